@@ -1,0 +1,67 @@
+"""What the gateway asks of a router, and what comes back. Tokens only; text is the gateway's side."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine.request import FinishReason, SamplingParams, TokenLogprobs
+from engine.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One sequence to generate. ``timeline`` already holds RECEIVED and TOKENIZED."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    timeline: Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """New tokens of one sequence, in order.
+
+    The last chunk, and only it, has a ``finish_reason``; a failure raises a ``BatonError`` out of the iterator instead.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What clients may know of the served model.
+
+    Attributes:
+        max_model_len: prompt and output tokens together.
+    """
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    created_unix_s: int
+    eos_token_ids: frozenset[int] = field(default_factory=frozenset)
+
+
+class Generator(Protocol):
+    """The router, as the gateway sees it."""
+
+    @property
+    def model(self) -> ModelCard: ...
+
+    def generate(self, request: GenerationRequest) -> AsyncIterator[TokenChunk]:
+        """Streams the sequence. Closing the iterator cancels the work on every worker.
+
+        Raises:
+            BatonError: the request was refused or could not be finished.
+        """
+        ...
+
+    def is_ready(self) -> bool:
+        """True while at least one worker of each needed role is healthy."""
+        ...

@@ -1,0 +1,1 @@
+"""Attention over the paged KV cache, plugged into transformers' models. One file per backend."""

@@ -1,0 +1,100 @@
+"""Gives requests their blocks: prefix hits first, fresh blocks for the rest, everything back at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.block_pool import BlockPool, BlockUsage
+from engine.prefix_cache import PrefixCache, hash_block
+from engine.request import Request
+
+
+class BlockManager:
+    """The scheduler's and the KV hand-off's view of the cache.
+
+    Args:
+        num_blocks: blocks in the pool.
+        block_size: tokens per block.
+        prefix_caching: when False, nothing is looked up or remembered.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool = True) -> None:
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
+        self.prefix_cache = PrefixCache(block_size)
+        self.pool = BlockPool(num_blocks, on_evict=self.prefix_cache.forget)
+
+    def usage(self) -> BlockUsage:
+        return self.pool.usage()
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def match_prefix(self, request: Request) -> int:
+        """Takes the cached blocks of a request that has none yet.
+
+        At least one token stays uncached, because its logits are needed.
+
+        Returns:
+            Number of tokens whose KV is there already.
+        """
+        if not self.prefix_caching or request.block_ids:
+            return 0
+        usable = (request.num_tokens - 1) // self.block_size
+        blocks = self.find_prefix(request, usable)
+        self.pool.share(blocks)
+        request.block_ids = blocks
+        return len(blocks) * self.block_size
+
+    def find_prefix(self, request: Request, max_blocks: int) -> list[int]:
+        """Cached blocks that hold the beginning of the request's tokens, at most ``max_blocks``; takes no reference."""
+        if not self.prefix_caching:
+            return []
+        self._hash_blocks(request, max_blocks)
+        token_ids = request.tokens_between(0, max_blocks * self.block_size)
+        return self.prefix_cache.find(request.block_hashes[:max_blocks], token_ids)
+
+    def _hash_blocks(self, request: Request, num_full: int) -> None:
+        size = self.block_size
+        hashes = request.block_hashes
+        for index in range(len(hashes), num_full):
+            tokens = request.tokens_between(index * size, (index + 1) * size)
+            hashes.append(hash_block(hashes[-1] if hashes else None, tokens))
+
+    def can_grow(self, request: Request, num_tokens: int) -> bool:
+        """Whether ``grow`` to ``num_tokens`` positions would succeed now."""
+        return self.num_blocks_for(num_tokens) - len(request.block_ids) <= self.pool.num_free
+
+    def grow(self, request: Request, num_tokens: int) -> None:
+        """Makes room for positions ``[0, num_tokens)``.
+
+        Raises:
+            OutOfBlocksError: too few blocks are free; the request keeps what it had.
+        """
+        missing = self.num_blocks_for(num_tokens) - len(request.block_ids)
+        if missing > 0:
+            request.block_ids.extend(self.pool.allocate(missing))
+
+    def remember(self, request: Request, num_computed_tokens: int) -> None:
+        """Makes the full blocks among the first ``num_computed_tokens`` findable by content."""
+        if not self.prefix_caching:
+            return
+        num_full = num_computed_tokens // self.block_size
+        self._hash_blocks(request, num_full)
+        # Walk backwards: blocks remembered in earlier steps end the walk, so a step costs only what it adds.
+        for index in range(num_full - 1, -1, -1):
+            parent = request.block_hashes[index - 1] if index else None
+            tokens = request.tokens_between(index * self.block_size, (index + 1) * self.block_size)
+            block = request.block_ids[index]
+            if not self.prefix_cache.insert(request.block_hashes[index], parent, tokens, block):
+                return
+            self.pool.mark_cached(block)
+
+    def free(self, request: Request) -> None:
+        """Gives all blocks of a request back."""
+        self.pool.release(request.block_ids)
+        request.block_ids = []
+
+    def check(self, holders: Iterable[Request]) -> list[str]:
+        """Sentences about leaked or doubly freed blocks, given every request that may hold blocks."""
+        return self.pool.check(request.block_ids for request in holders)

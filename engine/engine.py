@@ -1,0 +1,107 @@
+"""The engine: requests in, tokens out, one step at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from engine.errors import InternalError
+from engine.model_runner import ModelRunner
+from engine.request import FinishReason, TokenOutput
+from engine.scheduler import ScheduledSequence, Scheduler
+from engine.verification import PlainSampling, Verifier, VerifyResult
+
+StepListener = Callable[[Sequence[ScheduledSequence]], None]
+
+
+class Engine:
+    """Synchronous; ``loop.py`` gives it a thread.
+
+    Args:
+        verifier: turns logits into tokens; the decode role injects one that knows drafts.
+        on_scheduled: called with each step's plan before it runs.
+        on_computed: called with it after the forward, before requests finish: KV of the plan is in the cache.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        scheduler: Scheduler,
+        verifier: Verifier | None = None,
+        on_scheduled: StepListener | None = None,
+        on_computed: StepListener | None = None,
+    ) -> None:
+        self.runner = runner
+        self.scheduler = scheduler
+        self.verifier = verifier or PlainSampling()
+        self._on_scheduled = on_scheduled
+        self._on_computed = on_computed
+        self.last_step_ran = False
+        """False when the last step found nothing that it could compute."""
+
+    def step(self) -> list[TokenOutput]:
+        """Schedule → build batch → forward → verify → post-process.
+
+        Returns:
+            New tokens of the requests that got any; empty when nothing could be scheduled.
+        """
+        plan = self.scheduler.schedule()
+        self.last_step_ran = bool(plan)
+        if not plan:
+            return []
+        try:
+            return self._run(plan)
+        except Exception as error:  # noqa: BLE001 - whatever broke the step, its requests must end and others go on
+            return self._fail(plan, error)
+
+    def _run(self, plan: list[ScheduledSequence]) -> list[TokenOutput]:
+        if self._on_scheduled is not None:
+            self._on_scheduled(plan)
+        batch = self.runner.build_batch(plan)
+        logits = self.runner.forward(batch)
+        results = {result.sequence.request.request_id: result for result in self.verifier.verify(batch, logits)}
+        return self._post_process(plan, results)
+
+    def _post_process(self, plan: list[ScheduledSequence], results: dict[str, VerifyResult]) -> list[TokenOutput]:
+        for sequence in plan:
+            result = results.get(sequence.request.request_id)
+            self.scheduler.advance(sequence, len(result.accepted) if result else 0)
+        if self._on_computed is not None:
+            self._on_computed(plan)
+        return [self._emit(result) for result in results.values()]
+
+    def _emit(self, result: VerifyResult) -> TokenOutput:
+        """Appends a request's new tokens; whatever was accepted behind its end is dropped."""
+        request = result.sequence.request
+        kept: list[int] = []
+        reason: FinishReason | None = None
+        for token in result.token_ids:
+            kept.append(token)
+            reason = request.append_output(token)
+            if reason is not None:
+                break
+        error = None
+        if reason is None and result.next_token is None:
+            reason, error = FinishReason.ERROR, "the model produced logits that are not numbers"
+        if reason is None and request.hands_off:
+            reason = FinishReason.HANDED_OFF
+        if reason is not None:
+            self.scheduler.finish(request.request_id, reason)
+        return TokenOutput(
+            request_id=request.request_id,
+            token_ids=tuple(kept),
+            logprobs=result.logprobs[: len(kept)] if result.logprobs else None,
+            finish_reason=reason,
+            num_cached_tokens=request.num_cached_tokens,
+            error=error,
+        )
+
+    def _fail(self, plan: list[ScheduledSequence], error: Exception) -> list[TokenOutput]:
+        failure = InternalError(f"the engine failed while it computed this request: {type(error).__name__}: {error}")
+        failed = []
+        for sequence in plan:
+            request_id = sequence.request.request_id
+            if self.scheduler.finish(request_id, FinishReason.ERROR) is not None:
+                failed.append(
+                    TokenOutput(request_id, finish_reason=FinishReason.ERROR, error=failure.message)
+                )
+        return failed

@@ -1,0 +1,195 @@
+"""One exception tree. Each class knows its gRPC status, its HTTP status and its OpenAI error type.
+
+Messages name what was wrong, what was expected and what to do. They travel unchanged from a worker to the client.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class BatonError(Exception):
+    """Root of every error that baton raises on purpose.
+
+    Attributes:
+        code: stable machine-readable name, also sent over gRPC so that the peer rebuilds the same class.
+        grpc_status: name of a ``grpc.StatusCode`` member.
+        http_status: status of the HTTP response when the error reaches a client.
+        error_type: ``error.type`` in OpenAI's error shape.
+        param: the request parameter at fault, if one is.
+    """
+
+    code: ClassVar[str] = "internal_error"
+    grpc_status: ClassVar[str] = "INTERNAL"
+    http_status: ClassVar[int] = 500
+    error_type: ClassVar[str] = "server_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class InternalError(BatonError):
+    """A fault of ours: the request ends with this error and others go on."""
+
+
+class ConfigError(BatonError):
+    """A configuration value cannot be used."""
+
+    code = "invalid_config"
+    grpc_status = "INVALID_ARGUMENT"
+    http_status = 400
+    error_type = "invalid_request_error"
+
+
+class InvalidRequestError(BatonError):
+    """The request itself is wrong; sending it again cannot help."""
+
+    code = "invalid_request"
+    grpc_status = "INVALID_ARGUMENT"
+    http_status = 400
+    error_type = "invalid_request_error"
+
+
+class ContextLengthError(InvalidRequestError):
+    """Prompt plus requested output do not fit into the model's context or into the KV cache."""
+
+    code = "context_length_exceeded"
+
+
+class UnsupportedParameterError(InvalidRequestError):
+    """A parameter that baton knows of but does not support with this value."""
+
+    code = "unsupported_parameter"
+
+
+class RequestTooLargeError(InvalidRequestError):
+    """The HTTP body is larger than the configured limit."""
+
+    code = "request_too_large"
+    grpc_status = "RESOURCE_EXHAUSTED"
+    http_status = 413
+
+
+class ModelNotFoundError(BatonError):
+    """The request names a model that this cluster does not serve."""
+
+    code = "model_not_found"
+    grpc_status = "NOT_FOUND"
+    http_status = 404
+    error_type = "invalid_request_error"
+
+
+class NotFoundError(BatonError):
+    """A named thing (a request id, a pool, a worker) does not exist."""
+
+    code = "not_found"
+    grpc_status = "NOT_FOUND"
+    http_status = 404
+    error_type = "invalid_request_error"
+
+
+class UnsupportedModelError(BatonError):
+    """The model cannot run on this engine; raised at start, with the reason."""
+
+    code = "unsupported_model"
+    grpc_status = "FAILED_PRECONDITION"
+    error_type = "invalid_request_error"
+
+
+class OverloadedError(BatonError):
+    """The cluster takes no more work at the moment.
+
+    Attributes:
+        retry_after_s: seconds after which the client should try again.
+    """
+
+    code = "overloaded"
+    grpc_status = "RESOURCE_EXHAUSTED"
+    http_status = 429
+    error_type = "rate_limit_error"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, param=param)
+        self.retry_after_s = retry_after_s
+
+
+class NoWorkerError(BatonError):
+    """No healthy worker of the needed role."""
+
+    code = "no_worker_available"
+    grpc_status = "UNAVAILABLE"
+    http_status = 503
+
+
+class WorkerLostError(BatonError):
+    """A worker died or became unreachable while it served the request."""
+
+    code = "worker_lost"
+    grpc_status = "UNAVAILABLE"
+    http_status = 503
+
+
+class OutOfBlocksError(BatonError):
+    """The KV cache has too few free blocks for what was asked."""
+
+    code = "out_of_kv_blocks"
+    grpc_status = "RESOURCE_EXHAUSTED"
+    http_status = 503
+
+
+class LayoutMismatchError(BatonError):
+    """Two workers hold different models, dtypes or KV layouts; found at the handshake, before any KV byte moves."""
+
+    code = "kv_layout_mismatch"
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class ChecksumError(BatonError):
+    """KV bytes arrived different from how they were sent."""
+
+    code = "kv_checksum_mismatch"
+    grpc_status = "DATA_LOSS"
+
+
+class TransferError(BatonError):
+    """A KV hand-off broke off."""
+
+    code = "kv_transfer_failed"
+    grpc_status = "ABORTED"
+    http_status = 503
+
+
+class DeadlineError(BatonError):
+    """The request, or one of its stages, took longer than its deadline."""
+
+    code = "deadline_exceeded"
+    grpc_status = "DEADLINE_EXCEEDED"
+    http_status = 504
+    error_type = "timeout_error"
+
+
+class RequestCancelledError(BatonError):
+    """The client went away or aborted the request."""
+
+    code = "request_cancelled"
+    grpc_status = "CANCELLED"
+    http_status = 499
+
+
+def error_classes() -> dict[str, type[BatonError]]:
+    """Every error class by its ``code``."""
+    found: dict[str, type[BatonError]] = {}
+    pending: list[type[BatonError]] = [BatonError]
+    while pending:
+        cls = pending.pop()
+        if cls is not BatonError:
+            found[cls.code] = cls
+        pending.extend(cls.__subclasses__())
+    return found
+
+
+def rebuild_error(code: str, message: str) -> BatonError:
+    """The error that a peer raised, from its ``code`` and message; an unknown code becomes :class:`InternalError`."""
+    return error_classes().get(code, InternalError)(message)

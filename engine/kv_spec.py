@@ -1,0 +1,81 @@
+"""The KV cache's layout, and its fingerprint. Two workers exchange KV only when these are equal. No torch here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """Shapes of one layer's cache: keys ``[num_tokens, num_kv_heads, key_dim]``, values with ``value_dim``."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def elements_per_token(self) -> int:
+        return self.num_kv_heads * (self.key_dim + self.value_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheSpec:
+    """What the bytes of a KV block mean.
+
+    Attributes:
+        model_fingerprint: hash over the weights' names, shapes and sampled values, so that two fine-tunes differ.
+        dtype: of keys and values, e.g. ``"bfloat16"``.
+        block_size: tokens per block.
+        layers: one entry per attention layer, in the order in which the model calls them.
+    """
+
+    model_fingerprint: str
+    dtype: str
+    block_size: int
+    layers: tuple[LayerSpec, ...]
+
+    @property
+    def item_size(self) -> int:
+        return _ITEM_SIZES[self.dtype]
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Over all layers, keys and values."""
+        return self.layer_bytes_per_token(0, len(self.layers))
+
+    def layer_bytes_per_token(self, layer_start: int, layer_end: int) -> int:
+        """Bytes that layers ``[layer_start, layer_end)`` keep for one token."""
+        return self.item_size * sum(layer.elements_per_token for layer in self.layers[layer_start:layer_end])
+
+    def fingerprint(self) -> str:
+        """Hex digest of everything above."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> KVCacheSpec:
+        data: dict[str, Any] = json.loads(text)
+        layers = tuple(LayerSpec(**layer) for layer in data.pop("layers"))
+        return cls(layers=layers, **data)
+
+    def differences(self, other: KVCacheSpec) -> list[str]:
+        """What differs from ``other``, in words: ``"dtype: bfloat16 here, float32 there"``."""
+        found = [
+            f"{name}: {getattr(self, name)} here, {getattr(other, name)} there"
+            for name in ("model_fingerprint", "dtype", "block_size")
+            if getattr(self, name) != getattr(other, name)
+        ]
+        if len(self.layers) != len(other.layers):
+            found.append(f"number of layers: {len(self.layers)} here, {len(other.layers)} there")
+        elif self.layers != other.layers:
+            index = next(i for i, pair in enumerate(zip(self.layers, other.layers, strict=True)) if pair[0] != pair[1])
+            found.append(f"layer {index}: {self.layers[index]} here, {other.layers[index]} there")
+        return found

@@ -1,0 +1,125 @@
+"""The one place where logits are processed. Plain decoding and verification call the same function, row by row.
+
+Order: logit bias → min_tokens → penalties → temperature → top-k → top-p → min-p. Each later filter sees the
+distribution that the earlier ones left, as transformers' warpers do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.request import SamplingParams
+
+_NEG_INF = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """What one row of logits needs to know of its sequence.
+
+    Attributes:
+        position: index in the sequence of the token that the row chooses.
+        prompt_token_ids, output_token_ids: everything before that token; for a draft's row, the accepted path to it.
+        forbidden: tokens that must not come while fewer than ``min_tokens`` are out.
+    """
+
+    params: SamplingParams
+    position: int
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+    forbidden: frozenset[int] = frozenset()
+
+
+def process_logits(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """Applies every row's parameters.
+
+    Args:
+        logits: float32 ``[num_rows, vocab_size]``; not changed.
+        rows: one per row.
+
+    Returns:
+        Float32 ``[num_rows, vocab_size]``; the tokens that may not be chosen are ``-inf``. Greedy rows are not scaled.
+    """
+    if not any(_changes_anything(row) for row in rows):
+        return logits
+    logits = logits.clone()
+    for index, row in enumerate(rows):
+        _bias_and_penalise(logits[index], row)
+    sampled = [index for index, row in enumerate(rows) if not row.params.is_greedy]
+    if sampled:
+        params = [rows[index].params for index in sampled]
+        logits[sampled] = _filter(logits[sampled], params)
+    return logits
+
+
+def _changes_anything(row: SamplingRow) -> bool:
+    params = row.params
+    return not params.is_greedy or params.needs_penalties or bool(params.logit_bias) or _holds_back(row)
+
+
+def _holds_back(row: SamplingRow) -> bool:
+    return bool(row.forbidden) and len(row.output_token_ids) < row.params.min_tokens
+
+
+def _bias_and_penalise(logits: torch.Tensor, row: SamplingRow) -> None:
+    """In place on one row ``[vocab_size]``."""
+    params = row.params
+    for token, bias in params.logit_bias:
+        logits[token] += bias
+    if _holds_back(row):
+        logits[list(row.forbidden)] = _NEG_INF
+    if not params.needs_penalties:
+        return
+    output = torch.tensor(list(row.output_token_ids), dtype=torch.int64, device=logits.device)
+    if params.repetition_penalty != 1:
+        prompt = torch.tensor(list(row.prompt_token_ids), dtype=torch.int64, device=logits.device)
+        seen = torch.cat([prompt, output]).unique()
+        scores = logits[seen]
+        logits[seen] = torch.where(scores > 0, scores / params.repetition_penalty, scores * params.repetition_penalty)
+    if output.numel() and (params.presence_penalty or params.frequency_penalty):
+        tokens, counts = output.unique(return_counts=True)
+        logits[tokens] -= params.presence_penalty + params.frequency_penalty * counts.to(logits.dtype)
+
+
+def _filter(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """Temperature, top-k, top-p and min-p on rows that are sampled."""
+    column = {
+        name: torch.tensor([[getattr(p, name)] for p in params], dtype=logits.dtype, device=logits.device)
+        for name in ("temperature", "top_p", "min_p")
+    }
+    logits = logits / column["temperature"]
+    vocab_size = logits.shape[-1]
+    limits = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
+    if min(limits) < vocab_size:
+        logits = _keep_top_k(logits, limits)
+    if any(p.top_p < 1 for p in params):
+        logits = _keep_top_p(logits, column["top_p"])
+    if any(p.min_p > 0 for p in params):
+        probs = torch.softmax(logits, dim=-1)
+        floor = probs.amax(dim=-1, keepdim=True) * column["min_p"]
+        logits = logits.masked_fill(probs < floor, _NEG_INF)
+    return logits
+
+
+def _keep_top_k(logits: torch.Tensor, limits: list[int]) -> torch.Tensor:
+    """Tokens as likely as the k-th one stay too, so that the result does not depend on the order of ties."""
+    largest = max(limit for limit in limits if limit < logits.shape[-1])
+    top = torch.topk(logits, largest, dim=-1).values
+    ranks = torch.tensor([[min(limit, largest) - 1] for limit in limits], device=logits.device)
+    threshold = top.gather(-1, ranks)
+    unlimited = torch.tensor([[limit == logits.shape[-1]] for limit in limits], device=logits.device)
+    return logits.masked_fill((logits < threshold) & ~unlimited, _NEG_INF)
+
+
+def _keep_top_p(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """The smallest set of most likely tokens whose probability reaches ``top_p``; at least one."""
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    probs = torch.softmax(ordered, dim=-1)
+    before = probs.cumsum(dim=-1) - probs
+    drop = before >= top_p
+    drop[..., 0] = False
+    drop &= top_p < 1
+    return logits.masked_fill(drop.scatter(-1, order, drop), _NEG_INF)

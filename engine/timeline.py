@@ -1,0 +1,113 @@
+"""A request's life as named events on one monotonic clock, and the durations that follow from them. No torch here.
+
+Every process records its own events with ``time.monotonic()``. The router shifts a worker's events onto its own clock
+with an offset that it measures (see ``cluster/clock.py``), so that one waterfall shows them all.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Event(StrEnum):
+    """Every lifecycle event has its name here, in the order of a request that goes well."""
+
+    RECEIVED = "received"
+    TOKENIZED = "tokenized"
+    ROUTED = "routed"
+    PREFILL_QUEUED = "prefill_queued"
+    PREFILL_STARTED = "prefill_started"
+    FIRST_TOKEN_SAMPLED = "first_token_sampled"
+    FIRST_TOKEN = "first_token"
+    """The first token reached the router."""
+    TRANSFER_STARTED = "transfer_started"
+    """The prefill worker asked the decode worker for room."""
+    TRANSFER_RESERVED = "transfer_reserved"
+    KV_COMMITTED = "kv_committed"
+    DECODE_QUEUED = "decode_queued"
+    DECODE_STARTED = "decode_started"
+    SECOND_TOKEN = "second_token"
+    FINISHED = "finished"
+
+
+# (span, from, to): the rows of the waterfall. Spans overlap where the work does.
+SPANS: tuple[tuple[str, Event, Event], ...] = (
+    ("tokenize", Event.RECEIVED, Event.TOKENIZED),
+    ("route", Event.TOKENIZED, Event.ROUTED),
+    ("queue", Event.PREFILL_QUEUED, Event.PREFILL_STARTED),
+    ("prefill", Event.PREFILL_STARTED, Event.FIRST_TOKEN_SAMPLED),
+    ("first_token", Event.RECEIVED, Event.FIRST_TOKEN),
+    ("transfer", Event.TRANSFER_STARTED, Event.KV_COMMITTED),
+    ("decode_queue", Event.DECODE_QUEUED, Event.DECODE_STARTED),
+    ("decode", Event.FIRST_TOKEN, Event.FINISHED),
+    ("total", Event.RECEIVED, Event.FINISHED),
+)
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Events of one request, in seconds of the local monotonic clock, and what is worth knowing beside them."""
+
+    request_id: str
+    events: dict[Event, float] = field(default_factory=dict)
+    attributes: dict[str, str | int | float | bool] = field(default_factory=dict)
+
+    def record(self, event: Event, at_s: float | None = None) -> None:
+        """Keeps the first time of each event: a retry does not hide what came before it."""
+        self.events.setdefault(event, time.monotonic() if at_s is None else at_s)
+
+    def replace(self, event: Event, at_s: float | None = None) -> None:
+        """Overwrites an event that a retry made happen again."""
+        self.events[event] = time.monotonic() if at_s is None else at_s
+
+    def between_ms(self, start: Event, end: Event) -> float | None:
+        """Milliseconds from ``start`` to ``end``, or None while either is missing."""
+        if start not in self.events or end not in self.events:
+            return None
+        return (self.events[end] - self.events[start]) * 1e3
+
+    @property
+    def queue_ms(self) -> float | None:
+        return self.between_ms(Event.PREFILL_QUEUED, Event.PREFILL_STARTED)
+
+    @property
+    def prefill_ms(self) -> float | None:
+        return self.between_ms(Event.PREFILL_STARTED, Event.FIRST_TOKEN_SAMPLED)
+
+    @property
+    def transfer_ms(self) -> float | None:
+        return self.between_ms(Event.TRANSFER_STARTED, Event.KV_COMMITTED)
+
+    @property
+    def ttft_ms(self) -> float | None:
+        return self.between_ms(Event.RECEIVED, Event.FIRST_TOKEN)
+
+    def tpot_ms(self, num_output_tokens: int) -> float | None:
+        """Mean milliseconds per output token after the first."""
+        decode_ms = self.between_ms(Event.FIRST_TOKEN, Event.FINISHED)
+        if decode_ms is None or num_output_tokens < 2:
+            return None
+        return decode_ms / (num_output_tokens - 1)
+
+    def to_dict(self) -> dict[str, object]:
+        """JSON-ready waterfall; times are milliseconds since the request was received."""
+        origin = self.events.get(Event.RECEIVED, min(self.events.values(), default=0.0))
+        return {
+            "request_id": self.request_id,
+            "events": [
+                {"name": str(event), "at_ms": round((at_s - origin) * 1e3, 3)}
+                for event, at_s in sorted(self.events.items(), key=lambda item: item[1])
+            ],
+            "spans": [
+                {
+                    "name": name,
+                    "start_ms": round((self.events[start] - origin) * 1e3, 3),
+                    "duration_ms": round((self.events[end] - self.events[start]) * 1e3, 3),
+                }
+                for name, start, end in SPANS
+                if start in self.events and end in self.events
+            ],
+            "attributes": dict(self.attributes),
+        }

@@ -1,0 +1,112 @@
+"""From a step's logits to each sequence's new tokens. The contracts of speculation live here; the methods and the
+verifier that handles drafts belong to the decode role, which injects them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine.batch import ForwardBatch
+from engine.logits import SamplingRow
+from engine.request import Request, TokenLogprobs
+from engine.sampler import SampledToken, sample
+from engine.scheduler import ScheduledSequence
+
+
+@dataclass(frozen=True, slots=True)
+class DraftProposal:
+    """Tokens guessed to follow a request's last known token.
+
+    Attributes:
+        token_ids: the chain, nearest first.
+        probs: ``[len(token_ids), vocab_size]`` that each token was drawn from; None for guesses without probabilities.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    probs: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """One sequence's outcome of a step.
+
+    Attributes:
+        accepted: drafts that the target agrees with, in order.
+        next_token: the recovered token after a rejection, or the bonus token after a full acceptance; None when the
+            model's logits were not numbers.
+        num_drafted: drafts that were verified.
+        logprobs: one for each of ``accepted + next_token``, if asked for.
+    """
+
+    sequence: ScheduledSequence
+    accepted: tuple[int, ...]
+    next_token: int | None
+    num_drafted: int = 0
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.accepted if self.next_token is None else (*self.accepted, self.next_token)
+
+
+class Proposer(Protocol):
+    """A speculation method."""
+
+    def propose(self, plan: Sequence[ScheduledSequence], max_draft_tokens: int) -> dict[str, DraftProposal]:
+        """Drafts for those of the plan's sequences that it can guess for, by request id."""
+        ...
+
+    def observe(self, result: VerifyResult) -> None:
+        """Learns what became of a proposal."""
+        ...
+
+    def release(self, request_id: str) -> None:
+        """Forgets a request that ended."""
+        ...
+
+
+class Verifier(Protocol):
+    """Decides which tokens a step yields."""
+
+    def verify(self, batch: ForwardBatch, logits: torch.Tensor) -> list[VerifyResult]:
+        """One result for each sequence that has logits (``[num_rows, vocab_size]``, float32) in this step."""
+        ...
+
+
+def sampling_row(request: Request, drafts: tuple[int, ...] = ()) -> SamplingRow:
+    """The row that follows the request's known tokens and then ``drafts``."""
+    forbidden: frozenset[int] = frozenset()
+    if request.params.min_tokens:
+        forbidden = frozenset(request.params.stop_token_ids)
+        if not request.params.ignore_eos:
+            forbidden |= request.eos_token_ids
+    return SamplingRow(
+        params=request.params,
+        position=request.num_tokens + len(drafts),
+        prompt_token_ids=request.prompt_token_ids,
+        output_token_ids=[*request.output_token_ids, *drafts] if drafts else request.output_token_ids,
+        forbidden=forbidden,
+    )
+
+
+class PlainSampling:
+    """Verification with no drafts: every row is sampled and is the next token."""
+
+    def verify(self, batch: ForwardBatch, logits: torch.Tensor) -> list[VerifyResult]:
+        ready = [sequence for sequence, rows in zip(batch.sequences, batch.rows_of, strict=True) if len(rows)]
+        tokens = sample(logits, [sampling_row(sequence.request) for sequence in ready])
+        return [
+            VerifyResult(sequence, (), token.token_id, logprobs=logprobs_of([token]))
+            for sequence, token in zip(ready, tokens, strict=True)
+        ]
+
+
+def logprobs_of(tokens: Sequence[SampledToken]) -> tuple[TokenLogprobs, ...] | None:
+    """The tokens' log probabilities, or None when the request did not ask for any."""
+    found = tuple(token.logprobs for token in tokens if token.logprobs is not None)
+    return found or None
