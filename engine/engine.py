@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from engine.errors import InternalError
 from engine.model_runner import ModelRunner
 from engine.request import FinishReason, TokenOutput
 from engine.scheduler import ScheduledSequence, Scheduler
-from engine.verification import PlainSampling, Verifier, VerifyResult
+from engine.verification import PlainSampling, Proposer, Verifier, VerifyResult
+
+logger = logging.getLogger(__name__)
 
 StepListener = Callable[[Sequence[ScheduledSequence]], None]
 
@@ -18,6 +21,7 @@ class Engine:
 
     Args:
         verifier: turns logits into tokens; the decode role injects one that knows drafts.
+        proposer: a speculation method; needs such a verifier.
         on_scheduled: called with each step's plan before it runs.
         on_computed: called with it after the forward, before requests finish: KV of the plan is in the cache.
     """
@@ -27,19 +31,23 @@ class Engine:
         runner: ModelRunner,
         scheduler: Scheduler,
         verifier: Verifier | None = None,
-        on_scheduled: StepListener | None = None,
-        on_computed: StepListener | None = None,
+        proposer: Proposer | None = None,
+        on_scheduled: Sequence[StepListener] = (),
+        on_computed: Sequence[StepListener] = (),
+        max_draft_tokens: int = 8,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
         self.verifier = verifier or PlainSampling()
+        self.proposer = proposer
+        self._max_draft_tokens = max_draft_tokens
         self._on_scheduled = on_scheduled
         self._on_computed = on_computed
         self.last_step_ran = False
         """False when the last step found nothing that it could compute."""
 
     def step(self) -> list[TokenOutput]:
-        """Schedule → build batch → forward → verify → post-process.
+        """Schedule → propose → build batch → forward → verify → post-process.
 
         Returns:
             New tokens of the requests that got any; empty when nothing could be scheduled.
@@ -54,8 +62,9 @@ class Engine:
             return self._fail(plan, error)
 
     def _run(self, plan: list[ScheduledSequence]) -> list[TokenOutput]:
-        if self._on_scheduled is not None:
-            self._on_scheduled(plan)
+        for listener in self._on_scheduled:
+            listener(plan)
+        plan = self._propose(plan)
         batch = self.runner.build_batch(plan)
         logits = self.runner.forward(batch)
         results = {result.sequence.request.request_id: result for result in self.verifier.verify(batch, logits)}
@@ -65,13 +74,22 @@ class Engine:
         for sequence in plan:
             result = results.get(sequence.request.request_id)
             self.scheduler.advance(sequence, len(result.accepted) if result else 0)
-        if self._on_computed is not None:
-            self._on_computed(plan)
+        for listener in self._on_computed:
+            listener(plan)
         return [self._emit(result) for result in results.values()]
+
+    def _propose(self, plan: list[ScheduledSequence]) -> list[ScheduledSequence]:
+        if self.proposer is None:
+            return plan
+        proposals = self.proposer.propose(plan, self._max_draft_tokens)
+        drafts = {request_id: proposal.token_ids for request_id, proposal in proposals.items()}
+        return self.scheduler.attach_drafts(plan, drafts)
 
     def _emit(self, result: VerifyResult) -> TokenOutput:
         """Appends a request's new tokens; whatever was accepted behind its end is dropped."""
         request = result.sequence.request
+        if self.proposer is not None:
+            self.proposer.observe(result)
         kept: list[int] = []
         reason: FinishReason | None = None
         for token in result.token_ids:
@@ -85,7 +103,7 @@ class Engine:
         if reason is None and request.hands_off:
             reason = FinishReason.HANDED_OFF
         if reason is not None:
-            self.scheduler.finish(request.request_id, reason)
+            self.finish(request.request_id, reason)
         return TokenOutput(
             request_id=request.request_id,
             token_ids=tuple(kept),
@@ -95,12 +113,19 @@ class Engine:
             error=error,
         )
 
+    def finish(self, request_id: str, reason: FinishReason) -> bool:
+        """Ends a request for scheduler and proposer alike; False when it was gone already."""
+        if self.proposer is not None:
+            self.proposer.release(request_id)
+        return self.scheduler.finish(request_id, reason) is not None
+
     def _fail(self, plan: list[ScheduledSequence], error: Exception) -> list[TokenOutput]:
+        logger.error("a step of %d sequences failed", len(plan), exc_info=error)
         failure = InternalError(f"the engine failed while it computed this request: {type(error).__name__}: {error}")
         failed = []
         for sequence in plan:
             request_id = sequence.request.request_id
-            if self.scheduler.finish(request_id, FinishReason.ERROR) is not None:
+            if self.finish(request_id, FinishReason.ERROR):
                 failed.append(
                     TokenOutput(request_id, finish_reason=FinishReason.ERROR, error=failure.message)
                 )

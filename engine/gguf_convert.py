@@ -50,16 +50,15 @@ def _convert_weights(gguf_file: Path, folder: Path, dtype: torch.dtype) -> None:
     if isinstance(getattr(config, "rms_norm_eps", None), float):
         # GGUF stores float32: 1e-5 comes back as 9.99999975e-06.
         config.rms_norm_eps = float(f"{config.rms_norm_eps:.6g}")
-    plain: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    auto_model: Any = AutoModelForCausalLM
+    plain = auto_model.from_config(config, dtype=dtype)
     plain.load_state_dict(packed.state_dict(), strict=True)
     plain.generation_config = copy.deepcopy(packed.generation_config)
     plain.save_pretrained(folder)
 
 
 def _convert_tokenizer(gguf_file: Path, folder: Path) -> None:
-    tokenizer: Any = AutoTokenizer.from_pretrained(
-        gguf_file.parent, gguf_file=gguf_file.name, local_files_only=True
-    )
+    tokenizer: Any = AutoTokenizer.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name, local_files_only=True)
     reader = GGUFReader(str(gguf_file))
     split = _SPLITS_BEFORE_BYTE_LEVEL.get(str(_metadata(reader, "tokenizer.ggml.pre")))
     if split is not None:

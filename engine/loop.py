@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
+import torch
+
 from engine.engine import Engine
 from engine.errors import WorkerLostError
-from engine.request import FinishReason, Request, TokenOutput
+from engine.request import FinishReason, TokenOutput
 
 T = TypeVar("T")
 
@@ -27,6 +29,7 @@ class EngineLoop:
         on_outputs: called in the engine's thread with every step's new tokens, and with the ends of requests that
             were aborted.
         on_idle: called in the engine's thread each time it runs out of work, before it goes to sleep.
+        num_threads: threads that torch may use for this engine; None leaves torch's own choice.
     """
 
     def __init__(
@@ -34,10 +37,12 @@ class EngineLoop:
         engine: Engine,
         on_outputs: Callable[[Sequence[TokenOutput]], None],
         on_idle: Callable[[], None] | None = None,
+        num_threads: int | None = None,
     ) -> None:
         self._engine = engine
         self._on_outputs = on_outputs
         self._on_idle = on_idle
+        self._num_threads = num_threads
         self._mailbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="baton-engine", daemon=True)
         self._closed = threading.Event()
@@ -74,20 +79,17 @@ class EngineLoop:
         """:meth:`submit` for asyncio callers."""
         return await asyncio.wrap_future(self.submit(function))
 
-    async def add(self, request: Request) -> None:
-        """Hands a request over to the engine. Raises what :meth:`Scheduler.add` raises."""
-        await self.call(lambda: self._engine.scheduler.add(request))
-
     def abort(self, request_id: str) -> None:
         """Ends a request wherever it is. Does not wait; a request that is gone already is fine."""
         self.submit(lambda: self._finish(request_id, FinishReason.ABORT))
 
     def _finish(self, request_id: str, reason: FinishReason) -> None:
-        request = self._engine.scheduler.finish(request_id, reason)
-        if request is not None:
+        if self._engine.finish(request_id, reason):
             self._on_outputs([TokenOutput(request_id, finish_reason=reason)])
 
     def _run(self) -> None:
+        if self._num_threads is not None:
+            torch.set_num_threads(self._num_threads)  # counts for the thread that says it
         stalled = True
         while self._take_mail(wait=stalled):
             outputs = self._engine.step()

@@ -150,6 +150,8 @@ class Request:
     """True on a prefill worker: the request leaves after its first token, with ``HANDED_OFF``."""
     arrival_s: float = 0.0
     """Monotonic clock, seconds."""
+    first_scheduled_s: float | None = None
+    """When it left the queue for the first time; monotonic clock."""
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     num_computed_tokens: int = 0

@@ -5,7 +5,7 @@ chunked prefill, decode, verification and recomputation after preemption are all
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -80,7 +80,6 @@ class Scheduler:
     Args:
         blocks: the KV blocks that the requests live in.
         ordering: key function for waiting requests; smaller is served first.
-        on_free: called with a request just before its blocks are given back (a hand-off leases them there).
     """
 
     def __init__(
@@ -88,12 +87,10 @@ class Scheduler:
         limits: SchedulerLimits,
         blocks: BlockManager,
         ordering: OrderingPolicy | None = None,
-        on_free: Callable[[Request], None] | None = None,
     ) -> None:
         self.limits = limits
         self.blocks = blocks
         self._ordering = ordering or ArrivalOrder()
-        self._on_free = on_free
         self._requests: dict[str, Request] = {}
         self._running: list[Request] = []
         self._waiting: list[Request] = []
@@ -205,10 +202,31 @@ class Scheduler:
             if request.status is RequestStatus.WAITING:
                 request.num_cached_tokens = max(request.num_cached_tokens, min(cached, request.num_prompt_tokens))
             request.num_computed_tokens = computed
+            if request.first_scheduled_s is None:
+                request.first_scheduled_s = now_s
             self._waiting.remove(request)
             request.move_to(RequestStatus.RUNNING)
             self._running.append(request)
             plan.add(ScheduledSequence(request, num_tokens))
+
+    def attach_drafts(
+        self, plan: list[ScheduledSequence], drafts: dict[str, tuple[int, ...]]
+    ) -> list[ScheduledSequence]:
+        """The plan with drafts behind the sequences that reach their last token, as far as blocks and limits allow.
+
+        Drafts are a bet, so nobody is preempted for them.
+        """
+        attached = []
+        for sequence in plan:
+            request = sequence.request
+            room = request.params.max_tokens - len(request.output_token_ids) - 1
+            chain = drafts.get(request.request_id, ())[: max(0, room)]
+            if not chain or not sequence.samples or not self.blocks.can_grow(request, request.num_tokens + len(chain)):
+                attached.append(sequence)
+                continue
+            self.blocks.grow(request, request.num_tokens + len(chain))
+            attached.append(ScheduledSequence(request, sequence.num_tokens, chain))
+        return attached
 
     def advance(self, sequence: ScheduledSequence, num_accepted_drafts: int = 0) -> None:
         """Books a step's result: the scheduled tokens and the accepted drafts now have their KV."""
@@ -232,7 +250,5 @@ class Scheduler:
             self._waiting.remove(request)
         request.move_to(RequestStatus.FINISHED)
         request.finish_reason = reason
-        if self._on_free is not None:
-            self._on_free(request)
         self.blocks.free(request)
         return request

@@ -175,9 +175,7 @@ class Tokenizer:
             text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
             return text
         known = [token_id for token_id in token_ids if token_id < self.vocab_size]
-        return str(
-            self._hf.decode(known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
-        )
+        return str(self._hf.decode(known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False))
 
     def token_bytes(self, token_id: int) -> bytes:
         """UTF-8 bytes of one token by itself, which may be a part of a character; empty for an unknown id."""
@@ -277,7 +275,7 @@ class _ByteLevelStrategy:
 
 
 class _WindowStrategy:
-    """For decoders whose text of a token depends on its neighbours: decode a short window twice and take the difference.
+    """For decoders whose text of a token depends on its neighbours: decode a short window twice, take the difference.
 
     ``ids[prefix:read]`` is context whose text is out already; ``ids[read:]`` is what waits. A window that ends in
     U+FFFD may be a byte-fallback character in the making and is held back. A run of invalid bytes would be held for

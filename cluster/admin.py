@@ -1,0 +1,29 @@
+"""What the gateway's operator endpoints ask of the cluster."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class AdminBackend(Protocol):
+    """The control plane, as the gateway sees it. Every dictionary is ready for JSON."""
+
+    async def status(self) -> dict[str, Any]:
+        """Pools, workers, blocks in use and requests in flight."""
+        ...
+
+    async def scale(self, targets: dict[str, int]) -> dict[str, Any]:
+        """Sets the number of workers of the named pools and says what was begun.
+
+        Raises:
+            BatonError: a pool does not exist or cannot have that size.
+        """
+        ...
+
+    def timeline(self, request_id: str) -> dict[str, Any] | None:
+        """The waterfall of a request, or None when it is not known (any more)."""
+        ...
+
+    async def metrics(self) -> bytes:
+        """Prometheus' text format."""
+        ...

@@ -1,0 +1,295 @@
+"""The ``baton`` command. Each command reads its options here and leaves the work to ``cluster/cli_*.py``.
+
+ray, torch, transformers and openai are imported by the commands that need them, so that ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import platform
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from cluster.client import RouterClient
+from cluster.state import find_endpoint
+from engine.errors import BatonError, ConfigError
+
+T = TypeVar("T")
+
+app = typer.Typer(
+    help="Serve language models with prefill and decode on separate worker pools.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+model_app = typer.Typer(help="Models on this machine.", no_args_is_help=True)
+app.add_typer(model_app, name="model")
+
+EndpointOption = Annotated[
+    str | None,
+    typer.Option(help="Base URL of the router. Else BATON_ENDPOINT, else the cluster that `baton up` started here."),
+]
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command and gives its exit status. Errors that users can cause become one message, never a traceback."""
+    try:
+        app(args=list(arguments), prog_name="baton")
+    except BatonError as error:
+        _errors().print(Text("error: ", style="bold red") + Text(error.message, style="red"), soft_wrap=True)
+        return 1
+    except SystemExit as exit_request:
+        return exit_request.code if isinstance(exit_request.code, int) else 1
+    return 0
+
+
+@app.command()
+def up(
+    config: Annotated[Path | None, typer.Option("-c", "--config", help="YAML file; see deploy/local.yaml.")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one value, e.g. prefill.workers=2.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when ready; the cluster runs on.")] = False,
+) -> None:
+    """Start a cluster and print its endpoint. Ctrl-C shuts it down."""
+    from cluster.cli_up import run_detached, run_in_foreground
+    from cluster.config import load_config
+    from cluster.config_reading import parse_override
+
+    assignments = assignments or []
+    settings = load_config(config, dict(parse_override(text) for text in assignments))
+    if not detach:
+        with _Reporter() as report:
+            run_in_foreground(settings, report, lambda endpoint: _say_ready(report, endpoint, "Ctrl-C"))
+        return
+    arguments = [] if config is None else ["--config", str(config)]
+    for text in assignments:
+        arguments += ["--set", text]
+    with _Reporter() as report:
+        state = run_detached(arguments, report)
+        _say_ready(report, state.endpoint or "", "baton down")
+    _errors().print(Text(f"log: {state.log_file}"), soft_wrap=True)
+
+
+@app.command()
+def down(
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for the shutdown.")] = 60.0,
+) -> None:
+    """Stop the cluster that `baton up` runs on this machine."""
+    from cluster.cli_up import stop_cluster
+
+    with _Reporter() as report:
+        outcome = stop_cluster(timeout, report)
+    _output().print(Text(outcome), soft_wrap=True)
+
+
+@app.command()
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the router's answer as JSON.")] = False,
+    endpoint: EndpointOption = None,
+) -> None:
+    """Show pools, workers, KV blocks and requests in flight."""
+    from cluster.cli_view import render_status
+
+    answer = _with_client(endpoint, lambda client: client.status())
+    if as_json:
+        sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+    else:
+        _output().print(render_status(answer))
+
+
+@app.command()
+def submit(
+    prompt: Annotated[str | None, typer.Argument(help="The prompt. Leave it out with --file.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("-f", "--file", help='JSONL, one {"prompt": ...} or {"messages": ...} a line.')
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="JSONL of the answers, in order.")] = None,
+    stream: Annotated[bool, typer.Option("--stream", help="Print the answer as it comes.")] = False,
+    chat: Annotated[bool, typer.Option("--chat/--completion", help="Through the chat template, or as it is.")] = True,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 256,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from the most likely tokens of this mass.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight at once, with --file.")] = 8,
+    endpoint: EndpointOption = None,
+) -> None:
+    """Send a prompt, or a file of them, and get the answers."""
+    given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    options = {name: value for name, value in given.items() if value is not None}
+    if (prompt is None) == (file is None):
+        raise typer.BadParameter("give either a PROMPT or --file.")
+    if prompt is not None:
+        if output is not None:
+            raise typer.BadParameter("--output goes with --file.")
+        _submit_one(endpoint, prompt, options, chat=chat, stream=stream)
+    elif file is None or output is None:
+        raise typer.BadParameter("--file needs --output.")
+    elif stream:
+        raise typer.BadParameter("--stream goes with one PROMPT.")
+    else:
+        _submit_file(endpoint, file, output, options, chat=chat, concurrency=concurrency)
+
+
+def _submit_one(endpoint: str | None, prompt: str, options: dict[str, Any], *, chat: bool, stream: bool) -> None:
+    from cluster.cli_submit import submit_one
+
+    def show(piece: str) -> None:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+
+    answer = _with_client(
+        endpoint, lambda client: submit_one(client, prompt, options, chat=chat, stream=stream, show=show)
+    )
+    sys.stdout.write("\n")
+    if answer.finish_reason == "length":
+        _errors().print(Text(f"(cut after {answer.usage.get('completion_tokens', '?')} tokens; see --max-tokens)"))
+
+
+def _submit_file(
+    endpoint: str | None, file: Path, output: Path, options: dict[str, Any], *, chat: bool, concurrency: int
+) -> None:
+    from cluster.cli_submit import submit_file
+
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TimeRemainingColumn(), console=_errors(),
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task("prompts", total=None)
+        result = _with_client(
+            endpoint,
+            lambda client: submit_file(
+                client, file, output, options, chat=chat, concurrency=concurrency,
+                on_progress=lambda done, total: bar.update(task, completed=done, total=total),
+            ),
+        )  # fmt: skip
+    _errors().print(Text(f"{result.num_answered} answered, {result.num_failed} failed: {output}"), soft_wrap=True)
+    if result.num_failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def scale(
+    targets: Annotated[list[str], typer.Argument(metavar="POOL=NUMBER...", help="For example prefill=2 decode=3.")],
+    wait: Annotated[
+        bool, typer.Option(help="Return when the workers are there, and those that leave have left.")
+    ] = True,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait.")] = 300.0,
+    endpoint: EndpointOption = None,
+) -> None:
+    """Change the number of workers of each pool, while it serves."""
+    from cluster.cli_scale import parse_targets
+    from cluster.cli_scale import scale as scale_pools
+
+    numbers = parse_targets(targets)
+    with _Reporter() as report:
+        reached = _with_client(endpoint, lambda client: scale_pools(client, numbers, timeout if wait else None, report))
+    _output().print(Text(", ".join(f"{pool}: {number}" for pool, number in reached.items())))
+
+
+@model_app.command("pull")
+def model_pull(
+    name: Annotated[str, typer.Argument(help="smollm2-135m-instruct, or a hub id (organization/name).")],
+    verify: Annotated[bool, typer.Option("--verify", help="Compare every file's SHA-256 (default model).")] = False,
+) -> None:
+    """Fetch a model and print its folder."""
+    from engine.default_model import DEFAULT_MODEL_NAME, ensure_default_model
+
+    with _Reporter() as report:
+        if name == DEFAULT_MODEL_NAME:
+            folder = ensure_default_model(report=report, verify=verify)
+        elif name.count("/") == 1 and not name.startswith((".", "/", "~")):
+            folder = _pull_from_hub(name)
+        else:
+            raise ConfigError(
+                f"{name!r} cannot be fetched. Expected {DEFAULT_MODEL_NAME} or a hub id of the form organization/name."
+            )
+    sys.stdout.write(f"{folder}\n")
+
+
+def _pull_from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"{name} could not be fetched from the hub: {reason}") from error
+
+
+@app.command()
+def version() -> None:
+    """Print the versions of baton and of what it stands on."""
+    lines = [f"baton {metadata.version('baton-serve')}", f"python {platform.python_version()}"]
+    lines += [f"{package} {metadata.version(package)}" for package in ("ray", "torch", "transformers", "grpcio")]
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+class _Reporter:
+    """Progress on stderr: one line that changes on a terminal, one line after another elsewhere."""
+
+    def __init__(self) -> None:
+        self._console = _errors()
+        self._status = self._console.status("") if self._console.is_terminal else None
+
+    def __enter__(self) -> _Reporter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __call__(self, line: str) -> None:
+        if self._status is None:
+            self._console.print(Text(line), soft_wrap=True)
+        else:
+            self._status.update(Text(line))
+            self._status.start()
+
+    def close(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+
+def _say_ready(report: _Reporter, endpoint: str, how_to_stop: str) -> None:
+    report.close()
+    sys.stdout.write(f"{endpoint}\n")
+    sys.stdout.flush()
+    _errors().print(Text(f'ready: baton submit "Hello" --stream    stop: {how_to_stop}'), soft_wrap=True)
+
+
+def _with_client(endpoint: str | None, act: Callable[[RouterClient], Awaitable[T]]) -> T:
+    async def connect_and_act() -> T:
+        async with RouterClient(find_endpoint(endpoint)) as client:
+            return await act(client)
+
+    return asyncio.run(connect_and_act())
+
+
+def _output() -> Console:
+    return Console()
+
+
+def _errors() -> Console:
+    return Console(stderr=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""``baton scale``: change how many workers each pool has, while it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cluster.client import RouterClient
+from engine.errors import ConfigError, DeadlineError
+
+POOLS = ("prefill", "decode")
+_POLL_S = 0.5
+
+
+def parse_targets(assignments: Sequence[str]) -> dict[str, int]:
+    """``["prefill=2", "decode=3"]`` → ``{"prefill": 2, "decode": 3}``.
+
+    Raises:
+        ConfigError: not of that form, an unknown pool, a pool named twice, or a number below 1.
+    """
+    targets: dict[str, int] = {}
+    for assignment in assignments:
+        pool, separator, number = assignment.partition("=")
+        if not separator:
+            raise ConfigError(f"{assignment!r}: expected POOL=NUMBER, such as prefill=2.")
+        if pool not in POOLS:
+            close = difflib.get_close_matches(pool, POOLS, n=1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            raise ConfigError(f"{assignment!r}: there is no pool {pool!r}.{hint} Known pools: {', '.join(POOLS)}.")
+        if pool in targets:
+            raise ConfigError(f"The pool {pool} is named twice.")
+        if not (number.isascii() and number.isdigit()) or int(number) < 1:
+            raise ConfigError(f"{assignment!r}: expected a number of workers of at least 1.")
+        targets[pool] = int(number)
+    return targets
+
+
+async def scale(
+    client: RouterClient, targets: Mapping[str, int], wait_s: float | None, report: Callable[[str], None]
+) -> dict[str, int]:
+    """Sets the targets and, unless ``wait_s`` is None, waits until so many workers are ready and the others gone.
+
+    Returns:
+        every pool's target.
+
+    Raises:
+        DeadlineError: the pools did not get there within ``wait_s`` seconds; the targets stay set.
+    """
+    answer = await client.scale(targets)
+    if wait_s is not None:
+        await _wait(client, targets, wait_s, report)
+    return {name: int(pool["target"]) for name, pool in answer["pools"].items()}
+
+
+async def _wait(client: RouterClient, targets: Mapping[str, int], wait_s: float, report: Callable[[str], None]) -> None:
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        pools = (await client.status())["pools"]
+        states = {name: _states(pools[name]) for name in targets}
+        if all(states[name] == {"ready": number} for name, number in targets.items()):
+            return
+        now = "; ".join(f"{name}: {_in_words(counts)}" for name, counts in states.items())
+        if time.monotonic() >= deadline_s:
+            raise DeadlineError(f"The pools did not reach their targets within {wait_s:g} s. Now: {now}.")
+        report(now)
+        await asyncio.sleep(_POLL_S)
+
+
+def _states(pool: Mapping[str, Any]) -> dict[str, int]:
+    """How many workers are in each state; dead ones are gone."""
+    counts: dict[str, int] = {}
+    for worker in pool["workers"]:
+        if worker["state"] != "dead":
+            counts[worker["state"]] = counts.get(worker["state"], 0) + 1
+    return counts
+
+
+def _in_words(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {state}" for state, number in sorted(counts.items())) or "none"

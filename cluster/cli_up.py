@@ -1,0 +1,217 @@
+"""``baton up`` and ``baton down``: run a cluster in this process or in one of its own, and stop it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Protocol, Self
+
+import psutil
+
+from cluster.config import BatonConfig
+from cluster.state import RunState, clear_state, read_state, run_folder, write_state
+from engine.errors import BatonError, ConfigError, DeadlineError
+
+LOG_FILE_VARIABLE = "BATON_RUN_LOG"
+"""Set for the process that runs a detached cluster: where its output goes."""
+_POLL_S = 0.2
+_LOG_LINES_SHOWN = 15
+
+Report = Callable[[str], None]
+
+
+class RunningCluster(Protocol):
+    """What ``cluster.launch.Cluster`` gives once it is started."""
+
+    @property
+    def endpoint(self) -> str: ...
+
+    def wait(self, stop: threading.Event) -> None:
+        """Returns when ``stop`` is set; raises BatonError when the cluster died."""
+        ...
+
+    def stop(self) -> None: ...
+
+
+Starter = Callable[[BatonConfig, Report], RunningCluster]
+
+
+class StartError(BatonError):
+    """A detached cluster ended before it was ready; the message has the last lines of its log."""
+
+    code = "start_failed"
+
+
+class _StopRequestedError(BaseException):
+    """Unwinds a start that a signal interrupts. No ordinary error, so that nothing on the way catches it."""
+
+
+def start_cluster(config: BatonConfig, report: Report) -> RunningCluster:
+    """The real starter."""
+    from cluster.launch import Cluster  # ray takes a second to import, and most commands need none of it
+
+    return Cluster.start(config, report)
+
+
+def run_in_foreground(
+    config: BatonConfig, report: Report, on_ready: Callable[[str], None], starter: Starter = start_cluster
+) -> None:
+    """Starts a cluster, serves until SIGINT or SIGTERM, and shuts it down.
+
+    Args:
+        on_ready: called with the endpoint once requests can be sent.
+
+    Raises:
+        ConfigError: a cluster of this user already runs.
+        BatonError: the cluster did not start, or died.
+    """
+    refuse_second_cluster()
+    state = RunState.of_this_process(config.to_dict(), os.environ.get(LOG_FILE_VARIABLE))
+    cluster: RunningCluster | None = None
+    with _StopSignals() as signals:
+        try:
+            write_state(state)
+            cluster = starter(config, report)
+            signals.end_of_start()
+            write_state(state.with_endpoint(cluster.endpoint))
+            on_ready(cluster.endpoint)
+            cluster.wait(signals.stop)
+        except _StopRequestedError:
+            report("stopped before it was ready")
+        finally:
+            if cluster is not None:
+                report("shutting down")
+                cluster.stop()
+            clear_state(state.pid)
+
+
+def run_detached(arguments: Sequence[str], report: Report) -> RunState:
+    """Runs ``baton up`` with these arguments in a session of its own and waits until it is ready.
+
+    Raises:
+        ConfigError: a cluster of this user already runs.
+        StartError: the new process ended first.
+    """
+    refuse_second_cluster()
+    log_file = run_folder() / "baton.log"
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    if log_file.exists():
+        log_file.replace(log_file.with_suffix(".previous.log"))
+    with log_file.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cluster.cli", "up", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, LOG_FILE_VARIABLE: str(log_file)},
+            start_new_session=True,
+        )
+    try:
+        return _wait_until_ready(process, log_file, report)
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+        raise
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], log_file: Path, report: Report) -> RunState:
+    reported = ""
+    while process.poll() is None:
+        state = read_state()
+        if state is not None and state.pid == process.pid and state.endpoint is not None:
+            return state
+        lines = _last_lines(log_file, 1)
+        if lines and lines[0] != reported:
+            reported = lines[0]
+            report(reported)
+        time.sleep(_POLL_S)
+    tail = "\n".join(f"  {line}" for line in _last_lines(log_file, _LOG_LINES_SHOWN)) or "  (nothing)"
+    raise StartError(
+        f"The cluster ended with exit status {process.returncode} before it was ready. "
+        f"The last lines of {log_file}:\n{tail}"
+    )
+
+
+def refuse_second_cluster() -> None:
+    """Raises ConfigError while a recorded cluster lives."""
+    state = read_state()
+    if state is not None and state.is_running():
+        where = f"at {state.endpoint}" if state.endpoint else "and is still starting"
+        raise ConfigError(f"A cluster already runs {where} (process {state.pid}). Stop it with `baton down` first.")
+
+
+def stop_cluster(timeout_s: float, report: Report) -> str:
+    """Ends the recorded cluster and waits for it; gives what happened, in words.
+
+    Raises:
+        DeadlineError: it did not end in time; it goes on shutting down.
+        ConfigError: the process belongs to another user.
+    """
+    state = read_state()
+    if state is None:
+        return "No cluster runs on this machine."
+    if not state.is_running():
+        clear_state(state.pid)
+        return f"No cluster runs on this machine: the recorded one (process {state.pid}) has ended already."
+    report(f"asking process {state.pid} to shut down")
+    try:
+        process = psutil.Process(state.pid)
+        process.terminate()
+        process.wait(timeout_s)
+    except psutil.NoSuchProcess:
+        pass
+    except psutil.AccessDenied as error:
+        raise ConfigError(f"Process {state.pid} belongs to another user, who can stop it.") from error
+    except psutil.TimeoutExpired as error:
+        raise DeadlineError(
+            f"The cluster (process {state.pid}) has not ended after {timeout_s:g} s and goes on shutting down. "
+            "Wait longer with --timeout."
+        ) from error
+    clear_state(state.pid)
+    return f"Stopped the cluster at {state.endpoint or '(still starting)'}."
+
+
+class _StopSignals:
+    """SIGINT and SIGTERM unwind a start; afterwards they set ``stop``. A second SIGINT raises KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self._starting = True
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._previous = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def end_of_start(self) -> None:
+        self._starting = False
+        for number in self._previous:  # ray sets handlers of its own while it starts
+            signal.signal(number, self._handle)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.stop.is_set():
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            return
+        self.stop.set()
+        if self._starting:
+            raise _StopRequestedError
+
+
+def _last_lines(file: Path, count: int) -> list[str]:
+    with file.open(encoding="utf-8", errors="replace") as stream:
+        return list(deque((line.rstrip() for line in stream if line.strip()), maxlen=count))

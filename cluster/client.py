@@ -1,0 +1,172 @@
+"""HTTP client of the router, for the command line and the demo. Programs use the ``openai`` package instead."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from collections.abc import AsyncIterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import httpx
+
+from engine.errors import BatonError, OverloadedError, error_classes
+
+CHAT_PATH = "/v1/chat/completions"
+COMPLETION_PATH = "/v1/completions"
+_QUICK = httpx.Timeout(30.0, connect=10.0)
+_GENERATION = httpx.Timeout(None, connect=10.0)
+"""The router has its own deadline; waiting less here would only hide its error."""
+
+
+class RouterUnreachableError(BatonError):
+    """Nothing that speaks the router's language answers at the endpoint."""
+
+    code = "router_unreachable"
+    grpc_status = "UNAVAILABLE"
+    http_status = 503
+
+
+class ResponseError(BatonError):
+    """The router refused or failed a request, and its error has no class of its own here."""
+
+    code = "response_error"
+
+
+class RouterClient:
+    """One connection pool to one router. Every method raises BatonError with the router's own message."""
+
+    def __init__(self, endpoint: str, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        """``transport`` replaces the network, for tests."""
+        self.endpoint = endpoint
+        self._http = httpx.AsyncClient(
+            base_url=endpoint,
+            timeout=_QUICK,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            transport=transport,
+            trust_env=not _is_loopback(endpoint),  # a proxy of the environment cannot reach this machine's loopback
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._http.aclose()
+
+    async def status(self) -> dict[str, Any]:
+        """Pools, workers, blocks and requests, as GET /admin/status gives them."""
+        return await self._json("GET", "/admin/status")
+
+    async def scale(self, targets: Mapping[str, int]) -> dict[str, Any]:
+        """Sets how many workers the named pools should have; returns as soon as the router has taken it in."""
+        return await self._json("POST", "/admin/scale", dict(targets))
+
+    async def model(self) -> str:
+        """Name of the served model."""
+        models = await self._json("GET", "/v1/models")
+        try:
+            return str(models["data"][0]["id"])
+        except (KeyError, IndexError, TypeError) as error:
+            raise RouterUnreachableError(f"{self.endpoint}/v1/models does not list a model.") from error
+
+    async def timeline(self, request_id: str) -> dict[str, Any]:
+        """Waterfall of a finished request; times in milliseconds since it was received."""
+        return await self._json("GET", f"/v1/requests/{request_id}/timeline")
+
+    async def generate(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The whole answer to a request in OpenAI's shape.
+
+        Args:
+            path: ``CHAT_PATH`` or ``COMPLETION_PATH``.
+        """
+        return await self._json("POST", path, dict(body), _GENERATION)
+
+    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """The chunks of a streamed answer, as they arrive. Closing the iterator cancels the request."""
+        content = {**body, "stream": True}
+        try:
+            async with self._http.stream("POST", path, json=content, timeout=_GENERATION) as response:
+                if response.status_code != 200:
+                    raise _error_of(response.status_code, await response.aread(), response.headers)
+                async for line in response.aiter_lines():
+                    data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
+                    if data == "[DONE]":
+                        return
+                    if data:
+                        yield _chunk(data)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        raise RouterUnreachableError(f"{self.endpoint} ended the stream before it was complete.")
+
+    async def _json(
+        self, method: str, path: str, body: object = None, timeout: httpx.Timeout = _QUICK
+    ) -> dict[str, Any]:
+        try:
+            response = await self._http.request(method, path, json=body, timeout=timeout)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        if response.status_code != 200:
+            raise _error_of(response.status_code, response.content, response.headers)
+        try:
+            values = response.json()
+        except ValueError as error:
+            raise RouterUnreachableError(f"{self.endpoint}{path} did not answer with JSON.") from error
+        if not isinstance(values, dict):
+            raise RouterUnreachableError(f"{self.endpoint}{path} did not answer with a JSON object.")
+        return values
+
+    def _unreachable(self, error: httpx.HTTPError) -> RouterUnreachableError:
+        reason = str(error) or type(error).__name__
+        return RouterUnreachableError(
+            f"No answer from {self.endpoint} ({reason}). Is the cluster running? See `baton up`."
+        )
+
+
+def _chunk(data: str) -> dict[str, Any]:
+    try:
+        values = json.loads(data)
+    except ValueError as error:
+        raise RouterUnreachableError(f"The stream holds a line that is not JSON: {data[:80]}") from error
+    if not isinstance(values, dict):
+        raise RouterUnreachableError(f"The stream holds a line that is not a JSON object: {data[:80]}")
+    if "error" in values:
+        raise _error_from_body(values, "the request failed", None)
+    return values
+
+
+def _error_of(status: int, content: bytes, headers: Mapping[str, str]) -> BatonError:
+    try:
+        values = json.loads(content)
+    except ValueError:
+        values = {}
+    return _error_from_body(values, f"the router answered with HTTP status {status}", headers.get("retry-after"))
+
+
+def _error_from_body(values: object, fallback: str, retry_after: str | None) -> BatonError:
+    """The error in OpenAI's shape, as the class it had on the other side where that is known."""
+    error = values.get("error") if isinstance(values, dict) else None
+    if not isinstance(error, dict):
+        return ResponseError(fallback[0].upper() + fallback[1:] + ".")
+    message, param = str(error.get("message") or fallback), error.get("param")
+    cls = error_classes().get(str(error.get("code")), ResponseError)
+    if issubclass(cls, OverloadedError):
+        return cls(message, param=param, retry_after_s=_seconds(retry_after))
+    return cls(message, param=param)
+
+
+def _seconds(text: str | None) -> float:
+    try:
+        return max(0.0, float(text)) if text is not None else 1.0
+    except ValueError:
+        return 1.0
+
+
+def _is_loopback(endpoint: str) -> bool:
+    host = urlsplit(endpoint).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

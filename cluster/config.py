@@ -1,0 +1,237 @@
+"""The configuration: frozen, strict, and with defaults that run on a laptop.
+
+``deploy/local.yaml`` spells out every key with its default; a test keeps the two equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cluster.config_reading import explain, merge_overrides, read_yaml
+from engine.default_model import DEFAULT_MODEL_NAME
+from engine.errors import ConfigError
+
+PositiveInt = Annotated[int, Field(ge=1)]
+PositiveSeconds = Annotated[float, Field(gt=0, le=86_400)]
+NonEmptyString = Annotated[str, Field(min_length=1)]
+
+
+class Section(BaseModel):
+    """What all parts of the configuration share: no unknown key, no coercion of types, no change after reading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class RouterConfig(Section):
+    """The HTTP endpoint and the limits of what it lets in."""
+
+    host: NonEmptyString = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65_535)] = 8000
+    """0 takes any free port."""
+    max_inflight: PositiveInt = 1024
+    """Requests beyond it get 429."""
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 1024 * 1024
+    """Larger HTTP bodies get 413."""
+    request_timeout_s: PositiveSeconds = 600.0
+    max_attempts: PositiveInt = 3
+    """How many worker pairs a request may try before its failure reaches the client."""
+    timelines_kept: Annotated[int, Field(ge=0)] = 1000
+    """Finished requests whose timeline can still be asked for."""
+
+
+class ResourcesConfig(Section):
+    """What one worker of a pool asks Ray for."""
+
+    cpus: Annotated[float, Field(ge=0)] = 1.0
+    gpus: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """A worker runs on one GPU at most; a fraction shares it with other workers."""
+    memory_gib: Annotated[float, Field(gt=0)] | None = None
+    """Main memory to reserve; Ray does not reserve any when null."""
+    accelerator_type: NonEmptyString | None = None
+    """Value of the node label ``ray.io/accelerator-type``, such as H100."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Further node labels that must match (Ray's label selector syntax)."""
+
+
+class PoolConfig(Section):
+    """One pool of workers and how each of them schedules."""
+
+    workers: PositiveInt = 1
+    chunk_tokens: PositiveInt = 512
+    """Token budget of one engine step; longer prompts are prefilled in chunks."""
+    max_num_seqs: PositiveInt = 64
+    """Sequences in one engine step."""
+    kv_blocks: Annotated[int, Field(ge=2)] | None = None
+    kv_memory_gib: Annotated[float, Field(gt=0)] | None = None
+    resources: ResourcesConfig = ResourcesConfig()
+
+    @model_validator(mode="after")
+    def _one_kv_size(self) -> PoolConfig:
+        if self.kv_blocks is not None and self.kv_memory_gib is not None:
+            raise ValueError("kv_blocks and kv_memory_gib both size the KV cache; set only one of them")
+        return self
+
+
+class PrefillConfig(PoolConfig):
+    """The prefill pool."""
+
+    ordering: Literal["fcfs"] = "fcfs"
+    """Which waiting prompt is prefilled next."""
+
+
+class DecodeConfig(PoolConfig):
+    """The decode pool."""
+
+
+class EngineConfig(Section):
+    """What every worker's engine shares."""
+
+    block_size: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Tokens per KV block."""
+    prefix_caching: bool = True
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: CUDA where Ray grants a GPU, else the CPU."""
+    threads: PositiveInt | None = None
+    """Threads of torch on the CPU; null: as many as the worker's CPUs."""
+    attention_backend: NonEmptyString = "auto"
+    self_check: bool = True
+    """Compare the engine with the model's own forward pass when a worker starts."""
+
+
+class KVTransferConfig(Section):
+    """The hand-off of KV caches from prefill to decode workers."""
+
+    transport: Literal["grpc"] = "grpc"
+    part_bytes: Annotated[int, Field(ge=4096, le=64 * 1024 * 1024)] = 1024 * 1024
+    """Size of one message on the wire."""
+    max_inflight_parts: PositiveInt = 8
+    """Parts sent and not yet taken in by the receiver, per transfer: the bound of the buffers."""
+    max_bytes_per_second: Annotated[float, Field(gt=0)] | None = None
+    """Cap of each worker's outgoing hand-offs together, for links that others use too."""
+    reserve_timeout_s: PositiveSeconds = 30.0
+    claim_timeout_s: PositiveSeconds = 30.0
+    transfer_timeout_s: PositiveSeconds = 120.0
+
+
+class RayConfig(Section):
+    """Which Ray cluster the workers live in."""
+
+    address: NonEmptyString | None = None
+    """null: start a local one; auto: the one this machine belongs to; host:port: connect there."""
+    namespace: NonEmptyString = "baton"
+    num_cpus: PositiveInt | None = None
+    """CPUs that a cluster started here pretends to have; null: as many as it has."""
+    start_timeout_s: PositiveSeconds = 120.0
+
+
+class LogConfig(Section):
+    """What the processes write to their logs."""
+
+    level: Literal["debug", "info", "warning", "error", "critical"] = "warning"
+    json_lines: bool = Field(default=False, alias="json")
+    """One JSON object per line instead of text."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+
+class BatonConfig(Section):
+    """Everything a cluster is started from."""
+
+    model: NonEmptyString = DEFAULT_MODEL_NAME
+    """Name of the default model, hub id, local folder, or GGUF file."""
+    served_model_name: NonEmptyString | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_model_len: Annotated[int, Field(ge=2)] | None = None
+    """Tokens of prompt and output together; null: as many as the model allows."""
+    router: RouterConfig = RouterConfig()
+    prefill: PrefillConfig = PrefillConfig()
+    decode: DecodeConfig = DecodeConfig()
+    engine: EngineConfig = EngineConfig()
+    kv_transfer: KVTransferConfig = KVTransferConfig()
+    ray: RayConfig = RayConfig()
+    log: LogConfig = LogConfig()
+
+    @model_validator(mode="after")
+    def _gpus_for_cuda(self) -> BatonConfig:
+        if self.engine.device == "cuda":
+            for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
+                if pool.resources.gpus == 0:
+                    raise ValueError(
+                        f"engine.device is cuda, but {name}.resources.gpus is 0 and Ray hides every GPU from such a"
+                        f" worker; set {name}.resources.gpus to 1, or engine.device to auto or cpu"
+                    )
+        return self
+
+    @classmethod
+    def section_names(cls) -> frozenset[str]:
+        """The keys whose values are sections."""
+        return frozenset(name for name, field in cls.model_fields.items() if isinstance(field.default, Section))
+
+    def pool(self, name: str) -> PoolConfig:
+        """The configuration of the pool ``prefill`` or ``decode``; KeyError for another name."""
+        pools: dict[str, PoolConfig] = {"prefill": self.prefill, "decode": self.decode}
+        return pools[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; ``from_dict`` gives an equal configuration back."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], source: str = "configuration") -> BatonConfig:
+        """Checks and freezes plain values.
+
+        Args:
+            source: where they come from, for error messages.
+
+        Raises:
+            ConfigError: with the path of every key at fault and what was expected there.
+        """
+        return _build(values, source, {})
+
+
+def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> BatonConfig:
+    """Reads a configuration file and lays overrides over it; without either, the defaults.
+
+    A ``model`` that names a local folder or file becomes an absolute path, so that workers in other working folders
+    find it. A relative one is looked up from the configuration's folder first, then from the current one.
+
+    Args:
+        overrides: dotted key → value, as ``parse_override`` reads them from ``--set``.
+
+    Raises:
+        ConfigError: the file cannot be read, is not YAML, or something in it or in the overrides is wrong.
+    """
+    overrides = overrides or {}
+    values = {} if path is None else read_yaml(path)
+    config = _build(merge_overrides(values, overrides), str(path or "configuration"), overrides)
+    folders = [Path.cwd()] if path is None or "model" in overrides else [path.absolute().parent, Path.cwd()]
+    return config.model_copy(update={"model": _locate_model(config.model, folders)})
+
+
+def _build(values: Mapping[str, Any], source: str, overrides: Mapping[str, Any]) -> BatonConfig:
+    # A section whose keys are all commented out reads as null in YAML; it means the defaults.
+    present = {
+        key: value for key, value in values.items() if value is not None or key not in BatonConfig.section_names()
+    }
+    try:
+        return BatonConfig.model_validate(present)
+    except ValidationError as error:
+        raise ConfigError(explain(error, BatonConfig, source, tuple(overrides))) from error
+
+
+def _locate_model(model: str, folders: Sequence[Path]) -> str:
+    if model == DEFAULT_MODEL_NAME:
+        return model
+    expanded = Path(model).expanduser()
+    for folder in folders:
+        candidate = folder / expanded
+        if candidate.exists():
+            return str(candidate.resolve())
+    if expanded.is_absolute() or model.startswith((".", "~")) or expanded.suffix == ".gguf":
+        looked = " and ".join(str(folder / expanded) for folder in folders)
+        raise ConfigError(f"model: {model} names a local folder or file, but there is none at {looked}.")
+    return model

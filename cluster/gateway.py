@@ -1,0 +1,153 @@
+"""The HTTP application: routes and error handlers. What generates is in :mod:`cluster.generation_endpoint`."""
+
+from __future__ import annotations
+
+import difflib
+from importlib.metadata import PackageNotFoundError, version
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from cluster.admin import AdminBackend
+from cluster.generation import Generator
+from cluster.generation_endpoint import GenerationEndpoint
+from cluster.http_edge import JsonResponse, RequestContextMiddleware, error_response, read_json_object
+from cluster.openai_api.json_body import shown
+from cluster.openai_api.limits import GatewayLimits
+from cluster.openai_api.parameters import check_known
+from cluster.openai_api.plan import check_model
+from cluster.openai_api.responses import error_body, model_body
+from engine.errors import BatonError, InternalError, InvalidRequestError, NotFoundError, NoWorkerError
+from engine.tokenizer import Tokenizer
+
+_POOLS = ("prefill", "decode")
+_MAX_WORKERS = 4096
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+ENDPOINTS = (
+    "GET /",
+    "GET /health",
+    "GET /ready",
+    "GET /metrics",
+    "GET /v1/models",
+    "GET /v1/models/{model}",
+    "POST /v1/completions",
+    "POST /v1/chat/completions",
+    "GET /v1/requests/{id}/timeline",
+    "GET /admin/status",
+    "POST /admin/scale",
+)
+
+
+def create_app(generator: Generator, tokenizer: Tokenizer, admin: AdminBackend, limits: GatewayLimits) -> FastAPI:
+    """The application for one served model. It keeps no state outside itself."""
+    app = FastAPI(title="baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app.add_middleware(RequestContextMiddleware)
+    app.add_exception_handler(BatonError, _on_baton_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    _add_generation_routes(app, generator, tokenizer, limits)
+    _add_health_routes(app, generator)
+    _add_admin_routes(app, admin, limits)
+    return app
+
+
+def _add_generation_routes(app: FastAPI, generator: Generator, tokenizer: Tokenizer, limits: GatewayLimits) -> None:
+    endpoint = GenerationEndpoint(generator, tokenizer, limits)
+    app.post("/v1/completions", response_model=None)(endpoint.complete)
+    app.post("/v1/chat/completions", response_model=None)(endpoint.chat)
+
+    @app.get("/v1/models", response_model=None)
+    async def list_models() -> Response:
+        return JsonResponse({"object": "list", "data": [model_body(generator.model)]})
+
+    # A path, because hub ids have a slash.
+    @app.get("/v1/models/{name:path}", response_model=None)
+    async def get_model(name: str) -> Response:
+        check_model(name, generator.model)
+        return JsonResponse(model_body(generator.model))
+
+
+def _add_health_routes(app: FastAPI, generator: Generator) -> None:
+    @app.get("/", response_model=None)
+    async def root() -> Response:
+        return JsonResponse({"name": "baton", "version": _version(), "endpoints": ENDPOINTS})
+
+    @app.get("/health", response_model=None)
+    async def health() -> Response:
+        return JsonResponse({"status": "ok"})
+
+    @app.get("/ready", response_model=None)
+    async def ready() -> Response:
+        if not generator.is_ready():
+            raise NoWorkerError(
+                "Not ready: not every pool has a healthy worker. See GET /admin/status for the state of each."
+            )
+        return JsonResponse({"status": "ready", "model": generator.model.name})
+
+
+def _add_admin_routes(app: FastAPI, admin: AdminBackend, limits: GatewayLimits) -> None:
+    @app.get("/metrics", response_model=None)
+    async def metrics() -> Response:
+        return Response(await admin.metrics(), headers={"Content-Type": _METRICS_TYPE})
+
+    @app.get("/v1/requests/{request_id}/timeline", response_model=None)
+    async def timeline(request_id: str) -> Response:
+        found = admin.timeline(request_id)
+        if found is None:
+            raise NotFoundError(
+                f"No request {request_id[:80]!r} is known; only those in flight and recent ones are.",
+                param="request_id",
+            )
+        return JsonResponse(found)
+
+    @app.get("/admin/status", response_model=None)
+    async def status() -> Response:
+        return JsonResponse(await admin.status())
+
+    @app.post("/admin/scale", response_model=None)
+    async def scale(request: Request) -> Response:
+        targets = _parse_targets(await read_json_object(request, limits.max_body_bytes))
+        return JsonResponse(await admin.scale(targets))
+
+
+def _parse_targets(body: dict[str, object]) -> dict[str, int]:
+    check_known(body, _POOLS, "pool")
+    if not body:
+        raise InvalidRequestError('Name at least one pool, as in {"prefill": 2, "decode": 3}.')
+    targets: dict[str, int] = {}
+    for pool, target in body.items():
+        # type() and not isinstance(): true is no number of workers.
+        if type(target) is not int or not 0 <= target <= _MAX_WORKERS:
+            raise InvalidRequestError(
+                f"{pool} must be an integer between 0 and {_MAX_WORKERS}, got {shown(target)}.", param=pool
+            )
+        targets[pool] = target
+    return targets
+
+
+async def _on_baton_error(request: Request, error: Exception) -> Response:
+    return error_response(error if isinstance(error, BatonError) else InternalError("Internal error."))
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """Errors of the framework itself: no such route, or a route that does not take this method."""
+    if not isinstance(error, HTTPException):
+        return error_response(InternalError("Internal error."))
+    asked = f"{request.method} {request.url.path[:100]}"
+    if error.status_code == 404:
+        near = difflib.get_close_matches(asked, ENDPOINTS, n=1, cutoff=0.6)
+        hint = f"Did you mean {near[0]}?" if near else "GET / lists the endpoints."
+        return error_response(NotFoundError(f"There is no endpoint {asked}. {hint}"))
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another one")
+        problem: BatonError = InvalidRequestError(f"{asked} is not allowed; the method must be {allowed}.")
+    else:
+        problem = InvalidRequestError(str(error.detail))
+    return JsonResponse(error_body(problem), status_code=error.status_code, headers=dict(error.headers or {}))
+
+
+def _version() -> str:
+    try:
+        return version("baton-serve")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,176 @@
+"""The two endpoints that generate: from an HTTP request to sequences, and from their output to the response."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+
+from fastapi import Request, Response
+
+from cluster.generation import GenerationRequest, Generator
+from cluster.http_edge import JsonResponse, read_json_object, request_id_of, set_request_id, until_disconnect
+from cluster.openai_api.limits import GatewayLimits
+from cluster.openai_api.plan import GenerationPlan, Planner
+from cluster.openai_api.responses import ChatFormat, ChoiceOutput, CompletionFormat, Json, ResponseFormat, Usage
+from cluster.openai_api.schemas import ChatCompletionRequest, CompletionRequest, parse_request
+from cluster.output_processor import OutputDelta, OutputProcessor
+from cluster.sequences import SequenceSpec, run_sequences
+from cluster.sse import DONE_EVENT, SseResponse, encode_event
+from engine.timeline import Event, Timeline
+from engine.tokenizer import Tokenizer
+
+# How much of the prompt the detokenizer needs to see to know whether the output continues a word.
+_NUM_CONTEXT_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A planned HTTP request. Times are seconds of the monotonic clock."""
+
+    plan: GenerationPlan
+    make_format: Callable[[str], ResponseFormat]
+    received_s: float
+    tokenized_s: float
+
+
+class ActiveIds:
+    """Ids of the sequences in flight. A client that reuses one of them gets another id instead of a mix-up."""
+
+    def __init__(self) -> None:
+        self._active: set[str] = set()
+
+    @contextmanager
+    def claim(self, wanted: str, num_sequences: int) -> Iterator[tuple[str, list[str]]]:
+        """Reserves the request's id and the ids of its sequences: the same for one, ``<id>-<index>`` for several."""
+        request_id = wanted
+        while not self._active.isdisjoint(ids := _sequence_ids(request_id, num_sequences)):
+            request_id = f"{wanted[:51]}-{uuid.uuid4().hex[:12]}"
+        self._active.update(ids)
+        try:
+            yield request_id, ids
+        finally:
+            self._active.difference_update(ids)
+
+
+def _sequence_ids(request_id: str, num_sequences: int) -> list[str]:
+    if num_sequences == 1:
+        return [request_id]
+    return [f"{request_id}-{index}" for index in range(num_sequences)]
+
+
+class GenerationEndpoint:
+    """Serves ``/v1/completions`` and ``/v1/chat/completions``."""
+
+    def __init__(self, generator: Generator, tokenizer: Tokenizer, limits: GatewayLimits) -> None:
+        self._generator = generator
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._planner = Planner(tokenizer, limits)
+        self._active_ids = ActiveIds()
+
+    async def complete(self, request: Request) -> Response:
+        received_s = time.monotonic()
+        body = await read_json_object(request, self._limits.max_body_bytes)
+        parsed = parse_request(CompletionRequest, body)
+        card = self._generator.model
+        plan = await self._planner.plan_completion(parsed, card)
+
+        def make_format(request_id: str) -> ResponseFormat:
+            return CompletionFormat(
+                request_id,
+                card.name,
+                self._tokenizer,
+                with_logprobs=parsed.logprobs is not None,
+                echo_texts=[prompt.echo_text for prompt in plan.prompts for _ in range(plan.num_choices)],
+            )
+
+        return await self._respond(request, _Job(plan, make_format, received_s, time.monotonic()))
+
+    async def chat(self, request: Request) -> Response:
+        received_s = time.monotonic()
+        body = await read_json_object(request, self._limits.max_body_bytes)
+        parsed = parse_request(ChatCompletionRequest, body)
+        card = self._generator.model
+        plan = await self._planner.plan_chat(parsed, card)
+
+        def make_format(request_id: str) -> ResponseFormat:
+            return ChatFormat(request_id, card.name, self._tokenizer, with_logprobs=parsed.logprobs)
+
+        return await self._respond(request, _Job(plan, make_format, received_s, time.monotonic()))
+
+    async def _respond(self, request: Request, job: _Job) -> Response:
+        if not job.plan.stream:
+            return JsonResponse(await until_disconnect(request.receive, self._collect(request, job)))
+        events = self._stream(request, job)
+        # Until the first token is there, an error can still have its own HTTP status.
+        first = await until_disconnect(request.receive, anext(events))
+        return SseResponse(first, events, request_id_of(request))
+
+    async def _collect(self, request: Request, job: _Job) -> Json:
+        with self._claim(request, job) as (request_id, specs):
+            choices = [ChoiceOutput(spec.index) for spec in specs]
+            async with aclosing(run_sequences(self._generator, specs)) as deltas:
+                async for index, delta in deltas:
+                    choices[index].add(delta)
+            return job.make_format(request_id).whole(choices, _usage(job.plan, specs))
+
+    async def _stream(self, request: Request, job: _Job) -> AsyncGenerator[bytes, None]:
+        with self._claim(request, job) as (request_id, specs):
+            plan, output = job.plan, job.make_format(request_id)
+            seen: set[int] = set()
+            async with aclosing(run_sequences(self._generator, specs)) as deltas:
+                async for index, delta in deltas:
+                    is_first = index not in seen
+                    if not (is_first or plan.continuous_usage or _has_news(delta)):
+                        continue
+                    seen.add(index)
+                    chunk = output.choice_chunk(index, delta, is_first=is_first)
+                    if plan.continuous_usage:
+                        chunk["usage"] = _usage(plan, specs).to_json()
+                    elif plan.include_usage:
+                        chunk["usage"] = None
+                    yield encode_event(chunk)
+            if plan.include_usage:
+                yield encode_event(output.usage_chunk(_usage(plan, specs)))
+            yield DONE_EVENT
+
+    @contextmanager
+    def _claim(self, request: Request, job: _Job) -> Iterator[tuple[str, list[SequenceSpec]]]:
+        num_sequences = len(job.plan.prompts) * job.plan.num_choices
+        with self._active_ids.claim(request_id_of(request), num_sequences) as (request_id, ids):
+            set_request_id(request, request_id)
+            yield request_id, [self._spec(job, ids, index) for index in range(num_sequences)]
+
+    def _spec(self, job: _Job, ids: list[str], index: int) -> SequenceSpec:
+        plan = job.plan
+        prompt_index, choice = divmod(index, plan.num_choices)
+        prompt = plan.prompts[prompt_index]
+        timeline = Timeline(ids[index])
+        timeline.record(Event.RECEIVED, job.received_s)
+        timeline.record(Event.TOKENIZED, job.tokenized_s)
+        detokenizer = self._tokenizer.detokenizer(
+            skip_special_tokens=plan.skip_special_tokens,
+            prompt_token_ids=prompt.token_ids[-_NUM_CONTEXT_TOKENS:] if prompt.is_continued else (),
+        )
+        return SequenceSpec(
+            index=index,
+            request=GenerationRequest(ids[index], prompt.token_ids, prompt.params_of_choice(choice), timeline),
+            processor=OutputProcessor(detokenizer, plan.stop),
+            starts_after=index - choice if choice else None,
+        )
+
+
+def _has_news(delta: OutputDelta) -> bool:
+    return bool(delta.text or delta.entries or delta.finish_reason)
+
+
+def _usage(plan: GenerationPlan, specs: list[SequenceSpec]) -> Usage:
+    return Usage(
+        prompt_tokens=plan.num_prompt_tokens,
+        completion_tokens=sum(spec.processor.num_completion_tokens for spec in specs),
+        # Further choices of a prompt find it in the cache by design; the first one says what the client saved.
+        cached_tokens=sum(spec.processor.num_cached_tokens for spec in specs if spec.starts_after is None),
+    )

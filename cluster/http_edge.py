@@ -1,0 +1,165 @@
+"""HTTP plumbing of the gateway: request ids, bounded bodies, disconnects, errors in OpenAI's shape."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+import traceback
+import uuid
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import orjson
+from fastapi import Request, Response
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cluster.openai_api.json_body import check_content_headers, parse_object
+from cluster.openai_api.responses import error_body
+from engine.errors import BatonError, InternalError, OverloadedError, RequestCancelledError, RequestTooLargeError
+
+logger = logging.getLogger("baton.gateway")
+
+REQUEST_ID_HEADER = "X-Request-Id"
+_VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_ID_PREFIXES = {"/v1/completions": "cmpl-", "/v1/chat/completions": "chatcmpl-"}
+# A client that is cut off while it sends may never read the answer, so this much of a refused body is read and dropped.
+_MAX_DRAINED_BYTES = 64 * 1024 * 1024
+
+_T = TypeVar("_T")
+
+
+class JsonResponse(Response):
+    """A JSON body written by orjson."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content)
+
+
+def error_response(error: BatonError) -> JsonResponse:
+    """``error`` with its HTTP status, in OpenAI's shape."""
+    headers = {}
+    if isinstance(error, OverloadedError):
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    return JsonResponse(error_body(error), status_code=error.http_status, headers=headers)
+
+
+def to_baton_error(error: Exception, request_id: str) -> BatonError:
+    """``error`` itself, or for anything unforeseen an :class:`InternalError` that says nothing about it.
+
+    What was unforeseen is logged with its place in the code, but without its message: that may quote a prompt.
+    """
+    if isinstance(error, BatonError):
+        return error
+    frames = traceback.extract_tb(error.__traceback__)
+    places = " < ".join(f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in reversed(frames))
+    logger.error("request %s failed: %s in %s", request_id, type(error).__name__, places)
+    return InternalError(f"Internal error. The server's log has more under the request id {request_id}.")
+
+
+def request_id_of(request: Request) -> str:
+    """The id that :class:`RequestContextMiddleware` gave this request."""
+    request_id: str = request.scope["state"]["request_id"]
+    return request_id
+
+
+def set_request_id(request: Request, request_id: str) -> None:
+    """Replaces the id, also in the response's header, as long as that was not sent."""
+    request.scope["state"]["request_id"] = request_id
+
+
+class RequestContextMiddleware:
+    """Gives every request an id, returns it as ``X-Request-Id``, and turns whatever is unforeseen into a 500.
+
+    The client's own ``X-Request-Id`` is used when it is 1 to 64 of ``[A-Za-z0-9_.-]``, and else ignored.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        state["request_id"] = _choose_request_id(scope)
+        is_started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal is_started
+            if message["type"] == "http.response.start":
+                is_started = True
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = state["request_id"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            logger.debug("request %s: the client went away", state["request_id"])
+        except Exception as error:  # noqa: BLE001 (the outermost boundary: one request's fault must stay its own)
+            response = error_response(to_baton_error(error, state["request_id"]))
+            if not is_started:
+                await response(scope, receive, send_with_id)
+
+
+def _choose_request_id(scope: Scope) -> str:
+    given = Headers(scope=scope).get(REQUEST_ID_HEADER)
+    if given is not None and _VALID_REQUEST_ID.fullmatch(given):
+        return given
+    return _ID_PREFIXES.get(scope["path"], "req-") + uuid.uuid4().hex
+
+
+async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
+    """The JSON object in the request's body.
+
+    Raises:
+        RequestTooLargeError: the body is longer than ``max_bytes``; no more than that is ever held in memory.
+        InvalidRequestError: it is not a JSON object.
+    """
+    check_content_headers(request.headers.get("content-type"), request.headers.get("content-encoding"))
+    chunks: list[bytes] = []
+    num_bytes = 0
+    async for chunk in request.stream():
+        num_bytes += len(chunk)
+        if num_bytes <= max_bytes:
+            chunks.append(chunk)
+        else:
+            chunks.clear()
+            if num_bytes > max_bytes + _MAX_DRAINED_BYTES:
+                break
+    if num_bytes > max_bytes:
+        raise RequestTooLargeError(
+            f"The request body is larger than the limit of {max_bytes} bytes. Send less in one request."
+        )
+    return parse_object(b"".join(chunks))
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
+    """The result of ``work``, which is cancelled as soon as the client goes away.
+
+    Call it after the request's body was read.
+
+    Raises:
+        RequestCancelledError: the client went away first.
+    """
+    task = asyncio.create_task(work)
+    watcher = asyncio.create_task(_wait_for_disconnect(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise RequestCancelledError("The client closed the connection.")
+        return task.result()
+    finally:
+        task.cancel()
+        watcher.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,131 @@
+"""The hand-off's contracts. A transfer is: reserve → push missing parts → commit → acknowledge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.kv_spec import KVCacheSpec
+
+Payload = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class TransferOffer:
+    """What the sender asks room for.
+
+    Attributes:
+        token_ids: the whole prompt, so that the receiver can say which prefix it holds already.
+        deadline_s: how long the receiver may wait for room.
+    """
+
+    transfer_id: str
+    request_id: str
+    spec: KVCacheSpec
+    token_ids: tuple[int, ...]
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PartHeader:
+    """Layers ``[layer_start, layer_end)`` at positions ``[token_start, token_start + token_count)``."""
+
+    token_start: int
+    token_count: int
+    layer_start: int
+    layer_end: int
+
+    @property
+    def token_end(self) -> int:
+        return self.token_start + self.token_count
+
+    @property
+    def layers(self) -> range:
+        return range(self.layer_start, self.layer_end)
+
+    def num_bytes(self, spec: KVCacheSpec) -> int:
+        return self.token_count * spec.layer_bytes_per_token(self.layer_start, self.layer_end)
+
+
+class KVSink(Protocol):
+    """The receiving side. Implementations own the blocks until they are claimed or aborted."""
+
+    async def reserve(self, offer: TransferOffer) -> int:
+        """Makes room.
+
+        Returns:
+            The number of leading tokens that need not travel.
+
+        Raises:
+            LayoutMismatchError: sender and receiver do not hold KV alike.
+            OutOfBlocksError: no room before the deadline.
+        """
+        ...
+
+    async def write(self, transfer_id: str, header: PartHeader, payload: memoryview, checksum: int) -> None:
+        """Stores a part. Raises ``ChecksumError`` or ``TransferError``."""
+        ...
+
+    async def commit(self, transfer_id: str) -> int:
+        """Makes the transfer claimable and returns its bytes. Raises ``TransferError`` when parts are missing."""
+        ...
+
+    def abort(self, transfer_id: str, reason: str) -> None:
+        """Gives everything back; harmless when the transfer is unknown or over."""
+        ...
+
+
+class KVSendStream(Protocol):
+    """One transfer, from the sender's side. Every method raises ``BatonError`` when the transfer broke."""
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Leading tokens that the receiver holds already."""
+        ...
+
+    async def send(self, header: PartHeader, payload: Payload) -> None:
+        """Returns once the transport has taken the part, which it does no faster than the receiver reads."""
+        ...
+
+    async def commit(self) -> int:
+        """Waits for the receiver's acknowledgement; returns the bytes that it counted."""
+        ...
+
+    async def abort(self) -> None:
+        """Tells the receiver to forget the transfer. May be called at any time, also after the end."""
+        ...
+
+
+class KVTransport(Protocol):
+    """A way for KV to travel."""
+
+    async def open(self, offer: TransferOffer, peer: str) -> KVSendStream:
+        """Asks ``peer`` for room.
+
+        Raises:
+            LayoutMismatchError, OutOfBlocksError, TransferError: no part will travel.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Releases connections; open transfers end with errors."""
+        ...
+
+
+def plan_parts(spec: KVCacheSpec, start: int, end: int, part_bytes: int) -> Iterator[PartHeader]:
+    """Cuts positions ``[start, end)`` of all layers into parts of at most ``part_bytes``.
+
+    A part spans as many layers as fit; where one layer alone is too large, its tokens are split. One token of one
+    layer is never split, however small ``part_bytes`` is.
+    """
+    num_layers = len(spec.layers)
+    layer = 0
+    while layer < num_layers and start < end:
+        layer_end = layer + 1
+        while layer_end < num_layers and (end - start) * spec.layer_bytes_per_token(layer, layer_end + 1) <= part_bytes:
+            layer_end += 1
+        tokens = max(1, min(end - start, part_bytes // spec.layer_bytes_per_token(layer, layer_end)))
+        for token in range(start, end, tokens):
+            yield PartHeader(token, min(tokens, end - token), layer, layer_end)
+        layer = layer_end

@@ -1,0 +1,65 @@
+"""KV between two workers of one process, for tests and for aggregated runs. Same contract, same checks, no wire."""
+
+from __future__ import annotations
+
+from cluster.kv_transfer.base import KVSink, PartHeader, Payload, TransferOffer
+from cluster.kv_transfer.codec import checksum
+from cluster.kv_transfer.throttle import Throttle
+from engine.errors import BatonError, WorkerLostError
+
+
+class InProcessKVTransport:
+    """Implements :class:`cluster.kv_transfer.base.KVTransport` over sinks that are registered by address."""
+
+    def __init__(self, sinks: dict[str, KVSink], throttle: Throttle | None = None) -> None:
+        self._sinks = sinks
+        self._throttle = throttle
+
+    async def open(self, offer: TransferOffer, peer: str) -> InProcessSendStream:
+        sink = self._sinks.get(peer)
+        if sink is None:
+            raise WorkerLostError(f"no worker at {peer}. Known are: {', '.join(sorted(self._sinks)) or 'none'}.")
+        return InProcessSendStream(sink, offer.transfer_id, await sink.reserve(offer), self._throttle)
+
+    async def close(self) -> None:
+        self._sinks.clear()
+
+
+class InProcessSendStream:
+    """Implements :class:`cluster.kv_transfer.base.KVSendStream`."""
+
+    def __init__(self, sink: KVSink, transfer_id: str, num_cached_tokens: int, throttle: Throttle | None) -> None:
+        self._sink = sink
+        self._transfer_id = transfer_id
+        self._num_cached_tokens = num_cached_tokens
+        self._throttle = throttle
+        self._over = False
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return self._num_cached_tokens
+
+    async def send(self, header: PartHeader, payload: Payload) -> None:
+        if self._throttle is not None:
+            await self._throttle.take(len(payload))
+        try:
+            await self._sink.write(self._transfer_id, header, memoryview(payload), checksum(payload))
+        except BatonError as error:
+            self._over = True
+            self._sink.abort(self._transfer_id, error.message)
+            raise
+
+    async def commit(self) -> int:
+        try:
+            num_bytes = await self._sink.commit(self._transfer_id)
+        except BatonError as error:
+            self._sink.abort(self._transfer_id, error.message)
+            raise
+        finally:
+            self._over = True
+        return num_bytes
+
+    async def abort(self) -> None:
+        if not self._over:
+            self._over = True
+            self._sink.abort(self._transfer_id, "the sender gave up")

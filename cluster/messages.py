@@ -1,0 +1,104 @@
+"""Engine objects ↔ wire messages, for requests and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from cluster.wire import worker_pb2
+from engine.errors import InvalidRequestError
+from engine.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
+from engine.timeline import Event
+
+_SCALARS = (
+    "max_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "ignore_eos",
+    "min_tokens",
+    "logprobs",
+    "seed",
+)
+
+
+def pack_params(params: SamplingParams) -> worker_pb2.SamplingParams:
+    scalars = {name: getattr(params, name) for name in _SCALARS if getattr(params, name) is not None}
+    return worker_pb2.SamplingParams(
+        **scalars, logit_bias=dict(params.logit_bias), stop_token_ids=params.stop_token_ids
+    )
+
+
+def unpack_params(message: worker_pb2.SamplingParams) -> SamplingParams:
+    """Raises :class:`InvalidRequestError` when a value is out of range."""
+    scalars = {name: getattr(message, name) for name in _SCALARS if name != "logprobs"}
+    return SamplingParams(
+        **scalars,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        stop_token_ids=tuple(message.stop_token_ids),
+    )
+
+
+def pack_sequence(
+    request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams, output_token_ids: Sequence[int] = ()
+) -> worker_pb2.Sequence:
+    return worker_pb2.Sequence(
+        request_id=request_id,
+        prompt_token_ids=prompt_token_ids,
+        output_token_ids=output_token_ids,
+        params=pack_params(params),
+    )
+
+
+def unpack_sequence(message: worker_pb2.Sequence, eos_token_ids: frozenset[int], arrival_s: float) -> Request:
+    """Raises :class:`InvalidRequestError` when the message makes no valid request."""
+    if not message.request_id or not message.prompt_token_ids:
+        raise InvalidRequestError("A sequence needs a request_id and at least one prompt token.", param="prompt")
+    return Request(
+        request_id=message.request_id,
+        prompt_token_ids=list(message.prompt_token_ids),
+        params=unpack_params(message.params),
+        eos_token_ids=eos_token_ids,
+        output_token_ids=list(message.output_token_ids),
+        arrival_s=arrival_s,
+    )
+
+
+def pack_output(output: TokenOutput) -> worker_pb2.TokenBatch:
+    return worker_pb2.TokenBatch(
+        token_ids=output.token_ids,
+        logprobs=[
+            worker_pb2.TokenLogprobs(
+                logprob=entry.logprob,
+                top=[worker_pb2.Logprob(token_id=token, logprob=value) for token, value in entry.top],
+            )
+            for entry in output.logprobs or ()
+        ],
+        finish_reason=str(output.finish_reason or ""),
+        num_cached_tokens=output.num_cached_tokens,
+    )
+
+
+def unpack_logprobs(batch: worker_pb2.TokenBatch) -> tuple[TokenLogprobs, ...] | None:
+    if not batch.logprobs:
+        return None
+    return tuple(
+        TokenLogprobs(entry.logprob, tuple((top.token_id, top.logprob) for top in entry.top))
+        for entry in batch.logprobs
+    )
+
+
+def unpack_finish_reason(batch: worker_pb2.TokenBatch) -> FinishReason | None:
+    return FinishReason(batch.finish_reason) if batch.finish_reason else None
+
+
+def pack_events(events: Mapping[Event, float]) -> list[worker_pb2.TimedEvent]:
+    return [worker_pb2.TimedEvent(name=str(event), at_s=at_s) for event, at_s in events.items()]
+
+
+def unpack_events(events: Iterable[worker_pb2.TimedEvent]) -> dict[Event, float]:
+    return {Event(event.name): event.at_s for event in events}

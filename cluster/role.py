@@ -1,0 +1,48 @@
+"""What a worker's process offers its role, and what it asks of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc.aio
+
+from cluster.config import BatonConfig, PoolConfig
+from cluster.wire import worker_pb2
+from engine.model_runner import ModelRunner
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """
+    Attributes:
+        worker_id: unique in the cluster, e.g. ``"prefill-1"``.
+        config: of the whole cluster.
+        pool: of this worker's pool.
+        runner: model and cache; outlive the role.
+        max_model_len: prompt and output tokens of one request.
+    """
+
+    worker_id: str
+    config: BatonConfig
+    pool: PoolConfig
+    runner: ModelRunner
+    max_model_len: int
+
+
+class WorkerRole(Protocol):
+    """Prefill or decode. Built with a :class:`WorkerContext`."""
+
+    def add_services(self, server: grpc.aio.Server) -> None:
+        """Registers the role's gRPC services; called before :meth:`start`."""
+        ...
+
+    async def start(self) -> None: ...
+
+    async def fill_stats(self, stats: worker_pb2.WorkerStats) -> None:
+        """Adds the role's figures."""
+        ...
+
+    async def stop(self) -> None:
+        """Ends what is still running and frees everything but the runner."""
+        ...

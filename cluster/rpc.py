@@ -1,0 +1,95 @@
+"""gRPC conventions: channel options, and errors that keep their class across a connection."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from engine.errors import (
+    BatonError,
+    DeadlineError,
+    InternalError,
+    OverloadedError,
+    RequestCancelledError,
+    WorkerLostError,
+    rebuild_error,
+)
+
+ERROR_KEY = "baton-error"
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""Far above what is ever sent: KV travels in parts, and a million token ids take 4 MB."""
+
+CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+]
+SERVER_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+]
+
+
+def create_server() -> grpc.aio.Server:
+    return grpc.aio.server(options=SERVER_OPTIONS)
+
+
+def create_channel(address: str) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: BatonError) -> NoReturn:
+    """Ends a call with the error's status, message and class."""
+    metadata = [(ERROR_KEY, error.code)]
+    if isinstance(error, OverloadedError):
+        metadata.append(("retry-after-s", str(error.retry_after_s)))
+    await context.abort(grpc.StatusCode[error.grpc_status], error.message, tuple(metadata))
+    raise AssertionError("abort returned")
+
+
+def error_from_rpc(error: grpc.aio.AioRpcError, peer: str) -> BatonError:
+    """The error that the peer raised; a broken connection becomes :class:`WorkerLostError`."""
+    metadata = {str(key): value for key, value in (error.trailing_metadata() or ())}
+    code = metadata.get(ERROR_KEY)
+    message = error.details() or ""
+    if code is not None:
+        rebuilt = rebuild_error(str(code), message)
+        if isinstance(rebuilt, OverloadedError):
+            rebuilt.retry_after_s = float(metadata.get("retry-after-s", 1.0))
+        return rebuilt
+    status = error.code()
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineError(f"{peer} did not answer in time.")
+    if status is grpc.StatusCode.CANCELLED:
+        return RequestCancelledError(f"the call to {peer} was cancelled.")
+    if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL):
+        return WorkerLostError(f"the connection to the worker at {peer} broke ({status.name}): {message}")
+    return InternalError(f"the worker at {peer} answered {status.name}: {message}")
+
+
+@asynccontextmanager
+async def reporting_errors(
+    context: grpc.aio.ServicerContext[Any, Any], on_unexpected: Callable[[Exception], None]
+) -> AsyncIterator[None]:
+    """Wraps a handler: ``BatonError`` keeps its class on the wire, anything else is logged and becomes internal."""
+    try:
+        yield
+    except BatonError as error:
+        await abort_with(context, error)
+    except (grpc.aio.AbortError, grpc.aio.UsageError):
+        raise
+    except Exception as error:  # noqa: BLE001 - a handler's last line of defence
+        on_unexpected(error)
+        await abort_with(context, InternalError(f"{type(error).__name__}: {error}"))

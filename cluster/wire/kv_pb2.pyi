@@ -1,0 +1,77 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class KVFrame(_message.Message):
+    __slots__ = ("reserve", "part", "commit", "payload")
+    RESERVE_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    reserve: KVReserve
+    part: KVPart
+    commit: KVCommit
+    payload: bytes
+    def __init__(self, reserve: _Optional[_Union[KVReserve, _Mapping]] = ..., part: _Optional[_Union[KVPart, _Mapping]] = ..., commit: _Optional[_Union[KVCommit, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class KVReserve(_message.Message):
+    __slots__ = ("transfer_id", "request_id", "spec_json", "spec_fingerprint", "token_ids", "deadline_s")
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    transfer_id: str
+    request_id: str
+    spec_json: str
+    spec_fingerprint: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    deadline_s: float
+    def __init__(self, transfer_id: _Optional[str] = ..., request_id: _Optional[str] = ..., spec_json: _Optional[str] = ..., spec_fingerprint: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+
+class KVPart(_message.Message):
+    __slots__ = ("token_start", "token_count", "layer_start", "layer_end", "checksum")
+    TOKEN_START_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    LAYER_START_FIELD_NUMBER: _ClassVar[int]
+    LAYER_END_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    token_start: int
+    token_count: int
+    layer_start: int
+    layer_end: int
+    checksum: int
+    def __init__(self, token_start: _Optional[int] = ..., token_count: _Optional[int] = ..., layer_start: _Optional[int] = ..., layer_end: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+
+class KVCommit(_message.Message):
+    __slots__ = ("num_parts", "num_bytes")
+    NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    num_parts: int
+    num_bytes: int
+    def __init__(self, num_parts: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+
+class KVReply(_message.Message):
+    __slots__ = ("reserved", "committed")
+    RESERVED_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    reserved: KVReserved
+    committed: KVCommitted
+    def __init__(self, reserved: _Optional[_Union[KVReserved, _Mapping]] = ..., committed: _Optional[_Union[KVCommitted, _Mapping]] = ...) -> None: ...
+
+class KVReserved(_message.Message):
+    __slots__ = ("num_cached_tokens",)
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    num_cached_tokens: int
+    def __init__(self, num_cached_tokens: _Optional[int] = ...) -> None: ...
+
+class KVCommitted(_message.Message):
+    __slots__ = ("num_bytes",)
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    num_bytes: int
+    def __init__(self, num_bytes: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,264 @@
+"""The receiving side of the hand-off: reserve, take parts in, commit, and let the request claim its KV.
+
+A transfer's blocks belong to the import until the request claims them. Whatever goes wrong before (the sender dies, a
+part is damaged, nobody claims), the blocks go back to the pool, without any help from the scheduler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from cluster.kv_transfer.base import PartHeader, TransferOffer
+from cluster.kv_transfer.codec import checksum as compute_checksum
+from engine.async_engine import AsyncEngine
+from engine.errors import (
+    BatonError,
+    ChecksumError,
+    ContextLengthError,
+    LayoutMismatchError,
+    OutOfBlocksError,
+    TransferError,
+)
+from engine.request import Request, SamplingParams
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Import:
+    """One transfer.
+
+    Attributes:
+        holder: owns the reserved blocks; never scheduled. Its ``block_ids`` belong to the engine's thread.
+        next_token: for each layer, the position up to which KV has arrived.
+        committed: resolves when the KV is complete, or with the error that ended the transfer.
+    """
+
+    transfer_id: str
+    committed: asyncio.Future[None]
+    holder: Request | None = None
+    num_cached_tokens: int = 0
+    next_token: list[int] = field(default_factory=list)
+    num_bytes: int = 0
+    claimed: bool = False
+    expiry: asyncio.TimerHandle | None = None
+
+
+class KVImporter:
+    """Implements :class:`cluster.kv_transfer.base.KVSink` over a decode worker's engine.
+
+    Args:
+        claim_timeout_s: how long committed KV waits for its request, and a request for its KV.
+    """
+
+    def __init__(self, engine: AsyncEngine, claim_timeout_s: float) -> None:
+        self._engine = engine
+        self._claim_timeout_s = claim_timeout_s
+        self._imports: dict[str, Import] = {}
+        self._holders: set[Request] = set()  # engine's thread
+        self.num_bytes_received = 0
+        engine.block_holders.append(self._held_blocks)
+
+    @property
+    def num_active(self) -> int:
+        """Transfers that hold blocks, claimed ones not counted."""
+        return sum(1 for entry in self._imports.values() if entry.holder is not None)
+
+    async def reserve(self, offer: TransferOffer) -> int:
+        """See :class:`KVSink`. Waits for room until the offer's deadline."""
+        spec = self._engine.runner.spec
+        if differences := spec.differences(offer.spec):
+            raise LayoutMismatchError(
+                f"The prefill and the decode worker cannot exchange KV. {'; '.join(differences)}. "
+                "Both pools must run the same model, dtype and engine.block_size."
+            )
+        holder = Request(offer.transfer_id, list(offer.token_ids), SamplingParams())
+        needed = self._engine.blocks.num_blocks_for(holder.num_tokens)
+        if not 0 < needed <= self._engine.blocks.pool.num_blocks:
+            raise ContextLengthError(
+                f"The prompt needs {needed} KV blocks, but the decode worker has {self._engine.blocks.pool.num_blocks}."
+            )
+        entry = self._entry(offer.transfer_id)
+        if entry.holder is not None:
+            raise TransferError(f"transfer {offer.transfer_id} has begun already.")
+        entry.holder = holder
+        try:
+            cached = await self._wait_for_room(holder, offer.deadline_s)
+        except BaseException as error:
+            self.abort(offer.transfer_id, getattr(error, "message", "the sender went away"))
+            raise
+        entry.num_cached_tokens = cached
+        entry.next_token = [cached] * len(spec.layers)
+        return cached
+
+    async def _wait_for_room(self, holder: Request, deadline_s: float) -> int:
+        give_up_at = time.monotonic() + deadline_s
+        while True:
+            freed = self._engine.blocks_freed
+            cached = await self._engine.call(lambda: self._try_reserve(holder))
+            if cached is not None:
+                return cached
+            try:
+                await asyncio.wait_for(freed.wait(), give_up_at - time.monotonic())
+            except TimeoutError:
+                raise OutOfBlocksError(
+                    f"The decode worker had no room for {holder.num_tokens} tokens within {deadline_s:g} s."
+                ) from None
+
+    def _try_reserve(self, holder: Request) -> int | None:
+        """Engine's thread. Cached prefix blocks are shared, the rest is allocated; None when it does not fit."""
+        blocks = self._engine.blocks
+        cached = blocks.find_prefix(holder, holder.num_tokens // blocks.block_size)
+        blocks.pool.share(cached)
+        missing = blocks.num_blocks_for(holder.num_tokens) - len(cached)
+        # Running requests keep a block each to grow into, or a new arrival would only preempt them.
+        if missing > 0 and missing + self._engine.scheduler.num_running > blocks.pool.num_free:
+            blocks.pool.release(cached)
+            return None
+        holder.block_ids = cached + blocks.pool.allocate(missing)
+        self._holders.add(holder)
+        return len(cached) * blocks.block_size
+
+    async def write(self, transfer_id: str, header: PartHeader, payload: memoryview, checksum: int) -> None:
+        """See :class:`KVSink`. Runs to its end without a pause, so no block can be given away underneath it."""
+        entry, holder = self._open_import(transfer_id)
+        spec = self._engine.runner.spec
+        if not 0 <= header.layer_start < header.layer_end <= len(spec.layers):
+            raise TransferError(f"a KV part names layers {header.layer_start} to {header.layer_end} of {len(spec.layers)}.")
+        due = entry.next_token[header.layer_start : header.layer_end]
+        if any(token != header.token_start for token in due) or not 0 < header.token_count <= (
+            holder.num_tokens - header.token_start
+        ):
+            raise TransferError(
+                f"a KV part brings positions {header.token_start} to {header.token_end}, but position {due[0]} was due "
+                f"in a prompt of {holder.num_tokens} tokens."
+            )
+        if len(payload) != header.num_bytes(spec):
+            raise TransferError(f"a KV part has {len(payload)} bytes where {header.num_bytes(spec)} were announced.")
+        if compute_checksum(payload) != checksum:
+            raise ChecksumError(f"a KV part of transfer {transfer_id} was damaged on its way.")
+        self._engine.runner.cache.import_bytes(
+            holder.block_ids, header.token_start, header.token_end, header.layers, payload
+        )
+        for layer in header.layers:
+            entry.next_token[layer] = header.token_end
+        entry.num_bytes += len(payload)
+        self.num_bytes_received += len(payload)
+
+    async def commit(self, transfer_id: str) -> int:
+        """See :class:`KVSink`."""
+        entry, holder = self._open_import(transfer_id)
+        if any(token != holder.num_tokens for token in entry.next_token):
+            raise TransferError(
+                f"transfer {transfer_id} was committed at position {min(entry.next_token)} of {holder.num_tokens}."
+            )
+        await self._engine.call(lambda: self._engine.blocks.remember(holder, holder.num_tokens))
+        if not entry.committed.done():
+            entry.committed.set_result(None)
+        if not entry.claimed:
+            self._expire_later(entry, "nobody claimed the KV")
+        return entry.num_bytes
+
+    def abort(self, transfer_id: str, reason: str) -> None:
+        """See :class:`KVSink`. A request that waits for the transfer hears the reason."""
+        entry = self._imports.get(transfer_id)
+        if entry is None or entry.claimed and entry.committed.done() and entry.committed.exception() is None:
+            return
+        if entry.committed.done() and not entry.committed.cancelled():
+            entry.committed.exception()
+            entry.committed = asyncio.get_running_loop().create_future()
+        self._fail(entry, TransferError(f"The KV transfer broke off: {reason}"))
+
+    async def claim(self, transfer_id: str) -> Import:
+        """Waits until the transfer is committed; then the caller owns it and must :meth:`release` it.
+
+        Raises:
+            TransferError: it failed, or did not complete in time.
+        """
+        entry = self._entry(transfer_id)
+        if entry.claimed:
+            raise TransferError(f"transfer {transfer_id} has been claimed already.")
+        entry.claimed = True
+        try:
+            await asyncio.wait_for(asyncio.shield(entry.committed), self._claim_timeout_s)
+        except BaseException as error:
+            self._forget(entry)
+            if isinstance(error, TimeoutError):
+                raise TransferError(
+                    f"transfer {transfer_id} was not complete after {self._claim_timeout_s:g} s."
+                ) from None
+            raise
+        if entry.expiry is not None:
+            entry.expiry.cancel()
+        del self._imports[transfer_id]
+        return entry
+
+    def hand_over(self, entry: Import, request: Request) -> None:
+        """Engine's thread: the blocks now belong to ``request``, which starts where its KV ends."""
+        holder = entry.holder
+        if holder is None:
+            raise RuntimeError(f"transfer {entry.transfer_id} holds no blocks")
+        request.block_ids, holder.block_ids = holder.block_ids, []
+        request.block_hashes = holder.block_hashes
+        request.num_computed_tokens = holder.num_tokens
+        self._holders.discard(holder)
+
+    def release(self, entry: Import) -> None:
+        """Gives back what was not handed over."""
+        self._engine.post(lambda: self._free(entry))
+
+    def _entry(self, transfer_id: str) -> Import:
+        entry = self._imports.get(transfer_id)
+        if entry is None:
+            entry = Import(transfer_id, asyncio.get_running_loop().create_future())
+            self._imports[transfer_id] = entry
+        return entry
+
+    def _open_import(self, transfer_id: str) -> tuple[Import, Request]:
+        entry = self._imports.get(transfer_id)
+        if entry is None or entry.holder is None or entry.committed.done():
+            raise TransferError(f"transfer {transfer_id} is not open.")
+        return entry, entry.holder
+
+    def _fail(self, entry: Import, error: BatonError) -> None:
+        """Frees the blocks and keeps the reason for a request that may still come for the KV."""
+        if not entry.committed.done():
+            entry.committed.set_exception(error)
+            entry.committed.exception()  # nobody may ever ask, which is no fault
+        self.release(entry)
+        if entry.claimed:
+            self._imports.pop(entry.transfer_id, None)
+        else:
+            self._expire_later(entry, error.message)
+
+    def _forget(self, entry: Import) -> None:
+        if entry.expiry is not None:
+            entry.expiry.cancel()
+        self._imports.pop(entry.transfer_id, None)
+        if not entry.committed.done():
+            entry.committed.cancel()
+        self.release(entry)
+
+    def _expire_later(self, entry: Import, reason: str) -> None:
+        def expire() -> None:
+            if not entry.claimed:
+                logger.info("transfer %s is forgotten: %s", entry.transfer_id, reason)
+                self._forget(entry)
+
+        if entry.expiry is not None:
+            entry.expiry.cancel()
+        entry.expiry = asyncio.get_running_loop().call_later(self._claim_timeout_s, expire)
+
+    def _free(self, entry: Import) -> None:
+        """Engine's thread."""
+        if entry.holder is not None:
+            self._engine.blocks.free(entry.holder)
+            self._holders.discard(entry.holder)
+            self._engine.notify_freed_threadsafe()
+
+    def _held_blocks(self) -> Iterable[Sequence[int]]:
+        return [holder.block_ids for holder in self._holders]

@@ -1,0 +1,45 @@
+"""Puts a decode worker together."""
+
+from __future__ import annotations
+
+import grpc.aio
+
+from cluster.kv_transfer.grpc_transport import KVTransferService
+from cluster.role import WorkerContext
+from cluster.role_stats import fill_engine_stats
+from cluster.wire import worker_pb2, worker_pb2_grpc
+from decode_worker.kv_import import KVImporter
+from decode_worker.server import DecodeService
+from decode_worker.speculation.verification import SampleAndMatch
+from engine.async_engine import AsyncEngine
+from engine.scheduler import SchedulerLimits
+
+
+class DecodeRole:
+    """Implements :class:`cluster.role.WorkerRole`."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        config, pool = context.config, context.pool
+        self._engine = AsyncEngine(
+            context.runner,
+            SchedulerLimits(pool.chunk_tokens, pool.max_num_seqs, context.max_model_len),
+            prefix_caching=config.engine.prefix_caching,
+            verifier=SampleAndMatch(),
+            num_threads=config.engine.threads,
+        )
+        self._importer = KVImporter(self._engine, config.kv_transfer.claim_timeout_s)
+
+    def add_services(self, server: grpc.aio.Server) -> None:
+        worker_pb2_grpc.add_DecodeServicer_to_server(DecodeService(self._engine, self._importer), server)
+        KVTransferService(self._importer).add_to(server)
+
+    async def start(self) -> None:
+        self._engine.start()
+
+    async def fill_stats(self, stats: worker_pb2.WorkerStats) -> None:
+        fill_engine_stats(stats, await self._engine.stats())
+        stats.num_transfers = self._importer.num_active
+        stats.kv_bytes_received = self._importer.num_bytes_received
+
+    async def stop(self) -> None:
+        await self._engine.stop()

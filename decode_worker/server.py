@@ -1,0 +1,79 @@
+"""The decode worker's gRPC service."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import grpc.aio
+
+from cluster.messages import pack_events, pack_output, unpack_sequence
+from cluster.rpc import reporting_errors
+from cluster.wire import worker_pb2, worker_pb2_grpc
+from decode_worker.kv_import import Import, KVImporter
+from engine.async_engine import AsyncEngine
+from engine.errors import TransferError
+from engine.request import Request
+from engine.timeline import Event
+
+logger = logging.getLogger(__name__)
+
+
+class DecodeService(worker_pb2_grpc.DecodeServicer):
+    """Continues sequences: from imported KV, or from nothing but their tokens."""
+
+    def __init__(self, engine: AsyncEngine, importer: KVImporter) -> None:
+        self._engine = engine
+        self._importer = importer
+
+    async def Generate(  # noqa: N802 - named by the schema
+        self, message: worker_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[worker_pb2.TokenBatch]:
+        """See ``proto/worker.proto``. Cancelling the call aborts the request."""
+        request_id = message.sequence.request_id
+        async with reporting_errors(context, lambda e: logger.exception("decode of %s failed", request_id)):
+            request = unpack_sequence(message.sequence, self._engine.runner.loaded.eos_token_ids, time.monotonic())
+            self._engine.check_request(request)
+            if not message.transfer_id:
+                async for batch in self._stream(request, None):
+                    yield batch
+                return
+            imported = await self._importer.claim(message.transfer_id)
+            try:
+                _check_prompt(imported, request)
+                async for batch in self._stream(request, imported):
+                    yield batch
+            finally:
+                self._importer.release(imported)
+
+    async def _stream(self, request: Request, imported: Import | None) -> AsyncIterator[worker_pb2.TokenBatch]:
+        request.arrival_s = time.monotonic()
+        events: dict[Event, float] = {Event.DECODE_QUEUED: request.arrival_s}
+
+        def adopt(adopting: Request) -> None:
+            if imported is not None:
+                self._importer.hand_over(imported, adopting)
+
+        async with aclosing(self._engine.generate(request, adopt)) as outputs:
+            async for output in outputs:
+                batch = pack_output(output)
+                if events:
+                    events[Event.DECODE_STARTED] = request.first_scheduled_s or request.arrival_s
+                    batch.events.extend(pack_events(events))
+                    events = {}
+                yield batch
+
+
+def _check_prompt(imported: Import, request: Request) -> None:
+    """Raises :class:`TransferError` when the KV belongs to another prompt."""
+    holder = imported.holder
+    if holder is None or holder.prompt_token_ids != request.prompt_token_ids:
+        raise TransferError(f"transfer {imported.transfer_id} brought the KV of another prompt.")
+    if not request.output_token_ids:
+        raise TransferError(
+            f"request {request.request_id} claims imported KV, but does not know its first token, "
+            "which the prefill worker sampled."
+        )

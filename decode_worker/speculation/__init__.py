@@ -1,0 +1,1 @@
+"""Speculative decoding. ``verification.py`` decides; each method has a file of its own."""

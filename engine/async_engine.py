@@ -1,0 +1,216 @@
+"""The engine for asyncio: one stream of outputs per request, the thread hidden, one wake-up of the event loop a step."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TypeVar
+
+from engine.block_manager import BlockManager
+from engine.block_pool import BlockUsage
+from engine.engine import Engine, StepListener
+from engine.errors import ContextLengthError, InternalError, RequestCancelledError
+from engine.loop import EngineLoop
+from engine.model_runner import ModelRunner
+from engine.request import FinishReason, Request, TokenOutput, check_token_ids
+from engine.scheduler import OrderingPolicy, ScheduledSequence, Scheduler, SchedulerLimits
+from engine.verification import Proposer, Verifier
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters since start, and the present state."""
+
+    num_running: int
+    num_waiting: int
+    blocks: BlockUsage
+    num_leaked_blocks: int
+    num_preemptions: int
+    num_steps: int
+    num_prefill_tokens: int
+    num_generated_tokens: int
+
+
+class AsyncEngine:
+    """Owns an :class:`Engine` and its thread.
+
+    Args:
+        verifier: turns logits into tokens; the decode role brings one that knows drafts.
+        proposer: a speculation method, or None.
+
+    Attributes:
+        scheduled_listeners, computed_listeners: called in the engine's thread with each step's plan, before it runs
+            and when its KV is in the cache. Add to them before :meth:`start`.
+        block_holders: give the block lists that others than requests and leases hold, for the leak check; called in
+            the engine's thread.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        limits: SchedulerLimits,
+        *,
+        prefix_caching: bool = True,
+        ordering: OrderingPolicy | None = None,
+        verifier: Verifier | None = None,
+        proposer: Proposer | None = None,
+        num_threads: int | None = None,
+    ) -> None:
+        self.runner = runner
+        self.blocks = BlockManager(runner.cache.num_blocks, runner.spec.block_size, prefix_caching=prefix_caching)
+        self.scheduler = Scheduler(limits, self.blocks, ordering)
+        self.scheduled_listeners: list[StepListener] = [self._count_step]
+        self.computed_listeners: list[StepListener] = []
+        self.block_holders: list[Callable[[], Iterable[Sequence[int]]]] = []
+        self._engine = Engine(
+            runner, self.scheduler, verifier, proposer, self.scheduled_listeners, self.computed_listeners
+        )
+        self._thread = EngineLoop(self._engine, self._deliver, self._check_blocks, num_threads)
+        self._streams: dict[str, asyncio.Queue[TokenOutput]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._freed = asyncio.Event()
+        self._num_leaked_blocks = 0
+        self._num_steps = 0
+        self._num_prefill_tokens = 0
+        self._num_generated_tokens = 0
+
+    def start(self) -> None:
+        """Call it inside the event loop that will consume the streams."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self._thread.stop)
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Runs ``function`` in the engine's thread, between two steps: the only way to touch scheduler and blocks."""
+        return await self._thread.call(function)
+
+    def post(self, function: Callable[[], object]) -> None:
+        """:meth:`call` without waiting."""
+        self._thread.submit(function)
+
+    def check_request(self, request: Request) -> None:
+        """Raises :class:`InvalidRequestError` for token ids outside the vocabulary or a request that cannot fit."""
+        vocab_size = self.runner.loaded.vocab_size
+        check_token_ids(request.prompt_token_ids, vocab_size, "prompt")
+        check_token_ids(request.output_token_ids, vocab_size, "output")
+        request.params.check_token_ids(vocab_size)
+        if not request.prompt_token_ids:
+            raise ContextLengthError("The prompt has no tokens; at least one is needed.", param="prompt")
+
+    async def generate(
+        self, request: Request, adopt: Callable[[Request], None] | None = None
+    ) -> AsyncGenerator[TokenOutput]:
+        """Streams a request's tokens until it finishes. Closing the iterator aborts it.
+
+        Args:
+            adopt: called in the engine's thread once the request is in; gives it blocks that hold its KV already.
+
+        Raises:
+            InvalidRequestError: it can never run.
+            InternalError: the engine failed on it.
+            RequestCancelledError: somebody else aborted it.
+        """
+        self.check_request(request)
+        stream: asyncio.Queue[TokenOutput] = asyncio.Queue()
+        if request.request_id in self._streams:
+            raise InternalError(f"request id {request.request_id} is in use on this worker")
+        self._streams[request.request_id] = stream
+        finished = False
+        try:
+            await self.call(lambda: self._add(request, adopt))
+            while not finished:
+                output = await stream.get()
+                finished = output.finish_reason is not None
+                if output.finish_reason is FinishReason.ERROR:
+                    raise InternalError(output.error or "the engine failed on this request")
+                if output.finish_reason is FinishReason.ABORT:
+                    raise RequestCancelledError(f"request {request.request_id} was aborted")
+                yield output
+        finally:
+            del self._streams[request.request_id]
+            if not finished:
+                self._thread.abort(request.request_id)
+
+    def notify_freed_threadsafe(self) -> None:
+        """:meth:`notify_freed` from the engine's thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.notify_freed)
+
+    async def stats(self) -> EngineStats:
+        return await self.call(self._stats)
+
+    @property
+    def blocks_freed(self) -> asyncio.Event:
+        """Set when a request's blocks go back to the pool. Take it before looking whether there is room."""
+        return self._freed
+
+    def _add(self, request: Request, adopt: Callable[[Request], None] | None) -> None:
+        self.scheduler.add(request)
+        if adopt is not None:
+            adopt(request)
+
+    def _stats(self) -> EngineStats:
+        return EngineStats(
+            num_running=self.scheduler.num_running,
+            num_waiting=self.scheduler.num_waiting,
+            blocks=self.blocks.usage(),
+            num_leaked_blocks=self._num_leaked_blocks,
+            num_preemptions=self.scheduler.num_preemptions,
+            num_steps=self._num_steps,
+            num_prefill_tokens=self._num_prefill_tokens,
+            num_generated_tokens=self._num_generated_tokens,
+        )
+
+    def _count_step(self, plan: Sequence[ScheduledSequence]) -> None:
+        self._num_steps += 1
+        for sequence in plan:
+            start = sequence.request.num_computed_tokens
+            prompt = sequence.request.num_prompt_tokens
+            self._num_prefill_tokens += max(0, min(start + sequence.num_tokens, prompt) - start)
+
+    def _deliver(self, outputs: Sequence[TokenOutput]) -> None:
+        """Engine's thread: one wake-up of the event loop for all of a step's outputs."""
+        self._num_generated_tokens += sum(len(output.token_ids) for output in outputs)
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._dispatch, outputs)
+
+    def _dispatch(self, outputs: Sequence[TokenOutput]) -> None:
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is not None:
+                stream.put_nowait(output)
+        if any(output.finish_reason is not None for output in outputs):
+            self.notify_freed()
+
+    def notify_freed(self) -> None:
+        """Wakes everyone who waits for blocks. Event loop only."""
+        # A fresh event each time: nobody can clear one that another still has to see.
+        freed, self._freed = self._freed, asyncio.Event()
+        freed.set()
+
+    def _check_blocks(self) -> None:
+        """Engine's thread, idle: every block must be free, cached, leased or reserved."""
+        held = [request.block_ids for request in self.scheduler.requests]
+        for holder in self.block_holders:
+            held.extend(holder())
+        problems = self.blocks.pool.check(held)
+        if problems:
+            self._num_leaked_blocks = max(self._num_leaked_blocks, len(problems))
+            logger.error("KV block accounting is wrong: %s", "; ".join(problems[:5]))
+
+
+async def generate_all(engine: AsyncEngine, request: Request) -> list[int]:
+    """All tokens of a request at once, for tests and aggregated runs."""
+    tokens: list[int] = []
+    async with aclosing(engine.generate(request)) as outputs:
+        async for output in outputs:
+            tokens.extend(output.token_ids)
+    return tokens

@@ -1,0 +1,192 @@
+"""The sending side of the hand-off. KV leaves while prefill still runs: after every step, what it added.
+
+    engine's thread   on_scheduled ──▶ started        on_computed ──▶ lease the new blocks, queue the range
+    event loop        reserve at the peer … read a range, cut it into parts, send … commit … release the leases
+
+Leases, not requests, keep the source blocks: a request may be preempted or finish while its KV is still on the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cluster.kv_transfer.base import KVSendStream, KVTransport, TransferOffer, plan_parts
+from engine.async_engine import AsyncEngine
+from engine.errors import InternalError
+from engine.request import Request
+from engine.scheduler import ScheduledSequence
+from engine.timeline import Event
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedRange:
+    """Positions ``[start, end)`` whose KV is ready, and the blocks of positions ``[0, end)``."""
+
+    start: int
+    end: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSummary:
+    """What a transfer moved.
+
+    Attributes:
+        num_tokens: tokens that travelled.
+        num_cached_tokens: tokens that the receiver held already.
+        seconds: from asking for room to the acknowledgement.
+    """
+
+    num_bytes: int
+    num_parts: int
+    num_tokens: int
+    num_cached_tokens: int
+    seconds: float
+
+
+@dataclass(slots=True, eq=False)
+class Export:
+    """One transfer under way. ``leased_until`` and ``lease_ids`` belong to the engine's thread."""
+
+    transfer_id: str
+    peer: str
+    request: Request
+    events: dict[Event, float]
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+    ranges: asyncio.Queue[ComputedRange] = field(default_factory=asyncio.Queue)
+    leased_until: int = 0
+    lease_ids: list[str] = field(default_factory=list)
+    closed: bool = False
+
+
+class KVExporter:
+    """Runs the transfers of a prefill worker.
+
+    Args:
+        part_bytes: largest message.
+        reserve_timeout_s: how long a receiver may wait for room.
+    """
+
+    def __init__(
+        self, engine: AsyncEngine, transport: KVTransport, part_bytes: int, reserve_timeout_s: float
+    ) -> None:
+        self._engine = engine
+        self._transport = transport
+        self._part_bytes = part_bytes
+        self._reserve_timeout_s = reserve_timeout_s
+        self._exports: dict[str, Export] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.num_bytes_sent = 0
+        engine.scheduled_listeners.append(self._on_scheduled)
+        engine.computed_listeners.append(self._on_computed)
+
+    @property
+    def num_active(self) -> int:
+        return len(self._exports)
+
+    def begin(self, request: Request, transfer_id: str, peer: str, events: dict[Event, float]) -> Export:
+        """Registers a transfer before its request enters the engine; then :meth:`run` it.
+
+        Raises:
+            InternalError: the request has a transfer already.
+        """
+        if request.request_id in self._exports:
+            raise InternalError(f"request {request.request_id} is being handed over already")
+        self._loop = asyncio.get_running_loop()
+        export = Export(transfer_id, peer, request, events)
+        self._exports[request.request_id] = export
+        return export
+
+    async def run(self, export: Export) -> ExportSummary:
+        """Moves the prompt's KV as it is computed. Cancelling it gives everything back on both sides.
+
+        Raises:
+            BatonError: the transfer failed; the receiver has been told.
+        """
+        stream: KVSendStream | None = None
+        committed = False
+        try:
+            await export.started.wait()
+            started_s = time.monotonic()
+            export.events[Event.TRANSFER_STARTED] = started_s
+            stream = await self._transport.open(self._offer(export), export.peer)
+            export.events[Event.TRANSFER_RESERVED] = time.monotonic()
+            num_parts, num_bytes = await self._send_all(export, stream)
+            await stream.commit()
+            committed = True
+            export.events[Event.KV_COMMITTED] = time.monotonic()
+            cached = stream.num_cached_tokens
+            num_tokens = export.request.num_prompt_tokens - cached
+            return ExportSummary(num_bytes, num_parts, num_tokens, cached, time.monotonic() - started_s)
+        finally:
+            self._close(export)
+            if stream is not None and not committed:
+                await stream.abort()
+
+    def _offer(self, export: Export) -> TransferOffer:
+        return TransferOffer(
+            transfer_id=export.transfer_id,
+            request_id=export.request.request_id,
+            spec=self._engine.runner.spec,
+            token_ids=tuple(export.request.prompt_token_ids),
+            deadline_s=self._reserve_timeout_s,
+        )
+
+    async def _send_all(self, export: Export, stream: KVSendStream) -> tuple[int, int]:
+        spec, cache = self._engine.runner.spec, self._engine.runner.cache
+        num_parts = num_bytes = done = 0
+        while done < export.request.num_prompt_tokens:
+            ready = await export.ranges.get()
+            start = max(ready.start, stream.num_cached_tokens)
+            for header in plan_parts(spec, start, ready.end, self._part_bytes):
+                # A thread of its own: reading the cache must not hold up the first tokens of other requests.
+                payload = await asyncio.to_thread(
+                    cache.export_bytes, ready.block_ids, header.token_start, header.token_end, header.layers
+                )
+                await stream.send(header, payload)
+                num_parts += 1
+                num_bytes += len(payload)
+                self.num_bytes_sent += len(payload)
+            done = ready.end
+        return num_parts, num_bytes
+
+    def _close(self, export: Export) -> None:
+        self._exports.pop(export.request.request_id, None)
+        self._engine.post(lambda: self._release(export))
+
+    def _release(self, export: Export) -> None:
+        """Engine's thread."""
+        export.closed = True
+        for lease_id in export.lease_ids:
+            self._engine.blocks.pool.end_lease(lease_id)
+        export.lease_ids.clear()
+
+    def _on_scheduled(self, plan: Sequence[ScheduledSequence]) -> None:
+        """Engine's thread. Room at the receiver is asked for now and not earlier, while the request was queued."""
+        for sequence in plan:
+            export = self._exports.get(sequence.request.request_id)
+            if export is not None and self._loop is not None and export.leased_until == 0:
+                self._loop.call_soon_threadsafe(export.started.set)
+
+    def _on_computed(self, plan: Sequence[ScheduledSequence]) -> None:
+        """Engine's thread."""
+        for sequence in plan:
+            export = self._exports.get(sequence.request.request_id)
+            if export is not None and not export.closed:
+                self._lease_new_range(export, sequence.request)
+
+    def _lease_new_range(self, export: Export, request: Request) -> None:
+        # After a preemption positions are computed again; those behind leased_until are on their way already.
+        start, end = export.leased_until, min(request.num_computed_tokens, request.num_prompt_tokens)
+        if end <= start or self._loop is None:
+            return
+        block_size = self._engine.blocks.block_size
+        block_ids = tuple(request.block_ids[: -(-end // block_size)])
+        lease_id = f"{export.transfer_id}/{start}"
+        self._engine.blocks.pool.lease(lease_id, block_ids[start // block_size :])
+        export.lease_ids.append(lease_id)
+        export.leased_until = end
+        self._loop.call_soon_threadsafe(export.ranges.put_nowait, ComputedRange(start, end, block_ids))

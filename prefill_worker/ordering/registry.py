@@ -1,0 +1,17 @@
+"""Names of the ordering policies. Registration is this table, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.errors import ConfigError
+from engine.scheduler import ArrivalOrder, OrderingPolicy
+
+_POLICIES: dict[str, Callable[[], OrderingPolicy]] = {"fcfs": ArrivalOrder}
+
+
+def create_ordering(name: str) -> OrderingPolicy:
+    """Raises :class:`ConfigError` for an unknown name."""
+    if name not in _POLICIES:
+        raise ConfigError(f"prefill.ordering is {name!r}, but the known policies are: {', '.join(sorted(_POLICIES))}.")
+    return _POLICIES[name]()

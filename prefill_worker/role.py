@@ -1,0 +1,49 @@
+"""Puts a prefill worker together."""
+
+from __future__ import annotations
+
+import grpc.aio
+
+from cluster.config import PrefillConfig
+from cluster.role_stats import fill_engine_stats
+from cluster.kv_transfer.registry import create_transport
+from cluster.role import WorkerContext
+from cluster.wire import worker_pb2, worker_pb2_grpc
+from engine.async_engine import AsyncEngine
+from engine.scheduler import SchedulerLimits
+from prefill_worker.kv_export import KVExporter
+from prefill_worker.ordering.registry import create_ordering
+from prefill_worker.server import PrefillService
+
+
+class PrefillRole:
+    """Implements :class:`cluster.role.WorkerRole`."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        config, pool = context.config, context.pool
+        ordering = pool.ordering if isinstance(pool, PrefillConfig) else "fcfs"
+        self._engine = AsyncEngine(
+            context.runner,
+            SchedulerLimits(pool.chunk_tokens, pool.max_num_seqs, context.max_model_len),
+            prefix_caching=config.engine.prefix_caching,
+            ordering=create_ordering(ordering),
+            num_threads=config.engine.threads,
+        )
+        kv = config.kv_transfer
+        self._transport = create_transport(kv.transport, kv.max_bytes_per_second, kv.transfer_timeout_s)
+        self._exporter = KVExporter(self._engine, self._transport, kv.part_bytes, kv.reserve_timeout_s)
+
+    def add_services(self, server: grpc.aio.Server) -> None:
+        worker_pb2_grpc.add_PrefillServicer_to_server(PrefillService(self._engine, self._exporter), server)
+
+    async def start(self) -> None:
+        self._engine.start()
+
+    async def fill_stats(self, stats: worker_pb2.WorkerStats) -> None:
+        fill_engine_stats(stats, await self._engine.stats())
+        stats.num_transfers = self._exporter.num_active
+        stats.kv_bytes_sent = self._exporter.num_bytes_sent
+
+    async def stop(self) -> None:
+        await self._engine.stop()
+        await self._transport.close()

@@ -1,0 +1,95 @@
+"""The prefill worker's gRPC service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import grpc.aio
+
+from cluster.messages import pack_events, pack_output, unpack_sequence
+from cluster.rpc import reporting_errors
+from cluster.wire import worker_pb2, worker_pb2_grpc
+from engine.async_engine import AsyncEngine
+from engine.errors import BatonError, InternalError
+from engine.request import FinishReason, TokenOutput
+from engine.timeline import Event
+from prefill_worker.kv_export import Export, ExportSummary, KVExporter
+
+logger = logging.getLogger(__name__)
+
+
+class PrefillService(worker_pb2_grpc.PrefillServicer):
+    """Prompt in, first token out at once, then word of the hand-off."""
+
+    def __init__(self, engine: AsyncEngine, exporter: KVExporter) -> None:
+        self._engine = engine
+        self._exporter = exporter
+
+    async def Prefill(  # noqa: N802 - named by the schema
+        self, message: worker_pb2.PrefillRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[worker_pb2.PrefillEvent]:
+        """See ``proto/worker.proto``. Cancelling the call aborts request and transfer."""
+        request_id = message.sequence.request_id
+        async with reporting_errors(context, lambda e: logger.exception("prefill of %s failed", request_id)):
+            async for event in self._prefill(message):
+                yield event
+
+    async def _prefill(self, message: worker_pb2.PrefillRequest) -> AsyncIterator[worker_pb2.PrefillEvent]:
+        events = {Event.PREFILL_QUEUED: time.monotonic()}
+        request = unpack_sequence(
+            message.sequence, self._engine.runner.loaded.eos_token_ids, events[Event.PREFILL_QUEUED]
+        )
+        request.hands_off = True
+        self._engine.check_request(request)
+        export: Export | None = None
+        transfer: asyncio.Task[ExportSummary] | None = None
+        if message.HasField("handoff"):
+            export = self._exporter.begin(request, message.handoff.transfer_id, message.handoff.peer, events)
+            transfer = asyncio.create_task(self._exporter.run(export))
+        try:
+            output = TokenOutput(request.request_id)
+            async with aclosing(self._engine.generate(request)) as outputs:
+                async for output in outputs:
+                    events[Event.FIRST_TOKEN_SAMPLED] = time.monotonic()
+            events[Event.PREFILL_STARTED] = request.first_scheduled_s or events[Event.PREFILL_QUEUED]
+            goes_on = output.finish_reason is FinishReason.HANDED_OFF
+            yield worker_pb2.PrefillEvent(first_token=_first_token(output), events=pack_events(dict(events)))
+            if goes_on and transfer is not None:
+                result = await _handoff_result(transfer)
+                yield worker_pb2.PrefillEvent(handoff=result, events=pack_events(events))
+        finally:
+            if transfer is not None:
+                transfer.cancel()
+                await asyncio.gather(transfer, return_exceptions=True)
+
+
+def _first_token(output: TokenOutput) -> worker_pb2.TokenBatch:
+    batch = pack_output(output)
+    if output.finish_reason is FinishReason.HANDED_OFF:
+        batch.finish_reason = ""
+    return batch
+
+
+async def _handoff_result(transfer: asyncio.Task[ExportSummary]) -> worker_pb2.HandoffResult:
+    error: BatonError
+    try:
+        done = await transfer
+    except BatonError as failure:
+        error = failure
+    except Exception as failure:
+        logger.exception("a hand-off failed unexpectedly")
+        error = InternalError(f"{type(failure).__name__}: {failure}")
+    else:
+        return worker_pb2.HandoffResult(
+            num_bytes=done.num_bytes,
+            num_parts=done.num_parts,
+            num_tokens=done.num_tokens,
+            num_cached_tokens=done.num_cached_tokens,
+            seconds=done.seconds,
+        )
+    return worker_pb2.HandoffResult(error_code=error.code, error_message=error.message)
