@@ -23,7 +23,7 @@ NonEmptyString = Annotated[str, Field(min_length=1)]
 class Section(BaseModel):
     """What all parts of the configuration share: no unknown key, no coercion of types, no change after reading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class RouterConfig(Section):
@@ -37,8 +37,12 @@ class RouterConfig(Section):
     max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 1024 * 1024
     """Larger HTTP bodies get 413."""
     request_timeout_s: PositiveSeconds = 600.0
+    worker_wait_s: PositiveSeconds = 30.0
+    """How long a request waits for a usable worker when a pool has none."""
     max_attempts: PositiveInt = 3
     """How many worker pairs a request may try before its failure reaches the client."""
+    worker_wait_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
+    """How long a request waits when a pool has no worker to give, while one restarts for example."""
     timelines_kept: Annotated[int, Field(ge=0)] = 1000
     """Finished requests whose timeline can still be asked for."""
 
@@ -96,7 +100,7 @@ class EngineConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: CUDA where Ray grants a GPU, else the CPU."""
     threads: PositiveInt | None = None
-    """Threads of torch on the CPU; null: as many as the worker's CPUs."""
+    """Threads of torch on the CPU; null: every core, since one request never needs both pools at once."""
     attention_backend: NonEmptyString = "auto"
     self_check: bool = True
     """Compare the engine with the model's own forward pass when a worker starts."""
@@ -108,8 +112,6 @@ class KVTransferConfig(Section):
     transport: Literal["grpc"] = "grpc"
     part_bytes: Annotated[int, Field(ge=4096, le=64 * 1024 * 1024)] = 1024 * 1024
     """Size of one message on the wire."""
-    max_inflight_parts: PositiveInt = 8
-    """Parts sent and not yet taken in by the receiver, per transfer: the bound of the buffers."""
     max_bytes_per_second: Annotated[float, Field(gt=0)] | None = None
     """Cap of each worker's outgoing hand-offs together, for links that others use too."""
     reserve_timeout_s: PositiveSeconds = 30.0
@@ -124,7 +126,7 @@ class RayConfig(Section):
     """null: start a local one; auto: the one this machine belongs to; host:port: connect there."""
     namespace: NonEmptyString = "baton"
     num_cpus: PositiveInt | None = None
-    """CPUs that a cluster started here pretends to have; null: as many as it has."""
+    """CPUs that a cluster started here pretends to have; null: 64, since workers on one machine share its cores."""
     start_timeout_s: PositiveSeconds = 120.0
 
 

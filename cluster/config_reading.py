@@ -101,7 +101,7 @@ def explain(error: ValidationError, schema: type[BaseModel], source: str, overri
 
 def _explain_one(path: str, fault: dict[str, Any], schema: type[BaseModel]) -> str:
     kind, message, value = fault["type"], str(fault["msg"]), fault["input"]
-    if kind == "extra_forbidden":
+    if kind in ("extra_forbidden", "invalid_key"):
         return _unknown_key(path, schema)
     if kind == "value_error":
         reason = message.removeprefix("Value error, ")

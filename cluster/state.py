@@ -122,10 +122,8 @@ def find_endpoint(option: str | None = None) -> str:
 
 
 def _base_url(text: str) -> str:
-    url = text.strip().rstrip("/").removesuffix("/v1")
-    if "://" not in url:
-        url = f"http://{url}"
+    url = text.strip() if "://" in text else f"http://{text.strip()}"
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"{text!r} is not an endpoint. Expected a URL such as http://127.0.0.1:8000.")
-    return url
+    return url.rstrip("/").removesuffix("/v1")

@@ -166,12 +166,8 @@ class KVImporter:
     def abort(self, transfer_id: str, reason: str) -> None:
         """See :class:`KVSink`. A request that waits for the transfer hears the reason."""
         entry = self._imports.get(transfer_id)
-        if entry is None or entry.claimed and entry.committed.done() and entry.committed.exception() is None:
-            return
-        if entry.committed.done() and not entry.committed.cancelled():
-            entry.committed.exception()
-            entry.committed = asyncio.get_running_loop().create_future()
-        self._fail(entry, TransferError(f"The KV transfer broke off: {reason}"))
+        if entry is not None and not entry.committed.done():  # what is committed stays good without its sender
+            self._fail(entry, TransferError(f"The KV transfer broke off: {reason}"))
 
     async def claim(self, transfer_id: str) -> Import:
         """Waits until the transfer is committed; then the caller owns it and must :meth:`release` it.
@@ -226,9 +222,8 @@ class KVImporter:
 
     def _fail(self, entry: Import, error: BatonError) -> None:
         """Frees the blocks and keeps the reason for a request that may still come for the KV."""
-        if not entry.committed.done():
-            entry.committed.set_exception(error)
-            entry.committed.exception()  # nobody may ever ask, which is no fault
+        entry.committed.set_exception(error)
+        entry.committed.exception()  # nobody may ever ask, which is no fault
         self.release(entry)
         if entry.claimed:
             self._imports.pop(entry.transfer_id, None)

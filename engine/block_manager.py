@@ -23,6 +23,7 @@ class BlockManager:
         self.prefix_caching = prefix_caching
         self.prefix_cache = PrefixCache(block_size)
         self.pool = BlockPool(num_blocks, on_evict=self.prefix_cache.forget)
+        self._num_remembered: dict[str, int] = {}  # request id → full blocks that ``remember`` has seen
 
     def usage(self) -> BlockUsage:
         return self.pool.usage()
@@ -81,19 +82,19 @@ class BlockManager:
             return
         num_full = num_computed_tokens // self.block_size
         self._hash_blocks(request, num_full)
-        # Walk backwards: blocks remembered in earlier steps end the walk, so a step costs only what it adds.
-        for index in range(num_full - 1, -1, -1):
+        for index in range(self._num_remembered.get(request.request_id, 0), num_full):
             parent = request.block_hashes[index - 1] if index else None
             tokens = request.tokens_between(index * self.block_size, (index + 1) * self.block_size)
             block = request.block_ids[index]
-            if not self.prefix_cache.insert(request.block_hashes[index], parent, tokens, block):
-                return
-            self.pool.mark_cached(block)
+            if self.prefix_cache.insert(request.block_hashes[index], parent, tokens, block):
+                self.pool.mark_cached(block)
+        self._num_remembered[request.request_id] = num_full
 
     def free(self, request: Request) -> None:
         """Gives all blocks of a request back."""
         self.pool.release(request.block_ids)
         request.block_ids = []
+        self._num_remembered.pop(request.request_id, None)
 
     def check(self, holders: Iterable[Request]) -> list[str]:
         """Sentences about leaked or doubly freed blocks, given every request that may hold blocks."""

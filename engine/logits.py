@@ -14,6 +14,7 @@ import torch
 from engine.request import SamplingParams
 
 _NEG_INF = float("-inf")
+_LEAST_TEMPERATURE = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +77,11 @@ def _bias_and_penalise(logits: torch.Tensor, row: SamplingRow) -> None:
     output = torch.tensor(list(row.output_token_ids), dtype=torch.int64, device=logits.device)
     if params.repetition_penalty != 1:
         prompt = torch.tensor(list(row.prompt_token_ids), dtype=torch.int64, device=logits.device)
-        seen = torch.cat([prompt, output]).unique()
+        seen = torch.unique(torch.cat([prompt, output]))
         scores = logits[seen]
         logits[seen] = torch.where(scores > 0, scores / params.repetition_penalty, scores * params.repetition_penalty)
     if output.numel() and (params.presence_penalty or params.frequency_penalty):
-        tokens, counts = output.unique(return_counts=True)
+        tokens, counts = torch.unique(output, return_counts=True)
         logits[tokens] -= params.presence_penalty + params.frequency_penalty * counts.to(logits.dtype)
 
 
@@ -90,7 +91,8 @@ def _filter(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Ten
         name: torch.tensor([[getattr(p, name)] for p in params], dtype=logits.dtype, device=logits.device)
         for name in ("temperature", "top_p", "min_p")
     }
-    logits = logits / column["temperature"]
+    # A temperature that float32 cannot divide by means the likeliest token, not infinity.
+    logits = logits / column["temperature"].clamp_min(_LEAST_TEMPERATURE)
     vocab_size = logits.shape[-1]
     limits = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
     if min(limits) < vocab_size:

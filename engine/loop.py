@@ -9,7 +9,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -19,7 +19,25 @@ from engine.request import FinishReason, TokenOutput
 
 T = TypeVar("T")
 
-_STOP = object()
+
+class _Call(Generic[T]):
+    """A function in the mailbox, and the future that its sender waits for."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function = function
+        self.future: Future[T] = Future()
+
+    def run(self) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            self.future.set_result(self._function())
+        except BaseException as error:  # noqa: BLE001 - the caller gets it, whatever it is
+            self.future.set_exception(error)
+
+    def fail(self) -> None:
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(WorkerLostError("this worker is shutting down"))
 
 
 class EngineLoop:
@@ -43,37 +61,31 @@ class EngineLoop:
         self._on_outputs = on_outputs
         self._on_idle = on_idle
         self._num_threads = num_threads
-        self._mailbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._mailbox: queue.SimpleQueue[_Call[Any] | None] = queue.SimpleQueue()  # None only wakes the thread up
         self._thread = threading.Thread(target=self._run, name="baton-engine", daemon=True)
-        self._closed = threading.Event()
+        self._closing = threading.Lock()  # so that no call slips into the mailbox behind the last look at it
+        self._closed = False
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """Ends the thread after the current step; calls that are still waiting fail."""
-        self._closed.set()
-        self._mailbox.put(_STOP)
+        """Ends the thread after the current step; calls that are still waiting fail with :class:`WorkerLostError`."""
+        self._close()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+        else:
+            self._fail_mail()
 
     def submit(self, function: Callable[[], T]) -> Future[T]:
         """Runs ``function`` in the engine's thread between two steps."""
-        future: Future[T] = Future()
-        if self._closed.is_set():
-            future.set_exception(WorkerLostError("this worker is shutting down"))
-            return future
-
-        def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(function())
-            except BaseException as error:  # noqa: BLE001 - the caller gets it, whatever it is
-                future.set_exception(error)
-
-        self._mailbox.put(run)
-        return future
+        call = _Call(function)
+        with self._closing:
+            if not self._closed:
+                self._mailbox.put(call)
+                return call.future
+        call.fail()
+        return call.future
 
     async def call(self, function: Callable[[], T]) -> T:
         """:meth:`submit` for asyncio callers."""
@@ -90,6 +102,13 @@ class EngineLoop:
     def _run(self) -> None:
         if self._num_threads is not None:
             torch.set_num_threads(self._num_threads)  # counts for the thread that says it
+        try:
+            self._run_until_closed()
+        finally:  # nobody may wait for a thread that is gone, whatever ended it
+            self._close()
+            self._fail_mail()
+
+    def _run_until_closed(self) -> None:
         stalled = True
         while self._take_mail(wait=stalled):
             outputs = self._engine.step()
@@ -99,25 +118,29 @@ class EngineLoop:
             stalled = not self._engine.last_step_ran
             if stalled and self._on_idle is not None and not self._engine.scheduler.has_work():
                 self._on_idle()
-        self._fail_mail()
 
     def _take_mail(self, *, wait: bool) -> bool:
-        """Runs what lies in the mailbox; False when told to stop."""
+        """Runs what lies in the mailbox; False when the loop is closed."""
         try:
-            mail = self._mailbox.get(block=wait)
-            while True:
-                if mail is _STOP:
-                    return False
-                mail()  # type: ignore[operator]
-                mail = self._mailbox.get_nowait()
+            call = self._mailbox.get(block=wait)
+            while not self._closed:
+                if call is not None:
+                    call.run()
+                call = self._mailbox.get_nowait()
         except queue.Empty:
-            return True
+            pass
+        return not self._closed
+
+    def _close(self) -> None:
+        with self._closing:
+            self._closed = True
+            self._mailbox.put(None)
 
     def _fail_mail(self) -> None:
         while True:
             try:
-                mail = self._mailbox.get_nowait()
+                call = self._mailbox.get_nowait()
             except queue.Empty:
                 return
-            if mail is not _STOP:
-                mail()  # type: ignore[operator]
+            if call is not None:
+                call.fail()

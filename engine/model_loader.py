@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedModel,
+)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from engine.attention.base import ATTENTION_NAME, paged_attention
+from engine.attention_probe import AttentionLayer, probe_attention
 from engine.errors import ConfigError, UnsupportedModelError
 from engine.kv_cache import TORCH_DTYPES
-from engine.kv_spec import LayerSpec
 from engine.model_source import ModelSource
 
-_PROBE_NAME = "baton_probe"
-_PROBE_TOKENS = 4
 _ATTENTION_TYPES = {"full_attention", "sliding_attention", "attention"}
 _SAMPLES_PER_TENSOR = 16
+# Of a config: where it came from and who wrote it, which the model does not compute with.
+_VOLATILE_SETTINGS = frozenset({"_name_or_path", "architectures", "dtype", "transformers_version"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +36,13 @@ class LoadedModel:
     """A model ready for the runner.
 
     Attributes:
-        attention_modules: in the order in which a forward calls them; their index is the cache layer.
-        layers: the cache shapes of those modules.
+        attention_layers: in the order in which a forward calls them; their index is the cache layer.
         max_model_len: the model's own context length.
         fingerprint: equal for equal weights and config, see :func:`fingerprint_of`.
     """
 
     model: PreTrainedModel
-    attention_modules: tuple[nn.Module, ...]
-    layers: tuple[LayerSpec, ...]
+    attention_layers: tuple[AttentionLayer, ...]
     dtype_name: str
     vocab_size: int
     max_model_len: int
@@ -81,27 +86,26 @@ def load_model(source: ModelSource, dtype: str, device: torch.device) -> LoadedM
         ConfigError: the model cannot be found or read.
         UnsupportedModelError: its architecture cannot run on this engine; the message says why.
     """
-    # Registering the same function again changes nothing, so every load may do it.
-    ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, paged_attention)
     config = _load_config(source)
     check_architecture(config)
     dtype_name = pick_dtype(dtype, config, device)
-    model = _load_weights(source, config, TORCH_DTYPES[dtype_name]).to(device).eval()
-    return prepare_model(model, dtype_name)
+    model = _load_weights(source, config, TORCH_DTYPES[dtype_name])
+    nn.Module.to(model, device)
+    return prepare_model(model.eval(), dtype_name)
 
 
 def prepare_model(model: PreTrainedModel, dtype_name: str) -> LoadedModel:
     """Probes a model that is in memory and on its device already. Raises :class:`UnsupportedModelError`."""
     check_architecture(model.config)
+    # Registering the same function again changes nothing, so every model may do it.
+    ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, paged_attention)
     model.requires_grad_(False)
-    modules, layers = _probe_attention(model)
-    vocab_size = int(model.get_output_embeddings().weight.shape[0])
+    attention_layers = probe_attention(model)
     return LoadedModel(
         model=model,
-        attention_modules=modules,
-        layers=layers,
+        attention_layers=attention_layers,
         dtype_name=dtype_name,
-        vocab_size=vocab_size,
+        vocab_size=_vocab_size(model),
         max_model_len=_context_length(model.config),
         eos_token_ids=_eos_token_ids(model),
         fingerprint=fingerprint_of(model),
@@ -113,11 +117,12 @@ def check_architecture(config: Any) -> None:
     kind = type(config).__name__.removesuffix("Config")
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{kind} is an encoder-decoder model; baton serves decoder-only language models.")
-    if getattr(config, "is_causal", True) is False:
+    text_config = config.get_text_config(decoder=True)
+    if getattr(text_config, "is_causal", True) is False:
         raise UnsupportedModelError(f"{kind} attends in both directions; baton serves causal language models.")
-    if getattr(config, "attention_chunk_size", None):
+    if getattr(text_config, "attention_chunk_size", None):
         raise UnsupportedModelError(f"{kind} uses chunked attention, which the paged cache does not support.")
-    others = sorted(set(getattr(config, "layer_types", None) or ()) - _ATTENTION_TYPES)
+    others = sorted(set(getattr(text_config, "layer_types", None) or ()) - _ATTENTION_TYPES)
     if others:
         raise UnsupportedModelError(
             f"{kind} has layers of the kinds {', '.join(others)}, whose state is not a paged KV cache. "
@@ -126,8 +131,12 @@ def check_architecture(config: Any) -> None:
 
 
 def fingerprint_of(model: PreTrainedModel) -> str:
-    """Hex digest over every parameter's name, shape, dtype and some of its values; independent of the file format."""
-    digest = hashlib.blake2b(digest_size=16)
+    """Hex digest over the config and over every parameter's name, shape, dtype and some of its values.
+
+    Independent of where the model was loaded from and in which file format.
+    """
+    settings = {key: value for key, value in model.config.to_diff_dict().items() if key not in _VOLATILE_SETTINGS}
+    digest = hashlib.blake2b(json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=16)
     for name, tensor in sorted(model.state_dict().items()):
         flat = tensor.flatten()
         step = max(1, flat.numel() // _SAMPLES_PER_TENSOR)
@@ -147,83 +156,59 @@ def _load_config(source: ModelSource) -> Any:
 
 
 def _load_weights(source: ModelSource, config: Any, dtype: torch.dtype) -> PreTrainedModel:
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnsupportedModelError(
+            f"{type(config).__name__.removesuffix('Config')} has no causal language model in transformers; "
+            "baton serves decoder-only language models."
+        )
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source.path, config=config, dtype=dtype)
-    except (OSError, ValueError) as error:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source.path, config=config, dtype=dtype, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(f"model: the weights of {source.name} could not be loaded: {error}") from error
+    model: PreTrainedModel = loaded[0]
+    missing = sorted(loaded[1]["missing_keys"])
+    if missing:  # transformers would fill them with random numbers
+        raise ConfigError(
+            f"model: the checkpoint of {source.name} lacks {len(missing)} of the weights of {type(model).__name__}, "
+            f"{missing[0]} for one. Expected the complete checkpoint of a causal language model."
+        )
     return model
 
 
-def _probe_attention(model: PreTrainedModel) -> tuple[tuple[nn.Module, ...], tuple[LayerSpec, ...]]:
-    """Runs a few tokens through the model with an attention function that records its caller and the shapes."""
-    modules: list[nn.Module] = []
-    layers: list[LayerSpec] = []
-    kind = type(model).__name__
-
-    def record(
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        scaling: float | None = None,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, None]:
-        if attention_mask is not None:
-            raise UnsupportedModelError(f"{kind} brings its own attention mask, which paged attention cannot honour.")
-        if query.shape[1] % key.shape[1]:
-            raise UnsupportedModelError(f"{kind} has {query.shape[1]} query heads for {key.shape[1]} KV heads.")
-        modules.append(module)
-        layers.append(LayerSpec(int(key.shape[1]), int(key.shape[3]), int(value.shape[3])))
-        _check_window(model.config, len(modules) - 1, kwargs.get("sliding_window"), kind)
-        return value.repeat_interleave(query.shape[1] // key.shape[1], dim=1).transpose(1, 2), None
-
-    ALL_ATTENTION_FUNCTIONS.register(_PROBE_NAME, record)
-    try:
-        model.set_attn_implementation(_PROBE_NAME)
-        token_ids = torch.arange(_PROBE_TOKENS, device=model.device)[None]
-        with torch.inference_mode():
-            model(input_ids=token_ids, position_ids=token_ids, use_cache=False)
-    except UnsupportedModelError:
-        raise
-    except (ValueError, TypeError, RuntimeError, NotImplementedError, AttributeError, KeyError) as error:
-        raise UnsupportedModelError(
-            f"{kind} cannot run with pluggable attention ({type(error).__name__}: {error}). "
-            "It must be a decoder-only transformers model that uses AttentionInterface."
-        ) from error
-    finally:
-        # transformers offers no way to unregister; a name that is left behind would keep the model alive.
-        ALL_ATTENTION_FUNCTIONS._global_mapping.pop(_PROBE_NAME, None)
-    if not modules:
-        raise UnsupportedModelError(f"{kind} never called its attention interface, so its KV cannot be paged.")
-    if len({id(module) for module in modules}) != len(modules):
-        raise UnsupportedModelError(f"{kind} runs one attention module more than once per token.")
-    expected = getattr(model.config, "num_hidden_layers", len(modules))
-    if len(modules) != expected:
-        raise UnsupportedModelError(f"{kind} has {expected} layers, but only {len(modules)} attend over a cache.")
-    return tuple(modules), tuple(layers)
-
-
-def _check_window(config: Any, index: int, window: int | None, kind: str) -> None:
-    types = getattr(config, "layer_types", None) or ()
-    if index < len(types) and types[index] == "sliding_attention" and not window:
-        raise UnsupportedModelError(f"{kind}: layer {index} slides, but does not tell its attention the window.")
+def _vocab_size(model: PreTrainedModel) -> int:
+    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    if head is None:
+        raise UnsupportedModelError(f"{type(model).__name__} has no language model head; baton serves causal models.")
+    return int(head.weight.shape[0])
 
 
 def _context_length(config: Any) -> int:
+    text_config = config.get_text_config(decoder=True)
     for name in ("max_position_embeddings", "n_positions", "seq_length"):
-        value = getattr(config, name, None)
+        value = getattr(text_config, name, None)
         if isinstance(value, int) and value > 0:
-            return value
-    raise UnsupportedModelError(
-        f"{type(config).__name__} states no context length. Set max_model_len in the configuration."
-    )
+            return int(min(value, _longest_static_rope(text_config)))
+    raise UnsupportedModelError(f"{type(config).__name__} states no context length.")
+
+
+def _longest_static_rope(config: Any) -> float:
+    """Positions that are rotated by the same frequencies whatever else is in the batch.
+
+    LongRoPE changes all frequencies once the longest sequence passes ``original_max_position_embeddings``. Keys that
+    are cached already would be wrong from then on, for their own sequence and for every other one in the step.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+    limits = [kind.get("original_max_position_embeddings") for kind in kinds if kind.get("rope_type") == "longrope"]
+    return min((limit for limit in limits if limit), default=float("inf"))
 
 
 def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
     found: set[int] = set()
     generation: GenerationConfig | None = model.generation_config
-    for config in (generation, model.config):
+    for config in (generation, model.config.get_text_config(decoder=True)):
         eos = getattr(config, "eos_token_id", None)
         if eos is not None:
             found.update(eos if isinstance(eos, list | tuple) else [eos])

@@ -31,17 +31,17 @@ class ModelRunner:
         attention_backend: name, see ``attention/registry.py``.
     """
 
-    def __init__(
-        self, loaded: LoadedModel, num_blocks: int, block_size: int, attention_backend: str = "auto"
-    ) -> None:
+    def __init__(self, loaded: LoadedModel, num_blocks: int, block_size: int, attention_backend: str = "auto") -> None:
         self.loaded = loaded
         self.device = loaded.model.device
-        self.spec = KVCacheSpec(loaded.fingerprint, loaded.dtype_name, block_size, loaded.layers)
+        layers = loaded.attention_layers
+        specs = tuple(layer.spec for layer in layers)
+        self.spec = KVCacheSpec(loaded.fingerprint, loaded.dtype_name, block_size, specs)
         self.cache = PagedKVCache(self.spec, num_blocks, self.device)
         backend = create_backend(attention_backend, self.cache)
-        self._slots = [AttentionSlot(layer, backend) for layer in range(len(loaded.layers))]
-        for module, slot in zip(loaded.attention_modules, self._slots, strict=True):
-            bind_slot(module, slot)
+        self._slots = [AttentionSlot(index, backend, layer.sliding_window) for index, layer in enumerate(layers)]
+        for layer, slot in zip(layers, self._slots, strict=True):
+            bind_slot(layer.module, slot)
         loaded.model.set_attn_implementation(ATTENTION_NAME)
         self._selects_rows = accepts_logits_to_keep(loaded.model)
 
@@ -80,8 +80,13 @@ class ModelRunner:
         """
         length = sum(_CHECK_CHUNKS)
         token_ids = [(37 * index + 11) % min(self.loaded.vocab_size, 1000) for index in range(length)]
-        paged = self._chunked_logits(token_ids)
-        expected = self._reference_logits(token_ids)
+        try:
+            paged = self._chunked_logits(token_ids)
+            expected = self._reference_logits(token_ids)
+        except (ValueError, TypeError, RuntimeError, LookupError, AttributeError) as failure:
+            raise UnsupportedModelError(
+                f"{type(self.loaded.model).__name__} fails over the paged cache: {type(failure).__name__}: {failure}"
+            ) from failure
         error = float((paged - expected).norm() / expected.norm().clamp_min(1e-9))
         if not error <= _CHECK_TOLERANCE[self.loaded.dtype_name]:
             raise UnsupportedModelError(

@@ -19,7 +19,7 @@ class SchedulerLimits:
     """
     Attributes:
         chunk_tokens: token budget of one step, shared by all its sequences.
-        max_num_seqs: sequences that may run at once.
+        max_num_seqs: sequences that may run at once; never more than ``chunk_tokens``.
         max_model_len: prompt and output tokens of one request.
     """
 
@@ -30,7 +30,7 @@ class SchedulerLimits:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSequence:
-    """Compute positions ``[request.num_computed_tokens, … + num_tokens)``, then verify ``draft_token_ids`` behind them."""
+    """Compute positions ``[num_computed_tokens, … + num_tokens)``, then verify ``draft_token_ids`` behind them."""
 
     request: Request
     num_tokens: int
@@ -142,7 +142,8 @@ class Scheduler:
         """
         if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id} is in use")
-        self.check_fits(request.num_prompt_tokens, 1 if request.hands_off else request.params.max_tokens)
+        num_new = len(request.output_token_ids) + 1 if request.hands_off else request.params.max_tokens
+        self.check_fits(request.num_prompt_tokens, num_new)
         self._requests[request.request_id] = request
         self._waiting.append(request)
 
@@ -157,7 +158,9 @@ class Scheduler:
                 continue
             if self._make_room(request, request.num_computed_tokens + num_tokens, plan):
                 plan.add(ScheduledSequence(request, num_tokens))
-        if self.num_preemptions == preemptions_before:
+        if self.num_preemptions == preemptions_before or not plan.sequences:
+            self._admit(plan)
+        while not plan.sequences and self._reclaim_import():
             self._admit(plan)
         return list(plan.sequences.values())
 
@@ -180,34 +183,60 @@ class Scheduler:
         self._waiting.append(request)
         self.num_preemptions += 1
 
+    def _waiting_in_order(self, now_s: float) -> list[Request]:
+        """Preempted requests have lost work already, so they go first."""
+        return sorted(
+            self._waiting, key=lambda r: (r.status is not RequestStatus.PREEMPTED, *self._ordering.key(r, now_s))
+        )
+
     def _admit(self, plan: _StepPlan) -> None:
         if not self._waiting or plan.budget < 1:
             return
         now_s = time.monotonic()
-        # Preempted requests have lost work already, so they go first.
-        ordered = sorted(
-            self._waiting, key=lambda r: (r.status is not RequestStatus.PREEMPTED, *self._ordering.key(r, now_s))
-        )
-        for request in ordered:
-            if plan.budget < 1 or len(self._running) >= self.limits.max_num_seqs:
+        # More seats than budget would leave the last ones without a token while the first ones decode.
+        num_seats = min(self.limits.max_num_seqs, self.limits.chunk_tokens)
+        blocked = False
+        for request in self._waiting_in_order(now_s):
+            if plan.budget < 1 or len(self._running) >= num_seats:
                 return
-            cached = self.blocks.match_prefix(request)
-            computed = max(request.num_computed_tokens, cached)
-            num_tokens = min(request.num_tokens - computed, plan.budget)
-            if not self.blocks.can_grow(request, computed + num_tokens):
-                if cached:
-                    self.blocks.free(request)
-                return  # strictly in order: a small request never starves a large one
-            self.blocks.grow(request, computed + num_tokens)
-            if request.status is RequestStatus.WAITING:
-                request.num_cached_tokens = max(request.num_cached_tokens, min(cached, request.num_prompt_tokens))
-            request.num_computed_tokens = computed
-            if request.first_scheduled_s is None:
-                request.first_scheduled_s = now_s
-            self._waiting.remove(request)
-            request.move_to(RequestStatus.RUNNING)
-            self._running.append(request)
-            plan.add(ScheduledSequence(request, num_tokens))
+            # Strictly in order, so that a small request never starves a large one. Only those that have all their
+            # blocks already (imported ones) may pass, because the one in front may be waiting for just these.
+            if blocked and len(request.block_ids) < self.blocks.num_blocks_for(request.num_tokens):
+                continue
+            if not self._start(request, plan, now_s):
+                blocked = True
+
+    def _start(self, request: Request, plan: _StepPlan, now_s: float) -> bool:
+        """Makes a waiting request run; False when its known tokens do not fit into the free blocks.
+
+        It gets room for all of them at once: one that started on less would run out half-way and start again.
+        """
+        cached = self.blocks.match_prefix(request)
+        if not self.blocks.can_grow(request, request.num_tokens):
+            if cached:
+                self.blocks.free(request)
+            return False
+        self.blocks.grow(request, request.num_tokens)
+        if request.status is RequestStatus.WAITING:
+            request.num_cached_tokens = max(request.num_cached_tokens, min(cached, request.num_prompt_tokens))
+        request.num_computed_tokens = max(request.num_computed_tokens, cached)
+        if request.first_scheduled_s is None:
+            request.first_scheduled_s = now_s
+        self._waiting.remove(request)
+        request.move_to(RequestStatus.RUNNING)
+        self._running.append(request)
+        plan.add(ScheduledSequence(request, min(request.num_tokens - request.num_computed_tokens, plan.budget)))
+        return True
+
+    def _reclaim_import(self) -> bool:
+        """Nothing can run: the last waiting request that holds imported KV gives it up, and will recompute it."""
+        holders = [request for request in self._waiting_in_order(time.monotonic())[1:] if request.block_ids]
+        if self._running or not holders:
+            return False
+        self.blocks.free(holders[-1])
+        holders[-1].num_computed_tokens = 0
+        self.num_preemptions += 1
+        return True
 
     def attach_drafts(
         self, plan: list[ScheduledSequence], drafts: dict[str, tuple[int, ...]]

@@ -84,6 +84,10 @@ class Timeline:
     def ttft_ms(self) -> float | None:
         return self.between_ms(Event.RECEIVED, Event.FIRST_TOKEN)
 
+    @property
+    def total_ms(self) -> float | None:
+        return self.between_ms(Event.RECEIVED, Event.FINISHED)
+
     def tpot_ms(self, num_output_tokens: int) -> float | None:
         """Mean milliseconds per output token after the first."""
         decode_ms = self.between_ms(Event.FIRST_TOKEN, Event.FINISHED)

@@ -63,6 +63,7 @@ class AttentionSlot:
 
     layer: int
     backend: AttentionBackend
+    sliding_window: int | None
     batch: ForwardBatch | None = None
 
 
@@ -71,12 +72,11 @@ def bind_slot(module: nn.Module, slot: AttentionSlot) -> None:
     object.__setattr__(module, _SLOT_ATTRIBUTE, slot)
 
 
-def variant_of(module: nn.Module, scaling: float | None, kwargs: dict[str, Any], key_dim: int) -> AttentionVariant:
-    """Reads what transformers passes to an attention function."""
-    window = kwargs.get("sliding_window")
+def variant_of(slot: AttentionSlot, scaling: float | None, kwargs: dict[str, Any], key_dim: int) -> AttentionVariant:
+    """Reads what transformers passes to an attention function; the window is the one that the probe found."""
     return AttentionVariant(
         scaling=key_dim**-0.5 if scaling is None else float(scaling),
-        sliding_window=int(window) if window else None,
+        sliding_window=slot.sliding_window,
         softcap=kwargs.get("softcap"),
         sinks=kwargs.get("s_aux"),
     )
@@ -109,6 +109,6 @@ def paged_attention(
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
         slot.batch,
-        variant_of(module, scaling, kwargs, query.shape[-1]),
+        variant_of(slot, scaling, kwargs, query.shape[-1]),
     )
-    return output.unsqueeze(0), None
+    return output.unsqueeze(0).contiguous(), None

@@ -1,0 +1,76 @@
+# Everything a newcomer needs: `make demo` and `make test`. Both work from a fresh clone with Python 3.11 or newer.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+# The first Python that is new enough. Override with: make demo PYTHON=/path/to/python
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 python; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
+INSTALLED_RUNTIME := $(VENV)/.installed-runtime
+INSTALLED_TEST := $(VENV)/.installed-test
+INSTALLED_DEV := $(VENV)/.installed-dev
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+ARGS ?=
+
+.PHONY: help setup demo test lint format proto clean
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## */  make \1\t/' | expand -t 16
+
+setup: $(INSTALLED_RUNTIME)  ## create the environment in .venv and install baton with its dependencies
+	@$(BIN)/baton version
+
+demo: $(INSTALLED_RUNTIME)  ## start a cluster, send it real requests, print a table, shut it down
+	@$(BIN)/python -m cluster.demo --config deploy/local.yaml $(ARGS)
+
+test: $(INSTALLED_TEST)  ## run all tests (ARGS="tests/unit -x" for some of them)
+	@$(BIN)/baton model pull smollm2-135m-instruct
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(INSTALLED_DEV)  ## ruff, mypy --strict, and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(INSTALLED_DEV)  ## rewrite the sources in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: $(INSTALLED_TEST)  ## generate the stubs in cluster/wire from proto/
+	$(BIN)/python -m cluster.wire.generate
+
+clean:  ## remove the environment and everything generated, the model cache aside
+	rm -rf "$(VENV)" build dist out ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "baton needs Python 3.11 or newer, and none was found. Install one, or name it: make PYTHON=/path/to/python" >&2; \
+		exit 1; fi
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "baton needs Python 3.11 or newer, but $(PYTHON) is not: $$("$(PYTHON)" --version 2>&1)." >&2; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) lacks venv or ensurepip. On Debian and Ubuntu, install the package python3-venv." >&2; exit 1; }
+	@echo "Creating the environment in $(VENV) with $$("$(PYTHON)" --version)"
+	@"$(PYTHON)" -m venv "$(VENV)"
+
+# Stamps: a second `make demo` or `make test` skips the installation until these files change.
+$(INSTALLED_RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing baton and what it runs on (once; torch and ray are large)"
+	@$(PIP_INSTALL) -e .
+	@touch $@
+
+$(INSTALLED_TEST): $(INSTALLED_RUNTIME)
+	@echo "Installing what the tests need"
+	@$(PIP_INSTALL) -e '.[test]'
+	@touch $@
+
+$(INSTALLED_DEV): $(INSTALLED_RUNTIME)
+	@echo "Installing what development needs"
+	@$(PIP_INSTALL) -e '.[dev]'
+	@touch $@ $(INSTALLED_TEST)

@@ -1,0 +1,180 @@
+"""The Ray actor that owns the cluster: the router and both pools. It decides nothing about requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from cluster.config import BatonConfig
+from cluster.logs import configure_logging
+from cluster.registry import POOLS, WorkerInfo
+from cluster.router_host import RouterHost
+from cluster.worker_host import WorkerHost
+from cluster.worker_pool import WorkerPool
+from engine.errors import BatonError, InvalidRequestError, LayoutMismatchError, NotFoundError
+from engine.model_source import resolve_model
+
+logger = logging.getLogger(__name__)
+
+ACTOR_NAME = "baton-controller"
+_STOP_TIMEOUT_S = 10.0
+
+
+class Controller:
+    """Implements :class:`cluster.worker_pool.PoolListener`.
+
+    Args:
+        config: of the cluster, as a dictionary.
+        worker_class: what the pools start.
+    """
+
+    def __init__(self, config: dict[str, Any], worker_class: type = WorkerHost) -> None:
+        self._config = BatonConfig.from_dict(config)
+        configure_logging(self._config.log, "controller")
+        self._local = self._config.ray.address is None
+        self._pools = {
+            name: WorkerPool(name, self._config, self, worker_class, self._bind_host) for name in POOLS
+        }
+        self._router: Any = None
+        self._port = self._config.router.port
+        self._kv_fingerprint: str | None = None
+        self._infos: dict[str, WorkerInfo] = {}
+        self._reports: asyncio.Queue[str] = asyncio.Queue()
+        self._router_task: asyncio.Task[None] | None = None
+        self._failed: asyncio.Future[None] = asyncio.get_event_loop().create_future()
+
+    async def start(self) -> str:
+        """Brings everything up; returns the endpoint's URL.
+
+        Raises:
+            BatonError: something cannot start; the message says what and why.
+        """
+        await asyncio.to_thread(resolve_model, self._config.model, self.report)
+        for name, pool in self._pools.items():
+            pool.scale(self._config.pool(name).workers)
+        self.report("starting the router and the workers; each worker loads the model")
+        endpoint = await self._start_router()
+        timeout_s = self._config.ray.start_timeout_s
+        waits = [asyncio.create_task(pool.wait_until_ready(timeout_s)) for pool in self._pools.values()]
+        try:
+            await asyncio.gather(*waits)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        self._router_task = asyncio.create_task(self._watch_router())
+        return endpoint
+
+    async def next_report(self) -> str:
+        """Waits for the next line of progress."""
+        return await self._reports.get()
+
+    async def wait(self) -> None:
+        """Stays open while the cluster lives; raises ``BatonError`` when it cannot go on."""
+        await asyncio.shield(self._failed)
+
+    async def scale(self, targets: dict[str, int]) -> dict[str, Any]:
+        """Sets the pools' sizes. Raises ``BatonError`` for an unknown pool or a size that cannot be."""
+        for name, target in targets.items():
+            if name not in self._pools:
+                raise NotFoundError(f"There is no pool {name!r}. Pools are: {', '.join(self._pools)}.", param=name)
+            if target < 1:
+                raise InvalidRequestError(f"A pool needs at least one worker, got {name}={target}.", param=name)
+        for name, target in targets.items():
+            self._pools[name].scale(target)
+        return self.pools()
+
+    def pools(self) -> dict[str, Any]:
+        """The state of both pools, JSON-ready."""
+        return {name: pool.status() for name, pool in self._pools.items()}
+
+    async def pool_status(self) -> dict[str, Any]:
+        """:meth:`pools`, for callers in other processes."""
+        return self.pools()
+
+    async def stop(self) -> None:
+        """Ends everything."""
+        if self._router_task is not None:
+            self._router_task.cancel()
+        await asyncio.gather(*(pool.stop() for pool in self._pools.values()), return_exceptions=True)
+        if self._router is not None:
+            try:
+                await asyncio.wait_for(asyncio.ensure_future(self._router.stop.remote()), _STOP_TIMEOUT_S)
+            except (RayError, TimeoutError):
+                logger.info("the router did not stop by itself")
+            ray.kill(self._router, no_restart=True)
+
+    async def worker_ready(self, info: WorkerInfo) -> None:
+        """See :class:`PoolListener`.
+
+        Raises:
+            LayoutMismatchError: the worker holds KV otherwise than the others.
+        """
+        if self._kv_fingerprint is None:
+            self._kv_fingerprint = info.kv_fingerprint
+        if info.kv_fingerprint != self._kv_fingerprint:
+            raise LayoutMismatchError(
+                f"{info.worker_id} ({info.dtype}, blocks of {info.block_size}) has another KV layout than the workers "
+                "before it. All workers must run the same model, dtype and engine.block_size; set dtype explicitly "
+                "when the pools run on different devices."
+            )
+        self._infos[info.worker_id] = info
+        if self._router is not None:
+            await self._router.add_worker.remote(info.to_dict())
+
+    async def worker_gone(self, worker_id: str) -> None:
+        """See :class:`PoolListener`."""
+        self._infos.pop(worker_id, None)
+        await self._tell_router("remove_worker", worker_id)
+
+    async def drain(self, worker_id: str, timeout_s: float) -> None:
+        """See :class:`PoolListener`."""
+        await self._tell_router("drain_worker", worker_id, timeout_s)
+
+    def report(self, text: str) -> None:
+        """See :class:`PoolListener`."""
+        logger.info("%s", text)
+        self._reports.put_nowait(text)
+
+    async def _tell_router(self, method: str, *arguments: Any) -> None:
+        if self._router is None:
+            return
+        try:
+            await getattr(self._router, method).remote(*arguments)
+        except RayError as error:
+            logger.warning("the router did not take %s: %s", method, error)
+
+    async def _start_router(self) -> str:
+        actor_class = ray.remote(RouterHost).options(num_cpus=0, max_concurrency=1000)
+        handle = ray.get_runtime_context().current_actor
+        router = actor_class.remote(self._config.to_dict(), self._port, handle)
+        try:
+            endpoint, self._port = await router.start.remote()
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause if isinstance(error.cause, BatonError) else error from None
+        self._router = router
+        for info in list(self._infos.values()):
+            await router.add_worker.remote(info.to_dict())
+        return str(endpoint)
+
+    async def _watch_router(self) -> None:
+        """Replaces a router that died, on the same port, with the workers that live on."""
+        while True:
+            try:
+                await self._router.wait.remote()
+                return
+            except RayError as error:
+                logger.error("the router died and is replaced: %s", error)
+            self._router = None
+            try:
+                await self._start_router()
+            except (BatonError, RayError) as error:
+                if not self._failed.done():
+                    self._failed.set_exception(error)
+                return
+
+    def _bind_host(self) -> str:
+        return "127.0.0.1" if self._local else str(ray.util.get_node_ip_address())

@@ -1,0 +1,152 @@
+"""Starts a cluster from a configuration, and ends it. Runs in the process that the user started."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from cluster.config import BatonConfig
+from cluster.controller import ACTOR_NAME, Controller
+from engine.errors import BatonError, ConfigError, WorkerLostError
+
+_LOCAL_CPUS = 64
+_OBJECT_STORE_BYTES = 128 * 2**20
+_POLL_S = 0.2
+_STOP_TIMEOUT_S = 45.0
+
+
+class Cluster:
+    """A running cluster. It ends with :meth:`stop`, or with this process."""
+
+    def __init__(self, controller: Any, endpoint: str, *, owns_ray: bool) -> None:
+        self.endpoint = endpoint
+        self._controller = controller
+        self._owns_ray = owns_ray
+
+    @classmethod
+    def start(cls, config: BatonConfig, report: Callable[[str], None]) -> Cluster:
+        """Connects to Ray or starts it, then brings up router and workers.
+
+        Args:
+            report: gets a line of progress now and then.
+
+        Raises:
+            BatonError: something cannot start; what had started is stopped again.
+        """
+        owns_ray = _connect(config, report)
+        controller: Any = None
+        try:
+            controller = _create_controller(config)
+            endpoint = _wait_for_start(controller, report)
+        except BaseException:
+            cls(controller, "", owns_ray=owns_ray).stop()
+            raise
+        return cls(controller, endpoint, owns_ray=owns_ray)
+
+    def wait(self, stop: threading.Event) -> None:
+        """Returns when ``stop`` is set.
+
+        Raises:
+            BatonError: the cluster cannot go on.
+        """
+        alive = self._controller.wait.remote()
+        while not stop.wait(_POLL_S):
+            done, _ = ray.wait([alive], timeout=0)
+            if done:
+                try:
+                    ray.get(alive)
+                except RayError as error:
+                    raise _as_baton_error(error) from error
+                return
+
+    def stop(self) -> None:
+        """Ends router and workers, and Ray if it was started here."""
+        try:
+            if self._controller is not None:
+                ray.get(self._controller.stop.remote(), timeout=_STOP_TIMEOUT_S)
+        except (RayError, GetTimeoutError) as error:
+            logging.getLogger(__name__).warning("the controller did not stop by itself: %s", error)
+        finally:
+            if self._controller is not None:
+                ray.kill(self._controller, no_restart=True)
+            self._controller = None
+            if self._owns_ray:
+                ray.shutdown()
+
+
+def _connect(config: BatonConfig, report: Callable[[str], None]) -> bool:
+    """True when Ray was started or connected here and must be shut down here."""
+    if ray.is_initialized():
+        return False
+    # Dashboard, usage statistics and log forwarding serve nobody here, and cost start-up time and idle CPU.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    options: dict[str, Any] = {"namespace": config.ray.namespace, "logging_level": "error", "log_to_driver": False}
+    if config.ray.address is None:
+        report("starting a local Ray cluster")
+        options |= {
+            "num_cpus": config.ray.num_cpus or _LOCAL_CPUS,
+            "include_dashboard": False,
+            "object_store_memory": _OBJECT_STORE_BYTES,
+            "_node_ip_address": "127.0.0.1",
+        }
+    else:
+        report(f"connecting to the Ray cluster at {config.ray.address}")
+        options["address"] = config.ray.address
+    try:
+        ray.init(**options)
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+        raise ConfigError(
+            f"Ray cannot be reached at ray.address {config.ray.address!r}: {error} "
+            "Start it with `ray start --head`, or set ray.address to null for a local cluster."
+        ) from error
+    return True
+
+
+def _create_controller(config: BatonConfig) -> Any:
+    actor_class = ray.remote(Controller).options(
+        name=ACTOR_NAME, namespace=config.ray.namespace, num_cpus=0, max_concurrency=1000
+    )
+    try:
+        return actor_class.remote(config.to_dict())
+    except ValueError as error:
+        raise ConfigError(
+            f"A baton cluster runs already in the Ray namespace {config.ray.namespace!r}. "
+            "Stop it with `baton down`, or choose another ray.namespace."
+        ) from error
+
+
+def _wait_for_start(controller: Any, report: Callable[[str], None]) -> str:
+    started = controller.start.remote()
+    line = controller.next_report.remote()
+    while True:
+        done, _ = ray.wait([started, line], num_returns=1)
+        try:
+            if line in done:
+                report(ray.get(line))
+                line = controller.next_report.remote()
+            if started in done:
+                return str(ray.get(started))
+        except RayError as error:
+            raise _as_baton_error(error) from error
+
+
+def _as_baton_error(error: RayError) -> BatonError:
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, BatonError):
+        return cause
+    return WorkerLostError(f"The cluster's controller failed: {error}")
+
+
+def log_folder() -> Path | None:
+    """Where the processes of the present Ray session write their logs."""
+    if not ray.is_initialized():
+        return None
+    return Path(ray._private.worker._global_node.get_logs_dir_path())  # noqa: SLF001 - Ray has no public way

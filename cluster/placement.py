@@ -1,0 +1,90 @@
+"""What a pool's workers ask Ray for, and what the user reads when no node has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.config import ResourcesConfig
+
+ACCELERATOR_LABEL = "ray.io/accelerator-type"
+_GIB = 2**30
+
+
+def actor_options(resources: ResourcesConfig) -> dict[str, Any]:
+    """Options for ``ray.remote(...).options``."""
+    options: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": resources.gpus}
+    if resources.memory_gib is not None:
+        options["memory"] = int(resources.memory_gib * _GIB)
+    selector = label_selector(resources)
+    if selector:
+        options["label_selector"] = selector
+    return options
+
+
+def label_selector(resources: ResourcesConfig) -> dict[str, str]:
+    """Node labels that must match."""
+    selector = dict(resources.labels)
+    if resources.accelerator_type is not None:
+        selector[ACCELERATOR_LABEL] = resources.accelerator_type
+    return selector
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A living node: all that it has, not what is free."""
+
+    name: str
+    resources: Mapping[str, float]
+    labels: Mapping[str, str]
+
+    def describe(self) -> str:
+        label = self.labels.get(ACCELERATOR_LABEL)
+        return (
+            f"{self.name}: {self.resources.get('CPU', 0):g} CPUs, {self.resources.get('GPU', 0):g} GPUs"
+            f"{f' ({label})' if label else ''}, {self.resources.get('memory', 0) / _GIB:.1f} GiB"
+        )
+
+
+def living_nodes(ray_nodes: Sequence[Mapping[str, Any]]) -> list[Node]:
+    """From what ``ray.nodes()`` returns."""
+    return [
+        Node(str(node.get("NodeManagerAddress", "?")), node.get("Resources", {}), node.get("Labels", {}))
+        for node in ray_nodes
+        if node.get("Alive", node.get("alive", False))
+    ]
+
+
+def describe_request(resources: ResourcesConfig) -> str:
+    parts = [f"{resources.cpus:g} CPUs", f"{resources.gpus:g} GPUs"]
+    if resources.memory_gib is not None:
+        parts.append(f"{resources.memory_gib:g} GiB of memory")
+    parts.extend(f"the node label {key}={value}" for key, value in label_selector(resources).items())
+    return ", ".join(parts)
+
+
+def explain_pending(pool: str, resources: ResourcesConfig, nodes: Sequence[Node]) -> str:
+    """Why a worker of ``pool`` may be waiting for a place, node by node, and what to do."""
+    lines = [f"A {pool} worker asks for {describe_request(resources)}, and Ray has not found it a place yet."]
+    fits_somewhere = False
+    for node in nodes:
+        lacks = _lacks(resources, node)
+        fits_somewhere = fits_somewhere or not lacks
+        lines.append(f"  {node.describe()}: {'; '.join(lacks) if lacks else 'would do, if others left it free'}")
+    if fits_somewhere:
+        lines.append(f"Free resources, add nodes, or lower {pool}.workers.")
+    else:
+        lines.append(f"No node can ever hold it: change {pool}.resources, or add nodes that have what it asks for.")
+    return "\n".join(lines)
+
+
+def _lacks(resources: ResourcesConfig, node: Node) -> list[str]:
+    wanted = {"CPU": resources.cpus, "GPU": resources.gpus, "memory": (resources.memory_gib or 0) * _GIB}
+    lacks = [f"too few {name}s" if name != "memory" else "too little memory"
+             for name, amount in wanted.items() if amount > node.resources.get(name, 0)]  # fmt: skip
+    for key, value in label_selector(resources).items():
+        found = node.labels.get(key)
+        if found != value and not value.startswith(("!", "in(")):
+            lacks.append(f"label {key} is {found}" if found else f"no label {key}")
+    return lacks

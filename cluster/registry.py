@@ -1,0 +1,158 @@
+"""The router's table of workers: who is there, how loaded, and whether to send more."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from cluster.routing.base import WorkerSnapshot
+from cluster.worker_client import WorkerClient
+from engine.errors import BatonError
+
+logger = logging.getLogger(__name__)
+
+_SUSPECT_S = 2.0
+
+PREFILL = "prefill"
+DECODE = "decode"
+POOLS = (PREFILL, DECODE)
+
+
+class WorkerState(StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What a worker says of itself when it is ready.
+
+    Attributes:
+        address: of its gRPC server, ``host:port``.
+        kv_fingerprint: of its KV layout; equal across both pools.
+    """
+
+    worker_id: str
+    pool: str
+    address: str
+    node: str
+    pid: int
+    device: str
+    model_name: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    kv_fingerprint: str
+    kv_bytes_per_token: int
+    block_size: int
+    dtype: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> WorkerInfo:
+        return cls(**{**values, "eos_token_ids": tuple(values["eos_token_ids"])})
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A worker that the router may use."""
+
+    info: WorkerInfo
+    client: WorkerClient
+    draining: bool = False
+    in_flight: int = 0
+    assigned: int = 0
+    suspect_until_s: float = 0.0
+    since_s: float = field(default_factory=time.monotonic)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.idle.set()
+
+    @contextmanager
+    def assign(self) -> Iterator[None]:
+        """Counts a request as this worker's for as long as the block runs."""
+        self.in_flight += 1
+        self.assigned += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            if self.in_flight == 0:
+                self.idle.set()
+
+    def suspect(self) -> None:
+        """The worker did not answer: leave it alone for a moment. If it is dead, its pool will say so."""
+        self.suspect_until_s = time.monotonic() + _SUSPECT_S
+
+    async def sync_clock(self) -> None:
+        """Measures the worker's clock; a worker that does not answer keeps its old offset."""
+        try:
+            await self.client.sync_clock()
+        except BatonError as error:
+            logger.warning("worker %s did not answer a ping: %s", self.info.worker_id, error.message)
+
+    def snapshot(self) -> WorkerSnapshot:
+        accepting = not self.draining and time.monotonic() >= self.suspect_until_s
+        return WorkerSnapshot(self.info.worker_id, self.info.pool, accepting, self.in_flight, self.assigned)
+
+
+class WorkerRegistry:
+    """Workers by id. ``changed`` is replaced and set on every change, so that waiters never miss one."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, Worker] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def changed(self) -> asyncio.Event:
+        """Take it before looking; it is set at the next change."""
+        return self._changed
+
+    @property
+    def workers(self) -> list[Worker]:
+        return list(self._workers.values())
+
+    def pool(self, pool: str) -> list[Worker]:
+        return [worker for worker in self._workers.values() if worker.info.pool == pool]
+
+    def get(self, worker_id: str) -> Worker | None:
+        return self._workers.get(worker_id)
+
+    def add(self, info: WorkerInfo) -> Worker:
+        worker = Worker(info, WorkerClient(info.address))
+        self._workers[info.worker_id] = worker
+        self._notify()
+        return worker
+
+    def drain(self, worker_id: str) -> Worker | None:
+        """No new requests for this worker."""
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            worker.draining = True
+            self._notify()
+        return worker
+
+    async def remove(self, worker_id: str) -> None:
+        worker = self._workers.pop(worker_id, None)
+        if worker is not None:
+            self._notify()
+            await worker.client.close()
+
+    def has_accepting(self, pool: str) -> bool:
+        return any(worker.snapshot().accepting for worker in self.pool(pool))
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

@@ -1,0 +1,199 @@
+"""The Ray actor of the router: HTTP in front, gRPC to the workers behind."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from typing import Any
+
+import uvicorn
+
+from cluster.config import BatonConfig
+from cluster.gateway import create_app
+from cluster.generation import ModelCard
+from cluster.logs import configure_logging
+from cluster.metrics import RouterMetrics
+from cluster.openai_api.limits import GatewayLimits
+from cluster.registry import POOLS, WorkerInfo, WorkerRegistry
+from cluster.router import Router
+from cluster.timelines import TimelineStore
+from cluster.wire import worker_pb2
+from engine.errors import BatonError, ConfigError
+from engine.model_source import resolve_model
+from engine.tokenizer import Tokenizer
+
+_STATS_TIMEOUT_S = 2.0
+_SHUTDOWN_GRACE_S = 3
+
+
+class RouterHost:
+    """Hosts gateway and router; implements :class:`cluster.admin.AdminBackend` for them.
+
+    Args:
+        port: to listen on; 0 takes any.
+        controller: handle of the controller actor, which owns the pools.
+    """
+
+    def __init__(self, config: dict[str, Any], port: int, controller: Any) -> None:
+        self._config = BatonConfig.from_dict(config)
+        configure_logging(self._config.log, "router")
+        self._port = port
+        self._controller = controller
+        self._registry = WorkerRegistry()
+        self._metrics = RouterMetrics()
+        self._timelines = TimelineStore(self._config.router.timelines_kept)
+        self._router: Router | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._server: uvicorn.Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._socket: socket.socket | None = None
+        self._started_s = time.monotonic()
+        self._stopped = asyncio.Event()
+
+    async def start(self) -> tuple[str, int]:
+        """Binds the port and loads the tokenizer; HTTP begins with the first worker. Returns (endpoint, port).
+
+        Raises:
+            ConfigError: the port is taken, or the model has no tokenizer.
+        """
+        self._socket = _bind(self._config.router.host, self._port)
+        source = await asyncio.to_thread(resolve_model, self._config.model)
+        self._tokenizer = await asyncio.to_thread(Tokenizer.load, source.path)
+        port = int(self._socket.getsockname()[1])
+        return f"http://{_url_host(self._config.router.host)}:{port}", port
+
+    async def add_worker(self, info: dict[str, Any]) -> None:
+        """A worker is ready. The first one tells what the model is like, and opens the endpoint."""
+        worker = self._registry.add(WorkerInfo.from_dict(info))
+        await worker.sync_clock()
+        if self._serving is None:
+            self._serve(worker.info)
+
+    async def drain_worker(self, worker_id: str, timeout_s: float) -> None:
+        """Returns when no request uses the worker any more, or after ``timeout_s``."""
+        worker = self._registry.drain(worker_id)
+        if worker is None:
+            return
+        try:
+            await asyncio.wait_for(worker.idle.wait(), timeout_s)
+        except TimeoutError:
+            return
+
+    async def remove_worker(self, worker_id: str) -> None:
+        await self._registry.remove(worker_id)
+
+    async def wait(self) -> None:
+        """Returns after :meth:`stop`."""
+        await self._stopped.wait()
+
+    async def stop(self) -> None:
+        if self._server is not None and self._serving is not None:
+            self._server.should_exit = True
+            await asyncio.wait({self._serving}, timeout=_SHUTDOWN_GRACE_S + 2)
+        self._stopped.set()
+
+    def _serve(self, info: WorkerInfo) -> None:
+        if self._tokenizer is None or self._socket is None:
+            raise RuntimeError("a worker was added to a router that was never started")
+        model = ModelCard(
+            name=info.model_name,
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            created_unix_s=int(time.time()),
+            eos_token_ids=frozenset(info.eos_token_ids),
+        )
+        self._router = Router(model, self._registry, self._config.router, self._metrics, self._timelines)
+        limits = GatewayLimits(max_body_bytes=self._config.router.max_body_bytes)
+        app = create_app(self._router, self._tokenizer, self, limits)
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=_SHUTDOWN_GRACE_S
+        )
+        self._server = uvicorn.Server(config)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+
+    async def status(self) -> dict[str, Any]:
+        """See :class:`AdminBackend`."""
+        pools: dict[str, Any] = await self._controller.pool_status.remote()
+        stats = await self._collect_stats()
+        for pool in POOLS:
+            for entry in pools[pool]["workers"]:
+                self._add_live_figures(entry, stats.get((pool, entry["id"])))
+        router = self._router
+        return {
+            "model": router.model.name if router else None,
+            "max_model_len": router.model.max_model_len if router else None,
+            "uptime_s": round(time.monotonic() - self._started_s, 1),
+            "requests": {
+                "in_flight": router.num_in_flight if router else 0,
+                "finished": router.num_finished if router else 0,
+                "failed": router.num_failed if router else 0,
+            },
+            "pools": pools,
+        }
+
+    async def scale(self, targets: dict[str, int]) -> dict[str, Any]:
+        """See :class:`AdminBackend`."""
+        return {"pools": await self._controller.scale.remote(targets)}
+
+    def timeline(self, request_id: str) -> dict[str, Any] | None:
+        """See :class:`AdminBackend`."""
+        return self._timelines.to_dict(request_id)
+
+    async def metrics(self) -> bytes:
+        """See :class:`AdminBackend`. Asks every worker for its figures; one that does not answer is left out."""
+        self._metrics.set_workers(await self._collect_stats())
+        return self._metrics.render()
+
+    def _add_live_figures(self, entry: dict[str, Any], stats: worker_pb2.WorkerStats | None) -> None:
+        worker = self._registry.get(entry["id"])
+        entry["in_flight"] = worker.in_flight if worker else 0
+        if stats is not None:
+            entry.update(
+                running=stats.num_running,
+                waiting=stats.num_waiting,
+                transfers=stats.num_transfers,
+                kv_blocks_total=stats.kv_blocks_total,
+                kv_blocks_used=stats.kv_blocks_used,
+                kv_blocks_cached=stats.kv_blocks_cached,
+                kv_blocks_leaked=stats.num_leaked_blocks,
+                preemptions=stats.num_preemptions,
+            )
+
+    async def _collect_stats(self) -> dict[tuple[str, str], worker_pb2.WorkerStats]:
+        workers = self._registry.workers
+        results = await asyncio.gather(
+            *(worker.client.stats(_STATS_TIMEOUT_S) for worker in workers), return_exceptions=True
+        )
+        found = {}
+        for worker, result in zip(workers, results, strict=True):
+            if isinstance(result, BaseException):
+                if not isinstance(result, BatonError):
+                    raise result
+                continue
+            found[worker.info.pool, worker.info.worker_id] = result
+        return found
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises :class:`ConfigError` when the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"router.host {host} port {port} cannot be listened on: {error.strerror or error}. "
+            "Stop what uses the port, or set router.port (0 takes any free one)."
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+def _url_host(host: str) -> str:
+    """A host that a client on this machine can put into a URL."""
+    if host in ("0.0.0.0", "::"):
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,1 @@
+"""Filters: who may serve the request at all."""

@@ -1,0 +1,14 @@
+"""Keeps workers that take new requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cluster.routing.base import RoutingRequest, WorkerSnapshot
+
+
+class Accepting:
+    """Implements :class:`cluster.routing.base.Filter`."""
+
+    def filter(self, candidates: Sequence[WorkerSnapshot], request: RoutingRequest) -> list[WorkerSnapshot]:
+        return [candidate for candidate in candidates if candidate.accepting]

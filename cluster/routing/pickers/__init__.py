@@ -1,0 +1,1 @@
+"""Pickers: who of the scored workers it is."""

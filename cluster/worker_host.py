@@ -1,0 +1,158 @@
+"""The Ray actor of a worker: one process, one model, one role named by string."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+from typing import Any
+
+import grpc.aio
+import torch
+
+from cluster.config import BatonConfig, PoolConfig
+from cluster.logs import configure_logging
+from cluster.registry import WorkerInfo
+from cluster.role import WorkerContext, WorkerRole
+from cluster.rpc import create_server
+from cluster.wire import worker_pb2_grpc
+from cluster.worker_service import WorkerService
+from engine.errors import ConfigError, InternalError
+from engine.kv_spec import KVCacheSpec
+from engine.model_loader import load_model, pick_device
+from engine.model_runner import ModelRunner
+from engine.model_source import ModelSource, resolve_model
+
+logger = logging.getLogger(__name__)
+
+_DEFAULT_CPU_KV_GIB = 1.0
+_GPU_MEMORY_FOR_KV = 0.85
+"""Part of a GPU's memory still free after the weights; the rest is for activations."""
+
+
+class WorkerHost:
+    """Hosts a role. Ray calls its methods for control only; requests and KV come over gRPC.
+
+    Args:
+        role_path: ``"module:Class"``, implementing :class:`cluster.role.WorkerRole`.
+        bind_host: address that the gRPC server listens on and that others reach.
+    """
+
+    def __init__(self, worker_id: str, pool: str, role_path: str, config: dict[str, Any], bind_host: str) -> None:
+        self._worker_id = worker_id
+        self._pool = pool
+        self._role_path = role_path
+        self._config = BatonConfig.from_dict(config)
+        self._bind_host = bind_host
+        self._server: grpc.aio.Server | None = None
+        self._role: WorkerRole | None = None
+        self._stopped = asyncio.Event()
+        configure_logging(self._config.log, worker_id)
+
+    async def start(self) -> dict[str, Any]:
+        """Loads the model and serves. Returns a :class:`WorkerInfo` as a dictionary.
+
+        Raises:
+            BatonError: the model cannot be loaded or cannot run here.
+        """
+        source, runner = await asyncio.to_thread(self._load)
+        # The engine's thread sets its own number; what runs beside it must not fight it for cores.
+        torch.set_num_threads(1)
+        context = WorkerContext(
+            self._worker_id, self._config, self._pool_config, runner, _max_model_len(self._config, runner)
+        )
+        role = _import_role(self._role_path)(context)
+        server = create_server()
+        role.add_services(server)
+        worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(self._worker_id, self._pool, role), server)
+        port = server.add_insecure_port(f"{self._bind_host}:0")
+        await role.start()
+        await server.start()
+        self._role, self._server = role, server
+        return self._info(source, runner, port, context.max_model_len).to_dict()
+
+    async def wait(self) -> None:
+        """Returns after :meth:`stop`; a caller's reference to it fails the moment that the process dies."""
+        await self._stopped.wait()
+
+    async def stop(self) -> None:
+        """Ends the role and its server."""
+        if self._server is not None:
+            await self._server.stop(grace=1.0)
+        if self._role is not None:
+            await self._role.stop()
+        self._stopped.set()
+
+    @property
+    def _pool_config(self) -> PoolConfig:
+        return self._config.pool(self._pool)
+
+    def _load(self) -> tuple[ModelSource, ModelRunner]:
+        config = self._config
+        torch.set_num_threads(config.engine.threads or os.cpu_count() or 1)
+        source = resolve_model(config.model)
+        loaded = load_model(source, config.dtype, pick_device(config.engine.device))
+        spec = KVCacheSpec(loaded.fingerprint, loaded.dtype_name, config.engine.block_size, loaded.layers)
+        num_blocks = _num_blocks(self._pool_config, spec, loaded.model.device)
+        runner = ModelRunner(loaded, num_blocks, config.engine.block_size, config.engine.attention_backend)
+        if config.engine.self_check:
+            runner.self_check()
+        return source, runner
+
+    def _info(self, source: ModelSource, runner: ModelRunner, port: int, max_model_len: int) -> WorkerInfo:
+        return WorkerInfo(
+            worker_id=self._worker_id,
+            pool=self._pool,
+            address=f"{self._bind_host}:{port}",
+            node=os.uname().nodename,
+            pid=os.getpid(),
+            device=_device_name(runner.device),
+            model_name=self._config.served_model_name or source.name,
+            max_model_len=max_model_len,
+            vocab_size=runner.loaded.vocab_size,
+            eos_token_ids=tuple(sorted(runner.loaded.eos_token_ids)),
+            kv_fingerprint=runner.spec.fingerprint(),
+            kv_bytes_per_token=runner.spec.bytes_per_token,
+            block_size=runner.spec.block_size,
+            dtype=runner.spec.dtype,
+        )
+
+
+def _import_role(path: str) -> Any:
+    module_name, _, class_name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise InternalError(f"the role {path!r} cannot be imported: {error}") from error
+
+
+def _max_model_len(config: BatonConfig, runner: ModelRunner) -> int:
+    own = runner.loaded.max_model_len
+    if config.max_model_len is None:
+        return own
+    if config.max_model_len > own:
+        raise ConfigError(f"max_model_len is {config.max_model_len}, but the model's context length is {own}.")
+    return config.max_model_len
+
+
+def _num_blocks(pool: PoolConfig, spec: KVCacheSpec, device: torch.device) -> int:
+    if pool.kv_blocks is not None:
+        return pool.kv_blocks
+    if pool.kv_memory_gib is not None:
+        num_bytes = pool.kv_memory_gib * 2**30
+    elif device.type == "cuda":
+        num_bytes = torch.cuda.mem_get_info(device)[0] * _GPU_MEMORY_FOR_KV
+    else:
+        num_bytes = _DEFAULT_CPU_KV_GIB * 2**30
+    num_blocks = int(num_bytes // (spec.bytes_per_token * spec.block_size))
+    if num_blocks < 2:
+        raise ConfigError(
+            f"{num_bytes / 2**30:.2f} GiB hold {num_blocks} KV blocks of {spec.block_size} tokens at "
+            f"{spec.bytes_per_token} bytes per token; at least 2 are needed. Raise kv_memory_gib or set kv_blocks."
+        )
+    return num_blocks
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

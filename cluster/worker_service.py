@@ -1,0 +1,35 @@
+"""The gRPC service that every worker has, whatever its role."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import grpc.aio
+
+from cluster.role import WorkerRole
+from cluster.wire import worker_pb2, worker_pb2_grpc
+
+
+class WorkerService(worker_pb2_grpc.WorkerServicer):
+    """Clock and figures."""
+
+    def __init__(self, worker_id: str, pool: str, role: WorkerRole) -> None:
+        self._worker_id = worker_id
+        self._pool = pool
+        self._role = role
+        self._started_s = time.monotonic()
+
+    async def Ping(  # noqa: N802 - named by the schema
+        self, request: worker_pb2.PingRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> worker_pb2.PingReply:
+        return worker_pb2.PingReply(monotonic_s=time.monotonic())
+
+    async def GetStats(  # noqa: N802 - named by the schema
+        self, request: worker_pb2.StatsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> worker_pb2.WorkerStats:
+        stats = worker_pb2.WorkerStats(
+            worker_id=self._worker_id, role=self._pool, uptime_s=time.monotonic() - self._started_s
+        )
+        await self._role.fill_stats(stats)
+        return stats

@@ -1,0 +1,154 @@
+"""A router, an operator backend and a server that need no cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from cluster.generation import GenerationRequest, ModelCard, TokenChunk
+from engine.errors import BatonError, NoWorkerError
+from engine.request import FinishReason, TokenLogprobs
+from engine.tokenizer import Tokenizer
+
+MODEL = "tiny/model"
+CONTEXT_LENGTH = 128
+
+# What a fake sequence does, step by step: give a chunk, raise, or wait for ever.
+Step = TokenChunk | Exception | None
+Script = Callable[[GenerationRequest], Sequence[Step]]
+
+
+def say(tokenizer: Tokenizer, text: str, *, cached: int = 0) -> Script:
+    """Says ``text`` token by token, within ``max_tokens``, with made-up logprobs when they are asked for."""
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+
+    def script(request: GenerationRequest) -> list[Step]:
+        budget = request.params.max_tokens
+        output = [*token_ids, tokenizer.eos_token_id or 0][:budget]
+        reason = FinishReason.STOP if len(output) > len(token_ids) else FinishReason.LENGTH
+        return [
+            TokenChunk(
+                token_ids=(token_id,),
+                logprobs=_logprobs(request, token_id),
+                finish_reason=reason if index == len(output) - 1 else None,
+                num_cached_tokens=cached,
+            )
+            for index, token_id in enumerate(output)
+        ]
+
+    return script
+
+
+def _logprobs(request: GenerationRequest, token_id: int) -> tuple[TokenLogprobs, ...] | None:
+    wanted = request.params.logprobs
+    if wanted is None:
+        return None
+    top = tuple((token_id + offset, -0.5 - offset) for offset in range(wanted))
+    return (TokenLogprobs(-0.5, top),)
+
+
+@dataclass
+class FakeGenerator:
+    """Plays ``script`` for every request and remembers what happened to each."""
+
+    tokenizer: Tokenizer
+    script: Script
+    ready: bool = True
+    requests: list[GenerationRequest] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    completed: list[str] = field(default_factory=list)
+    first_chunks: list[str] = field(default_factory=list)
+    num_running_at_start: list[int] = field(default_factory=list)
+
+    @property
+    def model(self) -> ModelCard:
+        return ModelCard(
+            name=MODEL,
+            max_model_len=CONTEXT_LENGTH,
+            vocab_size=self.tokenizer.vocab_size,
+            created_unix_s=1_700_000_000,
+            eos_token_ids=frozenset({self.tokenizer.eos_token_id or 0}),
+        )
+
+    def is_ready(self) -> bool:
+        return self.ready
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenChunk]:
+        if not self.ready:
+            raise NoWorkerError("No healthy prefill worker.")
+        self.requests.append(request)
+        finished = False
+        try:
+            for position, step in enumerate(self.script(request)):
+                await asyncio.sleep(0)
+                if step is None:
+                    await asyncio.Event().wait()
+                elif isinstance(step, Exception):
+                    finished = True
+                    raise step
+                else:
+                    if position == 0:
+                        self.first_chunks.append(request.request_id)
+                    finished = step.finish_reason is not None
+                    yield step
+            self.completed.append(request.request_id)
+        finally:
+            if not finished:
+                self.cancelled.append(request.request_id)
+
+
+@dataclass
+class FakeAdmin:
+    """Records what it is asked."""
+
+    scaled: list[dict[str, int]] = field(default_factory=list)
+    error: BatonError | None = None
+
+    async def status(self) -> dict[str, Any]:
+        return {"pools": {"prefill": 1, "decode": 1}}
+
+    async def scale(self, targets: dict[str, int]) -> dict[str, Any]:
+        if self.error is not None:
+            raise self.error
+        self.scaled.append(targets)
+        return {"targets": targets}
+
+    def timeline(self, request_id: str) -> dict[str, Any] | None:
+        return {"request_id": request_id, "events": []} if request_id == "known" else None
+
+    async def metrics(self) -> bytes:
+        return b"# HELP baton_up 1\nbaton_up 1\n"
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def serve(app: FastAPI) -> AsyncIterator[str]:
+    """Runs ``app`` on a free loopback port and yields its base URL."""
+    server = _Server(uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="off", log_level="error"))
+    task = asyncio.create_task(server.serve())
+    try:
+        while not server.started:
+            await asyncio.sleep(0.005)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        await task
+
+
+async def eventually(condition: Callable[[], bool], timeout_s: float = 3.0) -> None:
+    """Waits until ``condition`` holds; fails when it does not in time."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)

@@ -1,0 +1,396 @@
+"""The command line: what it prints, its exit status, and that user errors never show a traceback."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cluster import cli
+from cluster.cli_view import in_words
+from cluster.state import RunState, read_state, write_state
+from tests.unit.cluster.fake_router import FakeRouter, running
+
+ROOT = Path(__file__).parents[3]
+# Takes the place of cluster.launch in processes that the tests start.
+FAKE_LAUNCH = """
+import os, sys, time, types
+from engine.errors import BatonError
+
+class Cluster:
+    endpoint = "http://127.0.0.1:5"
+
+    @classmethod
+    def start(cls, config, report):
+        report("starting workers")
+        if config.served_model_name == "broken":
+            raise BatonError("no [GPU] anywhere")
+        if config.served_model_name == "slow":
+            time.sleep(60)
+        return cls()
+
+    def wait(self, stop):
+        if os.environ.get("CLUSTER_DIES"):
+            raise BatonError("the router died")
+        stop.wait()
+
+    def stop(self):
+        print("stopped cleanly", flush=True)
+
+module = types.ModuleType("cluster.launch")
+module.Cluster = Cluster
+sys.modules["cluster.launch"] = module
+"""
+
+
+@pytest.fixture
+def router():
+    with running() as fake:
+        yield fake
+
+
+@pytest.fixture(autouse=True)
+def environment(tmp_path, monkeypatch):
+    stubs = tmp_path / "stubs"
+    stubs.mkdir()
+    (stubs / "sitecustomize.py").write_text(FAKE_LAUNCH)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(stubs), str(ROOT)]))
+    monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.delenv("BATON_ENDPOINT", raising=False)
+
+
+@pytest.fixture
+def baton(monkeypatch, capsys):
+    """Runs a command in this process: (exit status, stdout, stderr)."""
+
+    def run(*arguments: str, router: FakeRouter | None = None) -> tuple[int, str, str]:
+        if router is not None:
+            monkeypatch.setenv("BATON_ENDPOINT", router.endpoint)
+        status = cli.run(arguments)
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+def start_up(*arguments: str, **variables: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "cluster.cli", "up", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **variables},
+    )
+
+
+def wait_for(condition, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def has_endpoint() -> bool:
+    state = read_state()
+    return state is not None and state.endpoint is not None
+
+
+# --- one prompt ---
+
+
+@pytest.mark.parametrize(("flags", "path_key"), [([], "messages"), (["--completion"], "prompt")])
+def test_submit_prints_the_answer(baton, router, flags, path_key):
+    status, out, _ = baton("submit", "hello", "--max-tokens", "5", "--temperature", "0", *flags, router=router)
+    assert (status, out) == (0, "echo hello\n")
+    body = router.bodies[-1]
+    assert path_key in body
+    assert (body["model"], body["max_tokens"], body["temperature"]) == ("fake", 5, 0)
+    assert "seed" not in body
+
+
+@pytest.mark.parametrize("flags", [[], ["--completion"]])
+def test_submit_streams_and_says_when_the_answer_was_cut(baton, router, flags):
+    status, out, err = baton("submit", "hello", "--stream", *flags, router=router)
+    assert (status, out) == (0, "echo hello\n")
+    assert "cut after 3 tokens" in err
+
+
+def test_the_routers_error_is_shown_as_it_is(baton, router):
+    status, out, err = baton("submit", "FAIL", router=router)
+    assert (status, out) == (1, "")
+    assert err == "error: The prompt is [too] long.\n"
+
+
+def test_without_a_cluster_the_error_says_how_to_start_one(baton):
+    status, _, err = baton("submit", "hello")
+    assert status == 1
+    assert "baton up" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["submit"],
+        ["submit", "a", "-f", "b"],
+        ["submit", "-f", "b"],
+        ["submit", "a", "-o", "b"],
+        ["submit", "-f", "a", "-o", "b", "--stream"],
+        ["submit", "a", "--max-tokens", "many"],
+        ["serve"],
+        ["scale"],
+    ],
+)
+def test_a_wrong_command_line_is_a_usage_error(baton, arguments):
+    status, _, err = baton(*arguments)
+    assert status == 2
+    assert "Traceback" not in err
+
+
+# --- files ---
+
+
+def test_a_file_keeps_order_and_ids_and_records_failures(baton, router, tmp_path):
+    lines: list[object] = [
+        {"prompt": "a", "id": "first"},
+        {"messages": [{"role": "user", "content": "b"}], "max_tokens": 1, "temperature": 0.5},
+        {"prompt": "FAIL", "id": 7},
+        {"prompt": "BUSY c"},
+        {"text": "no prompt"},
+        {"prompt": "a", "messages": []},
+        {"prompt": "a", "stream": True},
+        {"prompt": [1, 2]},
+        [],
+    ]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(map(json.dumps, lines)) + "\n\nnot json\n", encoding="utf-8")
+    status, _, err = baton("submit", "-f", str(source), "-o", str(target), "--seed", "3", router=router)
+    answers = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
+    assert status == 1
+    assert "3 answered, 7 failed" in err
+    assert [answer["id"] for answer in answers] == ["first", 2, 7, 4, 5, 6, 7, 8, 9, 11]
+    assert [answer.get("text") for answer in answers] == ["echo a", "echo b", None, "echo BUSY c", *[None] * 6]
+    assert answers[2]["error"]["code"] == "context_length_exceeded"
+    assert "Line 11 is not JSON" in answers[-1]["error"]["message"]
+    assert "--completion" in answers[7]["error"]["message"]
+    second = next(body for body in router.bodies if body["messages"][0]["content"] == "b")
+    assert (second["max_tokens"], second["temperature"], second["seed"]) == (1, 0.5, 3)
+
+
+def test_a_file_without_failures_succeeds_at_any_concurrency(baton, router, tmp_path):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps({"prompt": f"p{index}"}) + "\n" for index in range(50)))
+    for concurrency in ("1", "16"):
+        status, _, _ = baton(
+            "submit", "-f", str(source), "-o", str(target), "--concurrency", concurrency, router=router
+        )
+        assert status == 0
+        texts = [json.loads(line)["text"] for line in target.read_text().splitlines()]
+        assert texts == [f"echo p{index}" for index in range(50)]
+
+
+def test_token_ids_go_to_completions(baton, router, tmp_path):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": [1, 2]}')
+    assert baton("submit", "-f", str(source), "-o", str(target), "--completion", router=router)[0] == 0
+    assert json.loads(target.read_text())["text"] == "echo [1, 2]"
+
+
+def test_the_input_is_never_overwritten(baton, router, tmp_path):
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"prompt": "a"}')
+    status, _, err = baton("submit", "-f", str(source), "-o", str(source), router=router)
+    assert status == 1
+    assert "name another output" in err
+    assert source.read_text() == '{"prompt": "a"}'
+
+
+def test_files_that_cannot_be_used_are_errors(baton, router, tmp_path):
+    (tmp_path / "in.jsonl").write_text("{}")
+    assert baton("submit", "-f", str(tmp_path / "no"), "-o", "x", router=router)[0] == 1
+    status, _, err = baton("submit", "-f", str(tmp_path / "in.jsonl"), "-o", "/no/such/folder", router=router)
+    assert status == 1
+    assert "Cannot write" in err
+
+
+# --- status and scale ---
+
+
+def test_status_shows_pools_workers_and_blocks(baton, router):
+    status, out, _ = baton("status", router=router)
+    assert status == 0
+    shown = ("fake [model]", "1 in flight, 20 finished, 2 failed", "prefill-1", "7 used, 5 cached of 100", "1 h 2 min")
+    for part in (*shown, "decode pool", "1 of 1", "4242", "59 s"):
+        assert part in out
+
+
+def test_status_as_json_is_the_routers_answer(baton, router):
+    status, out, _ = baton("status", "--json", router=router)
+    assert status == 0
+    assert json.loads(out) == router.status()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.9, "0 s"), (59, "59 s"), (60, "1 min 0 s"), (3599, "59 min 59 s"), (7500, "2 h 5 min"), (100_000, "1 d 3 h")],
+)
+def test_durations_read_well(seconds, words):
+    assert in_words(seconds) == words
+
+
+def test_scale_sets_pools_and_waits(baton, router):
+    status, out, _ = baton("scale", "prefill=2", "decode=3", router=router)
+    assert (status, out) == (0, "prefill: 2, decode: 3\n")
+    assert router.bodies == [{"prefill": 2, "decode": 3}]
+
+
+def test_scale_gives_up_when_workers_do_not_come(baton, router):
+    router.states = "starting"
+    status, _, err = baton("scale", "prefill=2", "--timeout", "0", router=router)
+    assert status == 1
+    assert "prefill: 2 starting" in err
+    assert baton("scale", "prefill=2", "--no-wait", router=router)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("prefil=2", "Did you mean prefill?"),
+        ("router=2", "Known pools: prefill, decode"),
+        ("prefill", "expected POOL=NUMBER"),
+        ("prefill=0", "at least 1"),
+        ("prefill=-1", "at least 1"),
+        ("prefill=two", "at least 1"),
+        ("prefill=99", "No node has room"),
+    ],
+)
+def test_a_wrong_scale_is_explained(baton, router, argument, expected):
+    status, _, err = baton("scale", "decode=1", argument, router=router)
+    assert status == 1
+    assert expected in err
+
+
+# --- up and down ---
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_up_serves_until_a_signal_and_shuts_down(number):
+    process = start_up()
+    wait_for(has_endpoint)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert out == "http://127.0.0.1:5\nstopped cleanly\n"
+    assert "starting workers" in err
+    assert "Traceback" not in err
+    assert read_state() is None
+
+
+def test_a_signal_during_the_start_ends_it():
+    process = start_up("--set", "served_model_name=slow")
+    wait_for(lambda: read_state() is not None)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=10)
+    assert (process.returncode, out) == (0, "")
+    assert "stopped before it was ready" in err
+    assert read_state() is None
+
+
+def test_a_cluster_that_dies_is_an_error_and_still_cleaned_up():
+    process = start_up(CLUSTER_DIES="1")
+    out, err = process.communicate(timeout=10)
+    assert process.returncode == 1
+    assert "error: the router died" in err
+    assert "stopped cleanly" in out
+    assert read_state() is None
+
+
+def test_a_cluster_that_does_not_start_is_an_error(baton):
+    _, err = start_up("--set", "served_model_name=broken").communicate(timeout=10)
+    assert err.endswith("error: no [GPU] anywhere\n")
+    assert "Traceback" not in err
+
+
+def test_a_wrong_configuration_is_an_error(baton):
+    status, _, err = baton("up", "--set", "router.prot=1")
+    assert status == 1
+    assert "Did you mean router.port?" in err
+
+
+def test_detach_returns_when_ready_and_down_stops_it(baton):
+    status, out, err = baton("up", "--detach", "--set", "router.port=0")
+    state = read_state()
+    assert (status, out) == (0, "http://127.0.0.1:5\n")
+    assert state is not None
+    assert state.log_file is not None
+    assert f"log: {state.log_file}" in err
+    assert state.config["router"]["port"] == 0
+    status, _, err = baton("up", "--detach")
+    assert status == 1
+    assert "already runs at http://127.0.0.1:5" in err
+    assert baton("down")[1] == "Stopped the cluster at http://127.0.0.1:5.\n"
+    assert "stopped cleanly" in Path(state.log_file).read_text()
+    assert read_state() is None
+
+
+def test_detach_shows_the_log_of_a_cluster_that_ends(baton):
+    status, out, err = baton("up", "--detach", "--set", "served_model_name=broken")
+    assert (status, out) == (1, "")
+    assert "before it was ready" in err
+    assert "no [GPU] anywhere" in err
+
+
+def test_down_without_a_cluster_says_so(baton):
+    assert baton("down")[:2] == (0, "No cluster runs on this machine.\n")
+
+
+def test_down_never_signals_a_process_that_is_not_the_cluster(baton):
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        write_state(RunState(bystander.pid, pid_started_s=1.0, endpoint="http://127.0.0.1:5"))
+        status, out, _ = baton("down")
+        assert status == 0
+        assert "has ended already" in out
+        assert bystander.poll() is None
+        assert read_state() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+# --- the rest ---
+
+
+def test_model_pull_refuses_what_it_cannot_fetch(baton):
+    status, _, err = baton("model", "pull", "gpt-5")
+    assert status == 1
+    assert "smollm2-135m-instruct" in err
+
+
+def test_version_names_what_baton_stands_on(baton):
+    status, out, _ = baton("version")
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines()] == [
+        "baton",
+        "python",
+        "ray",
+        "torch",
+        "transformers",
+        "grpcio",
+    ]
+
+
+def test_help_is_quick_to_import():
+    code = (
+        "import sys\nfrom cluster import cli\nassert cli.run(['--help']) == 0\n"
+        "heavy = {'ray', 'torch', 'transformers', 'openai', 'grpc', 'fastapi'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,149 @@
+"""The router's client rebuilds errors, reads streams to their end, and finds the endpoint."""
+
+import httpx
+import pytest
+
+from cluster.client import CHAT_PATH, COMPLETION_PATH, ResponseError, RouterClient, RouterUnreachableError
+from cluster.state import RunState, clear_state, find_endpoint, read_state, state_file, write_state
+from engine.errors import ConfigError, ContextLengthError, OverloadedError, WorkerLostError
+from tests.unit.cluster.fake_router import FakeRouter, running
+
+
+@pytest.fixture(scope="module")
+def router():
+    with running() as fake:
+        yield fake
+
+
+@pytest.fixture
+async def client(router: FakeRouter):
+    async with RouterClient(router.endpoint) as connected:
+        yield connected
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("BATON_CACHE", str(tmp_path))
+    monkeypatch.delenv("BATON_ENDPOINT", raising=False)
+
+
+def chat(text: str) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+async def test_answers_come_back_whole(client):
+    assert await client.model() == "fake"
+    answer = await client.generate(COMPLETION_PATH, {"prompt": "a"})
+    assert answer["choices"][0]["text"] == "echo a"
+    assert (await client.timeline("one"))["request_id"] == "one"
+
+
+async def test_a_stream_is_read_to_its_end(client):
+    chunks = [chunk async for chunk in client.stream(CHAT_PATH, chat("a"))]
+    assert "".join(choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"]) == "echo a"
+    assert chunks[-1]["usage"]["completion_tokens"] == 3
+
+
+async def test_an_error_is_rebuilt_as_the_class_it_was(client):
+    with pytest.raises(ContextLengthError, match=r"The prompt is \[too\] long"):
+        await client.generate(CHAT_PATH, chat("FAIL"))
+    with pytest.raises(ContextLengthError):
+        _ = [chunk async for chunk in client.stream(CHAT_PATH, chat("FAIL"))]
+    with pytest.raises(WorkerLostError, match="The worker died"):
+        _ = [chunk async for chunk in client.stream(CHAT_PATH, chat("DIE"))]
+
+
+async def test_overload_says_when_to_come_back(client):
+    with pytest.raises(OverloadedError) as caught:
+        await client.generate(CHAT_PATH, chat("BUSY once"))
+    assert caught.value.retry_after_s == 0.01
+
+
+async def test_a_stream_that_breaks_off_is_an_error(client):
+    with pytest.raises(RouterUnreachableError, match="ended the stream before it was complete"):
+        _ = [chunk async for chunk in client.stream(CHAT_PATH, chat("CUT"))]
+
+
+@pytest.mark.parametrize(
+    ("response", "error", "message"),
+    [
+        (httpx.Response(502, text="<html>bad gateway"), ResponseError, "HTTP status 502"),
+        (httpx.Response(500, json=["x"]), ResponseError, "HTTP status 500"),
+        (httpx.Response(400, json={"error": {"message": "no", "code": "strange"}}), ResponseError, "no"),
+        (httpx.Response(200, text="<html>"), RouterUnreachableError, "did not answer with JSON"),
+        (httpx.Response(200, json=[1]), RouterUnreachableError, "JSON object"),
+    ],
+)
+async def test_answers_of_something_else_are_errors(response, error, message):
+    async with RouterClient("http://x", transport=httpx.MockTransport(lambda request: response)) as client:
+        with pytest.raises(error, match=message):
+            await client.status()
+
+
+async def test_nobody_there_is_an_error_that_says_what_to_do():
+    async with RouterClient("http://127.0.0.1:9") as client:
+        with pytest.raises(RouterUnreachableError, match=r"No answer from http://127.0.0.1:9 .*baton up"):
+            await client.status()
+
+
+async def test_a_proxy_of_the_environment_is_not_asked_for_loopback(router, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    async with RouterClient(router.endpoint) as client:
+        assert await client.model() == "fake"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("http://h:1", "http://h:1"),
+        ("h:1/", "http://h:1"),
+        ("https://h/v1/", "https://h"),
+    ],
+)
+def test_endpoints_are_taken_as_people_write_them(given, expected, monkeypatch):
+    assert find_endpoint(given) == expected
+    monkeypatch.setenv("BATON_ENDPOINT", given)
+    assert find_endpoint() == expected
+    assert find_endpoint("http://other:2") == "http://other:2"
+
+
+@pytest.mark.parametrize("given", ["ftp://h", "http://", "://"])
+def test_what_is_no_endpoint_is_refused(given):
+    with pytest.raises(ConfigError, match="is not an endpoint"):
+        find_endpoint(given)
+
+
+def test_the_recorded_cluster_is_found_while_it_lives():
+    with pytest.raises(ConfigError, match="No cluster runs"):
+        find_endpoint()
+    state = RunState.of_this_process({"model": "m"})
+    write_state(state)
+    with pytest.raises(ConfigError, match="still starting"):
+        find_endpoint()
+    write_state(state.with_endpoint("http://127.0.0.1:5"))
+    assert find_endpoint() == "http://127.0.0.1:5"
+    assert read_state() == state.with_endpoint("http://127.0.0.1:5")
+
+
+def test_a_later_process_with_the_same_pid_is_not_taken_for_the_cluster():
+    state = RunState.of_this_process({})
+    assert state.is_running()
+    assert not RunState(state.pid, state.pid_started_s - 100).is_running()
+    assert not RunState(2**22 + 1, state.pid_started_s).is_running()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"pid": "x"}'])
+def test_an_unreadable_record_counts_as_none(content):
+    state_file().parent.mkdir(parents=True)
+    state_file().write_text(content)
+    assert read_state() is None
+
+
+def test_only_its_own_record_is_cleared():
+    state = RunState.of_this_process({})
+    write_state(state)
+    clear_state(state.pid + 1)
+    assert read_state() == state
+    clear_state(state.pid)
+    assert not state_file().exists()

@@ -1,0 +1,158 @@
+"""The configuration is strict, explains itself, and survives the way to an actor."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cluster.config import BatonConfig, load_config
+from cluster.config_reading import parse_override
+from engine.errors import ConfigError
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+
+
+def error_for(tmp_path: Path, text: str, *assignments: str) -> str:
+    file = tmp_path / "baton.yaml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, dict(parse_override(assignment) for assignment in assignments))
+    return caught.value.message
+
+
+def test_the_commented_default_equals_the_built_in_defaults():
+    assert load_config(DEPLOY / "local.yaml") == BatonConfig()
+
+
+def test_the_commented_default_spells_out_every_key():
+    import yaml
+
+    def keys(values: dict[str, object]) -> dict[str, object]:
+        return {key: keys(value) if isinstance(value, dict) else None for key, value in values.items()}
+
+    written = yaml.safe_load((DEPLOY / "local.yaml").read_text(encoding="utf-8"))
+    assert keys(written) == keys(BatonConfig().to_dict())
+
+
+def test_the_gpu_example_places_pools_on_different_accelerators():
+    config = load_config(DEPLOY / "gpu-cluster.yaml")
+    assert config.prefill.resources.accelerator_type == "H100"
+    assert config.decode.resources.accelerator_type == "H200"
+    assert config.prefill.resources.gpus == config.decode.resources.gpus == 1
+    assert config.ray.address == "auto"
+
+
+@pytest.mark.parametrize("name", ["local.yaml", "gpu-cluster.yaml"])
+def test_a_configuration_survives_json(name):
+    config = load_config(DEPLOY / name)
+    assert BatonConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_a_configuration_cannot_be_changed():
+    with pytest.raises(Exception, match="frozen"):
+        BatonConfig().router.port = 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("router: {prot: 1}", "unknown key router.prot. Did you mean router.port? Known keys in router: host,"),
+        ("prefil: {workers: 1}", "unknown key prefil. Did you mean prefill? Known keys at the top: decode, dtype,"),
+        ("workers: 2", "unknown key workers. Did you mean prefill.workers or decode.workers?"),
+        ("zzz: 2", "unknown key zzz. Known keys at the top:"),
+        ("decode: {resources: {gpu: 1}}", "unknown key decode.resources.gpu. Did you mean decode.resources.gpus?"),
+        ("log: {json_lines: true}", "unknown key log.json_lines. Did you mean log.json?"),
+        ("router: {port: '8000'}", "router.port must be a valid integer, got '8000'."),
+        ("router: {port: 70000}", "router.port must be less than or equal to 65535, got 70000."),
+        ("router: {port: 1.5}", "router.port must be a valid integer, got 1.5"),
+        ("router: {port: true}", "router.port must be a valid integer, got True."),
+        ("router: 8000", "router must be a section with keys of its own, got 8000."),
+        ("decode: {workers: 0}", "decode.workers must be greater than or equal to 1, got 0."),
+        ("dtype: bfloat61", "dtype must be 'auto', 'float32', 'bfloat16' or 'float16', got 'bfloat61'. Did you mean"),
+        ("prefill: {ordering: lifo}", "prefill.ordering must be 'fcfs', got 'lifo'."),
+        ("kv_transfer: {transport: nixl}", "kv_transfer.transport must be 'grpc', got 'nixl'."),
+        ("engine: {prefix_caching: 1}", "engine.prefix_caching must be a valid boolean, got 1."),
+        ("model: null", "model must be a valid string, got nothing (null)."),
+        ("model: ''", "model must have at least 1 character, got ''."),
+        ("prefill: {resources: {labels: {a: 1}}}", "prefill.resources.labels.a must be a valid string, got 1."),
+        ("prefill: {resources: {gpus: 2}}", "prefill.resources.gpus must be less than or equal to 1, got 2."),
+        ("prefill: {kv_blocks: 9, kv_memory_gib: 1}", "prefill: kv_blocks and kv_memory_gib both size the KV cache"),
+        ("engine: {device: cuda}", "engine.device is cuda, but prefill.resources.gpus is 0"),
+        ("kv_transfer: {max_bytes_per_second: .inf}", "kv_transfer.max_bytes_per_second must be a finite number"),
+        ("router: {port: 1}\nrouter: {port: 2}", "the key 'router' stands here a second time"),
+        ("router: [", "is not valid YAML"),
+        ("- a", "must hold keys and values"),
+        ("? [a]\n: 1", "is not valid YAML"),
+        ("1: 2", "unknown key 1."),
+    ],
+)
+def test_a_wrong_configuration_is_explained(tmp_path, text, expected):
+    message = error_for(tmp_path, text)
+    assert expected in message
+    assert str(tmp_path / "baton.yaml") in message
+
+
+def test_every_fault_is_named_at_once(tmp_path):
+    message = error_for(tmp_path, "router: {port: -1}\ndtype: int3\n")
+    assert len(message.splitlines()) == 2
+
+
+def test_a_fault_on_the_command_line_is_laid_at_its_door(tmp_path):
+    assert error_for(tmp_path, "dtype: auto", "router.prot=1").startswith("--set: unknown key router.prot.")
+    assert error_for(tmp_path, "dtype: auto", "prefil.workers=1").startswith("--set: unknown key prefil.")
+
+
+def test_overrides_win_over_the_file(tmp_path):
+    file = tmp_path / "baton.yaml"
+    file.write_text("router: {port: 1, host: localhost}\nprefill:\n", encoding="utf-8")
+    overrides = dict(map(parse_override, ["router.port=2", "prefill.resources.labels={pool: a}", "log.json=true"]))
+    config = load_config(file, overrides)
+    assert (config.router.host, config.router.port) == ("localhost", 2)
+    assert config.prefill.resources.labels == {"pool": "a"}
+    assert config.log.json_lines is True
+
+
+def test_an_empty_file_and_empty_sections_mean_the_defaults(tmp_path):
+    file = tmp_path / "baton.yaml"
+    file.write_text("# nothing\n", encoding="utf-8")
+    assert load_config(file) == BatonConfig()
+    file.write_text("router:\nengine:\n", encoding="utf-8")
+    assert load_config(file) == BatonConfig()
+
+
+@pytest.mark.parametrize("text", ["router.port", "=1", ".port=1", "router..port=1", "a=[", "a={b: 1, b: 2}"])
+def test_an_override_that_cannot_be_read_is_refused(text):
+    with pytest.raises(ConfigError, match="--set"):
+        parse_override(text)
+
+
+def test_an_override_below_a_plain_value_is_refused(tmp_path):
+    assert "--set model.name: model is 'a/b'" in error_for(tmp_path, "model: a/b", "model.name=x")
+
+
+def test_a_missing_file_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match="Cannot read the configuration"):
+        load_config(tmp_path / "none.yaml")
+
+
+def test_a_local_model_is_found_from_the_configurations_folder(tmp_path, monkeypatch):
+    (tmp_path / "deploy").mkdir()
+    (tmp_path / "deploy" / "tiny").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    file = tmp_path / "deploy" / "baton.yaml"
+    file.write_text("model: ./tiny\n", encoding="utf-8")
+    assert load_config(file).model == str(tmp_path / "deploy" / "tiny")
+
+
+@pytest.mark.parametrize("model", ["./none", "/none/such", "~/none-such", "none.gguf"])
+def test_a_local_model_that_does_not_exist_is_an_error(model):
+    with pytest.raises(ConfigError, match="names a local folder or file"):
+        load_config(overrides={"model": model})
+
+
+def test_hub_ids_and_the_default_name_stay_as_they_are(tmp_path, monkeypatch):
+    (tmp_path / "smollm2-135m-instruct").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load_config(overrides={"model": "organization/name"}).model == "organization/name"
+    assert load_config().model == "smollm2-135m-instruct"

@@ -1,0 +1,442 @@
+"""The gateway over real HTTP, in front of a fake router."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from cluster.gateway import create_app
+from cluster.generation import GenerationRequest, TokenChunk
+from cluster.openai_api.limits import GatewayLimits
+from engine.errors import BatonError, ConfigError, OverloadedError, WorkerLostError
+from engine.request import FinishReason
+from engine.timeline import Event
+from tests.bad_inputs import BadInput, bad_inputs
+from tests.tiny_tokenizers import byte_level_tokenizer
+from tests.unit.cluster.fakes import CONTEXT_LENGTH, MODEL, FakeAdmin, FakeGenerator, Step, eventually, say, serve
+
+TOKENIZER = byte_level_tokenizer()
+TEXT = "hello world, the quick brown fox"
+NUM_TOKENS = len(TOKENIZER.encode(TEXT, add_special_tokens=False))
+HELLO: list[Any] = [{"role": "user", "content": "hello"}]
+CHAT = {"model": MODEL, "messages": HELLO}
+COMPLETION = {"model": MODEL, "prompt": "hello", "max_tokens": 32}
+
+
+@pytest.fixture
+def generator() -> FakeGenerator:
+    return FakeGenerator(TOKENIZER, say(TOKENIZER, TEXT, cached=16))
+
+
+@pytest.fixture
+def admin() -> FakeAdmin:
+    return FakeAdmin()
+
+
+@pytest.fixture
+async def http(generator: FakeGenerator, admin: FakeAdmin) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(generator, TOKENIZER, admin, GatewayLimits())
+    async with serve(app) as url, httpx.AsyncClient(base_url=url, timeout=10) as client:
+        yield client
+
+
+@pytest.fixture
+async def client(http: httpx.AsyncClient) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{http.base_url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def events(text: str) -> list[Any]:
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+# --- The official client ---------------------------------------------------------------------------------------------
+
+
+async def test_chat(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(model=MODEL, messages=HELLO)
+    assert answer.choices[0].message.content == TEXT
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.id.startswith("chatcmpl-")
+    assert answer.id == answer._request_id
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == NUM_TOKENS + 1
+    assert answer.usage.prompt_tokens == len(TOKENIZER.apply_chat_template(HELLO))
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 16
+
+
+async def test_chat_streamed(client: openai.AsyncOpenAI) -> None:
+    stream = await client.chat.completions.create(
+        model=MODEL, messages=HELLO, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    *news, last = chunks
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in news) == TEXT
+    assert [chunk.choices[0].delta.role for chunk in news] == ["assistant"] + [None] * (len(news) - 1)
+    assert [chunk.choices[0].finish_reason for chunk in news] == [None] * (len(news) - 1) + ["stop"]
+    assert all(chunk.usage is None for chunk in news)
+    assert last.choices == []
+    assert last.usage is not None
+    assert last.usage.completion_tokens == NUM_TOKENS + 1
+
+
+async def test_completion(client: openai.AsyncOpenAI) -> None:
+    answer = await client.completions.create(model=MODEL, prompt="hello", max_tokens=3)
+    assert answer.id.startswith("cmpl-")
+    assert answer.choices[0].finish_reason == "length"
+    assert TEXT.startswith(answer.choices[0].text)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 3
+
+
+async def test_completion_streamed(client: openai.AsyncOpenAI) -> None:
+    stream = await client.completions.create(model=MODEL, prompt="hello", max_tokens=32, stream=True)
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == TEXT
+
+
+async def test_echo_comes_first_and_once(client: openai.AsyncOpenAI) -> None:
+    answer = await client.completions.create(model=MODEL, prompt="say: ", max_tokens=32, echo=True)
+    assert answer.choices[0].text == "say: " + TEXT
+    stream = await client.completions.create(model=MODEL, prompt="say: ", max_tokens=32, echo=True, stream=True)
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == "say: " + TEXT
+
+
+async def test_several_prompts_and_choices_have_their_index(
+    client: openai.AsyncOpenAI, generator: FakeGenerator
+) -> None:
+    def script(request: GenerationRequest) -> list[Step]:
+        (token_id,) = TOKENIZER.encode("ab"[request.prompt_token_ids[0] - 1], add_special_tokens=False)
+        return [TokenChunk((token_id,), None, FinishReason.LENGTH)]
+
+    generator.script = script
+    answer = await client.completions.create(model=MODEL, prompt=[[1], [2]], n=2, seed=7)
+    assert [(choice.index, choice.text) for choice in answer.choices] == [(0, "a"), (1, "a"), (2, "b"), (3, "b")]
+    assert sorted(request.request_id for request in generator.requests) == [f"{answer.id}-{i}" for i in range(4)]
+    assert len({request.params.seed for request in generator.requests}) == 2
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, 4)
+
+
+async def test_choices_are_streamed_side_by_side(client: openai.AsyncOpenAI) -> None:
+    stream = await client.chat.completions.create(
+        model=MODEL, messages=HELLO, n=3, stream=True, stream_options={"include_usage": True}
+    )
+    texts, order = ["", "", ""], []
+    async for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            order.append(choice.index)
+    assert texts == [TEXT] * 3
+    assert order != sorted(order)
+
+
+async def test_further_choices_wait_for_the_first_token_of_the_first(
+    client: openai.AsyncOpenAI, generator: FakeGenerator
+) -> None:
+    started_with: dict[str, list[str]] = {}
+    speak = say(TOKENIZER, TEXT)
+
+    def script(request: GenerationRequest) -> Any:
+        started_with[request.request_id] = list(generator.first_chunks)
+        return speak(request)
+
+    generator.script = script
+    answer = await client.chat.completions.create(model=MODEL, messages=HELLO, n=3)
+    assert started_with[f"{answer.id}-0"] == []
+    assert f"{answer.id}-0" in started_with[f"{answer.id}-1"]
+    assert f"{answer.id}-0" in started_with[f"{answer.id}-2"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_chat_logprobs(http: httpx.AsyncClient, stream: bool) -> None:
+    body = {**CHAT, "logprobs": True, "top_logprobs": 2, "stream": stream}
+    response = await http.post("/v1/chat/completions", json=body)
+    choices = [event["choices"][0] for event in events(response.text)[:-1]] if stream else response.json()["choices"]
+    entries = [entry for choice in choices for entry in choice["logprobs"]["content"]]
+    # The end token has its entry too, so that their number is that of the tokens.
+    assert len(entries) == NUM_TOKENS + 1
+    assert "".join(entry["token"] for entry in entries[:-1]) == TEXT
+    assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
+
+
+async def test_completion_logprobs(client: openai.AsyncOpenAI) -> None:
+    answer = await client.completions.create(model=MODEL, prompt="hello", max_tokens=3, logprobs=1)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert "".join(logprobs.tokens) == answer.choices[0].text
+    assert logprobs.token_logprobs == [-0.5] * 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stop_string_ends_the_output_and_cancels_the_work(
+    http: httpx.AsyncClient, generator: FakeGenerator, stream: bool
+) -> None:
+    response = await http.post("/v1/completions", json={**COMPLETION, "stop": ["quick", "zzz"], "stream": stream})
+    choices = [event["choices"][0] for event in events(response.text)[:-1]] if stream else response.json()["choices"]
+    assert "".join(choice["text"] for choice in choices) == "hello world, the "
+    assert choices[-1]["finish_reason"] == "stop"
+    assert generator.cancelled == [generator.requests[0].request_id]
+
+
+async def test_a_finished_sequence_is_not_cancelled(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
+    for stream in (False, True):
+        await http.post("/v1/chat/completions", json={**CHAT, "stream": stream, "n": 2})
+    assert len(generator.completed) == 4
+    assert generator.cancelled == []
+
+
+async def test_models(client: openai.AsyncOpenAI) -> None:
+    assert [model.id async for model in client.models.list()] == [MODEL]
+    assert (await client.models.retrieve(MODEL)).owned_by == "baton"
+    with pytest.raises(openai.NotFoundError, match=MODEL):
+        await client.models.retrieve("other")
+
+
+# --- Streams ---------------------------------------------------------------------------------------------------------
+
+
+async def test_first_token_is_sent_while_the_rest_is_still_to_come(
+    http: httpx.AsyncClient, generator: FakeGenerator
+) -> None:
+    generator.script = lambda request: [TokenChunk(tuple(TOKENIZER.encode("hello"))), None]
+    async with (
+        asyncio.timeout(3),
+        http.stream("POST", "/v1/completions", json={**COMPLETION, "stream": True}) as answer,
+    ):
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        line = await anext(answer.aiter_lines())
+    assert json.loads(line.removeprefix("data: "))["choices"][0]["text"] == "hello"
+
+
+async def test_continuous_usage_counts_up(http: httpx.AsyncClient) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {**CHAT, "stream": True, "stream_options": options}
+    *chunks, usage, done = events((await http.post("/v1/chat/completions", json=body)).text)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == list(range(1, NUM_TOKENS + 2))
+    assert usage["usage"]["completion_tokens"] == NUM_TOKENS + 1
+    assert done == "[DONE]"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_errors_before_the_first_token_have_their_status(
+    http: httpx.AsyncClient, generator: FakeGenerator, stream: bool
+) -> None:
+    generator.script = lambda request: [OverloadedError("The queue is full.", retry_after_s=2.3)]
+    response = await http.post("/v1/chat/completions", json={**CHAT, "stream": stream})
+    assert response.status_code == 429
+    assert response.headers["retry-after"] == "3"
+    assert response.json()["error"] == {
+        "message": "The queue is full.",
+        "type": "rate_limit_error",
+        "param": None,
+        "code": "overloaded",
+    }
+
+
+async def test_errors_in_a_stream_are_events_and_end_it(client: openai.AsyncOpenAI, generator: FakeGenerator) -> None:
+    generator.script = lambda request: [TokenChunk((40,)), WorkerLostError("The decode worker died.")]
+    stream = await client.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
+    with pytest.raises(openai.APIError, match="The decode worker died"):
+        _ = [chunk async for chunk in stream]
+
+
+async def test_failure_of_one_choice_cancels_the_others(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
+    def script(request: GenerationRequest) -> list[Step]:
+        is_second = request.request_id.endswith("-1")
+        return [TokenChunk((40,)), WorkerLostError("gone") if is_second else None]
+
+    generator.script = script
+    response = await http.post("/v1/chat/completions", json={**CHAT, "n": 3})
+    assert response.status_code == 503
+    await eventually(lambda: len(generator.cancelled) == 2)
+
+
+# --- Clients that go away --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body", [{}, {"n": 3}, {"stream": True}, {"stream": True, "n": 3}])
+@pytest.mark.parametrize("first", [[], [TokenChunk((40,))]], ids=["before_a_token", "after_a_token"])
+async def test_disconnect_cancels_every_sequence(
+    http: httpx.AsyncClient, generator: FakeGenerator, body: dict[str, Any], first: list[Step]
+) -> None:
+    generator.script = lambda request: [*first, None]
+    num_running = body.get("n", 1) if first else 1
+    request = asyncio.create_task(http.post("/v1/chat/completions", json={**CHAT, **body}))
+    await eventually(lambda: len(generator.requests) == num_running)
+    await asyncio.sleep(0.02)
+    assert generator.cancelled == []
+    request.cancel()
+    await eventually(lambda: len(generator.cancelled) == num_running)
+
+
+async def test_disconnect_harms_no_other_request(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
+    speak = say(TOKENIZER, TEXT)
+    generator.script = lambda request: [None] if request.params.max_tokens == 1 else speak(request)
+    hanging = asyncio.create_task(http.post("/v1/completions", json={**COMPLETION, "max_tokens": 1}))
+    await eventually(lambda: len(generator.requests) == 1)
+    answers = asyncio.gather(*(http.post("/v1/completions", json=COMPLETION) for _ in range(5)))
+    hanging.cancel()
+    assert [answer.json()["choices"][0]["text"] for answer in await answers] == [TEXT] * 5
+
+
+# --- Request ids and timelines ---------------------------------------------------------------------------------------
+
+
+async def test_clients_request_id_is_used(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
+    response = await http.post("/v1/completions", json=COMPLETION, headers={"X-Request-Id": "bench-1.a_B"})
+    assert response.headers["x-request-id"] == response.json()["id"] == "bench-1.a_B"
+    assert generator.requests[0].request_id == "bench-1.a_B"
+
+
+@pytest.mark.parametrize("given", ["", "a b", "x" * 65, "a/b"])
+async def test_unusable_request_ids_are_replaced(http: httpx.AsyncClient, given: str) -> None:
+    response = await http.post("/v1/completions", json=COMPLETION, headers={"X-Request-Id": given})
+    assert response.headers["x-request-id"].startswith("cmpl-")
+
+
+async def test_request_id_in_use_is_not_given_twice(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
+    speak = say(TOKENIZER, TEXT)
+    generator.script = lambda request: [None] if len(generator.requests) == 1 else speak(request)
+    headers = {"X-Request-Id": "same"}
+    hanging = asyncio.create_task(http.post("/v1/completions", json=COMPLETION, headers=headers))
+    await eventually(lambda: len(generator.requests) == 1)
+    second = await http.post("/v1/completions", json=COMPLETION, headers=headers)
+    assert second.headers["x-request-id"] == second.json()["id"] != "same"
+    hanging.cancel()
+    await eventually(lambda: generator.cancelled == ["same"])
+    third = await http.post("/v1/completions", json=COMPLETION, headers=headers)
+    assert third.json()["id"] == "same"
+
+
+async def test_timeline_has_received_and_tokenized(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
+    await http.post("/v1/completions", json=COMPLETION)
+    timeline = generator.requests[0].timeline
+    assert timeline.request_id == generator.requests[0].request_id
+    assert set(timeline.events) == {Event.RECEIVED, Event.TOKENIZED}
+    assert timeline.events[Event.RECEIVED] <= timeline.events[Event.TOKENIZED]
+
+
+async def test_timeline_endpoint(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/v1/requests/known/timeline")).json() == {"request_id": "known", "events": []}
+
+
+# --- Bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", bad_inputs(MODEL, CONTEXT_LENGTH), ids=lambda bad: bad.name)
+async def test_bad_input_is_refused(http: httpx.AsyncClient, generator: FakeGenerator, bad: BadInput) -> None:
+    response = await http.request(bad.method, bad.path, content=bad.content, headers=bad.headers)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (bad.status, bad.code, bad.param), error
+    assert bad.fragment in error["message"]
+    assert len(error["message"]) < 1500
+    assert set(error) == {"message", "type", "param", "code"}
+    assert "x-request-id" in response.headers
+    assert generator.requests == []
+
+
+async def test_bad_input_names_are_unique() -> None:
+    names = [bad.name for bad in bad_inputs(MODEL, CONTEXT_LENGTH)]
+    assert len(names) == len(set(names)) > 120
+
+
+async def test_body_limit_holds_without_a_content_length(http: httpx.AsyncClient) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(10):
+            yield b"a" * 1024 * 1024
+
+    headers = {"Content-Type": "application/json"}
+    response = await http.post("/v1/completions", content=endless(), headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
+    assert (await http.post("/v1/completions", json=COMPLETION)).status_code == 200
+
+
+async def test_body_just_below_the_limit_is_read(http: httpx.AsyncClient) -> None:
+    body = json.dumps({**COMPLETION, "user": "a" * (8 * 1024 * 1024 - 200)})
+    response = await http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == 200
+
+
+async def test_unforeseen_errors_leak_nothing(
+    http: httpx.AsyncClient, generator: FakeGenerator, caplog: pytest.LogCaptureFixture
+) -> None:
+    generator.script = lambda request: [ValueError("the prompt was: my secret")]
+    with caplog.at_level(logging.ERROR):
+        response = await http.post("/v1/chat/completions", json=CHAT)
+    request_id = response.headers["x-request-id"]
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "internal_error"
+    assert "secret" not in response.text + caplog.text
+    assert request_id in caplog.text
+    assert "ValueError" in caplog.text
+
+
+async def test_unforeseen_errors_in_a_stream_leak_nothing(
+    http: httpx.AsyncClient, generator: FakeGenerator, caplog: pytest.LogCaptureFixture
+) -> None:
+    generator.script = lambda request: [TokenChunk((40,)), ValueError("my secret")]
+    with caplog.at_level(logging.ERROR):
+        response = await http.post("/v1/chat/completions", json={**CHAT, "stream": True})
+    assert events(response.text)[-1]["error"]["code"] == "internal_error"
+    assert "secret" not in response.text + caplog.text
+
+
+async def test_generator_that_breaks_off_is_an_internal_error(
+    http: httpx.AsyncClient, generator: FakeGenerator
+) -> None:
+    generator.script = lambda request: [TokenChunk((40,))]
+    response = await http.post("/v1/chat/completions", json=CHAT)
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
+
+
+# --- Health and operation --------------------------------------------------------------------------------------------
+
+
+async def test_health_and_readiness(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
+    assert (await http.get("/health")).status_code == 200
+    assert (await http.get("/ready")).status_code == 200
+    generator.ready = False
+    assert (await http.get("/health")).status_code == 200
+    response = await http.get("/ready")
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "no_worker_available")
+    assert (await http.post("/v1/chat/completions", json=CHAT)).status_code == 503
+
+
+async def test_root_names_the_endpoints(http: httpx.AsyncClient) -> None:
+    body = (await http.get("/")).json()
+    assert body["name"] == "baton"
+    for endpoint in body["endpoints"]:
+        method, path = endpoint.split(" ")
+        response = await http.request(method, path.replace("{model}", MODEL).replace("{id}", "known"), content=b"{}")
+        assert response.status_code in (200, 400), endpoint
+
+
+async def test_metrics_are_prometheus_text(http: httpx.AsyncClient) -> None:
+    response = await http.get("/metrics")
+    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert b"baton_up 1" in response.content
+
+
+async def test_status_and_scale(http: httpx.AsyncClient, admin: FakeAdmin) -> None:
+    assert (await http.get("/admin/status")).json() == {"pools": {"prefill": 1, "decode": 1}}
+    response = await http.post("/admin/scale", json={"prefill": 2, "decode": 3})
+    assert response.json() == {"targets": {"prefill": 2, "decode": 3}}
+    assert admin.scaled == [{"prefill": 2, "decode": 3}]
+
+
+async def test_errors_of_the_backend_reach_the_operator(http: httpx.AsyncClient, admin: FakeAdmin) -> None:
+    error: BatonError = ConfigError("Only 2 GPUs are left.", param="prefill")
+    admin.error = error
+    response = await http.post("/admin/scale", json={"prefill": 9})
+    assert (response.status_code, response.json()["error"]["message"]) == (400, "Only 2 GPUs are left.")
