@@ -37,8 +37,6 @@ class RouterConfig(Section):
     max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 1024 * 1024
     """Larger HTTP bodies get 413."""
     request_timeout_s: PositiveSeconds = 600.0
-    worker_wait_s: PositiveSeconds = 30.0
-    """How long a request waits for a usable worker when a pool has none."""
     max_attempts: PositiveInt = 3
     """How many worker pairs a request may try before its failure reaches the client."""
     worker_wait_s: Annotated[float, Field(ge=0, le=3600)] = 30.0

@@ -93,7 +93,7 @@ class WorkerHost:
         torch.set_num_threads(config.engine.threads or os.cpu_count() or 1)
         source = resolve_model(config.model)
         loaded = load_model(source, config.dtype, pick_device(config.engine.device))
-        spec = KVCacheSpec(loaded.fingerprint, loaded.dtype_name, config.engine.block_size, loaded.layers)
+        spec = loaded.kv_spec(config.engine.block_size)
         num_blocks = _num_blocks(self._pool_config, spec, loaded.model.device)
         runner = ModelRunner(loaded, num_blocks, config.engine.block_size, config.engine.attention_backend)
         if config.engine.self_check:

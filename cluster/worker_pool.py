@@ -179,7 +179,8 @@ class WorkerPool:
             self._fatal = error
             member.reason = error.message
         except (BatonError, RayError) as error:
-            member.reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
+            # Ray puts the remote traceback first and the error itself last.
+            member.reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
             logger.warning("worker %s ended: %s", member.worker_id, error)
         await self._bury(member)
 

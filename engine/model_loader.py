@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -23,6 +22,7 @@ from engine.attention.base import ATTENTION_NAME, paged_attention
 from engine.attention_probe import AttentionLayer, probe_attention
 from engine.errors import ConfigError, UnsupportedModelError
 from engine.kv_cache import TORCH_DTYPES
+from engine.kv_spec import KVCacheSpec
 from engine.model_source import ModelSource
 
 _ATTENTION_TYPES = {"full_attention", "sliding_attention", "attention"}
@@ -48,6 +48,11 @@ class LoadedModel:
     max_model_len: int
     eos_token_ids: frozenset[int]
     fingerprint: str
+
+    def kv_spec(self, block_size: int) -> KVCacheSpec:
+        """Layout of this model's cache in blocks of ``block_size`` tokens."""
+        layers = tuple(layer.spec for layer in self.attention_layers)
+        return KVCacheSpec(self.fingerprint, self.dtype_name, block_size, layers)
 
 
 def pick_device(name: str) -> torch.device:
@@ -89,9 +94,8 @@ def load_model(source: ModelSource, dtype: str, device: torch.device) -> LoadedM
     config = _load_config(source)
     check_architecture(config)
     dtype_name = pick_dtype(dtype, config, device)
-    model = _load_weights(source, config, TORCH_DTYPES[dtype_name])
-    nn.Module.to(model, device)
-    return prepare_model(model.eval(), dtype_name)
+    model: Any = _load_weights(source, config, TORCH_DTYPES[dtype_name])
+    return prepare_model(model.to(device).eval(), dtype_name)
 
 
 def prepare_model(model: PreTrainedModel, dtype_name: str) -> LoadedModel:
@@ -178,7 +182,7 @@ def _load_weights(source: ModelSource, config: Any, dtype: torch.dtype) -> PreTr
 
 
 def _vocab_size(model: PreTrainedModel) -> int:
-    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    head: Any = model.get_output_embeddings()
     if head is None:
         raise UnsupportedModelError(f"{type(model).__name__} has no language model head; baton serves causal models.")
     return int(head.weight.shape[0])

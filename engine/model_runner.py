@@ -10,7 +10,6 @@ from engine.batch import ForwardBatch
 from engine.block_manager import BlockManager
 from engine.errors import UnsupportedModelError
 from engine.kv_cache import PagedKVCache
-from engine.kv_spec import KVCacheSpec
 from engine.model_loader import LoadedModel, accepts_logits_to_keep
 from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence
@@ -35,8 +34,7 @@ class ModelRunner:
         self.loaded = loaded
         self.device = loaded.model.device
         layers = loaded.attention_layers
-        specs = tuple(layer.spec for layer in layers)
-        self.spec = KVCacheSpec(loaded.fingerprint, loaded.dtype_name, block_size, specs)
+        self.spec = loaded.kv_spec(block_size)
         self.cache = PagedKVCache(self.spec, num_blocks, self.device)
         backend = create_backend(attention_backend, self.cache)
         self._slots = [AttentionSlot(index, backend, layer.sliding_window) for index, layer in enumerate(layers)]

@@ -7,7 +7,7 @@ repeats no key and no value.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
+from torch.nn.functional import scaled_dot_product_attention
 
 from engine.attention.base import AttentionVariant
 from engine.batch import AttentionGroup, ForwardBatch, KVView
@@ -48,7 +48,7 @@ class TorchSDPA:
         if mask is not None and group.num_queries > 1:
             mask = mask.repeat(1, 1, share, 1)
         if variant.softcap is None and variant.sinks is None:
-            output = F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=variant.scaling)
+            output = scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=variant.scaling)
         else:
             output = _attend_in_full(rows, keys, values, mask, group.num_queries, variant)
         output = output.reshape(group.num_seqs, num_kv_heads, share, group.num_queries, -1).permute(0, 3, 1, 2, 4)

@@ -64,7 +64,8 @@ class FakeGenerator:
     cancelled: list[str] = field(default_factory=list)
     completed: list[str] = field(default_factory=list)
     first_chunks: list[str] = field(default_factory=list)
-    num_running_at_start: list[int] = field(default_factory=list)
+    streams: list[AsyncIterator[TokenChunk]] = field(default_factory=list)
+    """Kept, so that garbage collection does not do the closing that the gateway owes."""
 
     @property
     def model(self) -> ModelCard:
@@ -79,7 +80,11 @@ class FakeGenerator:
     def is_ready(self) -> bool:
         return self.ready
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenChunk]:
+    def generate(self, request: GenerationRequest) -> AsyncIterator[TokenChunk]:
+        self.streams.append(self._play(request))
+        return self.streams[-1]
+
+    async def _play(self, request: GenerationRequest) -> AsyncIterator[TokenChunk]:
         if not self.ready:
             raise NoWorkerError("No healthy prefill worker.")
         self.requests.append(request)
@@ -138,8 +143,7 @@ async def serve(app: FastAPI) -> AsyncIterator[str]:
     server = _Server(uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="off", log_level="error"))
     task = asyncio.create_task(server.serve())
     try:
-        while not server.started:
-            await asyncio.sleep(0.005)
+        await eventually(lambda: server.started)
         port = server.servers[0].sockets[0].getsockname()[1]
         yield f"http://127.0.0.1:{port}"
     finally:
@@ -150,5 +154,5 @@ async def serve(app: FastAPI) -> AsyncIterator[str]:
 async def eventually(condition: Callable[[], bool], timeout_s: float = 3.0) -> None:
     """Waits until ``condition`` holds; fails when it does not in time."""
     async with asyncio.timeout(timeout_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 (the conditions are other code's state, without events)
             await asyncio.sleep(0.005)

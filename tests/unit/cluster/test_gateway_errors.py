@@ -1,0 +1,125 @@
+"""What the gateway answers to bad requests, and to faults of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from cluster.gateway import create_app
+from cluster.generation import TokenChunk
+from cluster.openai_api.limits import GatewayLimits
+from tests.bad_inputs import BadInput, bad_inputs
+from tests.tiny_tokenizers import byte_level_tokenizer
+from tests.unit.cluster.fakes import CONTEXT_LENGTH, MODEL, FakeAdmin, FakeGenerator, say, serve
+
+TOKENIZER = byte_level_tokenizer()
+TEXT = "hello world, the quick brown fox"
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
+COMPLETION = {"model": MODEL, "prompt": "hello", "max_tokens": 32}
+
+
+@pytest.fixture
+def generator() -> FakeGenerator:
+    return FakeGenerator(TOKENIZER, say(TOKENIZER, TEXT, cached=16))
+
+
+@pytest.fixture
+def admin() -> FakeAdmin:
+    return FakeAdmin()
+
+
+@pytest.fixture
+async def http(generator: FakeGenerator, admin: FakeAdmin) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(generator, TOKENIZER, admin, GatewayLimits())
+    async with serve(app) as url, httpx.AsyncClient(base_url=url, timeout=10) as client:
+        yield client
+
+
+@pytest.fixture
+async def direct(generator: FakeGenerator, admin: FakeAdmin) -> AsyncIterator[httpx.AsyncClient]:
+    """Calls the application without a server, which is much faster to set up."""
+    transport = httpx.ASGITransport(create_app(generator, TOKENIZER, admin, GatewayLimits()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        yield client
+
+
+@pytest.mark.parametrize("bad", bad_inputs(MODEL, CONTEXT_LENGTH), ids=lambda bad: bad.name)
+async def test_bad_input_is_refused(direct: httpx.AsyncClient, generator: FakeGenerator, bad: BadInput) -> None:
+    response = await direct.request(bad.method, bad.path, content=bad.content, headers=bad.headers)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (bad.status, bad.code, bad.param), error
+    assert bad.fragment in error["message"]
+    assert len(error["message"]) < 1500
+    assert set(error) == {"message", "type", "param", "code"}
+    assert "x-request-id" in response.headers
+    assert generator.requests == []
+
+
+async def test_bad_input_over_real_http_harms_no_other_request(http: httpx.AsyncClient) -> None:
+    good = [http.post("/v1/completions", json=COMPLETION) for _ in range(20)]
+    table = bad_inputs(MODEL, CONTEXT_LENGTH)
+    bad = [http.request(item.method, item.path, content=item.content, headers=item.headers) for item in table]
+    answers = await asyncio.gather(*good, *bad)
+    assert [answer.json()["choices"][0]["text"] for answer in answers[:20]] == [TEXT] * 20
+    assert [answer.status_code for answer in answers[20:]] == [item.status for item in table]
+
+
+def test_bad_input_names_are_unique() -> None:
+    names = [bad.name for bad in bad_inputs(MODEL, CONTEXT_LENGTH)]
+    assert len(names) == len(set(names)) > 120
+
+
+async def test_body_limit_holds_without_a_content_length(http: httpx.AsyncClient) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(10):
+            yield b"a" * 1024 * 1024
+
+    headers = {"Content-Type": "application/json"}
+    response = await http.post("/v1/completions", content=endless(), headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
+    assert (await http.post("/v1/completions", json=COMPLETION)).status_code == 200
+
+
+async def test_body_just_below_the_limit_is_read(http: httpx.AsyncClient) -> None:
+    body = json.dumps({**COMPLETION, "user": "a" * (8 * 1024 * 1024 - 200)})
+    response = await http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == 200
+
+
+async def test_unforeseen_errors_leak_nothing(
+    http: httpx.AsyncClient, generator: FakeGenerator, caplog: pytest.LogCaptureFixture
+) -> None:
+    generator.script = lambda request: [ValueError("the prompt was: my secret")]
+    with caplog.at_level(logging.ERROR):
+        response = await http.post("/v1/chat/completions", json=CHAT)
+    request_id = response.headers["x-request-id"]
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "internal_error"
+    assert "secret" not in response.text + caplog.text
+    assert request_id in caplog.text
+    assert "ValueError" in caplog.text
+
+
+async def test_unforeseen_errors_in_a_stream_leak_nothing(
+    http: httpx.AsyncClient, generator: FakeGenerator, caplog: pytest.LogCaptureFixture
+) -> None:
+    generator.script = lambda request: [TokenChunk((40,)), ValueError("my secret")]
+    with caplog.at_level(logging.ERROR):
+        response = await http.post("/v1/chat/completions", json={**CHAT, "stream": True})
+    assert (
+        json.loads(response.text.strip().split("\n\n")[-1].removeprefix("data: "))["error"]["code"] == "internal_error"
+    )
+    assert "secret" not in response.text + caplog.text
+
+
+async def test_generator_that_breaks_off_is_an_internal_error(
+    http: httpx.AsyncClient, generator: FakeGenerator
+) -> None:
+    generator.script = lambda request: [TokenChunk((40,))]
+    response = await http.post("/v1/chat/completions", json=CHAT)
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
