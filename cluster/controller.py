@@ -36,9 +36,7 @@ class Controller:
         self._config = BatonConfig.from_dict(config)
         configure_logging(self._config.log, "controller")
         self._local = self._config.ray.address is None
-        self._pools = {
-            name: WorkerPool(name, self._config, self, worker_class, self._bind_host) for name in POOLS
-        }
+        self._pools = {name: WorkerPool(name, self._config, self, worker_class, self._bind_host) for name in POOLS}
         self._router: Any = None
         self._port = self._config.router.port
         self._kv_fingerprint: str | None = None
@@ -148,7 +146,7 @@ class Controller:
             logger.warning("the router did not take %s: %s", method, error)
 
     async def _start_router(self) -> str:
-        actor_class = ray.remote(RouterHost).options(num_cpus=0, max_concurrency=1000)
+        actor_class: Any = ray.remote(RouterHost).options(num_cpus=0, max_concurrency=1000)
         handle = ray.get_runtime_context().current_actor
         router = actor_class.remote(self._config.to_dict(), self._port, handle)
         try:

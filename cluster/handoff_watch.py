@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import Any
 
 from cluster.generation import TokenChunk
 from cluster.messages import unpack_events
@@ -31,7 +32,8 @@ class HandoffWatch:
             BatonError: prefill failed.
         """
         self._task = asyncio.create_task(self._follow(events))
-        await asyncio.wait([self._first, self._task], return_when=asyncio.FIRST_COMPLETED)
+        waits: list[asyncio.Future[Any]] = [self._first, self._task]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if not self._first.done():
             raise self._task.result() or WorkerLostError("the prefill worker ended its stream without a token")
         return self._first.result()
@@ -45,7 +47,8 @@ class HandoffWatch:
         first = asyncio.ensure_future(anext(chunks, None))
         try:
             if self._task is not None:
-                await asyncio.wait([first, self._task], return_when=asyncio.FIRST_COMPLETED)
+                waits: list[asyncio.Future[Any]] = [first, self._task]
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
                 if not first.done() and (error := self._task.result()) is not None:
                     raise error
             chunk = await first

@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -111,7 +110,7 @@ def _connect(config: BatonConfig, report: Callable[[str], None]) -> bool:
 
 
 def _create_controller(config: BatonConfig) -> Any:
-    actor_class = ray.remote(Controller).options(
+    actor_class: Any = ray.remote(Controller).options(
         name=ACTOR_NAME, namespace=config.ray.namespace, num_cpus=0, max_concurrency=1000
     )
     try:
@@ -143,10 +142,3 @@ def _as_baton_error(error: RayError) -> BatonError:
     if isinstance(cause, BatonError):
         return cause
     return WorkerLostError(f"The cluster's controller failed: {error}")
-
-
-def log_folder() -> Path | None:
-    """Where the processes of the present Ray session write their logs."""
-    if not ray.is_initialized():
-        return None
-    return Path(ray._private.worker._global_node.get_logs_dir_path())  # noqa: SLF001 - Ray has no public way

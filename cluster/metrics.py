@@ -36,9 +36,7 @@ class RouterMetrics:
         self.registry = CollectorRegistry()
         counter, histogram = self._counter, self._histogram
         self.requests = counter("baton_requests", "Sequences that ended, by outcome.", "outcome")
-        self.in_flight = Gauge(
-            "baton_requests_in_flight", "Sequences accepted and not over.", registry=self.registry
-        )
+        self.in_flight = Gauge("baton_requests_in_flight", "Sequences accepted and not over.", registry=self.registry)
         self.retries = counter("baton_retries", "Attempts that failed and were repeated elsewhere.", "reason")
         self.prompt_tokens = counter("baton_prompt_tokens", "Prompt tokens of accepted sequences.")
         self.cached_tokens = counter("baton_cached_prompt_tokens", "Prompt tokens that a prefix cache held.")

@@ -67,9 +67,7 @@ class _Journal:
     def take(self, batch: worker_pb2.TokenBatch) -> TokenChunk:
         self.token_ids.extend(batch.token_ids)
         self.finish_reason = unpack_finish_reason(batch)
-        return TokenChunk(
-            tuple(batch.token_ids), unpack_logprobs(batch), self.finish_reason, self.num_cached_tokens
-        )
+        return TokenChunk(tuple(batch.token_ids), unpack_logprobs(batch), self.finish_reason, self.num_cached_tokens)
 
 
 class Router:
@@ -192,9 +190,7 @@ class Router:
         decode = await self._select(DECODE, journal)
         prefill = await self._select(PREFILL, journal)
         request.timeline.replace(Event.ROUTED)
-        request.timeline.attributes.update(
-            prefill_worker=prefill.info.worker_id, decode_worker=decode.info.worker_id
-        )
+        request.timeline.attributes.update(prefill_worker=prefill.info.worker_id, decode_worker=decode.info.worker_id)
         transfer_id = f"{request.request_id}/{journal.attempt}"
         message = worker_pb2.PrefillRequest(
             sequence=pack_sequence(request.request_id, request.prompt_token_ids, request.params)
@@ -240,9 +236,7 @@ class Router:
     async def _decode(self, journal: _Journal, worker: Worker, transfer_id: str) -> AsyncGenerator[TokenChunk]:
         request, timeline = journal.request, journal.request.timeline
         message = worker_pb2.GenerateRequest(
-            sequence=pack_sequence(
-                request.request_id, request.prompt_token_ids, request.params, journal.token_ids
-            ),
+            sequence=pack_sequence(request.request_id, request.prompt_token_ids, request.params, journal.token_ids),
             transfer_id=transfer_id,
         )
         async with aclosing(worker.client.generate(message, journal.time_left_s)) as batches:

@@ -25,7 +25,7 @@ class TimelineStore:
         """A request's waterfall. One with several sequences has them under ``sequences``; None when unknown."""
         if (timeline := self._timelines.get(request_id)) is not None:
             return timeline.to_dict()
-        sequences = []
+        sequences: list[dict[str, Any]] = []
         while (timeline := self._timelines.get(f"{request_id}-{len(sequences)}")) is not None:
             sequences.append(timeline.to_dict())
         return {"request_id": request_id, "sequences": sequences} if sequences else None

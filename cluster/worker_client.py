@@ -56,9 +56,7 @@ class WorkerClient:
     async def stats(self, timeout_s: float = 2.0) -> worker_pb2.WorkerStats:
         """Raises ``BatonError`` when the worker does not answer."""
         try:
-            stats: worker_pb2.WorkerStats = await self._worker.GetStats(
-                worker_pb2.StatsRequest(), timeout=timeout_s
-            )
+            stats: worker_pb2.WorkerStats = await self._worker.GetStats(worker_pb2.StatsRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, self.address) from error
         return stats

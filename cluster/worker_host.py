@@ -10,6 +10,8 @@ from typing import Any
 
 import grpc.aio
 import torch
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.aio import HealthServicer
 
 from cluster.config import BatonConfig, PoolConfig
 from cluster.logs import configure_logging
@@ -66,6 +68,7 @@ class WorkerHost:
         server = create_server()
         role.add_services(server)
         worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(self._worker_id, self._pool, role), server)
+        await _add_health_service(server)
         port = server.add_insecure_port(f"{self._bind_host}:0")
         await role.start()
         await server.start()
@@ -117,6 +120,13 @@ class WorkerHost:
             block_size=runner.spec.block_size,
             dtype=runner.spec.dtype,
         )
+
+
+async def _add_health_service(server: grpc.aio.Server) -> None:
+    """grpc.health.v1, for probes that know nothing of baton."""
+    health = HealthServicer()
+    await health.set("", health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
 
 
 def _import_role(path: str) -> Any:

@@ -188,7 +188,9 @@ class WorkerPool:
         if self._num_failures:
             await asyncio.sleep(min(_MAX_BACKOFF_S, 2.0 ** (self._num_failures - 1)))
         # A dozen calls at once: start, wait and stop overlap.
-        actor_class = ray.remote(self._actor_class).options(max_concurrency=16, **actor_options(self._pool.resources))
+        actor_class: Any = ray.remote(self._actor_class).options(
+            max_concurrency=16, **actor_options(self._pool.resources)
+        )
         member.actor = actor_class.remote(
             member.worker_id, self.name, ROLES[self.name], self._config.to_dict(), self._bind_host()
         )
@@ -257,9 +259,8 @@ class WorkerPool:
 
     def _why_not_ready(self, timeout_s: float) -> str:
         reasons = [m.reason for m in (*self._members.values(), *self._dead) if m.reason]
-        return (
-            f"After {timeout_s:g} s {self.num_ready} of {self.target} {self.name} workers are ready. "
-            + ("\n".join(dict.fromkeys(reasons)) if reasons else "The others are still loading.")
+        return f"After {timeout_s:g} s {self.num_ready} of {self.target} {self.name} workers are ready. " + (
+            "\n".join(dict.fromkeys(reasons)) if reasons else "The others are still loading."
         )
 
     def _notify(self) -> None:

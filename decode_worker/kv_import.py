@@ -128,7 +128,9 @@ class KVImporter:
         entry, holder = self._open_import(transfer_id)
         spec = self._engine.runner.spec
         if not 0 <= header.layer_start < header.layer_end <= len(spec.layers):
-            raise TransferError(f"a KV part names layers {header.layer_start} to {header.layer_end} of {len(spec.layers)}.")
+            raise TransferError(
+                f"a KV part names layers {header.layer_start} to {header.layer_end} of {len(spec.layers)}."
+            )
         due = entry.next_token[header.layer_start : header.layer_end]
         if any(token != header.token_start for token in due) or not 0 < header.token_count <= (
             holder.num_tokens - header.token_start

@@ -198,7 +198,7 @@ class AsyncEngine:
 
     def _check_blocks(self) -> None:
         """Engine's thread, idle: every block must be free, cached, leased or reserved."""
-        held = [request.block_ids for request in self.scheduler.requests]
+        held: list[Sequence[int]] = [request.block_ids for request in self.scheduler.requests]
         for holder in self.block_holders:
             held.extend(holder())
         problems = self.blocks.pool.check(held)

@@ -2,8 +2,7 @@
 shapes, and through which window.
 
 The window is read from the mask that the model builds, since that is what its own attention computes with. What it
-passes as ``sliding_window`` is not always the same: some models pass one that their mask does not have, others slide
-without saying so.
+passes as ``sliding_window`` is not always the same: some models slide without saying so (PhiMoE).
 """
 
 from __future__ import annotations

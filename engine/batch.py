@@ -1,8 +1,8 @@
 """Scheduler output → tensors for one forward. Sequences lie one after the other, without padding:
 
-    token_ids   | a0 | b7 | c2 c3 c4 c5 |        a and b decode, c prefills a chunk of four
-    positions   |  9 |  7 |  2  3  4  5 |
-    slots       where each token's key and value go
+token_ids   | a0 | b7 | c2 c3 c4 c5 |        a and b decode, c prefills a chunk of four
+positions   |  9 |  7 |  2  3  4  5 |
+slots       where each token's key and value go
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class KVView:
     """The cached positions that a group of sequences attends to.
 
     Attributes:
-        slots: int64 ``[num_seqs * num_keys]``, padded with slot 0.
+        slots: int64 ``[num_seqs * num_keys]``, each sequence padded with one of its own.
         num_keys: padded number of positions per sequence.
         mask: additive, ``[num_seqs, 1, num_queries, num_keys]``; None when everything is visible.
     """
@@ -70,9 +70,13 @@ class AttentionGroup:
         queries = self.num_queries
         starts = [0 if window is None else max(0, end - queries - window + 1) for end in self.context_lengths]
         num_keys = max(end - start for start, end in zip(starts, self.context_lengths, strict=True))
-        slots = torch.zeros(self.num_seqs, num_keys, dtype=torch.int64)
+        slots = torch.empty(self.num_seqs, num_keys, dtype=torch.int64)
         for row, (start, end) in enumerate(zip(starts, self.context_lengths, strict=True)):
-            slots[row, : end - start] = slots_of(self.block_tables[row], start, end, self.block_size)
+            own = slots_of(self.block_tables[row], start, end, self.block_size)
+            slots[row, : end - start] = own
+            # Padding repeats a position of the same sequence: a masked value that is not a number still spoils the
+            # sum, and must not come from somebody else.
+            slots[row, end - start :] = own[-1]
         # positions[row, key] of each key, and of each query, decide what is visible
         first = torch.tensor(starts)[:, None]
         key_positions = first + torch.arange(num_keys)

@@ -126,7 +126,5 @@ class Engine:
         for sequence in plan:
             request_id = sequence.request.request_id
             if self.finish(request_id, FinishReason.ERROR):
-                failed.append(
-                    TokenOutput(request_id, finish_reason=FinishReason.ERROR, error=failure.message)
-                )
+                failed.append(TokenOutput(request_id, finish_reason=FinishReason.ERROR, error=failure.message))
         return failed

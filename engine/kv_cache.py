@@ -1,12 +1,12 @@
 """The paged KV cache: tensors, and copies into and out of them.
 
-    keys[layer]    [num_slots, num_kv_heads, key_dim]
-    values[layer]  [num_slots, num_kv_heads, value_dim]
+keys[layer]    [num_slots, num_kv_heads, key_dim]
+values[layer]  [num_slots, num_kv_heads, value_dim]
 
-    slot = block_id * block_size + offset in the block
+slot = block_id * block_size + offset in the block
 
-         block 0          block 1          block 2
-    |a0 a1 a2 a3|    |b0 b1 -- --|    |a4 a5 -- --|      request a owns blocks [0, 2], request b owns [1]
+     block 0          block 1          block 2
+|a0 a1 a2 a3|    |b0 b1 -- --|    |a4 a5 -- --|      request a owns blocks [0, 2], request b owns [1]
 """
 
 from __future__ import annotations

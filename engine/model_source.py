@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.default_model import DEFAULT_MODEL_NAME, ensure_default_model
+from engine.default_model import DEFAULT_MODEL_NAME, ensure_converted, ensure_default_model
 from engine.errors import ConfigError
 
 
@@ -38,12 +38,11 @@ def resolve_model(reference: str, report: Callable[[str], None] | None = None) -
             raise ConfigError(f"model: the folder {path} has no config.json. Expected a transformers model folder.")
         return ModelSource(str(path), path.resolve().name)
     if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ConfigError(f"model: the GGUF file {path} does not exist.")
-        return ModelSource(str(path.parent), path.name, path.stem)
+        return ModelSource(str(ensure_converted(path, report=report)), path.stem)
     if reference.count("/") == 1 and not reference.startswith((".", "/", "~")):
         return ModelSource(reference, reference)
-    hint = "" if not difflib.get_close_matches(reference, [DEFAULT_MODEL_NAME]) else f" Did you mean {DEFAULT_MODEL_NAME}?"
+    close = difflib.get_close_matches(reference, [DEFAULT_MODEL_NAME])
+    hint = f" Did you mean {DEFAULT_MODEL_NAME}?" if close else ""
     raise ConfigError(
         f"model: {reference!r} is not the bundled model ({DEFAULT_MODEL_NAME}), not a local folder, not a .gguf file "
         f"and not a hub id of the form owner/name.{hint}"

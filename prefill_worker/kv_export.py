@@ -70,9 +70,7 @@ class KVExporter:
         reserve_timeout_s: how long a receiver may wait for room.
     """
 
-    def __init__(
-        self, engine: AsyncEngine, transport: KVTransport, part_bytes: int, reserve_timeout_s: float
-    ) -> None:
+    def __init__(self, engine: AsyncEngine, transport: KVTransport, part_bytes: int, reserve_timeout_s: float) -> None:
         self._engine = engine
         self._transport = transport
         self._part_bytes = part_bytes

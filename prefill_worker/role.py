@@ -5,9 +5,9 @@ from __future__ import annotations
 import grpc.aio
 
 from cluster.config import PrefillConfig
-from cluster.role_stats import fill_engine_stats
 from cluster.kv_transfer.registry import create_transport
 from cluster.role import WorkerContext
+from cluster.role_stats import fill_engine_stats
 from cluster.wire import worker_pb2, worker_pb2_grpc
 from engine.async_engine import AsyncEngine
 from engine.scheduler import SchedulerLimits

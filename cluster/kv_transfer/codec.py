@@ -59,7 +59,7 @@ def decode_frame(data: bytes) -> tuple[kv_pb2.KVFrame, memoryview]:
     header = kv_pb2.KVFrame()
     try:
         header.ParseFromString(bytes(view[:head_end]))
-    except Exception as error:  # noqa: BLE001 - protobuf's DecodeError class depends on its implementation
+    except Exception as error:
         raise TransferError(f"a KV frame cannot be parsed: {error}") from error
     return header, payload
 

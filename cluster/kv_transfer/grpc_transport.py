@@ -129,9 +129,7 @@ class GrpcSendStream:
             metadata = await self._call.trailing_metadata()
         except grpc.aio.AioRpcError as rpc_error:
             return error_from_rpc(rpc_error, self._peer)
-        return error_from_rpc(
-            grpc.aio.AioRpcError(status, grpc.aio.Metadata(), metadata, details=details), self._peer
-        )
+        return error_from_rpc(grpc.aio.AioRpcError(status, grpc.aio.Metadata(), metadata, details=details), self._peer)
 
 
 class KVTransferService:

@@ -1,0 +1,83 @@
+"""Runs requests through the synchronous engine, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from transformers import PreTrainedModel
+
+from engine.block_manager import BlockManager
+from engine.engine import Engine
+from engine.model_loader import prepare_model
+from engine.model_runner import ModelRunner
+from engine.request import FinishReason, Request, SamplingParams, TokenOutput
+from engine.scheduler import Scheduler, SchedulerLimits
+
+BLOCK_SIZE = 4
+_MAX_STEPS = 20_000
+
+
+@dataclass(slots=True)
+class Outcome:
+    """All outputs of one request, put together."""
+
+    token_ids: list[int] = field(default_factory=list)
+    outputs: list[TokenOutput] = field(default_factory=list)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self.outputs[-1].finish_reason if self.outputs else None
+
+
+def build_runner(model: PreTrainedModel, num_blocks: int = 512, block_size: int = BLOCK_SIZE) -> ModelRunner:
+    return ModelRunner(prepare_model(model, "float32"), num_blocks, block_size)
+
+
+def build_engine(
+    runner: ModelRunner,
+    *,
+    chunk_tokens: int = 64,
+    max_num_seqs: int = 64,
+    num_blocks: int | None = None,
+    prefix_caching: bool = True,
+) -> Engine:
+    """An engine with an empty cache. Whatever it reads without having written it first is not a number."""
+    for tensor in (*runner.cache.keys, *runner.cache.values):
+        tensor.fill_(torch.nan)
+    limits = SchedulerLimits(chunk_tokens, max_num_seqs, runner.loaded.max_model_len)
+    blocks = BlockManager(num_blocks or runner.cache.num_blocks, runner.spec.block_size, prefix_caching=prefix_caching)
+    return Engine(runner, Scheduler(limits, blocks))
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, temperature=0)
+
+
+def run(
+    engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams]
+) -> list[Outcome]:
+    """Sends all prompts at once and steps until every one is finished.
+
+    Raises:
+        RuntimeError: the engine stopped making progress.
+    """
+    each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+    outcomes = {f"request-{index}": Outcome() for index in range(len(prompts))}
+    for index, (prompt, own) in enumerate(zip(prompts, each, strict=True)):
+        engine.scheduler.add(Request(f"request-{index}", list(prompt), own, arrival_s=index))
+    for _ in range(_MAX_STEPS):
+        if not engine.scheduler.has_work():
+            return list(outcomes.values())
+        for output in engine.step():
+            outcomes[output.request_id].outputs.append(output)
+            outcomes[output.request_id].token_ids.extend(output.token_ids)
+        if not engine.last_step_ran:
+            raise RuntimeError("requests are waiting, but nothing can be scheduled")
+    raise RuntimeError(f"the engine was not done after {_MAX_STEPS} steps")
+
+
+def run_tokens(engine: Engine, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+    """Greedy continuations."""
+    return [outcome.token_ids for outcome in run(engine, prompts, greedy(num_tokens))]

@@ -1,0 +1,242 @@
+"""Greedy tokens through the paged engine equal ``transformers.generate``, token for token, for every architecture.
+
+And what cannot be served is refused with a reason, never served wrongly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers import LlamaForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from engine.errors import ConfigError, UnsupportedModelError
+from engine.model_loader import load_model, prepare_model
+from engine.model_runner import ModelRunner
+from engine.model_source import ModelSource
+from tests.engine_runs import BLOCK_SIZE, build_engine, build_runner, greedy, run, run_tokens
+from tests.tiny_models import CONFIGS, WINDOW, build_model, model_with_reference, random_prompts, tiny_model
+
+NUM_TOKENS = 24
+PROMPTS = random_prompts((1, 2, 3, 5, 8, 9, 16, 17, 23, 31, 32, 33, 40, 47, 55, 60))
+ALONE = (0, 7, 15)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_torch_thread() -> Iterator[None]:
+    """Tiny matrices lose more to the thread pool than they win."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    runner: ModelRunner
+    expected: list[list[int]]
+
+
+@pytest.fixture(scope="module", params=sorted(CONFIGS))
+def case(request: pytest.FixtureRequest) -> Case:
+    model, expected = model_with_reference(request.param, PROMPTS, NUM_TOKENS)
+    return Case(build_runner(model), expected)
+
+
+def test_self_check_passes(case: Case) -> None:
+    case.runner.self_check()
+
+
+@pytest.mark.parametrize("chunk_tokens", [16, 64, 2048])
+def test_sixteen_at_once_with_and_without_prefix_hits(case: Case, chunk_tokens: int) -> None:
+    engine = build_engine(case.runner, chunk_tokens=chunk_tokens)
+    assert run_tokens(engine, PROMPTS, NUM_TOKENS) == case.expected
+
+    again = run(engine, PROMPTS, greedy(NUM_TOKENS))
+    assert [outcome.token_ids for outcome in again] == case.expected
+    for prompt, outcome in zip(PROMPTS, again, strict=True):
+        reusable = (len(prompt) - 1) // BLOCK_SIZE * BLOCK_SIZE
+        assert outcome.outputs[-1].num_cached_tokens == reusable
+    assert engine.scheduler.blocks.check([]) == []
+
+
+@pytest.mark.parametrize("chunk_tokens", [16, 64, 2048])
+def test_alone(case: Case, chunk_tokens: int) -> None:
+    for index in ALONE:
+        engine = build_engine(case.runner, chunk_tokens=chunk_tokens, prefix_caching=False)
+        assert run_tokens(engine, [PROMPTS[index]], NUM_TOKENS) == [case.expected[index]]
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_under_preemption(case: Case, prefix_caching: bool) -> None:
+    longest = max(map(len, PROMPTS)) + NUM_TOKENS
+    engine = build_engine(
+        case.runner, chunk_tokens=32, num_blocks=longest // BLOCK_SIZE + 3, prefix_caching=prefix_caching
+    )
+    assert run_tokens(engine, PROMPTS, NUM_TOKENS) == case.expected
+    assert engine.scheduler.num_preemptions > 0
+    assert engine.scheduler.blocks.check([]) == []
+
+
+def test_the_matrix_covers_what_is_promised() -> None:
+    promised = {"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_neox", "olmo2"}
+    assert promised | {"mixtral", "gpt_oss", "deepseek_v3"} <= CONFIGS.keys()
+
+
+def test_windows_are_those_of_the_masks_that_models_build() -> None:
+    def windows(name: str) -> list[int | None]:
+        return [layer.sliding_window for layer in prepare_model(tiny_model(name), "float32").attention_layers]
+
+    assert windows("mistral") == [WINDOW, WINDOW]
+    assert windows("gemma2") == [WINDOW, None]
+    assert windows("qwen2_window") == [None, WINDOW]
+    assert windows("phimoe") == [WINDOW, WINDOW], "slides without telling its attention"
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_saved_folder_loads_and_runs_the_same(name: str, tmp_path: Path) -> None:
+    model, expected = model_with_reference(name, PROMPTS, NUM_TOKENS)
+    fingerprint = prepare_model(model, "float32").fingerprint
+    model.set_attn_implementation("eager")
+    model.save_pretrained(tmp_path)
+
+    loaded = load_model(ModelSource(str(tmp_path), name), "auto", CPU)
+
+    assert loaded.dtype_name == "float32"
+    assert loaded.fingerprint == fingerprint
+    engine = build_engine(ModelRunner(loaded, 512, BLOCK_SIZE))
+    assert run_tokens(engine, PROMPTS, NUM_TOKENS) == expected
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "deepseek_v3", "mixtral", "gpt2"])
+def test_half_precision_passes_the_self_check(name: str, dtype: str) -> None:
+    model = tiny_model(name).to(getattr(torch, dtype))
+    ModelRunner(prepare_model(model, dtype), 16, BLOCK_SIZE).self_check()
+
+
+def test_checkpoint_without_a_head_is_refused(tmp_path: Path) -> None:
+    tiny_model("llama").base_model.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"lacks 1 of the weights of LlamaForCausalLM, lm_head\.weight"):
+        load_model(ModelSource(str(tmp_path), "headless"), "auto", CPU)
+
+
+def test_missing_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="could not be read"):
+        load_model(ModelSource(str(tmp_path / "nothing"), "nothing"), "auto", CPU)
+
+
+def test_context_length_ends_where_longrope_would_change_cached_keys() -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    config = transformers.Phi3Config(
+        **CONFIGS["phi3"]().to_dict()
+        | {"rope_parameters": {**rope, "original_max_position_embeddings": 48}, "max_position_embeddings": 192}
+    )
+    assert prepare_model(build_model(config), "float32").max_model_len == 48
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+_SMALL: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+    "bos_token_id": 1,
+}
+
+
+def _small(name: str, **settings: Any) -> Callable[[], PreTrainedConfig]:
+    config_class: Callable[..., PreTrainedConfig] = getattr(transformers, name)
+    return lambda: config_class(**{**_SMALL, **settings})
+
+
+REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
+    "mamba": (_small("MambaConfig"), "linear_attention"),
+    "jamba": (_small("JambaConfig", num_experts=2), "linear_attention"),
+    "recurrent_gemma": (_small("RecurrentGemmaConfig"), "linear_attention"),
+    "qwen3_next": (_small("Qwen3NextConfig"), "linear_attention"),
+    "lfm2": (_small("Lfm2Config", full_attn_idxs=[0]), "conv"),
+    "rwkv": (_small("RwkvConfig"), "never called its attention interface"),
+    "llama4": (_small("Llama4TextConfig", attention_chunk_size=8), "chunked attention"),
+    "bloom": (_small("BloomConfig", n_head=4), "never called its attention interface"),
+    "mpt": (_small("MptConfig", d_model=32, n_heads=4, n_layers=2), "never called its attention interface"),
+    "falcon_alibi": (_small("FalconConfig", alibi=True), "never called its attention interface"),
+    "gptj": (_small("GPTJConfig", n_embd=32, n_layer=2, n_head=4, rotary_dim=4), "never called its attention"),
+    "xlnet": (_small("XLNetConfig", d_model=32, n_layer=2, n_head=4, d_inner=32), "XLNetLMHeadModel"),
+    "doge": (_small("DogeConfig"), "a bias or a mask of its own"),
+    "diffllama": (_small("DiffLlamaConfig"), "more than once"),
+    "bert": (_small("BertConfig"), "in both directions"),
+    "roberta": (_small("RobertaConfig"), "in both directions"),
+    "t5": (_small("T5Config", d_model=32, num_layers=2, num_heads=4), "encoder-decoder"),
+    "bart": (_small("BartConfig", d_model=32, decoder_layers=2, decoder_ffn_dim=32), "encoder-decoder"),
+    "vit": (_small("ViTConfig"), "no causal language model"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_architecture_is_refused_with_its_reason(name: str, tmp_path: Path) -> None:
+    build_config, reason = REFUSED[name]
+    config = build_config()
+    config.save_pretrained(tmp_path)
+    if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+
+    with pytest.raises(UnsupportedModelError, match=reason):
+        load_model(ModelSource(str(tmp_path), name), "float32", CPU)
+
+
+class _AveragingMLP(nn.Module):
+    """Keeps state outside the KV cache, where no probe can see it: adds a running mean over the sequence."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        counts = torch.arange(1, hidden.shape[1] + 1)[None, :, None]
+        return self.inner(hidden) + hidden.cumsum(dim=1) / counts
+
+
+def _with_hidden_state(model: PreTrainedModel) -> PreTrainedModel:
+    assert isinstance(model, LlamaForCausalLM)
+    model.model.layers[0].mlp = _AveragingMLP(model.model.layers[0].mlp)
+    return model
+
+
+def _with_ignored_positions(model: PreTrainedModel) -> PreTrainedModel:
+    """Counts positions from 0 in every call."""
+    assert isinstance(model, LlamaForCausalLM)
+    rotary = model.model.rotary_emb
+    original = rotary.forward
+    rotary.forward = lambda x, position_ids: original(x, torch.arange(position_ids.shape[1])[None])
+    return model
+
+
+@pytest.mark.parametrize("damage", [_with_hidden_state, _with_ignored_positions])
+def test_self_check_catches_what_the_probe_cannot_see(damage: Callable[[PreTrainedModel], PreTrainedModel]) -> None:
+    runner = build_runner(damage(tiny_model("llama")))
+    with pytest.raises(UnsupportedModelError, match="other logits over the paged cache"):
+        runner.self_check()
+
+
+def test_self_check_reports_a_forward_that_fails() -> None:
+    runner = build_runner(tiny_model("llama"))
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("shapes do not match")
+
+    runner.loaded.model.forward = fail
+    with pytest.raises(UnsupportedModelError, match="RuntimeError: shapes do not match"):
+        runner.self_check()

@@ -1,0 +1,162 @@
+"""Logits processing against transformers' own warpers and processors, and by formula where it has none."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from engine.logits import SamplingRow, process_logits
+from engine.request import SamplingParams
+
+VOCAB_SIZE = 50
+NEG_INF = float("-inf")
+
+seeds = st.integers(0, 2**32 - 1)
+tokens = st.integers(0, VOCAB_SIZE - 1)
+token_lists = st.lists(tokens, max_size=12)
+
+
+def random_logits(seed: int, num_rows: int = 1) -> torch.Tensor:
+    return torch.randn(num_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 4
+
+
+def row(params: SamplingParams, prompt: list[int] | None = None, output: list[int] | None = None) -> SamplingRow:
+    prompt, output = prompt or [], output or []
+    forbidden = frozenset(params.stop_token_ids) if params.min_tokens else frozenset()
+    return SamplingRow(params, len(prompt) + len(output), prompt, output, forbidden)
+
+
+sampled_params = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.1, 0.7, 1.0, 1.9]),
+    top_k=st.sampled_from([-1, 0, 1, 3, 20, VOCAB_SIZE, VOCAB_SIZE + 1]),
+    top_p=st.sampled_from([0.05, 0.3, 0.61, 0.9, 0.99, 1.0]),
+    min_p=st.sampled_from([0.0, 0.02, 0.2, 0.8, 1.0]),
+    repetition_penalty=st.sampled_from([0.5, 1.0, 1.3]),
+)
+any_params = st.builds(
+    SamplingParams,
+    max_tokens=st.just(16),
+    temperature=st.sampled_from([0.0, 0.0, 0.5, 1.0]),
+    top_k=st.sampled_from([0, 1, 5]),
+    top_p=st.sampled_from([0.4, 1.0]),
+    min_p=st.sampled_from([0.0, 0.3]),
+    repetition_penalty=st.sampled_from([1.0, 1.4]),
+    presence_penalty=st.sampled_from([0.0, 1.5]),
+    frequency_penalty=st.sampled_from([0.0, -0.7]),
+    logit_bias=st.lists(st.tuples(tokens, st.floats(-100, 100, width=32)), max_size=3).map(tuple),
+    stop_token_ids=st.lists(tokens, max_size=3).map(tuple),
+    min_tokens=st.integers(0, 16),
+)
+
+
+def by_transformers(logits: torch.Tensor, params: SamplingParams, history: list[int]) -> torch.Tensor:
+    steps = LogitsProcessorList()
+    if params.repetition_penalty != 1 and history:
+        steps.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    steps.append(TemperatureLogitsWarper(params.temperature))
+    if params.top_k > 0:
+        steps.append(TopKLogitsWarper(params.top_k))
+    if params.top_p < 1:
+        steps.append(TopPLogitsWarper(params.top_p))
+    if params.min_p > 0:
+        steps.append(MinPLogitsWarper(params.min_p))
+    return steps(torch.tensor([history], dtype=torch.int64), logits)
+
+
+@settings(deadline=None, max_examples=300)
+@given(seed=seeds, params=sampled_params, prompt=token_lists, output=token_lists)
+def test_equals_transformers(seed: int, params: SamplingParams, prompt: list[int], output: list[int]) -> None:
+    logits = random_logits(seed)
+    processed = process_logits(logits, [row(params, prompt, output)])
+    expected = by_transformers(logits, params, prompt + output)
+    torch.testing.assert_close(processed, expected, rtol=1e-5, atol=1e-5)
+    assert bool(torch.isfinite(processed).any())
+
+
+@settings(deadline=None)
+@given(seed=seeds, output=token_lists, presence=st.floats(-2, 2), frequency=st.floats(-2, 2))
+def test_presence_and_frequency_count_output_tokens_only(
+    seed: int, output: list[int], presence: float, frequency: float
+) -> None:
+    params = SamplingParams(temperature=0, presence_penalty=presence, frequency_penalty=frequency)
+    logits = random_logits(seed)
+    processed = process_logits(logits, [row(params, prompt=[1, 2, 3], output=output)])
+    for token in range(VOCAB_SIZE):
+        count = output.count(token)
+        expected = logits[0, token] - presence * (count > 0) - frequency * count
+        torch.testing.assert_close(processed[0, token], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_logit_bias_adds() -> None:
+    logits = random_logits(0)
+    params = SamplingParams(temperature=0, logit_bias=((3, 5.0), (7, -100.0)))
+    expected = logits.clone()
+    expected[0, 3] += 5
+    expected[0, 7] -= 100
+    assert torch.equal(process_logits(logits, [row(params)]), expected)
+
+
+def test_min_tokens_forbids_ending_until_enough_are_out() -> None:
+    logits = random_logits(0)
+    params = SamplingParams(temperature=0, max_tokens=8, min_tokens=3, stop_token_ids=(4, 9))
+    for num_output in range(5):
+        processed = process_logits(logits, [row(params, output=[1] * num_output)])
+        held_back = (processed == NEG_INF).nonzero()[:, 1].tolist()
+        assert held_back == ([4, 9] if num_output < 3 else [])
+
+
+def test_forbidden_tokens_stay_forbidden_under_bias_and_penalties() -> None:
+    params = SamplingParams(
+        max_tokens=8, min_tokens=3, stop_token_ids=(4,), logit_bias=((4, 100.0),), repetition_penalty=0.5,
+        presence_penalty=-2, frequency_penalty=-2,
+    )  # fmt: skip
+    assert process_logits(random_logits(0), [row(params, [4], [4])])[0, 4] == NEG_INF
+
+
+@settings(deadline=None, max_examples=150)
+@given(seed=seeds, many=st.lists(st.tuples(any_params, token_lists, token_lists), min_size=2, max_size=6))
+def test_a_mixed_batch_equals_its_rows_one_by_one(
+    seed: int, many: list[tuple[SamplingParams, list[int], list[int]]]
+) -> None:
+    rows = [row(*each) for each in many]
+    logits = random_logits(seed, len(rows))
+    before = logits.clone()
+    together = process_logits(logits, rows)
+    for index, single in enumerate(rows):
+        assert torch.equal(together[index], process_logits(logits[index : index + 1], [single])[0])
+    assert torch.equal(logits, before), "the input must not change"
+
+
+def test_plain_greedy_rows_are_untouched_beside_sampled_ones() -> None:
+    logits = random_logits(0, 3)
+    greedy = SamplingParams(temperature=0, top_k=1, top_p=0.1, min_p=0.9)
+    processed = process_logits(logits, [row(greedy), row(SamplingParams(top_k=2)), row(greedy)])
+    assert torch.equal(processed[0], logits[0])
+    assert torch.equal(processed[2], logits[2])
+    assert int(torch.isfinite(processed[1]).sum()) == 2
+    assert process_logits(logits, [row(greedy)] * 3) is logits
+
+
+def test_ties_at_the_kth_place_all_stay() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, 0.0]])
+    assert torch.isfinite(process_logits(logits, [row(SamplingParams(top_k=2))]))[0].tolist() == [
+        False, True, True, True, False,
+    ]  # fmt: skip
+
+
+def test_a_vanishing_temperature_is_greedy_and_not_infinite() -> None:
+    for temperature in (1e-20, 1e-40, 5e-324):
+        processed = process_logits(random_logits(0), [row(SamplingParams(temperature=temperature))])
+        assert not bool(processed.isnan().any())
+        assert not bool((processed == float("inf")).any())
+        assert processed.softmax(-1)[0, random_logits(0).argmax()] == 1
