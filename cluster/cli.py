@@ -21,7 +21,7 @@ from rich.text import Text
 
 from cluster.client import RouterClient
 from cluster.state import find_endpoint
-from engine.errors import BatonError, ConfigError
+from engine.errors import BatonError
 
 T = TypeVar("T")
 
@@ -205,34 +205,17 @@ def scale(
 
 @model_app.command("pull")
 def model_pull(
-    name: Annotated[str, typer.Argument(help="smollm2-135m-instruct, or a hub id (organization/name).")],
+    name: Annotated[
+        str, typer.Argument(help="smollm2-135m-instruct, a hub id (organization/name), or a .gguf file to convert.")
+    ],
     verify: Annotated[bool, typer.Option("--verify", help="Compare every file's SHA-256 (default model).")] = False,
 ) -> None:
-    """Fetch a model and print its folder."""
-    from engine.default_model import DEFAULT_MODEL_NAME, ensure_default_model
+    """Fetch or convert a model and print its folder."""
+    from cluster.cli_model import pull
 
     with _Reporter() as report:
-        if name == DEFAULT_MODEL_NAME:
-            folder = ensure_default_model(report=report, verify=verify)
-        elif name.count("/") == 1 and not name.startswith((".", "/", "~")):
-            folder = _pull_from_hub(name)
-        else:
-            raise ConfigError(
-                f"{name!r} cannot be fetched. Expected {DEFAULT_MODEL_NAME} or a hub id of the form organization/name."
-            )
+        folder = pull(name, report, verify=verify)
     sys.stdout.write(f"{folder}\n")
-
-
-def _pull_from_hub(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-    try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"{name} could not be fetched from the hub: {reason}") from error
 
 
 @app.command()

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cluster.config_reading import explain, merge_overrides, read_yaml
-from engine.default_model import DEFAULT_MODEL_NAME
+from engine.default_model import DEFAULT_MODEL_NAME, is_default_model
 from engine.errors import ConfigError
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -224,7 +224,7 @@ def _build(values: Mapping[str, Any], source: str, overrides: Mapping[str, Any])
 
 
 def _locate_model(model: str, folders: Sequence[Path]) -> str:
-    if model == DEFAULT_MODEL_NAME:
+    if is_default_model(model):
         return model
     expanded = Path(model).expanduser()
     for folder in folders:

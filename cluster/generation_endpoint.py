@@ -115,7 +115,11 @@ class GenerationEndpoint:
             async with aclosing(run_sequences(self._generator, specs)) as deltas:
                 async for index, delta in deltas:
                     choices[index].add(delta)
-            return job.make_format(request_id).whole(choices, _usage(job.plan, specs))
+            body = job.make_format(request_id).whole(choices, _usage(job.plan, specs))
+            if job.plan.return_token_ids:
+                for entry, choice in zip(body["choices"], choices, strict=True):
+                    entry["token_ids"] = choice.token_ids
+            return body
 
     async def _stream(self, request: Request, job: _Job) -> AsyncGenerator[bytes, None]:
         with self._claim(request, job) as (request_id, specs):
@@ -124,10 +128,12 @@ class GenerationEndpoint:
             async with aclosing(run_sequences(self._generator, specs)) as deltas:
                 async for index, delta in deltas:
                     is_first = index not in seen
-                    if not (is_first or plan.continuous_usage or _has_news(delta)):
+                    if not (is_first or plan.continuous_usage or plan.return_token_ids or _has_news(delta)):
                         continue
                     seen.add(index)
                     chunk = output.choice_chunk(index, delta, is_first=is_first)
+                    if plan.return_token_ids:
+                        chunk["choices"][0]["token_ids"] = delta.token_ids
                     if plan.continuous_usage:
                         chunk["usage"] = _usage(plan, specs).to_json()
                     elif plan.include_usage:

@@ -42,11 +42,17 @@ class TokenEntry:
 
 @dataclass(frozen=True, slots=True)
 class OutputDelta:
-    """What one chunk added. ``entries`` is empty when the request asked for no logprobs."""
+    """What one chunk added.
+
+    Attributes:
+        entries: empty when the request asked for no logprobs.
+        token_ids: the chunk's tokens up to the sequence's end, whether or not their text is out already.
+    """
 
     text: str = ""
     entries: tuple[TokenEntry, ...] = ()
     finish_reason: FinishReason | None = None
+    token_ids: tuple[int, ...] = ()
 
 
 class StopMatcher:
@@ -146,6 +152,7 @@ class OutputProcessor:
             raise InternalError(f"{len(chunk.token_ids)} tokens came with {len(chunk.logprobs)} logprobs.")
         self.num_cached_tokens = max(self.num_cached_tokens, chunk.num_cached_tokens)
         pieces: list[str] = []
+        num_before = self.num_completion_tokens
         last = len(chunk.token_ids) - 1
         for index, token_id in enumerate(chunk.token_ids):
             ends_by_token = index == last and chunk.finish_reason is FinishReason.STOP
@@ -163,7 +170,8 @@ class OutputProcessor:
             pieces.append(self._advance(self._detokenizer.flush()))
             if not self.is_finished:
                 pieces.append(self._finish(chunk.finish_reason))
-        return OutputDelta("".join(pieces), self._release_entries(), self.finish_reason)
+        taken = chunk.token_ids[: self.num_completion_tokens - num_before]
+        return OutputDelta("".join(pieces), self._release_entries(), self.finish_reason, taken)
 
     @property
     def _num_chars(self) -> int:

@@ -79,18 +79,25 @@ class Worker:
     def __post_init__(self) -> None:
         self.idle.set()
 
-    @contextmanager
-    def assign(self) -> Iterator[None]:
-        """Counts a request as this worker's for as long as the block runs."""
+    def begin(self) -> None:
+        """Counts one more request as this worker's, until :meth:`end`."""
         self.in_flight += 1
         self.assigned += 1
         self.idle.clear()
+
+    def end(self) -> None:
+        self.in_flight -= 1
+        if self.in_flight == 0:
+            self.idle.set()
+
+    @contextmanager
+    def assign(self) -> Iterator[None]:
+        """Counts a request as this worker's for as long as the block runs."""
+        self.begin()
         try:
             yield
         finally:
-            self.in_flight -= 1
-            if self.in_flight == 0:
-                self.idle.set()
+            self.end()
 
     def suspect(self) -> None:
         """The worker did not answer: leave it alone for a moment. If it is dead, its pool will say so."""
@@ -131,6 +138,9 @@ class WorkerRegistry:
         return self._workers.get(worker_id)
 
     def add(self, info: WorkerInfo) -> Worker:
+        """Adding a worker that is here already changes nothing."""
+        if (known := self._workers.get(info.worker_id)) is not None:
+            return known
         worker = Worker(info, WorkerClient(info.address))
         self._workers[info.worker_id] = worker
         self._notify()

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from engine.default_model import cache_dir
 from engine.errors import ConfigError
+from engine.model_cache import cache_dir
 
 ENDPOINT_VARIABLE = "BATON_ENDPOINT"
 _START_TIME_TOLERANCE_S = 2.0

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import grpc.aio
 
 from cluster.rpc import create_channel, error_from_rpc
 from cluster.wire import worker_pb2, worker_pb2_grpc
-from engine.errors import BatonError
+from engine.errors import BatonError, WorkerLostError
 from engine.timeline import Event, Timeline
 
 _PINGS = 5
 _PING_TIMEOUT_S = 5.0
 _RESYNC_AFTER_S = 60.0
+_RETRY_SYNC_AFTER_S = 2.0
 
 
 class WorkerClient:
@@ -27,43 +30,61 @@ class WorkerClient:
         self._prefill = worker_pb2_grpc.PrefillStub(self._channel)
         self._decode = worker_pb2_grpc.DecodeStub(self._channel)
         self._worker = worker_pb2_grpc.WorkerStub(self._channel)
-        self._clock_offset_s = 0.0
-        self._synced_at_s = float("-inf")
+        self._clock_offset_s: float | None = None
+        self._sync_due_s = float("-inf")
+        self._closed = False
 
-    async def prefill(
-        self, request: worker_pb2.PrefillRequest, timeout_s: float
-    ) -> AsyncGenerator[worker_pb2.PrefillEvent]:
+    def prefill(self, request: worker_pb2.PrefillRequest, timeout_s: float) -> AsyncGenerator[worker_pb2.PrefillEvent]:
         """Closing the iterator cancels the call."""
-        async for message in self._stream(self._prefill.Prefill(request, timeout=timeout_s)):
-            yield message
+        return self._stream(lambda: self._prefill.Prefill(request, timeout=timeout_s))
 
-    async def generate(
-        self, request: worker_pb2.GenerateRequest, timeout_s: float
-    ) -> AsyncGenerator[worker_pb2.TokenBatch]:
+    def generate(self, request: worker_pb2.GenerateRequest, timeout_s: float) -> AsyncGenerator[worker_pb2.TokenBatch]:
         """Closing the iterator cancels the call."""
-        async for message in self._stream(self._decode.Generate(request, timeout=timeout_s)):
-            yield message
+        return self._stream(lambda: self._decode.Generate(request, timeout=timeout_s))
 
-    async def _stream(self, call: Any) -> AsyncGenerator[Any]:
+    async def _stream(self, begin: Callable[[], Any]) -> AsyncGenerator[Any]:
+        with self._typed_errors():
+            call = begin()
+            try:
+                while (message := await call.read()) is not grpc.aio.EOF:
+                    yield message
+            finally:
+                call.cancel()  # nothing happens to a call that is over
+
+    @contextmanager
+    def _typed_errors(self) -> Iterator[None]:
         try:
-            while (message := await call.read()) is not grpc.aio.EOF:
-                yield message
+            yield
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, self.address) from error
-        finally:
-            call.cancel()  # nothing happens to a call that is over
+        except grpc.aio.UsageError as error:
+            if self._closed:
+                raise self._gone() from error
+            raise
+        except asyncio.CancelledError:
+            # Closing the channel cancels its calls, which looks like a cancellation of the task that waits for one.
+            task = asyncio.current_task()
+            if self._closed and (task is None or not task.cancelling()):
+                raise self._gone() from None
+            raise
+
+    def _gone(self) -> WorkerLostError:
+        return WorkerLostError(f"the worker at {self.address} has left the cluster")
 
     async def stats(self, timeout_s: float = 2.0) -> worker_pb2.WorkerStats:
         """Raises ``BatonError`` when the worker does not answer."""
-        try:
-            stats: worker_pb2.WorkerStats = await self._worker.GetStats(worker_pb2.StatsRequest(), timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, self.address) from error
+        stats: worker_pb2.WorkerStats = await self._ask(
+            lambda: self._worker.GetStats(worker_pb2.StatsRequest(), timeout=timeout_s)
+        )
         return stats
+
+    async def _ask(self, begin: Callable[[], Awaitable[Any]]) -> Any:
+        with self._typed_errors():
+            return await begin()
 
     @property
     def needs_sync(self) -> bool:
-        return time.monotonic() - self._synced_at_s > _RESYNC_AFTER_S
+        return time.monotonic() >= self._sync_due_s
 
     async def sync_clock(self) -> None:
         """Measures the worker's clock: of some round trips the fastest, assuming that both ways took equally long.
@@ -71,21 +92,26 @@ class WorkerClient:
         Raises:
             BatonError: the worker does not answer.
         """
-        self._synced_at_s = time.monotonic()
-        best_s = float("inf")
-        for _ in range(_PINGS):
-            sent_s = time.monotonic()
-            try:
-                reply = await self._worker.Ping(worker_pb2.PingRequest(), timeout=_PING_TIMEOUT_S)
-            except grpc.aio.AioRpcError as error:
-                raise error_from_rpc(error, self.address) from error
-            round_trip_s = time.monotonic() - sent_s
-            if round_trip_s < best_s:
-                best_s = round_trip_s
-                self._clock_offset_s = sent_s + round_trip_s / 2 - reply.monotonic_s
+        self._sync_due_s = time.monotonic() + _PINGS * _PING_TIMEOUT_S  # one measurement at a time
+        best_s, offset_s = float("inf"), 0.0
+        try:
+            for _ in range(_PINGS):
+                sent_s = time.monotonic()
+                reply = await self._ask(lambda: self._worker.Ping(worker_pb2.PingRequest(), timeout=_PING_TIMEOUT_S))
+                round_trip_s = time.monotonic() - sent_s
+                if round_trip_s < best_s:
+                    best_s, offset_s = round_trip_s, sent_s + round_trip_s / 2 - reply.monotonic_s
+        except BatonError:
+            self._sync_due_s = time.monotonic() + _RETRY_SYNC_AFTER_S
+            raise
+        # Processes of one host share the clock: what the measurement cannot tell from zero is zero.
+        self._clock_offset_s = 0.0 if abs(offset_s) <= best_s / 2 else offset_s
+        self._sync_due_s = time.monotonic() + _RESYNC_AFTER_S
 
     def record(self, timeline: Timeline, events: Mapping[Event, float]) -> None:
-        """Adds a worker's events to a timeline, on this process's clock."""
+        """Adds a worker's events to a timeline, on this process's clock; drops them while the shift is unknown."""
+        if self._clock_offset_s is None:
+            return
         for event, at_s in events.items():
             timeline.replace(event, at_s + self._clock_offset_s)
 
@@ -97,4 +123,6 @@ class WorkerClient:
         return True
 
     async def close(self) -> None:
+        """Ends every call that is open; its reader gets :class:`WorkerLostError`."""
+        self._closed = True
         await self._channel.close()

@@ -10,8 +10,7 @@ from typing import Any
 
 import grpc.aio
 import torch
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.aio import HealthServicer
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from cluster.config import BatonConfig, PoolConfig
 from cluster.logs import configure_logging
@@ -124,9 +123,9 @@ class WorkerHost:
 
 async def _add_health_service(server: grpc.aio.Server) -> None:
     """grpc.health.v1, for probes that know nothing of baton."""
-    health = HealthServicer()
-    await health.set("", health_pb2.HealthCheckResponse.SERVING)
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    servicer = health.aio.HealthServicer()
+    await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
 
 
 def _import_role(path: str) -> Any:

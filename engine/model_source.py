@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.default_model import DEFAULT_MODEL_NAME, ensure_converted, ensure_default_model
+from engine.default_model import DEFAULT_MODEL_NAME, ensure_default_model, is_default_model
 from engine.errors import ConfigError
+from engine.gguf_cache import ensure_converted
+from engine.model_cache import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +25,18 @@ class ModelSource:
     name: str
 
 
-def resolve_model(reference: str, report: Callable[[str], None] | None = None) -> ModelSource:
-    """Finds the model, fetching the bundled default if need be.
+def resolve_model(reference: str, report: Report | None = None) -> ModelSource:
+    """Finds the model, fetching the bundled default or converting a GGUF file if need be.
+
+    Args:
+        report: called with one line of progress at a time.
 
     Raises:
         ConfigError: ``reference`` is none of the four kinds.
+        UnsupportedModelError: a GGUF file of a kind that cannot be converted.
+        ModelUnavailableError: the default model cannot be fetched, or a GGUF file cannot be converted.
     """
-    if reference in (DEFAULT_MODEL_NAME, "default"):
+    if is_default_model(reference):
         return ModelSource(str(ensure_default_model(report=report)), DEFAULT_MODEL_NAME)
     path = Path(reference).expanduser()
     if path.is_dir():
@@ -39,7 +45,7 @@ def resolve_model(reference: str, report: Callable[[str], None] | None = None) -
         return ModelSource(str(path), path.resolve().name)
     if path.suffix == ".gguf":
         return ModelSource(str(ensure_converted(path, report=report)), path.stem)
-    if reference.count("/") == 1 and not reference.startswith((".", "/", "~")):
+    if is_hub_id(reference):
         return ModelSource(reference, reference)
     close = difflib.get_close_matches(reference, [DEFAULT_MODEL_NAME])
     hint = f" Did you mean {DEFAULT_MODEL_NAME}?" if close else ""
@@ -47,3 +53,8 @@ def resolve_model(reference: str, report: Callable[[str], None] | None = None) -
         f"model: {reference!r} is not the bundled model ({DEFAULT_MODEL_NAME}), not a local folder, not a .gguf file "
         f"and not a hub id of the form owner/name.{hint}"
     )
+
+
+def is_hub_id(reference: str) -> bool:
+    """True for ``owner/name``; whether the hub has it is another question."""
+    return reference.count("/") == 1 and not reference.startswith((".", "/", "~")) and not reference.endswith("/")

@@ -52,6 +52,7 @@ class GenerationPlan:
     stream: bool
     include_usage: bool
     continuous_usage: bool
+    return_token_ids: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -125,6 +126,7 @@ class Planner:
             stream=request.stream,
             include_usage=options is not None and options.include_usage,
             continuous_usage=options is not None and options.continuous_usage_stats,
+            return_token_ids=request.return_token_ids,
         )
 
     def _check_shared(self, request: BaseRequest, num_prompts: int) -> None:

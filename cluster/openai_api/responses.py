@@ -48,11 +48,13 @@ class ChoiceOutput:
     index: int
     texts: list[str] = field(default_factory=list)
     entries: list[TokenEntry] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
     def add(self, delta: OutputDelta) -> None:
         self.texts.append(delta.text)
         self.entries.extend(delta.entries)
+        self.token_ids.extend(delta.token_ids)
         self.finish_reason = delta.finish_reason or self.finish_reason
 
     @property

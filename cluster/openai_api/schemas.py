@@ -53,6 +53,8 @@ class BaseRequest(BaseModel):
     stop_token_ids: list[int] | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    return_token_ids: bool = False
+    """Every choice carries ``token_ids``, the exact tokens behind its text."""
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

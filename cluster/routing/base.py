@@ -26,10 +26,15 @@ class WorkerSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class RoutingRequest:
-    """What policies may know of a request."""
+    """What policies may know of a request.
+
+    Attributes:
+        failed_on: workers on which an attempt of this request has failed.
+    """
 
     request_id: str
     num_prompt_tokens: int
+    failed_on: frozenset[str] = frozenset()
 
 
 class Filter(Protocol):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cluster.routing.base import Filter, Picker, RoutingRequest, Scorer, WorkerSnapshot
 from cluster.routing.filters.accepting import Accepting
+from cluster.routing.filters.untried import Untried
 from cluster.routing.pickers.best_score import BestScore
 from cluster.routing.scorers.least_loaded import LeastLoaded
 
@@ -37,5 +38,5 @@ class RoutingProfile:
 
 
 def default_profile() -> RoutingProfile:
-    """Healthy, least loaded."""
-    return RoutingProfile((Accepting(),), ((LeastLoaded(), 1.0),), BestScore())
+    """Healthy, not one that has failed the request before if there are others, least loaded."""
+    return RoutingProfile((Accepting(), Untried()), ((LeastLoaded(), 1.0),), BestScore())

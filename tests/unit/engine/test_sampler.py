@@ -16,7 +16,7 @@ from engine.sampler import sample, uniform
 
 
 def row(position: int, **params: float | int | None) -> SamplingRow:
-    return SamplingRow(SamplingParams(**params), position, [0] * position, [])  # type: ignore[arg-type]
+    return SamplingRow(SamplingParams(**params), position, [0], [])  # type: ignore[arg-type]
 
 
 def chi_square_limit(degrees: int) -> float:

@@ -1,0 +1,90 @@
+"""A real cluster: Ray, gRPC, HTTP and the default model. One per test module, since starting it takes some ten seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster.config import BatonConfig
+from cluster.launch import Cluster
+
+MODEL = "smollm2-135m-instruct"
+_SETTLE_TIMEOUT_S = 30.0
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunningCluster:
+    """A cluster and blocking calls to its endpoint."""
+
+    endpoint: str
+
+    def get(self, path: str) -> Any:
+        response = httpx.get(self.endpoint + path, timeout=30)
+        response.raise_for_status()
+        return response.json()
+
+    def post(self, path: str, body: Settings, timeout_s: float = 120.0) -> Any:
+        response = httpx.post(self.endpoint + path, json=body, timeout=timeout_s)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def complete(self, prompt: Any, **parameters: Any) -> Any:
+        """One greedy completion with its token ids, unless told otherwise."""
+        body = {"model": MODEL, "prompt": prompt, "temperature": 0, "return_token_ids": True, **parameters}
+        return self.post("/v1/completions", body)
+
+    def workers(self, pool: str | None = None) -> list[dict[str, Any]]:
+        pools = self.get("/admin/status")["pools"]
+        names = [pool] if pool else list(pools)
+        return [worker for name in names for worker in pools[name]["workers"] if worker["state"] != "dead"]
+
+    def metric(self, name: str) -> float:
+        """Sum of a metric over its label sets."""
+        lines = httpx.get(self.endpoint + "/metrics", timeout=30).text.splitlines()
+        values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name]
+        assert values, f"/metrics has no {name}"
+        return sum(values)
+
+    def assert_nothing_leaked(self) -> None:
+        """Waits until the workers are idle; then every block must be free or cached."""
+        deadline = time.monotonic() + _SETTLE_TIMEOUT_S
+        while time.monotonic() < deadline:
+            workers = self.workers()
+            if all(w["kv_blocks_used"] == w["running"] == w["waiting"] == w["transfers"] == 0 for w in workers):
+                break
+            time.sleep(0.1)
+        for worker in self.workers():
+            assert worker["kv_blocks_used"] == 0, worker
+            assert worker["kv_blocks_leaked"] == 0, worker
+            assert worker["in_flight"] == 0, worker
+
+
+@contextlib.contextmanager
+def running_cluster(settings: Settings | None = None) -> Iterator[RunningCluster]:
+    """Starts a cluster on a free port and stops it again."""
+    config = BatonConfig.from_dict({"router": {"port": 0}, **(settings or {})})
+    cluster = Cluster.start(config, lambda line: None)
+    try:
+        yield RunningCluster(cluster.endpoint)
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def start_cluster() -> Callable[[Settings], contextlib.AbstractContextManager[RunningCluster]]:
+    return running_cluster
+
+
+@pytest.fixture(scope="module")
+def cluster(request: pytest.FixtureRequest) -> Iterator[RunningCluster]:
+    """The module's cluster; a module names its settings in ``SETTINGS``."""
+    with running_cluster(getattr(request.module, "SETTINGS", None)) as running:
+        yield running

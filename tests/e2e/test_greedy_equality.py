@@ -1,0 +1,77 @@
+"""Greedy tokens through the whole cluster equal ``transformers.generate``, whatever the chunk size, load and cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from engine.default_model import ensure_default_model
+from tests.e2e.conftest import RunningCluster, running_cluster
+from tests.e2e.varied_prompts import varied_prompts
+
+NUM_NEW_TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    tokenizer = AutoTokenizer.from_pretrained(ensure_default_model())
+    return [tokenizer(text).input_ids for text in varied_prompts()]
+
+
+@pytest.fixture(scope="module")
+def expected(prompts: list[list[int]]) -> list[list[int]]:
+    """What transformers generates by itself, one prompt after the other, in float32."""
+    model = AutoModelForCausalLM.from_pretrained(ensure_default_model(), dtype=torch.float32).eval()
+    outputs = []
+    for prompt in prompts:
+        tokens = model.generate(
+            torch.tensor([prompt]), max_new_tokens=NUM_NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        outputs.append(tokens[0, len(prompt) :].tolist())
+    return outputs
+
+
+@pytest.fixture(
+    scope="module", params=[(16, True), (64, False), (2048, True)], ids=lambda p: f"chunk{p[0]}-cache{p[1]}"
+)
+def cluster_of(request: pytest.FixtureRequest) -> Iterator[tuple[RunningCluster, bool]]:
+    chunk_tokens, prefix_caching = request.param
+    settings = {
+        "dtype": "float32",
+        "engine": {"prefix_caching": prefix_caching},
+        "prefill": {"chunk_tokens": chunk_tokens},
+        "decode": {"chunk_tokens": chunk_tokens},
+    }
+    with running_cluster(settings) as cluster:
+        yield cluster, prefix_caching
+
+
+def generate_all(cluster: RunningCluster, prompts: list[list[int]], concurrency: int) -> tuple[list[list[int]], int]:
+    """Token ids of every prompt, and how many prompt tokens came from a cache."""
+
+    def one(prompt: list[int]) -> tuple[list[int], int]:
+        body = cluster.complete(prompt, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
+        return body["choices"][0]["token_ids"], body["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    with ThreadPoolExecutor(concurrency) as pool:
+        results = list(pool.map(one, prompts))
+    return [tokens for tokens, _ in results], sum(cached for _, cached in results)
+
+
+def test_tokens_equal_transformers(
+    cluster_of: tuple[RunningCluster, bool], prompts: list[list[int]], expected: list[list[int]]
+) -> None:
+    cluster, prefix_caching = cluster_of
+    together, _ = generate_all(cluster, prompts, concurrency=16)
+    assert together == expected
+    alone, num_cached = generate_all(cluster, prompts, concurrency=1)
+    assert alone == expected
+    # The second time every prompt is known, so that with a cache the hand-off, too, moves only what is missing.
+    full_blocks = sum((len(prompt) - 1) // 16 * 16 for prompt in prompts)
+    assert num_cached == (full_blocks if prefix_caching else 0)
+    assert cluster.metric("baton_kv_transfers_total") > 0
+    cluster.assert_nothing_leaked()

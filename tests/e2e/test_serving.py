@@ -1,0 +1,254 @@
+"""What users and operators see of a running cluster: the OpenAI client, errors, hand-offs, load, idleness."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from engine.default_model import ensure_default_model
+from engine.tokenizer import Tokenizer
+from tests.bad_inputs import BadInput, bad_inputs
+from tests.e2e.conftest import MODEL, RunningCluster
+
+SETTINGS = {"prefill": {"kv_blocks": 1024}, "decode": {"kv_blocks": 1024}}
+CONTEXT_LENGTH = 8192
+SMOLLM2_KV_BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 2  # layers, key and value, KV heads, head dim, bfloat16
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(str(ensure_default_model()))
+
+
+@pytest.fixture(scope="module")
+def client(cluster: RunningCluster) -> OpenAI:
+    return OpenAI(base_url=f"{cluster.endpoint}/v1", api_key="none", max_retries=0)
+
+
+class TestOpenAIClient:
+    def test_chat(self, client: OpenAI) -> None:
+        answer = client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "What is the capital of France?"}],
+            max_tokens=20,
+            temperature=0,
+        )
+        assert "Paris" in (answer.choices[0].message.content or "")
+        assert answer.choices[0].finish_reason == "stop"
+        assert answer.usage is not None
+        assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+    def test_stream_equals_whole(self, client: OpenAI) -> None:
+        def ask(**options: Any) -> Any:
+            return client.completions.create(
+                model=MODEL, prompt="Three colours are", max_tokens=24, temperature=0.9, seed=7, **options
+            )
+
+        whole = ask().choices[0].text
+        chunks = list(ask(stream=True, stream_options={"include_usage": True}))
+        assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == whole
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.completion_tokens == 24
+
+    def test_choices_logprobs_and_stop_strings(self, client: OpenAI) -> None:
+        answer = client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "Count from one to ten in words."}],
+            n=3, max_tokens=40, temperature=0.8, seed=3, logprobs=True, top_logprobs=2, stop=["five", "Five"],
+        )  # fmt: skip
+        assert [choice.index for choice in answer.choices] == [0, 1, 2]
+        for choice in answer.choices:
+            assert "five" not in (choice.message.content or "").lower()
+            assert choice.logprobs is not None
+            assert all(len(entry.top_logprobs) >= 2 for entry in choice.logprobs.content or [])
+        assert len({choice.message.content for choice in answer.choices}) > 1
+
+    def test_models(self, client: OpenAI) -> None:
+        assert [model.id for model in client.models.list()] == [MODEL]
+
+
+@pytest.mark.parametrize("bad", bad_inputs(MODEL, CONTEXT_LENGTH), ids=lambda bad: bad.name)
+def test_bad_input_is_refused_clearly(cluster: RunningCluster, bad: BadInput) -> None:
+    response = httpx.request(
+        bad.method, cluster.endpoint + bad.path, content=bad.content, headers=bad.headers, timeout=60
+    )
+    assert response.status_code == bad.status, response.text
+    error = response.json()["error"]
+    assert error["code"] == bad.code
+    assert error["param"] == bad.param
+    assert bad.fragment in error["message"]
+
+
+def test_bad_input_harms_no_other_request(cluster: RunningCluster) -> None:
+    """A request generates while all bad inputs come in, and gets what it gets in peace."""
+
+    async def run() -> None:
+        async with httpx.AsyncClient(base_url=cluster.endpoint, timeout=120) as http:
+
+            async def good() -> list[int]:
+                body = {"model": MODEL, "prompt": "The story begins", "max_tokens": 60, "temperature": 0}
+                answer = await http.post("/v1/completions", json={**body, "return_token_ids": True, "ignore_eos": True})
+                tokens: list[int] = answer.json()["choices"][0]["token_ids"]
+                return tokens
+
+            quiet = await good()
+            running = asyncio.create_task(good())
+            for bad in bad_inputs(MODEL, CONTEXT_LENGTH):
+                await http.request(bad.method, bad.path, content=bad.content, headers=bad.headers)
+            assert len(await running) == len(quiet) == 60
+
+    asyncio.run(run())
+    cluster.assert_nothing_leaked()
+
+
+def test_kv_bytes_across_grpc_are_what_the_layout_says(cluster: RunningCluster, tokenizer: Tokenizer) -> None:
+    prompt = tokenizer.encode("A text that nobody has sent before: " + " ".join(str(n * 37) for n in range(120)))
+    names = ("baton_kv_transfer_bytes_total", "baton_kv_transfers_total", "baton_kv_transfer_saved_tokens_total")
+
+    def send(tokens: list[int]) -> list[float]:
+        before = [cluster.metric(name) for name in names]
+        cluster.complete(tokens, max_tokens=4, ignore_eos=True)
+        return [cluster.metric(name) - start for name, start in zip(names, before, strict=True)]
+
+    assert send(prompt) == [len(prompt) * SMOLLM2_KV_BYTES_PER_TOKEN, 1, 0]
+    # The decode worker still holds the full blocks of prompt and output, so only the rest travels.
+    saved = len(prompt) // 16 * 16
+    assert send(prompt) == [(len(prompt) - saved) * SMOLLM2_KV_BYTES_PER_TOKEN, 1, saved]
+
+
+def test_one_token_needs_no_hand_off(cluster: RunningCluster) -> None:
+    before = cluster.metric("baton_kv_transfers_total")
+    body = cluster.complete("Just one token, please", max_tokens=1)
+    assert body["usage"]["completion_tokens"] == 1
+    assert cluster.metric("baton_kv_transfers_total") == before
+
+
+def test_timeline_has_every_stage_in_order(cluster: RunningCluster) -> None:
+    body = cluster.complete("Tell me about rivers and the sea.", max_tokens=8, ignore_eos=True)
+    timeline = cluster.get(f"/v1/requests/{body['id']}/timeline")
+    at_ms = {event["name"]: event["at_ms"] for event in timeline["events"]}
+    order = [
+        "received",
+        "tokenized",
+        "routed",
+        "prefill_queued",
+        "prefill_started",
+        "first_token_sampled",
+        "first_token",
+    ]
+    assert [name for name in at_ms if name in order] == order
+    assert at_ms["prefill_started"] <= at_ms["transfer_started"] <= at_ms["kv_committed"] <= at_ms["decode_queued"]
+    assert at_ms["second_token"] <= at_ms["finished"]
+    assert {span["name"] for span in timeline["spans"]} >= {
+        "queue",
+        "tokenize",
+        "prefill",
+        "transfer",
+        "first_token",
+        "decode",
+    }
+    assert timeline["attributes"]["output_tokens"] == 8
+
+
+def test_disconnect_cancels_the_work_on_both_workers(cluster: RunningCluster) -> None:
+    before = cluster.metric("baton_requests_total")
+    body = {
+        "model": MODEL,
+        "prompt": "Write a very long story.",
+        "max_tokens": 4000,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    with httpx.stream("POST", f"{cluster.endpoint}/v1/completions", json=body, timeout=60) as response:
+        lines = response.iter_lines()
+        for _ in range(6):
+            next(lines)
+        assert sum(worker["in_flight"] for worker in cluster.workers("decode")) == 1
+    with pytest.raises(httpx.TimeoutException):  # a client that does not stream and loses patience
+        httpx.post(f"{cluster.endpoint}/v1/completions", json={**body, "stream": False}, timeout=0.5)
+    cluster.assert_nothing_leaked()
+    assert cluster.metric("baton_requests_total") == before + 2
+    assert cluster.metric("baton_requests_in_flight") == 0
+
+
+def test_two_hundred_requests_of_mixed_lengths(cluster: RunningCluster) -> None:
+    """None lost, none duplicated, nothing leaked: also while both pools grow and shrink."""
+
+    async def run(*, scale: bool) -> None:
+        openai = AsyncOpenAI(base_url=f"{cluster.endpoint}/v1", api_key="none", max_retries=0, timeout=300)
+        gate = asyncio.Semaphore(32)
+
+        async def one(number: int) -> tuple[int, int, list[str]]:
+            num_tokens = 1 + number * 7 % 24
+            async with gate:
+                stream = await openai.completions.create(
+                    model=MODEL,
+                    prompt=f"Item {number}. " + "It is a long way to the sea. " * (number % 9 * 3),
+                    max_tokens=num_tokens,
+                    stream=True,
+                    seed=number,
+                    stream_options={"include_usage": True},
+                    extra_body={"ignore_eos": True, "return_token_ids": True},
+                )
+                tokens: list[int] = []
+                finishes: list[str] = []
+                async for chunk in stream:
+                    for choice in chunk.choices:
+                        tokens += choice.model_extra["token_ids"] if choice.model_extra else []
+                        finishes += [choice.finish_reason] if choice.finish_reason else []
+            return num_tokens, len(tokens), finishes
+
+        async def scale_up_and_down() -> None:
+            async with httpx.AsyncClient(base_url=cluster.endpoint, timeout=60) as http:
+                for prefill, decode in ((2, 2), (1, 2), (2, 1), (1, 1)):
+                    targets = {"prefill": prefill, "decode": decode}
+                    (await http.post("/admin/scale", json=targets)).raise_for_status()
+                    deadline = time.monotonic() + 60
+                    while time.monotonic() < deadline:
+                        pools = (await http.get("/admin/status")).json()["pools"]
+                        ready = {
+                            name: sum(w["state"] == "ready" for w in pool["workers"]) for name, pool in pools.items()
+                        }
+                        if ready == targets:
+                            break
+                        await asyncio.sleep(0.25)
+
+        scaling = asyncio.create_task(scale_up_and_down()) if scale else None
+        number = 0
+        while number < 200 or (scaling is not None and not scaling.done() and number < 2000):
+            results = await asyncio.gather(*(one(n) for n in range(number, number + 200)))
+            assert [(want, got) for want, got, _ in results if want != got] == []
+            assert all(finishes == ["length"] for _, _, finishes in results)
+            number += 200
+        if scaling is not None:
+            await scaling
+        await openai.close()
+
+    asyncio.run(run(scale=False))
+    cluster.assert_nothing_leaked()
+    asyncio.run(run(scale=True))
+    cluster.assert_nothing_leaked()
+    assert len(cluster.workers("prefill")) == len(cluster.workers("decode")) == 1
+    assert cluster.metric("baton_requests_in_flight") == 0
+
+
+def test_waiting_workers_use_no_cpu(cluster: RunningCluster) -> None:
+    cluster.complete("Wake up once", max_tokens=4)
+    cluster.assert_nothing_leaked()
+    time.sleep(1)
+    processes = [psutil.Process(worker["pid"]) for worker in cluster.workers()]
+    before = [sum(process.cpu_times()[:2]) for process in processes]
+    seconds = 10.0
+    time.sleep(seconds)
+    shares = [
+        (sum(process.cpu_times()[:2]) - start) / seconds for process, start in zip(processes, before, strict=True)
+    ]
+    print(json.dumps({"idle_cpu_share_of_a_core": shares}))
+    assert max(shares) < 0.03

@@ -1,0 +1,70 @@
+"""Blocks found by content: only true prefixes, even when hashes collide."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.prefix_cache import PrefixCache, hash_block
+
+SIZE = 4
+token_lists = st.lists(st.integers(0, 2), max_size=20)
+
+
+def chain_of(tokens: list[int]) -> list[bytes]:
+    chain: list[bytes] = []
+    for start in range(0, len(tokens) // SIZE * SIZE, SIZE):
+        chain.append(hash_block(chain[-1] if chain else None, tokens[start : start + SIZE]))
+    return chain
+
+
+def fill(cache: PrefixCache, tokens: list[int], blocks: list[int]) -> None:
+    chain = chain_of(tokens)
+    for index, block_hash in enumerate(chain):
+        parent = chain[index - 1] if index else None
+        cache.insert(block_hash, parent, tokens[index * SIZE : (index + 1) * SIZE], blocks[index])
+
+
+@given(stored=token_lists, wanted=token_lists)
+def test_finds_exactly_the_common_full_blocks(stored: list[int], wanted: list[int]) -> None:
+    cache = PrefixCache(SIZE)
+    blocks = list(range(100, 100 + len(stored) // SIZE))
+    fill(cache, stored, blocks)
+    common = 0
+    while common < min(len(stored), len(wanted)) and stored[common] == wanted[common]:
+        common += 1
+    assert cache.find(chain_of(wanted), wanted) == blocks[: common // SIZE]
+
+
+def test_a_forged_collision_is_a_miss() -> None:
+    cache = PrefixCache(SIZE)
+    (collision,) = chain_of([1, 2, 3, 4])
+    cache.insert(collision, None, [5, 6, 7, 8], block=3)
+    assert cache.find([collision], [1, 2, 3, 4]) == []
+    assert cache.find([collision], [5, 6, 7, 8]) == [3]
+
+
+def test_a_forged_collision_after_another_prefix_is_a_miss() -> None:
+    cache = PrefixCache(SIZE)
+    tokens = [1] * SIZE + [2] * SIZE
+    first, second = chain_of(tokens)
+    cache.insert(first, None, tokens[:SIZE], block=0)
+    cache.insert(second, b"another parent..", tokens[SIZE:], block=1)
+    assert cache.find([first, second], tokens) == [0]
+
+
+def test_equal_tokens_after_different_prefixes_are_different_content() -> None:
+    assert chain_of([1] * SIZE + [3] * SIZE)[1] != chain_of([2] * SIZE + [3] * SIZE)[1]
+
+
+def test_insert_keeps_the_first_block_and_forget_makes_room_for_another() -> None:
+    cache = PrefixCache(SIZE)
+    (block_hash,) = chain_of([1] * SIZE)
+    assert cache.insert(block_hash, None, [1] * SIZE, block=5)
+    assert not cache.insert(block_hash, None, [1] * SIZE, block=6)
+    cache.forget(6)
+    assert cache.find([block_hash], [1] * SIZE) == [5]
+    cache.forget(5)
+    assert cache.find([block_hash], [1] * SIZE) == []
+    assert len(cache) == 0
+    assert cache.insert(block_hash, None, [1] * SIZE, block=6)
