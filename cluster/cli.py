@@ -106,11 +106,12 @@ def status(
     """Show pools, workers, KV blocks and requests in flight."""
     from cluster.cli_view import render_status
 
-    answer = _with_client(endpoint, lambda client: client.status())
+    address = find_endpoint(endpoint)
+    answer = _with_client(address, lambda client: client.status())
     if as_json:
-        sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+        sys.stdout.write(json.dumps({"endpoint": address, **answer}, indent=2) + "\n")
     else:
-        _output().print(render_status(answer))
+        _output().print(render_status(answer, address, _output().width))
 
 
 @app.command()
@@ -123,7 +124,7 @@ def submit(
     stream: Annotated[bool, typer.Option("--stream", help="Print the answer as it comes.")] = False,
     chat: Annotated[bool, typer.Option("--chat/--completion", help="Through the chat template, or as it is.")] = True,
     max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 256,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    temperature: Annotated[float, typer.Option(help="0: always the likeliest token; 1: as the model has it.")] = 0.0,
     top_p: Annotated[float | None, typer.Option(help="Sample from the most likely tokens of this mass.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight at once, with --file.")] = 8,

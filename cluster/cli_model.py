@@ -10,6 +10,8 @@ from engine.model_cache import ModelUnavailableError, Report
 from engine.model_source import is_hub_id, resolve_model
 
 _FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+_OTHER_FORMATS = ("*/*", "consolidated*")
+"""Copies of the same weights that transformers does not read: subfolders such as original/ and onnx/."""
 
 
 def pull(name: str, report: Report, *, verify: bool = False) -> Path:
@@ -43,9 +45,9 @@ def _from_hub(name: str, report: Report) -> Path:
         RepositoryNotFoundError,
     )
 
-    report(f"fetching {name} from the hub")
+    report(f"looking for {name} on the hub")
     try:
-        return Path(snapshot_download(name, allow_patterns=list(_FILES)))
+        return Path(snapshot_download(name, allow_patterns=list(_FILES), ignore_patterns=list(_OTHER_FORMATS)))
     except HFValidationError as error:
         raise ConfigError(f"{name!r} is not a hub id of the form organization/name: {error}") from error
     except GatedRepoError as error:

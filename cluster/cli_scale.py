@@ -57,6 +57,7 @@ async def scale(
 
 async def _wait(client: RouterClient, targets: Mapping[str, int], wait_s: float, report: Callable[[str], None]) -> None:
     deadline_s = time.monotonic() + wait_s
+    reported = ""
     while True:
         pools = (await client.status())["pools"]
         states = {name: _states(pools[name]) for name in targets}
@@ -65,7 +66,9 @@ async def _wait(client: RouterClient, targets: Mapping[str, int], wait_s: float,
         now = "; ".join(f"{name}: {_in_words(counts)}" for name, counts in states.items())
         if time.monotonic() >= deadline_s:
             raise DeadlineError(f"The pools did not reach their targets within {wait_s:g} s. Now: {now}.")
-        report(now)
+        if now != reported:
+            reported = now
+            report(now)
         await asyncio.sleep(_POLL_S)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -11,13 +10,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol
 
 import psutil
 
+from cluster.cli_model import pull
 from cluster.config import BatonConfig
+from cluster.listening import listen
 from cluster.state import RunState, clear_state, read_state, run_folder, write_state
+from cluster.stop_signals import StopSignals
 from engine.errors import BatonError, ConfigError, DeadlineError
 
 LOG_FILE_VARIABLE = "BATON_RUN_LOG"
@@ -50,12 +51,15 @@ class StartError(BatonError):
     code = "start_failed"
 
 
-class _StopRequestedError(BaseException):
-    """Unwinds a start that a signal interrupts. No ordinary error, so that nothing on the way catches it."""
-
-
 def start_cluster(config: BatonConfig, report: Report) -> RunningCluster:
-    """The real starter."""
+    """The real starter. On this machine alone it first does, in sight of the user, what would fail or take long later.
+
+    Raises:
+        BatonError: the port is taken, the model cannot be had, or something cannot start.
+    """
+    if config.ray.address is None:
+        listen(config.router.host, config.router.port).close()
+        pull(config.model, report)
     from cluster.launch import Cluster  # ray takes a second to import, and most commands need none of it
 
     return Cluster.start(config, report)
@@ -76,7 +80,7 @@ def run_in_foreground(
     refuse_second_cluster()
     state = RunState.of_this_process(config.to_dict(), os.environ.get(LOG_FILE_VARIABLE))
     cluster: RunningCluster | None = None
-    with _StopSignals() as signals:
+    with StopSignals() as signals:
         try:
             write_state(state)
             cluster = starter(config, report)
@@ -84,8 +88,9 @@ def run_in_foreground(
             write_state(state.with_endpoint(cluster.endpoint))
             on_ready(cluster.endpoint)
             cluster.wait(signals.stop)
-        except _StopRequestedError:
-            report("stopped before it was ready")
+        except KeyboardInterrupt:
+            if cluster is None:
+                report("stopped before it was ready")
         finally:
             if cluster is not None:
                 report("shutting down")
@@ -123,16 +128,15 @@ def run_detached(arguments: Sequence[str], report: Report) -> RunState:
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], log_file: Path, report: Report) -> RunState:
-    reported = ""
-    while process.poll() is None:
-        state = read_state()
-        if state is not None and state.pid == process.pid and state.endpoint is not None:
-            return state
-        lines = _last_lines(log_file, 1)
-        if lines and lines[0] != reported:
-            reported = lines[0]
-            report(reported)
-        time.sleep(_POLL_S)
+    with log_file.open(encoding="utf-8", errors="replace") as log:
+        while process.poll() is None:
+            state = read_state()
+            if state is not None and state.pid == process.pid and state.endpoint is not None:
+                return state
+            news = log.read().strip()
+            if news:
+                report(news)
+            time.sleep(_POLL_S)
     tail = "\n".join(f"  {line}" for line in _last_lines(log_file, _LOG_LINES_SHOWN)) or "  (nothing)"
     raise StartError(
         f"The cluster ended with exit status {process.returncode} before it was ready. "
@@ -177,39 +181,6 @@ def stop_cluster(timeout_s: float, report: Report) -> str:
         ) from error
     clear_state(state.pid)
     return f"Stopped the cluster at {state.endpoint or '(still starting)'}."
-
-
-class _StopSignals:
-    """SIGINT and SIGTERM unwind a start; afterwards they set ``stop``. A second SIGINT raises KeyboardInterrupt."""
-
-    def __init__(self) -> None:
-        self.stop = threading.Event()
-        self._starting = True
-        self._previous: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Self:
-        self._previous = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def end_of_start(self) -> None:
-        self._starting = False
-        for number in self._previous:  # ray sets handlers of its own while it starts
-            signal.signal(number, self._handle)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.stop.is_set():
-            if number == signal.SIGINT:
-                raise KeyboardInterrupt
-            return
-        self.stop.set()
-        if self._starting:
-            raise _StopRequestedError
 
 
 def _last_lines(file: Path, count: int) -> list[str]:

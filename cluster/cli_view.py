@@ -2,58 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 _STATE_STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow", "dead": "red"}
+_DEVICE = "device"
+"""The only column that wraps: names of GPUs are long."""
+_WIDE = 100
+"""From so many columns on there is room for everything."""
 
 
-def render_status(status: Mapping[str, Any]) -> RenderableType:
-    """The answer of GET /admin/status as a few lines and one table."""
+def render_status(status: Mapping[str, Any], endpoint: str, width: int) -> RenderableType:
+    """The answer of GET /admin/status as a few lines and one table, which fits into 80 columns.
+
+    Args:
+        width: of the screen, in columns; a wide one also shows age, node and process of each worker.
+    """
     requests = status["requests"]
     heading = Text.assemble(
         (str(status["model"]), "bold"),
-        f" at {status['endpoint']}, up for {in_words(float(status['uptime_s']))}\n",
-        f"requests: {requests['in_flight']} in flight, {requests['finished']} finished, {requests['failed']} failed",
+        f" at {endpoint}, up for {in_words(float(status['uptime_s']))}\n",
+        f"requests: {requests['in_flight']} in flight, {requests['finished']} finished, {requests['failed']} failed\n",
     )
-    table = Table("worker", "state", "in flight", "running", "waiting", "KV blocks", "device", "node", "pid", "up")
-    for column in table.columns[2:5]:
-        column.justify = "right"
+    columns = _COLUMNS + (_WIDE_COLUMNS if width >= _WIDE else ())
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0) if width >= _WIDE else 0, pad_edge=False)
+    for column in columns:
+        justify: Literal["right", "left"] = "right" if column.is_number else "left"
+        table.add_column(column.heading, justify=justify, no_wrap=column.heading != _DEVICE)
+    notes = []
     for name, pool in status["pools"].items():
         num_ready = sum(worker["state"] == "ready" for worker in pool["workers"])
-        table.add_section()
-        table.add_row(Text(f"{name} pool", style="bold"), f"{num_ready} of {pool['target']}")
+        table.add_row(Text(name, style="bold"), f"{num_ready} of {pool['target']}")
         for worker in pool["workers"]:
-            table.add_row(*_worker_row(worker))
-    return Group(heading, table)
+            table.add_row(*(column.show(worker) for column in columns))
+            if worker.get("reason"):
+                notes.append(Text(f"{worker['id']}: {worker['reason']}", style="yellow"))
+    return Group(heading, table, *([Text("")] if notes else []), *notes)
 
 
-def _worker_row(worker: Mapping[str, Any]) -> list[RenderableType]:
+@dataclass(frozen=True, slots=True)
+class _Column:
+    heading: str
+    show: Callable[[Mapping[str, Any]], Text]
+    is_number: bool = False
+
+
+def _value(key: str) -> Callable[[Mapping[str, Any]], Text]:
+    return lambda worker: _shown(worker.get(key))
+
+
+def _state(worker: Mapping[str, Any]) -> Text:
     state = str(worker["state"])
-    uptime = worker.get("uptime_s")
-    return [
-        Text(f"  {worker['id']}"),
-        Text(state, style=_STATE_STYLES.get(state, "")),
-        _shown(worker.get("in_flight")),
-        _shown(worker.get("running")),
-        _shown(worker.get("waiting")),
-        _blocks(worker),
-        _shown(worker.get("device")),
-        _shown(worker.get("node")),
-        _shown(worker.get("pid")),
-        "" if uptime is None else in_words(float(uptime)),
-    ]
+    return Text(state, style=_STATE_STYLES.get(state, ""))
 
 
-def _blocks(worker: Mapping[str, Any]) -> str:
-    total = worker.get("kv_blocks_total")
-    if total is None:
-        return ""
-    return f"{worker.get('kv_blocks_used', 0)} used, {worker.get('kv_blocks_cached', 0)} cached of {total}"
+def _uptime(worker: Mapping[str, Any]) -> Text:
+    uptime_s = worker.get("uptime_s")
+    return Text("" if uptime_s is None else in_words(float(uptime_s)))
+
+
+_COLUMNS = (
+    _Column("worker", lambda worker: Text(f"  {worker['id']}")),
+    _Column("state", _state),
+    _Column("in\nflight", _value("in_flight"), is_number=True),
+    _Column("running", _value("running"), is_number=True),
+    _Column("waiting", _value("waiting"), is_number=True),
+    _Column("KV\nblocks", _value("kv_blocks_total"), is_number=True),
+    _Column("\nused", _value("kv_blocks_used"), is_number=True),
+    _Column("\ncached", _value("kv_blocks_cached"), is_number=True),
+    _Column(_DEVICE, _value("device")),
+)
+_WIDE_COLUMNS = (_Column("up", _uptime), _Column("node", _value("node")), _Column("pid", _value("pid"), is_number=True))
 
 
 def _shown(value: object) -> Text:

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from cluster.config_reading import explain, merge_overrides, read_yaml
 from engine.default_model import DEFAULT_MODEL_NAME, is_default_model
@@ -18,6 +19,8 @@ from engine.errors import ConfigError
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveSeconds = Annotated[float, Field(gt=0, le=86_400)]
 NonEmptyString = Annotated[str, Field(min_length=1)]
+
+_HOST_AND_PORT = re.compile(r"[^/\s]+:\d{1,5}")
 
 
 class Section(BaseModel):
@@ -126,6 +129,16 @@ class RayConfig(Section):
     num_cpus: PositiveInt | None = None
     """CPUs that a cluster started here pretends to have; null: 64, since workers on one machine share its cores."""
     start_timeout_s: PositiveSeconds = 120.0
+
+    @field_validator("address")
+    @classmethod
+    def _address_of_a_cluster(cls, address: str | None) -> str | None:
+        if address is not None and address != "auto" and not _HOST_AND_PORT.fullmatch(address):
+            raise ValueError(
+                f"{address!r} is neither auto nor host:port (leave it null for a local cluster); instead of a ray://"
+                " address, use auto on a machine of that cluster"
+            )
+        return address
 
 
 class LogConfig(Section):

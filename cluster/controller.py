@@ -7,7 +7,8 @@ import logging
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.config import BatonConfig
 from cluster.logs import configure_logging
@@ -22,6 +23,10 @@ logger = logging.getLogger(__name__)
 
 ACTOR_NAME = "baton-controller"
 _STOP_TIMEOUT_S = 10.0
+_ROUTER_RESTARTS = 5
+"""Tries to replace a router that died; its port may take a moment to become free."""
+_ROUTER_RESTART_PAUSE_S = 1.0
+_LOOPBACK = "127.0.0.1"
 
 
 class Controller:
@@ -35,14 +40,16 @@ class Controller:
     def __init__(self, config: dict[str, Any], worker_class: type = WorkerHost) -> None:
         self._config = BatonConfig.from_dict(config)
         configure_logging(self._config.log, "controller")
-        self._local = self._config.ray.address is None
-        self._pools = {name: WorkerPool(name, self._config, self, worker_class, self._bind_host) for name in POOLS}
+        # Workers of a local cluster are nobody else's business; on several machines they must reach each other.
+        bind_host = _LOOPBACK if self._config.ray.address is None else None
+        self._pools = {name: WorkerPool(name, self._config, self, worker_class, bind_host) for name in POOLS}
         self._router: Any = None
         self._port = self._config.router.port
         self._kv_fingerprint: str | None = None
         self._infos: dict[str, WorkerInfo] = {}
         self._reports: asyncio.Queue[str] = asyncio.Queue()
         self._router_task: asyncio.Task[None] | None = None
+        self._stopping = False
         self._failed: asyncio.Future[None] = asyncio.get_event_loop().create_future()
 
     async def start(self) -> str:
@@ -63,6 +70,7 @@ class Controller:
         finally:
             for wait in waits:
                 wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
         self._router_task = asyncio.create_task(self._watch_router())
         return endpoint
 
@@ -94,16 +102,18 @@ class Controller:
         return self.pools()
 
     async def stop(self) -> None:
-        """Ends everything."""
+        """Ends everything; first the router, so that no request finds its workers gone."""
+        self._stopping = True
         if self._router_task is not None:
             self._router_task.cancel()
-        await asyncio.gather(*(pool.stop() for pool in self._pools.values()), return_exceptions=True)
-        if self._router is not None:
+        router, self._router = self._router, None
+        if router is not None:
             try:
-                await asyncio.wait_for(asyncio.ensure_future(self._router.stop.remote()), _STOP_TIMEOUT_S)
+                await asyncio.wait_for(asyncio.ensure_future(router.stop.remote()), _STOP_TIMEOUT_S)
             except (RayError, TimeoutError):
                 logger.info("the router did not stop by itself")
-            ray.kill(self._router, no_restart=True)
+            ray.kill(router, no_restart=True)
+        await asyncio.gather(*(pool.stop() for pool in self._pools.values()))
 
     async def worker_ready(self, info: WorkerInfo) -> None:
         """See :class:`PoolListener`.
@@ -120,8 +130,7 @@ class Controller:
                 "when the pools run on different devices."
             )
         self._infos[info.worker_id] = info
-        if self._router is not None:
-            await self._router.add_worker.remote(info.to_dict())
+        await self._tell_router("add_worker", info.to_dict())
 
     async def worker_gone(self, worker_id: str) -> None:
         """See :class:`PoolListener`."""
@@ -130,6 +139,7 @@ class Controller:
 
     async def drain(self, worker_id: str, timeout_s: float) -> None:
         """See :class:`PoolListener`."""
+        self._infos.pop(worker_id, None)  # a router that is started now shall not learn of it
         await self._tell_router("drain_worker", worker_id, timeout_s)
 
     def report(self, text: str) -> None:
@@ -146,33 +156,47 @@ class Controller:
             logger.warning("the router did not take %s: %s", method, error)
 
     async def _start_router(self) -> str:
-        actor_class: Any = ray.remote(RouterHost).options(num_cpus=0, max_concurrency=1000)
+        # On this node: the endpoint is where the user started the cluster, and a restart finds its port there.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        actor_class: Any = ray.remote(RouterHost).options(num_cpus=0, max_concurrency=1000, scheduling_strategy=here)
         handle = ray.get_runtime_context().current_actor
         router = actor_class.remote(self._config.to_dict(), self._port, handle)
         try:
             endpoint, self._port = await router.start.remote()
-        except ray.exceptions.RayTaskError as error:
+        except RayTaskError as error:
+            ray.kill(router, no_restart=True)
             raise error.cause if isinstance(error.cause, BatonError) else error from None
+        # In one go: news of workers that come and go from here on must not overtake this.
         self._router = router
-        for info in list(self._infos.values()):
-            await router.add_worker.remote(info.to_dict())
+        known = [router.add_worker.remote(info.to_dict()) for info in self._infos.values()]
+        await asyncio.gather(*known, return_exceptions=True)
         return str(endpoint)
 
     async def _watch_router(self) -> None:
         """Replaces a router that died, on the same port, with the workers that live on."""
-        while True:
+        while not self._stopping:
+            router = self._router
             try:
-                await self._router.wait.remote()
+                await router.wait.remote()
                 return
             except RayError as error:
                 logger.error("the router died and is replaced: %s", error)
             self._router = None
+            ray.kill(router, no_restart=True)  # it may have failed without dying
             try:
-                await self._start_router()
+                await self._replace_router()
             except (BatonError, RayError) as error:
-                if not self._failed.done():
-                    self._failed.set_exception(error)
+                self._failed.set_exception(error)
+                self._failed.exception()  # nobody may ever ask, which is no fault
                 return
 
-    def _bind_host(self) -> str:
-        return "127.0.0.1" if self._local else str(ray.util.get_node_ip_address())
+    async def _replace_router(self) -> None:
+        for tries_left in reversed(range(_ROUTER_RESTARTS)):
+            try:
+                await self._start_router()
+                return
+            except (BatonError, RayError) as error:
+                if not tries_left:
+                    raise
+                logger.warning("the router could not be started again: %s", error)
+                await asyncio.sleep(_ROUTER_RESTART_PAUSE_S)

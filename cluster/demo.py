@@ -6,21 +6,20 @@ import asyncio
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from cluster.cli_submit import choice_text
 from cluster.cli_up import RunningCluster, start_cluster
 from cluster.client import CHAT_PATH, RouterClient
 from cluster.config import load_config
+from cluster.demo_report import Measurement, cost_table
+from cluster.stop_signals import StopSignals
 from engine.errors import BatonError
-from engine.model_source import resolve_model
 
 _STREAMED_PROMPT = "Explain in three sentences why the sky is blue."
 _BATCH_CONCURRENCY = 4
@@ -37,30 +36,14 @@ _BATCH_PROMPTS = (
     + "The old lighthouse keeper climbed the stairs every evening, lit the lamp, and waited for the ships. " * 24,
 )
 _MAX_TOKENS = 64
+_EXPLANATION = (
+    "TTFT: time to first token. TPOT: time per output token after the first. KV: handed over by gRPC. "
+    "transfer: from asking for room until the KV is there; most of it runs beside prefill."
+)
+_INTERRUPTED = 130
+"""Exit status by the shells' convention: 128 and the number of SIGINT."""
 _TIMELINE_ATTEMPTS = 20
 _TIMELINE_RETRY_S = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """What one request cost. Times in milliseconds; ttft and tpot as the client saw them.
-
-    Attributes:
-        tpot_ms: mean time per output token after the first; None when there was no second.
-        kv_bytes, transfer_ms, queue_ms, prefill_ms: from the router's timeline; None where it does not say.
-    """
-
-    name: str
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    ttft_ms: float
-    tpot_ms: float | None
-    total_ms: float
-    queue_ms: float | None
-    prefill_ms: float | None
-    transfer_ms: float | None
-    kv_bytes: int | None
 
 
 def main() -> None:
@@ -72,19 +55,13 @@ def demo(
     config: Annotated[Path | None, typer.Option("-c", "--config", help="YAML file; the defaults without it.")] = None,
 ) -> None:
     """Show a disaggregated cluster at work on real requests."""
-    console = Console()
+    console = Console(highlight=False)
     try:
-        settings = load_config(config, {"router.port": 0})
-        resolve_model(settings.model, lambda line: _say(console, line))
-        started_s = time.monotonic()
-        cluster = start_cluster(settings, lambda line: _say(console, line))
-        try:
-            _say(console, f"ready at {cluster.endpoint} after {time.monotonic() - started_s:.1f} s")
-            num_failed = asyncio.run(_show_requests(cluster, console))
-        finally:
-            _say(console, "shutting down")
-            cluster.stop()
-        _say(console, "the cluster has shut down")
+        with StopSignals(impatient=False):
+            num_failed = _run(config, console)
+    except KeyboardInterrupt as error:
+        _say(console, "stopped")
+        raise typer.Exit(_INTERRUPTED) from error
     except BatonError as error:
         console.print(Text(f"error: {error.message}", style="red"), soft_wrap=True)
         raise typer.Exit(1) from error
@@ -93,33 +70,68 @@ def demo(
         raise typer.Exit(1)
 
 
+def _run(config: Path | None, console: Console) -> int:
+    """The whole demo; gives the number of failed requests."""
+
+    def report(line: str) -> None:
+        _say(console, line)
+
+    settings = load_config(config, {"router.port": 0})
+    started_s = time.monotonic()
+    cluster = start_cluster(settings, report)
+    try:
+        report(f"ready at {cluster.endpoint} after {time.monotonic() - started_s:.1f} s")
+        return asyncio.run(_show_requests(cluster, console))
+    finally:
+        _say(console, "shutting down")
+        cluster.stop()
+        _say(console, "the cluster has shut down")
+
+
 async def _show_requests(cluster: RunningCluster, console: Console) -> int:
     """Sends everything and prints the table; gives the number of failed requests."""
     async with RouterClient(cluster.endpoint) as client:
         model = await client.model()
         console.print(Text.assemble("\n", ("you: ", "bold"), _STREAMED_PROMPT, "\n", (f"{model}: ", "bold")), end="")
-        outcomes: list[Measurement | BatonError] = [await _outcome(client, model, "stream", _STREAMED_PROMPT, True)]
-        console.print("\n")
-        batch = [f"batch {number}" for number in range(1, len(_BATCH_PROMPTS) + 1)]
-        _say(console, f"{len(batch)} requests, {_BATCH_CONCURRENCY} at a time")
-        turn = asyncio.Semaphore(_BATCH_CONCURRENCY)
+        try:
+            streamed = await _outcome(client, model, "stream", _STREAMED_PROMPT, True)
+        finally:
+            console.print("\n")
         started_s = time.monotonic()
-
-        async def in_turn(name: str, prompt: str) -> Measurement | BatonError:
-            async with turn:
-                return await _outcome(client, model, name, prompt, False)
-
-        batch_outcomes = await asyncio.gather(*map(in_turn, batch, _BATCH_PROMPTS))
+        batch = await _send_batch(client, model, console)
         batch_s = time.monotonic() - started_s
-    outcomes += batch_outcomes
-    console.print(_table([outcome for outcome in outcomes if isinstance(outcome, Measurement)]))
-    answered = [outcome for outcome in batch_outcomes if isinstance(outcome, Measurement)]
-    batch_tokens = sum(measurement.output_tokens for measurement in answered)
-    _say(console, f"the batch: {batch_tokens} tokens in {batch_s:.1f} s, {batch_tokens / batch_s:.1f} tokens/s")
-    failures = [outcome for outcome in outcomes if isinstance(outcome, BatonError)]
+    console.print()
+    console.print(cost_table(_answered([streamed, *batch]), console.width))
+    console.print(f"\n{_EXPLANATION}\n")
+    num_tokens = sum(measurement.output_tokens for measurement in _answered(batch))
+    _say(console, f"the batch: {num_tokens} tokens in {batch_s:.1f} s, {num_tokens / batch_s:.1f} tokens/s")
+    failures = [outcome for outcome in (streamed, *batch) if isinstance(outcome, BatonError)]
     for failure in failures:
         console.print(Text(f"failed: {failure.message}", style="red"), soft_wrap=True)
     return len(failures)
+
+
+async def _send_batch(client: RouterClient, model: str, console: Console) -> list[Measurement | BatonError]:
+    """Sends the batch, a few requests at once, while a terminal shows how many are answered."""
+    names = [f"batch {number}" for number in range(1, len(_BATCH_PROMPTS) + 1)]
+    _say(console, f"{len(names)} requests, {_BATCH_CONCURRENCY} at a time")
+    turn = asyncio.Semaphore(_BATCH_CONCURRENCY)
+    num_done = 0
+
+    async def in_turn(name: str, prompt: str) -> Measurement | BatonError:
+        nonlocal num_done
+        async with turn:
+            outcome = await _outcome(client, model, name, prompt, False)
+        num_done += 1
+        progress.update(f"{num_done} of {len(names)} done")
+        return outcome
+
+    with console.status(f"0 of {len(names)} done") as progress:  # nothing where there is no terminal
+        return await asyncio.gather(*map(in_turn, names, _BATCH_PROMPTS))
+
+
+def _answered(outcomes: Sequence[Measurement | BatonError]) -> list[Measurement]:
+    return [outcome for outcome in outcomes if isinstance(outcome, Measurement)]
 
 
 async def _outcome(client: RouterClient, model: str, name: str, prompt: str, show: bool) -> Measurement | BatonError:
@@ -179,61 +191,6 @@ async def _finished_timeline(client: RouterClient, request_id: str) -> dict[str,
             break
         await asyncio.sleep(_TIMELINE_RETRY_S)
     return timeline
-
-
-def _table(measurements: Sequence[Measurement]) -> Table:
-    columns = "request,prompt,cached,output,TTFT ms,TPOT ms,tokens/s,queue ms,prefill ms,KV bytes,transfer ms"
-    table = Table(*columns.split(","), title="What each request cost", title_justify="left", show_footer=True)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for measurement in measurements:
-        table.add_row(*_row(measurement))
-    if measurements:
-        for column, total in zip(table.columns, _totals(measurements), strict=True):
-            column.footer = total
-    return table
-
-
-def _row(measurement: Measurement) -> list[str]:
-    return [
-        measurement.name,
-        str(measurement.prompt_tokens),
-        str(measurement.cached_tokens),
-        str(measurement.output_tokens),
-        _shown(measurement.ttft_ms),
-        _shown(measurement.tpot_ms),
-        _shown(measurement.output_tokens / measurement.total_ms * 1e3),
-        _shown(measurement.queue_ms),
-        _shown(measurement.prefill_ms),
-        "-" if measurement.kv_bytes is None else f"{measurement.kv_bytes:,}",
-        _shown(measurement.transfer_ms),
-    ]
-
-
-def _totals(measurements: Sequence[Measurement]) -> list[str]:
-    """Sums of counts, means of times."""
-
-    def mean(name: str) -> str:
-        values = [value for value in (getattr(one, name) for one in measurements) if value is not None]
-        return f"mean {sum(values) / len(values):.1f}" if values else "-"
-
-    return [
-        "total",
-        str(sum(one.prompt_tokens for one in measurements)),
-        str(sum(one.cached_tokens for one in measurements)),
-        str(sum(one.output_tokens for one in measurements)),
-        mean("ttft_ms"),
-        mean("tpot_ms"),
-        "",
-        mean("queue_ms"),
-        mean("prefill_ms"),
-        f"{sum(one.kv_bytes or 0 for one in measurements):,}",
-        mean("transfer_ms"),
-    ]
-
-
-def _shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
 
 
 def _say(console: Console, line: str) -> None:

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
+from cluster.background import BackgroundTasks
 from cluster.generation import TokenChunk
 from cluster.messages import unpack_events
 from cluster.metrics import RouterMetrics
 from cluster.registry import Worker
 from cluster.wire import worker_pb2
-from engine.errors import BatonError, WorkerLostError, rebuild_error
+from engine.errors import BatonError, InternalError, TransferError, WorkerLostError, rebuild_error
 from engine.timeline import Timeline
+
+logger = logging.getLogger(__name__)
 
 
 class HandoffWatch:
-    """One prefill call. The worker counts as busy until the hand-off is over, not just until the first token."""
+    """One prefill call. The worker counts as busy until the hand-off is over, not just until the first token.
 
-    def __init__(self, timeline: Timeline, worker: Worker, metrics: RouterMetrics) -> None:
+    Args:
+        background: keeps the call going when the request is over and only the hand-off's last word is missing.
+    """
+
+    def __init__(self, timeline: Timeline, worker: Worker, metrics: RouterMetrics, background: BackgroundTasks) -> None:
         self._timeline = timeline
         self._worker = worker
         self._metrics = metrics
+        self._background = background
         self._first: asyncio.Future[worker_pb2.TokenBatch] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[BatonError | None] | None = None
+        self.is_broken = False
+        """The call itself failed, which is the prefill worker's fault; a hand-off that it reports failed is not."""
 
     async def start(self, events: AsyncGenerator[worker_pb2.PrefillEvent]) -> worker_pb2.TokenBatch:
         """The first token.
@@ -31,10 +43,13 @@ class HandoffWatch:
         Raises:
             BatonError: prefill failed.
         """
-        self._task = asyncio.create_task(self._follow(events))
+        self._worker.begin()  # here and not in the task: the next request that is routed must see it
+        self._task = self._background.spawn(self._follow(events))
+        self._task.add_done_callback(lambda _: self._worker.end())
         waits: list[asyncio.Future[Any]] = [self._first, self._task]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if not self._first.done():
+            self.is_broken = True
             raise self._task.result() or WorkerLostError("the prefill worker ended its stream without a token")
         return self._first.result()
 
@@ -42,46 +57,63 @@ class HandoffWatch:
         """Passes a decode stream on; until it has brought something, a failed hand-off ends it.
 
         Raises:
-            BatonError: of the hand-off, or of the decode stream.
+            TransferError: the hand-off failed.
+            BatonError: of the decode stream.
         """
-        first = asyncio.ensure_future(anext(chunks, None))
-        try:
-            if self._task is not None:
-                waits: list[asyncio.Future[Any]] = [first, self._task]
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                if not first.done() and (error := self._task.result()) is not None:
-                    raise error
-            chunk = await first
+        async with aclosing(chunks):
+            first = asyncio.ensure_future(anext(chunks, None))
+            try:
+                await self._first_of(first)
+                chunk = await first
+            finally:
+                first.cancel()
+                await asyncio.gather(first, return_exceptions=True)
             if chunk is None:
                 return
             yield chunk
             async for chunk in chunks:
                 yield chunk
-        finally:
-            if not first.done():
-                first.cancel()
-                await asyncio.gather(first, return_exceptions=True)
-            await chunks.aclose()
 
-    def finish(self, *, keep: bool) -> None:
-        """Call it when the request is over: the hand-off's last word is awaited in the background, or not at all."""
+    async def close(self, *, keep: bool) -> None:
+        """Call it when the request is over.
+
+        Args:
+            keep: the hand-off's last word is awaited in the background; else the call is cancelled.
+        """
         if self._task is not None and not keep:
             self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _first_of(self, decode: asyncio.Future[TokenChunk | None]) -> None:
+        """Returns when ``decode`` is done; raises :class:`TransferError` when the hand-off fails before that."""
+        if self._task is None:
+            return
+        waits: list[asyncio.Future[Any]] = [decode, self._task]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if not decode.done() and (error := self._task.result()) is not None:
+            # Whatever it was, decoding can still go on from the tokens alone.
+            raise TransferError(f"The KV hand-off failed ({error.code}): {error.message}") from error
 
     async def _follow(self, events: AsyncGenerator[worker_pb2.PrefillEvent]) -> BatonError | None:
         """Reads the call to its end; returns what went wrong with it."""
-        with self._worker.assign():
-            try:
+        try:
+            async with aclosing(events):
                 async for event in events:
                     self._worker.client.record(self._timeline, unpack_events(event.events))
-                    if event.HasField("first_token"):
-                        self._first.set_result(event.first_token)
-                    else:
+                    if event.HasField("handoff"):
                         return self._book(event.handoff)
-            except BatonError as error:
-                return error
-            finally:
-                await events.aclose()
+                    if self._first.done():
+                        raise InternalError("the prefill worker sent a second first token")
+                    self._first.set_result(event.first_token)
+            if self._first.done() and not self._first.result().finish_reason:
+                raise WorkerLostError("the prefill worker ended its stream without word of the hand-off")
+        except BatonError as error:
+            self.is_broken = True
+            return error
+        except Exception as error:
+            logger.exception("following the prefill of %s failed", self._timeline.request_id)
+            self.is_broken = True
+            return InternalError(f"{type(error).__name__}: {error}")
         return None
 
     def _book(self, result: worker_pb2.HandoffResult) -> BatonError | None:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.config import BatonConfig
 from cluster.controller import ACTOR_NAME, Controller
+from cluster.stop_signals import signals_deferred
 from engine.errors import BatonError, ConfigError, WorkerLostError
 
 _LOCAL_CPUS = 64
 _OBJECT_STORE_BYTES = 128 * 2**20
 _POLL_S = 0.2
 _STOP_TIMEOUT_S = 45.0
+_CONNECT_TIMEOUT_S = 5.0
 
 
 class Cluster:
@@ -86,32 +90,53 @@ def _connect(config: BatonConfig, report: Callable[[str], None]) -> bool:
         return False
     # Dashboard, usage statistics and log forwarding serve nobody here, and cost start-up time and idle CPU.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     options: dict[str, Any] = {"namespace": config.ray.namespace, "logging_level": "error", "log_to_driver": False}
-    if config.ray.address is None:
+    address = config.ray.address
+    if address is None:
         report("starting a local Ray cluster")
         options |= {
+            "address": "local",  # without it, ray connects to whatever cluster was last started on this machine
             "num_cpus": config.ray.num_cpus or _LOCAL_CPUS,
             "include_dashboard": False,
             "object_store_memory": _OBJECT_STORE_BYTES,
             "_node_ip_address": "127.0.0.1",
         }
     else:
-        report(f"connecting to the Ray cluster at {config.ray.address}")
-        options["address"] = config.ray.address
+        report(f"connecting to the Ray cluster at {address}")
+        options["address"] = address
     try:
-        ray.init(**options)
-    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+        if address not in (None, "auto"):
+            _knock(address)
+        with signals_deferred():
+            ray.init(**options)
+    except KeyboardInterrupt:
+        ray.shutdown()
+        raise
+    except (OSError, RuntimeError, ValueError, RayError) as error:
+        if address is None:
+            raise ConfigError(f"A local Ray cluster could not be started: {error}") from error
         raise ConfigError(
-            f"Ray cannot be reached at ray.address {config.ray.address!r}: {error} "
+            f"Ray cannot be reached at ray.address {address}: {error}. "
             "Start it with `ray start --head`, or set ray.address to null for a local cluster."
         ) from error
     return True
 
 
+def _knock(address: str) -> None:
+    """Raises OSError when nobody listens at ``host:port``, which ray takes minutes to find out."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+
+
 def _create_controller(config: BatonConfig) -> Any:
+    # On this node, where the user looks for the endpoint; Ray would put an actor that needs no CPU anywhere.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor_class: Any = ray.remote(Controller).options(
-        name=ACTOR_NAME, namespace=config.ray.namespace, num_cpus=0, max_concurrency=1000
+        name=ACTOR_NAME,
+        namespace=config.ray.namespace,
+        num_cpus=0,
+        max_concurrency=1000,
+        scheduling_strategy=here,
     )
     try:
         return actor_class.remote(config.to_dict())

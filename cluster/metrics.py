@@ -60,9 +60,10 @@ class RouterMetrics:
             for name, (_, text) in _WORKER_GAUGES.items()
         }
 
-    def observe_end(self, timeline: Timeline, outcome: str, num_output_tokens: int) -> None:
+    def observe_end(self, timeline: Timeline, outcome: str, num_output_tokens: int, num_cached_tokens: int = 0) -> None:
         """Books a sequence that is over."""
         self.requests.labels(outcome).inc()
+        self.cached_tokens.inc(num_cached_tokens)
         self.output_tokens.inc(num_output_tokens)
         for metric, value_ms in (
             (self.ttft, timeline.ttft_ms),

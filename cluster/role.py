@@ -21,6 +21,7 @@ class WorkerContext:
         pool: of this worker's pool.
         runner: model and cache; outlive the role.
         max_model_len: prompt and output tokens of one request.
+        num_threads: CPU threads of the engine.
     """
 
     worker_id: str
@@ -28,16 +29,19 @@ class WorkerContext:
     pool: PoolConfig
     runner: ModelRunner
     max_model_len: int
+    num_threads: int
 
 
 class WorkerRole(Protocol):
     """Prefill or decode. Built with a :class:`WorkerContext`."""
 
-    def add_services(self, server: grpc.aio.Server) -> None:
-        """Registers the role's gRPC services; called before :meth:`start`."""
+    async def start(self, server: grpc.aio.Server) -> None:
+        """Registers the role's gRPC services with a server that is not started yet, and starts the engine."""
         ...
 
-    async def start(self) -> None: ...
+    async def closed(self) -> None:
+        """Returns when the engine ended, by :meth:`stop` or by a fault."""
+        ...
 
     async def fill_stats(self, stats: worker_pb2.WorkerStats) -> None:
         """Adds the role's figures."""

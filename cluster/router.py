@@ -15,10 +15,12 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from cluster.background import BackgroundTasks
 from cluster.config import RouterConfig
 from cluster.generation import GenerationRequest, ModelCard, TokenChunk
 from cluster.handoff_watch import HandoffWatch
-from cluster.messages import pack_sequence, unpack_events, unpack_finish_reason, unpack_logprobs
+from cluster.journal import Journal
+from cluster.messages import pack_sequence, unpack_events
 from cluster.metrics import RouterMetrics
 from cluster.registry import DECODE, POOLS, PREFILL, Worker, WorkerRegistry
 from cluster.routing.base import RoutingRequest
@@ -34,6 +36,7 @@ from engine.errors import (
     NoWorkerError,
     OutOfBlocksError,
     OverloadedError,
+    RequestCancelledError,
     TransferError,
     WorkerLostError,
 )
@@ -42,32 +45,17 @@ from engine.timeline import Event
 
 logger = logging.getLogger(__name__)
 
-_RETRYABLE = (WorkerLostError, TransferError, ChecksumError, LayoutMismatchError, OutOfBlocksError)
-
-
-class _Journal:
-    """What a request has produced so far, over all attempts."""
-
-    def __init__(self, request: GenerationRequest, deadline_s: float) -> None:
-        self.request = request
-        self.deadline_s = deadline_s
-        self.token_ids: list[int] = []
-        self.num_cached_tokens = 0
-        self.attempt = 0
-        self.finish_reason: FinishReason | None = None
-
-    @property
-    def time_left_s(self) -> float:
-        """Raises :class:`DeadlineError` when there is none."""
-        left = self.deadline_s - time.monotonic()
-        if left <= 0:
-            raise DeadlineError("The request took longer than router.request_timeout_s.")
-        return left
-
-    def take(self, batch: worker_pb2.TokenBatch) -> TokenChunk:
-        self.token_ids.extend(batch.token_ids)
-        self.finish_reason = unpack_finish_reason(batch)
-        return TokenChunk(tuple(batch.token_ids), unpack_logprobs(batch), self.finish_reason, self.num_cached_tokens)
+_RETRYABLE = (
+    WorkerLostError,
+    TransferError,
+    ChecksumError,
+    LayoutMismatchError,
+    OutOfBlocksError,
+    # The router's own cancellations never come back as errors, so it was the worker that ended the call.
+    RequestCancelledError,
+)
+_MAX_WAIT_S = 0.5
+"""Suspects become usable again with time alone, so nobody waits for a change longer than this."""
 
 
 class Router:
@@ -93,7 +81,7 @@ class Router:
         self._timelines = timelines
         self._profiles = profiles or {pool: default_profile() for pool in POOLS}
         self._in_flight = 0
-        self._background: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks()
         self.num_finished = 0
         self.num_failed = 0
 
@@ -113,6 +101,7 @@ class Router:
 
         Raises:
             OverloadedError: ``router.max_inflight`` sequences are in flight.
+            DeadlineError: ``router.request_timeout_s`` is over.
             BatonError: every attempt failed; the last one's error.
         """
         if self._in_flight >= self._config.max_inflight:
@@ -122,7 +111,7 @@ class Router:
                 "Try again a little later.",
                 retry_after_s=1.0,
             )
-        journal = _Journal(request, time.monotonic() + self._config.request_timeout_s)
+        journal = Journal(request, self._config.request_timeout_s)
         self._begin(request)
         outcome = "cancelled"
         try:
@@ -135,6 +124,10 @@ class Router:
         except BatonError as error:
             outcome = error.code
             raise
+        except Exception as error:
+            outcome = InternalError.code
+            logger.exception("request %s failed unexpectedly", request.request_id)
+            raise InternalError(f"{type(error).__name__}: {error}") from error
         finally:
             self._end(journal, outcome)
 
@@ -145,7 +138,7 @@ class Router:
         request.timeline.attributes["prompt_tokens"] = len(request.prompt_token_ids)
         self._timelines.add(request.timeline)
 
-    def _end(self, journal: _Journal, outcome: str) -> None:
+    def _end(self, journal: Journal, outcome: str) -> None:
         self._in_flight -= 1
         self._metrics.in_flight.set(self._in_flight)
         timeline = journal.request.timeline
@@ -156,87 +149,82 @@ class Router:
             attempts=journal.attempt,
             outcome=outcome,
         )
-        self._metrics.observe_end(timeline, outcome, len(journal.token_ids))
+        self._metrics.observe_end(timeline, outcome, len(journal.token_ids), journal.num_cached_tokens)
         if outcome in (FinishReason.STOP, FinishReason.LENGTH, "cancelled"):
             self.num_finished += 1
         else:
             self.num_failed += 1
             logger.warning("request %s ended with %s", journal.request.request_id, outcome)
 
-    async def _attempts(self, journal: _Journal) -> AsyncGenerator[TokenChunk]:
-        while True:
+    async def _attempts(self, journal: Journal) -> AsyncGenerator[TokenChunk]:
+        while not journal.is_finished:
             journal.attempt += 1
             steps = self._resume(journal) if journal.token_ids else self._disaggregated(journal)
             try:
                 async with aclosing(steps) as chunks:
                     async for chunk in chunks:
                         yield chunk
-            except _RETRYABLE as error:
-                if journal.attempt >= self._config.max_attempts:
+            except BatonError as error:
+                if journal.is_finished:
+                    return  # the client has everything
+                if isinstance(error, DeadlineError):
+                    raise journal.deadline_error() from error
+                if not isinstance(error, _RETRYABLE) or journal.attempt >= self._config.max_attempts:
                     raise
                 self._metrics.retries.labels(error.code).inc()
                 logger.warning(
                     "request %s: attempt %d failed (%s: %s); trying again",
                     journal.request.request_id, journal.attempt, error.code, error.message,
                 )  # fmt: skip
-                continue
-            if journal.finish_reason is None:
-                raise InternalError("a worker ended its stream without finishing the request")
-            return
 
-    async def _disaggregated(self, journal: _Journal) -> AsyncGenerator[TokenChunk]:
+    async def _disaggregated(self, journal: Journal) -> AsyncGenerator[TokenChunk]:
         """Prefill on one worker, decode on another."""
-        request = journal.request
-        decode = await self._select(DECODE, journal)
-        prefill = await self._select(PREFILL, journal)
-        request.timeline.replace(Event.ROUTED)
-        request.timeline.attributes.update(prefill_worker=prefill.info.worker_id, decode_worker=decode.info.worker_id)
-        transfer_id = f"{request.request_id}/{journal.attempt}"
-        message = worker_pb2.PrefillRequest(
-            sequence=pack_sequence(request.request_id, request.prompt_token_ids, request.params)
-        )
+        request, timeline = journal.request, journal.request.timeline
+        prefill, decode = await self._select(journal, PREFILL, DECODE)
+        timeline.replace(Event.ROUTED)
+        timeline.attributes.update(prefill_worker=prefill.info.worker_id, decode_worker=decode.info.worker_id)
+        call_id = journal.new_call_id()
+        message = worker_pb2.PrefillRequest(sequence=pack_sequence(call_id, request.prompt_token_ids, request.params))
         if request.params.max_tokens > 1:
-            message.handoff.transfer_id = transfer_id
+            message.handoff.transfer_id = call_id
             message.handoff.peer = decode.info.address
-        watch = HandoffWatch(request.timeline, prefill, self._metrics)
-        finished = False
+        watch = HandoffWatch(timeline, prefill, self._metrics, self._background)
         with decode.assign():
             try:
                 first = await watch.start(prefill.client.prefill(message, journal.time_left_s))
                 journal.num_cached_tokens = first.num_cached_tokens
-                request.timeline.record(Event.FIRST_TOKEN)
-                chunk = journal.take(first)
-                finished = chunk.finish_reason is not None
-                yield chunk
-                if not finished:
-                    batches = self._decode(journal, decode, transfer_id)
-                    async with aclosing(watch.guard(batches)) as guarded:
-                        async for chunk in guarded:
-                            finished = chunk.finish_reason is not None
+                timeline.record(Event.FIRST_TOKEN)
+                yield journal.take(first)
+                if not journal.is_finished:
+                    batches = self._decode(journal, decode, call_id, call_id)
+                    async with aclosing(watch.guard(batches)) as chunks:
+                        async for chunk in chunks:
                             yield chunk
-            except WorkerLostError:
-                await self._suspect(prefill, decode)
+            except _RETRYABLE:
+                await self._blame(prefill if watch.is_broken else decode, journal)
                 raise
             finally:
-                watch.finish(keep=finished)
+                await watch.close(keep=journal.is_finished)
 
-    async def _resume(self, journal: _Journal) -> AsyncGenerator[TokenChunk]:
+    async def _resume(self, journal: Journal) -> AsyncGenerator[TokenChunk]:
         """A decode worker computes prompt and journal by itself and goes on from there."""
-        decode = await self._select(DECODE, journal)
+        (decode,) = await self._select(journal, DECODE)
         journal.request.timeline.attributes["decode_worker"] = decode.info.worker_id
         with decode.assign():
             try:
-                async with aclosing(self._decode(journal, decode, "")) as chunks:
+                async with aclosing(self._decode(journal, decode, journal.new_call_id())) as chunks:
                     async for chunk in chunks:
                         yield chunk
-            except WorkerLostError:
-                await self._suspect(decode)
+            except _RETRYABLE:
+                await self._blame(decode, journal)
                 raise
 
-    async def _decode(self, journal: _Journal, worker: Worker, transfer_id: str) -> AsyncGenerator[TokenChunk]:
+    async def _decode(
+        self, journal: Journal, worker: Worker, call_id: str, transfer_id: str = ""
+    ) -> AsyncGenerator[TokenChunk]:
         request, timeline = journal.request, journal.request.timeline
         message = worker_pb2.GenerateRequest(
-            sequence=pack_sequence(request.request_id, request.prompt_token_ids, request.params, journal.token_ids),
+            sequence=pack_sequence(call_id, request.prompt_token_ids, request.params, journal.token_ids),
             transfer_id=transfer_id,
         )
         async with aclosing(worker.client.generate(message, journal.time_left_s)) as batches:
@@ -245,44 +233,51 @@ class Router:
                     worker.client.record(timeline, unpack_events(batch.events))
                     timeline.record(Event.SECOND_TOKEN)
                 yield journal.take(batch)
+        if not journal.is_finished:
+            raise WorkerLostError(f"{worker.info.worker_id} ended its stream without finishing the request")
 
-    async def _select(self, pool: str, journal: _Journal) -> Worker:
-        """A worker of the pool; waits a while for one, so that a restart is a pause and not an error.
+    async def _select(self, journal: Journal, *pools: str) -> list[Worker]:
+        """A worker of each pool; waits a while for them, so that a restart is a pause and not an error.
+
+        All are chosen at one moment, and the caller assigns the request before it waits for anything: a worker that
+        starts to drain either has the request or does not get it.
 
         Raises:
             NoWorkerError: none came in time.
         """
-        request = RoutingRequest(journal.request.request_id, len(journal.request.prompt_token_ids))
-        give_up_at = time.monotonic() + min(self._config.worker_wait_s, journal.time_left_s)
+        give_up_at = time.monotonic() + self._config.worker_wait_s
         while True:
             changed = self._registry.changed
-            snapshots = [worker.snapshot() for worker in self._registry.pool(pool)]
-            chosen = self._profiles[pool].select(snapshots, request)
-            worker = self._registry.get(chosen.worker_id) if chosen else None
-            if worker is not None:
-                self._keep_clock(worker)
-                return worker
+            chosen = {pool: self._choose(pool, journal) for pool in pools}
+            workers = [worker for worker in chosen.values() if worker is not None]
+            if len(workers) == len(pools):
+                return workers
             left = give_up_at - time.monotonic()
             if left <= 0:
+                missing = " and no ".join(pool for pool, worker in chosen.items() if worker is None)
                 raise NoWorkerError(
-                    f"No {pool} worker took the request within {self._config.worker_wait_s:g} s. "
+                    f"No {missing} worker took the request within {self._config.worker_wait_s:g} s. "
                     "See `baton status` for the state of the pools."
                 )
-            # Suspects become usable again with time alone, hence the cap.
+            wait_s = min(left, journal.time_left_s, _MAX_WAIT_S)
             try:
-                await asyncio.wait_for(changed.wait(), min(left, 0.5))
+                await asyncio.wait_for(changed.wait(), wait_s)
             except TimeoutError:
                 continue
 
-    def _keep_clock(self, worker: Worker) -> None:
-        if worker.client.needs_sync:
-            task = asyncio.create_task(worker.sync_clock())
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
+    def _choose(self, pool: str, journal: Journal) -> Worker | None:
+        request = RoutingRequest(
+            journal.request.request_id, len(journal.request.prompt_token_ids), frozenset(journal.failed_on)
+        )
+        snapshots = [worker.snapshot() for worker in self._registry.pool(pool)]
+        chosen = self._profiles[pool].select(snapshots, request)
+        worker = self._registry.get(chosen.worker_id) if chosen else None
+        if worker is not None and worker.client.needs_sync:
+            self._background.spawn(worker.sync_clock())
+        return worker
 
-    async def _suspect(self, *workers: Worker) -> None:
-        """Finds out which of the workers is lost."""
-        alive = await asyncio.gather(*(worker.client.is_alive() for worker in workers))
-        for worker, answers in zip(workers, alive, strict=True):
-            if not answers:
-                worker.suspect()
+    async def _blame(self, worker: Worker, journal: Journal) -> None:
+        """The next attempt prefers others; if the worker does not even answer, so do all requests for a moment."""
+        journal.failed_on.add(worker.info.worker_id)
+        if not await worker.client.is_alive():
+            worker.suspect()

@@ -12,6 +12,7 @@ import uvicorn
 from cluster.config import BatonConfig
 from cluster.gateway import create_app
 from cluster.generation import ModelCard
+from cluster.listening import listen
 from cluster.logs import configure_logging
 from cluster.metrics import RouterMetrics
 from cluster.openai_api.limits import GatewayLimits
@@ -19,7 +20,7 @@ from cluster.registry import POOLS, WorkerInfo, WorkerRegistry
 from cluster.router import Router
 from cluster.timelines import TimelineStore
 from cluster.wire import worker_pb2
-from engine.errors import BatonError, ConfigError
+from engine.errors import BatonError, ConfigError, InternalError
 from engine.model_source import resolve_model
 from engine.tokenizer import Tokenizer
 
@@ -50,6 +51,7 @@ class RouterHost:
         self._socket: socket.socket | None = None
         self._started_s = time.monotonic()
         self._stopped = asyncio.Event()
+        self._is_stopping = False
 
     async def start(self) -> tuple[str, int]:
         """Binds the port and loads the tokenizer; HTTP begins with the first worker. Returns (endpoint, port).
@@ -57,9 +59,15 @@ class RouterHost:
         Raises:
             ConfigError: the port is taken, or the model has no tokenizer.
         """
-        self._socket = _bind(self._config.router.host, self._port)
+        self._socket = listen(self._config.router.host, self._port)
         source = await asyncio.to_thread(resolve_model, self._config.model)
-        self._tokenizer = await asyncio.to_thread(Tokenizer.load, source.path)
+        try:
+            self._tokenizer = await asyncio.to_thread(Tokenizer.load, source.path)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"model: {source.path} has no usable tokenizer ({str(error).splitlines()[0]}). "
+                "A model folder needs its tokenizer files beside the weights."
+            ) from error
         port = int(self._socket.getsockname()[1])
         return f"http://{_url_host(self._config.router.host)}:{port}", port
 
@@ -84,10 +92,14 @@ class RouterHost:
         await self._registry.remove(worker_id)
 
     async def wait(self) -> None:
-        """Returns after :meth:`stop`."""
+        """Returns after :meth:`stop`. Raises what ended the HTTP server, if it ends before."""
         await self._stopped.wait()
+        if self._serving is not None and self._serving.done() and not self._is_stopping:
+            self._serving.result()
+            raise InternalError("the router's HTTP server ended by itself")
 
     async def stop(self) -> None:
+        self._is_stopping = True
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             await asyncio.wait({self._serving}, timeout=_SHUTDOWN_GRACE_S + 2)
@@ -111,6 +123,7 @@ class RouterHost:
         )
         self._server = uvicorn.Server(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        self._serving.add_done_callback(lambda _: self._stopped.set())
 
     async def status(self) -> dict[str, Any]:
         """See :class:`AdminBackend`."""
@@ -173,23 +186,6 @@ class RouterHost:
                 continue
             found[worker.info.pool, worker.info.worker_id] = result
         return found
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises :class:`ConfigError` when the address cannot be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"router.host {host} port {port} cannot be listened on: {error.strerror or error}. "
-            "Stop what uses the port, or set router.port (0 takes any free one)."
-        ) from error
-    listener.setblocking(False)
-    return listener
 
 
 def _url_host(host: str) -> str:

@@ -14,14 +14,14 @@ from engine.errors import (
     DeadlineError,
     InternalError,
     OverloadedError,
-    RequestCancelledError,
     WorkerLostError,
     rebuild_error,
 )
 
 ERROR_KEY = "baton-error"
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-"""Far above what is ever sent: KV travels in parts, and a million token ids take 4 MB."""
+MAX_MESSAGE_BYTES = 65 * 1024 * 1024
+"""The largest ``kv_transfer.part_bytes`` and its header; nothing else comes near, a million token ids take 4 MB."""
+_MAX_DETAILS_BYTES = 2000  # they travel in HTTP/2 headers, up to three characters a byte; peers refuse above 8 KiB
 
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -41,6 +41,14 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_permit_without_calls", 1),
 ]
 
+# A call that we cancel ourselves raises asyncio.CancelledError, so CANCELLED is a worker that stopped under the call.
+_BROKEN = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.CANCELLED,
+)
+
 
 def create_server() -> grpc.aio.Server:
     return grpc.aio.server(options=SERVER_OPTIONS)
@@ -50,12 +58,19 @@ def create_channel(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
+def as_baton_error(error: Exception) -> BatonError:
+    """``error`` itself, or an internal error that names it."""
+    return error if isinstance(error, BatonError) else InternalError(f"{type(error).__name__}: {error}")
+
+
 async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: BatonError) -> NoReturn:
     """Ends a call with the error's status, message and class."""
     metadata = [(ERROR_KEY, error.code)]
     if isinstance(error, OverloadedError):
         metadata.append(("retry-after-s", str(error.retry_after_s)))
-    await context.abort(grpc.StatusCode[error.grpc_status], error.message, tuple(metadata))
+    encoded = error.message.encode(errors="replace")
+    details = encoded[:_MAX_DETAILS_BYTES].decode(errors="ignore") + "…" * (len(encoded) > _MAX_DETAILS_BYTES)
+    await context.abort(grpc.StatusCode[error.grpc_status], details, tuple(metadata))
     raise AssertionError("abort returned")
 
 
@@ -72,9 +87,7 @@ def error_from_rpc(error: grpc.aio.AioRpcError, peer: str) -> BatonError:
     status = error.code()
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineError(f"{peer} did not answer in time.")
-    if status is grpc.StatusCode.CANCELLED:
-        return RequestCancelledError(f"the call to {peer} was cancelled.")
-    if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL):
+    if status in _BROKEN:
         return WorkerLostError(f"the connection to the worker at {peer} broke ({status.name}): {message}")
     return InternalError(f"the worker at {peer} answered {status.name}: {message}")
 
@@ -86,10 +99,9 @@ async def reporting_errors(
     """Wraps a handler: ``BatonError`` keeps its class on the wire, anything else is logged and becomes internal."""
     try:
         yield
-    except BatonError as error:
-        await abort_with(context, error)
-    except (grpc.aio.AbortError, grpc.aio.UsageError):
-        raise
+    except grpc.aio.BaseError:
+        raise  # of a call that is over
     except Exception as error:  # noqa: BLE001 - a handler's last line of defence
-        on_unexpected(error)
-        await abort_with(context, InternalError(f"{type(error).__name__}: {error}"))
+        if not isinstance(error, BatonError):
+            on_unexpected(error)
+        await abort_with(context, as_baton_error(error))

@@ -9,11 +9,13 @@ import os
 from typing import Any
 
 import grpc.aio
+import ray
 import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from cluster.config import BatonConfig, PoolConfig
 from cluster.logs import configure_logging
+from cluster.placement import hide_ungranted_gpus
 from cluster.registry import WorkerInfo
 from cluster.role import WorkerContext, WorkerRole
 from cluster.rpc import create_server
@@ -37,19 +39,23 @@ class WorkerHost:
 
     Args:
         role_path: ``"module:Class"``, implementing :class:`cluster.role.WorkerRole`.
-        bind_host: address that the gRPC server listens on and that others reach.
+        bind_host: address that the gRPC server listens on and that others reach; None: that of this node.
     """
 
-    def __init__(self, worker_id: str, pool: str, role_path: str, config: dict[str, Any], bind_host: str) -> None:
+    def __init__(
+        self, worker_id: str, pool: str, role_path: str, config: dict[str, Any], bind_host: str | None
+    ) -> None:
         self._worker_id = worker_id
         self._pool = pool
         self._role_path = role_path
         self._config = BatonConfig.from_dict(config)
-        self._bind_host = bind_host
+        self._bind_host = bind_host or ray.util.get_node_ip_address()
         self._server: grpc.aio.Server | None = None
         self._role: WorkerRole | None = None
+        self._stopping = False
         self._stopped = asyncio.Event()
         configure_logging(self._config.log, worker_id)
+        hide_ungranted_gpus()
 
     async def start(self) -> dict[str, Any]:
         """Loads the model and serves. Returns a :class:`WorkerInfo` as a dictionary.
@@ -61,25 +67,38 @@ class WorkerHost:
         # The engine's thread sets its own number; what runs beside it must not fight it for cores.
         torch.set_num_threads(1)
         context = WorkerContext(
-            self._worker_id, self._config, self._pool_config, runner, _max_model_len(self._config, runner)
+            self._worker_id,
+            self._config,
+            self._pool_config,
+            runner,
+            _max_model_len(self._config, runner),
+            self._num_threads,
         )
         role = _import_role(self._role_path)(context)
         server = create_server()
-        role.add_services(server)
         worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(self._worker_id, self._pool, role), server)
         await _add_health_service(server)
         port = server.add_insecure_port(f"{self._bind_host}:0")
-        await role.start()
+        await role.start(server)
         await server.start()
         self._role, self._server = role, server
         return self._info(source, runner, port, context.max_model_len).to_dict()
 
     async def wait(self) -> None:
-        """Returns after :meth:`stop`; a caller's reference to it fails the moment that the process dies."""
+        """Returns after :meth:`stop`; a caller's reference to it fails the moment that the process dies.
+
+        Raises:
+            InternalError: the engine broke, so that this worker is of no more use.
+        """
+        if self._role is not None:
+            await self._role.closed()
+            if not self._stopping:
+                raise InternalError(f"the engine of {self._worker_id} broke; its log says why")
         await self._stopped.wait()
 
     async def stop(self) -> None:
         """Ends the role and its server."""
+        self._stopping = True
         if self._server is not None:
             await self._server.stop(grace=1.0)
         if self._role is not None:
@@ -87,12 +106,16 @@ class WorkerHost:
         self._stopped.set()
 
     @property
+    def _num_threads(self) -> int:
+        return self._config.engine.threads or os.cpu_count() or 1
+
+    @property
     def _pool_config(self) -> PoolConfig:
         return self._config.pool(self._pool)
 
     def _load(self) -> tuple[ModelSource, ModelRunner]:
         config = self._config
-        torch.set_num_threads(config.engine.threads or os.cpu_count() or 1)
+        torch.set_num_threads(self._num_threads)
         source = resolve_model(config.model)
         loaded = load_model(source, config.dtype, pick_device(config.engine.device))
         spec = loaded.kv_spec(config.engine.block_size)

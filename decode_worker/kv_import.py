@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +15,6 @@ from cluster.kv_transfer.base import PartHeader, TransferOffer
 from cluster.kv_transfer.codec import checksum as compute_checksum
 from engine.async_engine import AsyncEngine
 from engine.errors import (
-    BatonError,
     ChecksumError,
     ContextLengthError,
     LayoutMismatchError,
@@ -34,18 +32,21 @@ class Import:
 
     Attributes:
         holder: owns the reserved blocks; never scheduled. Its ``block_ids`` belong to the engine's thread.
-        next_token: for each layer, the position up to which KV has arrived.
+        next_token: for each layer, the position up to which KV has arrived; empty until there is room for it.
         committed: resolves when the KV is complete, or with the error that ended the transfer.
     """
 
     transfer_id: str
     committed: asyncio.Future[None]
     holder: Request | None = None
-    num_cached_tokens: int = 0
     next_token: list[int] = field(default_factory=list)
     num_bytes: int = 0
     claimed: bool = False
     expiry: asyncio.TimerHandle | None = None
+
+    @property
+    def failed(self) -> bool:
+        return self.committed.done() and (self.committed.cancelled() or self.committed.exception() is not None)
 
 
 class KVImporter:
@@ -59,14 +60,15 @@ class KVImporter:
         self._engine = engine
         self._claim_timeout_s = claim_timeout_s
         self._imports: dict[str, Import] = {}
+        self._turn = asyncio.Lock()
         self._holders: set[Request] = set()  # engine's thread
         self.num_bytes_received = 0
         engine.block_holders.append(self._held_blocks)
 
     @property
     def num_active(self) -> int:
-        """Transfers that hold blocks, claimed ones not counted."""
-        return sum(1 for entry in self._imports.values() if entry.holder is not None)
+        """Transfers that hold blocks or wait for some, claimed ones not counted."""
+        return sum(1 for entry in self._imports.values() if entry.holder is not None and not entry.failed)
 
     async def reserve(self, offer: TransferOffer) -> int:
         """See :class:`KVSink`. Waits for room until the offer's deadline."""
@@ -80,34 +82,39 @@ class KVImporter:
         needed = self._engine.blocks.num_blocks_for(holder.num_tokens)
         if not 0 < needed <= self._engine.blocks.pool.num_blocks:
             raise ContextLengthError(
-                f"The prompt needs {needed} KV blocks, but the decode worker has {self._engine.blocks.pool.num_blocks}."
+                f"The prompt of {holder.num_tokens} tokens needs {needed} KV blocks, "
+                f"but the decode worker has {self._engine.blocks.pool.num_blocks}."
             )
         entry = self._entry(offer.transfer_id)
         if entry.holder is not None:
             raise TransferError(f"transfer {offer.transfer_id} has begun already.")
         entry.holder = holder
         try:
-            cached = await self._wait_for_room(holder, offer.deadline_s)
+            cached = await self._wait_for_room(entry, holder, offer.deadline_s)
+            if cached is None or entry.failed:
+                raise TransferError(f"transfer {offer.transfer_id} was given up while it waited for room.")
         except BaseException as error:
-            self.abort(offer.transfer_id, getattr(error, "message", "the sender went away"))
+            self._fail(entry, str(error) or "the sender went away")
             raise
-        entry.num_cached_tokens = cached
         entry.next_token = [cached] * len(spec.layers)
         return cached
 
-    async def _wait_for_room(self, holder: Request, deadline_s: float) -> int:
-        give_up_at = time.monotonic() + deadline_s
-        while True:
-            freed = self._engine.blocks_freed
-            cached = await self._engine.call(lambda: self._try_reserve(holder))
-            if cached is not None:
-                return cached
-            try:
-                await asyncio.wait_for(freed.wait(), give_up_at - time.monotonic())
-            except TimeoutError:
-                raise OutOfBlocksError(
-                    f"The decode worker had no room for {holder.num_tokens} tokens within {deadline_s:g} s."
-                ) from None
+    async def _wait_for_room(self, entry: Import, holder: Request, deadline_s: float) -> int | None:
+        """Leading tokens that are cached; None when the transfer fails meanwhile."""
+        try:
+            # In turn, so that a large prompt is not passed for ever by small ones that still find room.
+            async with asyncio.timeout(deadline_s), self._turn:
+                while not entry.failed:  # looked at before every try: the release of a failed one comes behind the last
+                    freed = self._engine.blocks_freed
+                    cached = await self._engine.call(lambda: self._try_reserve(holder))
+                    if cached is not None:
+                        return cached
+                    await freed.wait()
+        except TimeoutError:
+            raise OutOfBlocksError(
+                f"The decode worker had no room for {holder.num_tokens} tokens within {deadline_s:g} s."
+            ) from None
+        return None
 
     def _try_reserve(self, holder: Request) -> int | None:
         """Engine's thread. Cached prefix blocks are shared, the rest is allocated; None when it does not fit."""
@@ -159,8 +166,9 @@ class KVImporter:
                 f"transfer {transfer_id} was committed at position {min(entry.next_token)} of {holder.num_tokens}."
             )
         await self._engine.call(lambda: self._engine.blocks.remember(holder, holder.num_tokens))
-        if not entry.committed.done():
-            entry.committed.set_result(None)
+        if entry.committed.done():
+            raise TransferError(f"transfer {transfer_id} was given up while it was committed.")
+        entry.committed.set_result(None)
         if not entry.claimed:
             self._expire_later(entry, "nobody claimed the KV")
         return entry.num_bytes
@@ -168,8 +176,8 @@ class KVImporter:
     def abort(self, transfer_id: str, reason: str) -> None:
         """See :class:`KVSink`. A request that waits for the transfer hears the reason."""
         entry = self._imports.get(transfer_id)
-        if entry is not None and not entry.committed.done():  # what is committed stays good without its sender
-            self._fail(entry, TransferError(f"The KV transfer broke off: {reason}"))
+        if entry is not None:
+            self._fail(entry, reason)
 
     async def claim(self, transfer_id: str) -> Import:
         """Waits until the transfer is committed; then the caller owns it and must :meth:`release` it.
@@ -182,18 +190,29 @@ class KVImporter:
             raise TransferError(f"transfer {transfer_id} has been claimed already.")
         entry.claimed = True
         try:
-            await asyncio.wait_for(asyncio.shield(entry.committed), self._claim_timeout_s)
+            await self._wait_for_commit(entry)
         except BaseException as error:
             self._forget(entry)
             if isinstance(error, TimeoutError):
                 raise TransferError(
-                    f"transfer {transfer_id} was not complete after {self._claim_timeout_s:g} s."
+                    f"transfer {transfer_id} brought nothing new for {self._claim_timeout_s:g} s."
                 ) from None
             raise
-        if entry.expiry is not None:
-            entry.expiry.cancel()
-        del self._imports[transfer_id]
+        self._drop(entry)
         return entry
+
+    async def _wait_for_commit(self, entry: Import) -> None:
+        """Raises TimeoutError when the transfer makes no progress; a slow link alone is no reason to give up."""
+        num_bytes = -1
+        while num_bytes < entry.num_bytes:
+            num_bytes = entry.num_bytes
+            try:
+                async with asyncio.timeout(self._claim_timeout_s):
+                    await asyncio.shield(entry.committed)
+                    return
+            except TimeoutError:
+                continue
+        raise TimeoutError
 
     def hand_over(self, entry: Import, request: Request) -> None:
         """Engine's thread: the blocks now belong to ``request``, which starts where its KV ends."""
@@ -218,27 +237,33 @@ class KVImporter:
 
     def _open_import(self, transfer_id: str) -> tuple[Import, Request]:
         entry = self._imports.get(transfer_id)
-        if entry is None or entry.holder is None or entry.committed.done():
+        if entry is None or entry.holder is None or not entry.next_token or entry.committed.done():
             raise TransferError(f"transfer {transfer_id} is not open.")
         return entry, entry.holder
 
-    def _fail(self, entry: Import, error: BatonError) -> None:
+    def _fail(self, entry: Import, reason: str) -> None:
         """Frees the blocks and keeps the reason for a request that may still come for the KV."""
-        entry.committed.set_exception(error)
+        if entry.committed.done():  # what is committed stays good without its sender
+            return
+        entry.committed.set_exception(TransferError(f"The KV transfer broke off: {reason}"))
         entry.committed.exception()  # nobody may ever ask, which is no fault
         self.release(entry)
         if entry.claimed:
-            self._imports.pop(entry.transfer_id, None)
+            self._drop(entry)
         else:
-            self._expire_later(entry, error.message)
+            self._expire_later(entry, reason)
 
     def _forget(self, entry: Import) -> None:
+        """Nobody wants it any more; a sender that still pushes hears so with its next part."""
+        self._drop(entry)
+        entry.committed.cancel()
+        self.release(entry)
+
+    def _drop(self, entry: Import) -> None:
         if entry.expiry is not None:
             entry.expiry.cancel()
-        self._imports.pop(entry.transfer_id, None)
-        if not entry.committed.done():
-            entry.committed.cancel()
-        self.release(entry)
+        if self._imports.get(entry.transfer_id) is entry:
+            del self._imports[entry.transfer_id]
 
     def _expire_later(self, entry: Import, reason: str) -> None:
         def expire() -> None:

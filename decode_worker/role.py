@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc.aio
 
-from cluster.kv_transfer.grpc_transport import KVTransferService
+from cluster.kv_transfer.grpc_service import KVTransferService
 from cluster.role import WorkerContext
 from cluster.role_stats import fill_engine_stats
 from cluster.wire import worker_pb2, worker_pb2_grpc
@@ -25,16 +25,17 @@ class DecodeRole:
             SchedulerLimits(pool.chunk_tokens, pool.max_num_seqs, context.max_model_len),
             prefix_caching=config.engine.prefix_caching,
             verifier=SampleAndMatch(),
-            num_threads=config.engine.threads,
+            num_threads=context.num_threads,
         )
         self._importer = KVImporter(self._engine, config.kv_transfer.claim_timeout_s)
 
-    def add_services(self, server: grpc.aio.Server) -> None:
+    async def start(self, server: grpc.aio.Server) -> None:
         worker_pb2_grpc.add_DecodeServicer_to_server(DecodeService(self._engine, self._importer), server)
         KVTransferService(self._importer).add_to(server)
-
-    async def start(self) -> None:
         self._engine.start()
+
+    async def closed(self) -> None:
+        await self._engine.closed.wait()
 
     async def fill_stats(self, stats: worker_pb2.WorkerStats) -> None:
         fill_engine_stats(stats, await self._engine.stats())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -28,28 +29,37 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
     def __init__(self, engine: AsyncEngine, importer: KVImporter) -> None:
         self._engine = engine
         self._importer = importer
+        # A second attempt may arrive before this worker has heard that the first one is over.
+        self._num_calls = itertools.count(1)
 
     async def Generate(  # noqa: N802 - named by the schema
         self, message: worker_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[worker_pb2.TokenBatch]:
+    ) -> None:
         """See ``proto/worker.proto``. Cancelling the call aborts the request."""
         request_id = message.sequence.request_id
-        async with reporting_errors(context, lambda e: logger.exception("decode of %s failed", request_id)):
-            request = unpack_sequence(message.sequence, self._engine.runner.loaded.eos_token_ids, time.monotonic())
-            self._engine.check_request(request)
-            if not message.transfer_id:
-                async for batch in self._stream(request, None):
-                    yield batch
-                return
-            imported = await self._importer.claim(message.transfer_id)
-            try:
+        async with (
+            reporting_errors(context, lambda e: logger.exception("decode of %s failed", request_id)),
+            aclosing(self._generate(message)) as batches,
+        ):
+            async for batch in batches:
+                await context.write(batch)
+
+    async def _generate(self, message: worker_pb2.GenerateRequest) -> AsyncGenerator[worker_pb2.TokenBatch]:
+        request = unpack_sequence(message.sequence, self._engine.runner.loaded.eos_token_ids, time.monotonic())
+        request.request_id = f"{request.request_id}#{next(self._num_calls)}"
+        self._engine.check_request(request)
+        imported = await self._importer.claim(message.transfer_id) if message.transfer_id else None
+        try:
+            if imported is not None:
                 _check_prompt(imported, request)
-                async for batch in self._stream(request, imported):
+            async with aclosing(self._stream(request, imported)) as batches:
+                async for batch in batches:
                     yield batch
-            finally:
+        finally:
+            if imported is not None:
                 self._importer.release(imported)
 
-    async def _stream(self, request: Request, imported: Import | None) -> AsyncIterator[worker_pb2.TokenBatch]:
+    async def _stream(self, request: Request, imported: Import | None) -> AsyncGenerator[worker_pb2.TokenBatch]:
         request.arrival_s = time.monotonic()
         events: dict[Event, float] = {Event.DECODE_QUEUED: request.arrival_s}
 

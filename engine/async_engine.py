@@ -1,4 +1,4 @@
-"""The engine for asyncio: one stream of outputs per request, the thread hidden, one wake-up of the event loop a step."""
+"""The engine for asyncio: one stream of outputs per request, the thread hidden, one wake-up of the loop a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from typing import TypeVar
 from engine.block_manager import BlockManager
 from engine.block_pool import BlockUsage
 from engine.engine import Engine, StepListener
-from engine.errors import ContextLengthError, InternalError, RequestCancelledError
+from engine.errors import (
+    ContextLengthError,
+    InternalError,
+    InvalidRequestError,
+    RequestCancelledError,
+    WorkerLostError,
+)
 from engine.loop import EngineLoop
 from engine.model_runner import ModelRunner
 from engine.request import FinishReason, Request, TokenOutput, check_token_ids
@@ -20,6 +26,7 @@ from engine.scheduler import OrderingPolicy, ScheduledSequence, Scheduler, Sched
 from engine.verification import Proposer, Verifier
 
 T = TypeVar("T")
+_Stream = asyncio.Queue[TokenOutput | WorkerLostError]
 logger = logging.getLogger(__name__)
 
 
@@ -47,6 +54,7 @@ class AsyncEngine:
     Attributes:
         scheduled_listeners, computed_listeners: called in the engine's thread with each step's plan, before it runs
             and when its KV is in the cache. Add to them before :meth:`start`.
+        closed: set when the engine has ended.
         block_holders: give the block lists that others than requests and leases hold, for the leak check; called in
             the engine's thread.
     """
@@ -71,8 +79,9 @@ class AsyncEngine:
         self._engine = Engine(
             runner, self.scheduler, verifier, proposer, self.scheduled_listeners, self.computed_listeners
         )
-        self._thread = EngineLoop(self._engine, self._deliver, self._check_blocks, num_threads)
-        self._streams: dict[str, asyncio.Queue[TokenOutput]] = {}
+        self._thread = EngineLoop(self._engine, self._deliver, self._check_blocks, num_threads, self._on_closed)
+        self.closed = asyncio.Event()
+        self._streams: dict[str, _Stream] = {}  # by request id; engine's thread
         self._loop: asyncio.AbstractEventLoop | None = None
         self._freed = asyncio.Event()
         self._num_leaked_blocks = 0
@@ -86,7 +95,9 @@ class AsyncEngine:
         self._thread.start()
 
     async def stop(self) -> None:
+        """Ends the thread; streams that are still open end with :class:`WorkerLostError`."""
         await asyncio.to_thread(self._thread.stop)
+        self._end_streams()
 
     async def call(self, function: Callable[[], T]) -> T:
         """Runs ``function`` in the engine's thread, between two steps: the only way to touch scheduler and blocks."""
@@ -104,6 +115,12 @@ class AsyncEngine:
         request.params.check_token_ids(vocab_size)
         if not request.prompt_token_ids:
             raise ContextLengthError("The prompt has no tokens; at least one is needed.", param="prompt")
+        if len(request.output_token_ids) >= request.params.max_tokens:
+            raise InvalidRequestError(
+                f"The sequence has {len(request.output_token_ids)} generated tokens already, but max_tokens is "
+                f"{request.params.max_tokens}.",
+                param="max_tokens",
+            )
 
     async def generate(
         self, request: Request, adopt: Callable[[Request], None] | None = None
@@ -115,19 +132,19 @@ class AsyncEngine:
 
         Raises:
             InvalidRequestError: it can never run.
-            InternalError: the engine failed on it.
+            InternalError: the engine failed on it, or its id is in use.
             RequestCancelledError: somebody else aborted it.
+            WorkerLostError: the engine was stopped.
         """
         self.check_request(request)
-        stream: asyncio.Queue[TokenOutput] = asyncio.Queue()
-        if request.request_id in self._streams:
-            raise InternalError(f"request id {request.request_id} is in use on this worker")
-        self._streams[request.request_id] = stream
+        stream: _Stream = asyncio.Queue()
         finished = False
         try:
-            await self.call(lambda: self._add(request, adopt))
+            await self.call(lambda: self._add(request, stream, adopt))
             while not finished:
                 output = await stream.get()
+                if isinstance(output, WorkerLostError):
+                    raise output
                 finished = output.finish_reason is not None
                 if output.finish_reason is FinishReason.ERROR:
                     raise InternalError(output.error or "the engine failed on this request")
@@ -135,9 +152,8 @@ class AsyncEngine:
                     raise RequestCancelledError(f"request {request.request_id} was aborted")
                 yield output
         finally:
-            del self._streams[request.request_id]
             if not finished:
-                self._thread.abort(request.request_id)
+                self.post(lambda: self._abort(request))
 
     def notify_freed_threadsafe(self) -> None:
         """:meth:`notify_freed` from the engine's thread."""
@@ -152,10 +168,21 @@ class AsyncEngine:
         """Set when a request's blocks go back to the pool. Take it before looking whether there is room."""
         return self._freed
 
-    def _add(self, request: Request, adopt: Callable[[Request], None] | None) -> None:
+    def _add(self, request: Request, stream: _Stream, adopt: Callable[[Request], None] | None) -> None:
+        """Engine's thread."""
+        if self.scheduler.get(request.request_id) is not None:
+            raise InternalError(f"request id {request.request_id} is in use on this worker")
         self.scheduler.add(request)
+        # Outputs find their stream in this thread too, so that none reaches a later request with the same id.
+        self._streams[request.request_id] = stream
         if adopt is not None:
             adopt(request)
+
+    def _abort(self, request: Request) -> None:
+        """Engine's thread. Nothing happens to a request that is over, or to another one with the same id."""
+        if self.scheduler.get(request.request_id) is request:
+            self._engine.finish(request.request_id, FinishReason.ABORT)
+            self._deliver([TokenOutput(request.request_id, finish_reason=FinishReason.ABORT)])
 
     def _stats(self) -> EngineStats:
         return EngineStats(
@@ -169,6 +196,16 @@ class AsyncEngine:
             num_generated_tokens=self._num_generated_tokens,
         )
 
+    def _on_closed(self) -> None:
+        """Engine's thread, at its end: also when a fault ended it, nobody waits for it any longer."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._end_streams)
+
+    def _end_streams(self) -> None:
+        while self._streams:
+            self._streams.popitem()[1].put_nowait(WorkerLostError("this worker's engine has ended"))
+        self.closed.set()
+
     def _count_step(self, plan: Sequence[ScheduledSequence]) -> None:
         self._num_steps += 1
         for sequence in plan:
@@ -179,15 +216,19 @@ class AsyncEngine:
     def _deliver(self, outputs: Sequence[TokenOutput]) -> None:
         """Engine's thread: one wake-up of the event loop for all of a step's outputs."""
         self._num_generated_tokens += sum(len(output.token_ids) for output in outputs)
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._dispatch, outputs)
-
-    def _dispatch(self, outputs: Sequence[TokenOutput]) -> None:
+        deliveries = []
         for output in outputs:
-            stream = self._streams.get(output.request_id)
+            over = output.finish_reason is not None
+            stream = self._streams.pop(output.request_id, None) if over else self._streams.get(output.request_id)
             if stream is not None:
-                stream.put_nowait(output)
-        if any(output.finish_reason is not None for output in outputs):
+                deliveries.append((stream, output))
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._dispatch, deliveries)
+
+    def _dispatch(self, deliveries: Sequence[tuple[_Stream, TokenOutput]]) -> None:
+        for stream, output in deliveries:
+            stream.put_nowait(output)
+        if any(output.finish_reason is not None for _, output in deliveries):
             self.notify_freed()
 
     def notify_freed(self) -> None:

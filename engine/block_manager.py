@@ -90,6 +90,12 @@ class BlockManager:
                 self.pool.mark_cached(block)
         self._num_remembered[request.request_id] = num_full
 
+    def forget(self, request: Request) -> None:
+        """Nobody may take the request's blocks for a prefix: something in them is not a number."""
+        for block in request.block_ids:
+            self.prefix_cache.forget(block)
+            self.pool.unmark_cached(block)
+
     def free(self, request: Request) -> None:
         """Gives all blocks of a request back."""
         self.pool.release(request.block_ids)

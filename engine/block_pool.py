@@ -104,6 +104,10 @@ class BlockPool:
         """The block's content can be found again by its hash, so it is kept as long as possible once free."""
         self._cached.add(block)
 
+    def unmark_cached(self, block: int) -> None:
+        """The block's content must not be found again. Call it while the block is held."""
+        self._cached.discard(block)
+
     def lease(self, lease_id: str, blocks: Sequence[int]) -> None:
         """Keeps blocks readable for a hand-off beyond the request that owns them, until ``end_lease``."""
         if lease_id in self._leases:

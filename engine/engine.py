@@ -82,7 +82,8 @@ class Engine:
         if self.proposer is None:
             return plan
         proposals = self.proposer.propose(plan, self._max_draft_tokens)
-        drafts = {request_id: proposal.token_ids for request_id, proposal in proposals.items()}
+        limit = self._max_draft_tokens
+        drafts = {request_id: proposal.token_ids[:limit] for request_id, proposal in proposals.items()}
         return self.scheduler.attach_drafts(plan, drafts)
 
     def _emit(self, result: VerifyResult) -> TokenOutput:
@@ -100,6 +101,7 @@ class Engine:
         error = None
         if reason is None and result.next_token is None:
             reason, error = FinishReason.ERROR, "the model produced logits that are not numbers"
+            self.scheduler.blocks.forget(request)
         if reason is None and request.hands_off:
             reason = FinishReason.HANDED_OFF
         if reason is not None:

@@ -11,6 +11,7 @@ slot = block_id * block_size + offset in the block
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -79,13 +80,15 @@ class PagedKVCache:
         if data.nbytes != expected:
             raise ValueError(f"a KV part of {expected} bytes was expected, got {data.nbytes}")
         slots = slots_of(block_ids, start, end, self.spec.block_size).to(self.device)
-        source = torch.frombuffer(data, dtype=torch.uint8)
+        with warnings.catch_warnings():  # a received message is read-only, and so is what is done with it
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            source = torch.frombuffer(data, dtype=torch.uint8)
         offset = 0
         for layer in layers:
             for tensor in (self.keys[layer], self.values[layer]):
                 size = (end - start) * tensor[0].numel() * self.spec.item_size
                 chunk = source[offset : offset + size]
-                if offset % self.spec.item_size or chunk.storage_offset() % self.spec.item_size:
+                if chunk.data_ptr() % self.spec.item_size:  # a view needs its elements aligned, a message may not be
                     chunk = chunk.clone()
                 rows = chunk.view(tensor.dtype).view(end - start, *tensor.shape[1:])
                 tensor.index_copy_(0, slots, rows.to(self.device))

@@ -48,6 +48,7 @@ class EngineLoop:
             were aborted.
         on_idle: called in the engine's thread each time it runs out of work, before it goes to sleep.
         num_threads: threads that torch may use for this engine; None leaves torch's own choice.
+        on_closed: called in the engine's thread when it ends, whatever ended it.
     """
 
     def __init__(
@@ -56,11 +57,13 @@ class EngineLoop:
         on_outputs: Callable[[Sequence[TokenOutput]], None],
         on_idle: Callable[[], None] | None = None,
         num_threads: int | None = None,
+        on_closed: Callable[[], None] | None = None,
     ) -> None:
         self._engine = engine
         self._on_outputs = on_outputs
         self._on_idle = on_idle
         self._num_threads = num_threads
+        self._on_closed = on_closed
         self._mailbox: queue.SimpleQueue[_Call[Any] | None] = queue.SimpleQueue()  # None only wakes the thread up
         self._thread = threading.Thread(target=self._run, name="baton-engine", daemon=True)
         self._closing = threading.Lock()  # so that no call slips into the mailbox behind the last look at it
@@ -107,6 +110,8 @@ class EngineLoop:
         finally:  # nobody may wait for a thread that is gone, whatever ended it
             self._close()
             self._fail_mail()
+            if self._on_closed is not None:
+                self._on_closed()
 
     def _run_until_closed(self) -> None:
         stalled = True
@@ -123,13 +128,15 @@ class EngineLoop:
         """Runs what lies in the mailbox; False when the loop is closed."""
         try:
             call = self._mailbox.get(block=wait)
-            while not self._closed:
+            while True:
                 if call is not None:
-                    call.run()
+                    if self._closed:
+                        call.fail()
+                    else:
+                        call.run()
                 call = self._mailbox.get_nowait()
         except queue.Empty:
-            pass
-        return not self._closed
+            return not self._closed
 
     def _close(self) -> None:
         with self._closing:

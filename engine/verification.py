@@ -24,11 +24,13 @@ class DraftProposal:
     Attributes:
         token_ids: the chain, nearest first.
         probs: ``[len(token_ids), vocab_size]`` that each token was drawn from; None for guesses without probabilities.
+        confidences: for each token the estimated probability that the target agrees, given that it agreed before.
     """
 
     request_id: str
     token_ids: tuple[int, ...]
     probs: torch.Tensor | None = None
+    confidences: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from cluster.kv_transfer.base import KVSendStream, KVTransport, TransferOffer, plan_parts
 from engine.async_engine import AsyncEngine
-from engine.errors import InternalError
+from engine.errors import TransferError
 from engine.request import Request
 from engine.scheduler import ScheduledSequence
 from engine.timeline import Event
@@ -49,7 +49,7 @@ class ExportSummary:
 
 @dataclass(slots=True, eq=False)
 class Export:
-    """One transfer under way. ``leased_until`` and ``lease_ids`` belong to the engine's thread."""
+    """One transfer under way. ``leased_until``, ``lease_ids`` and ``closed`` belong to the engine's thread."""
 
     transfer_id: str
     peer: str
@@ -75,7 +75,7 @@ class KVExporter:
         self._transport = transport
         self._part_bytes = part_bytes
         self._reserve_timeout_s = reserve_timeout_s
-        self._exports: dict[str, Export] = {}
+        self._exports: dict[Request, Export] = {}  # by identity: ids may repeat when a request is tried again
         self._loop: asyncio.AbstractEventLoop | None = None
         self.num_bytes_sent = 0
         engine.scheduled_listeners.append(self._on_scheduled)
@@ -85,44 +85,47 @@ class KVExporter:
     def num_active(self) -> int:
         return len(self._exports)
 
-    def begin(self, request: Request, transfer_id: str, peer: str, events: dict[Event, float]) -> Export:
-        """Registers a transfer before its request enters the engine; then :meth:`run` it.
+    def start(
+        self, request: Request, transfer_id: str, peer: str, events: dict[Event, float]
+    ) -> asyncio.Task[ExportSummary]:
+        """Begins a transfer. Call it before the request enters the engine, whose steps then feed it.
 
-        Raises:
-            InternalError: the request has a transfer already.
+        Args:
+            request: its ``request_id`` must be unique among all transfers of this worker.
+            events: gets the transfer's lifecycle events.
+
+        Returns:
+            The task that moves the prompt's KV. It raises ``BatonError`` when the transfer failed, of which the
+            receiver has been told. Cancelling it gives everything back on both sides.
         """
-        if request.request_id in self._exports:
-            raise InternalError(f"request {request.request_id} is being handed over already")
         self._loop = asyncio.get_running_loop()
         export = Export(transfer_id, peer, request, events)
-        self._exports[request.request_id] = export
-        return export
+        self._exports[request] = export
+        task = asyncio.create_task(self._run(export))
+        task.add_done_callback(lambda _: self._close(export))  # also runs when the task never got to start
+        return task
 
-    async def run(self, export: Export) -> ExportSummary:
-        """Moves the prompt's KV as it is computed. Cancelling it gives everything back on both sides.
-
-        Raises:
-            BatonError: the transfer failed; the receiver has been told.
-        """
-        stream: KVSendStream | None = None
+    async def _run(self, export: Export) -> ExportSummary:
+        await export.started.wait()
+        started_s = time.monotonic()
+        export.events[Event.TRANSFER_STARTED] = started_s
+        stream = await self._transport.open(self._offer(export), export.peer)
         committed = False
         try:
-            await export.started.wait()
-            started_s = time.monotonic()
-            export.events[Event.TRANSFER_STARTED] = started_s
-            stream = await self._transport.open(self._offer(export), export.peer)
             export.events[Event.TRANSFER_RESERVED] = time.monotonic()
             num_parts, num_bytes = await self._send_all(export, stream)
-            await stream.commit()
+            num_acknowledged = await stream.commit()
+            if num_acknowledged != num_bytes:
+                raise TransferError(f"{num_bytes} KV bytes were sent, but {num_acknowledged} were acknowledged.")
             committed = True
-            export.events[Event.KV_COMMITTED] = time.monotonic()
-            cached = stream.num_cached_tokens
-            num_tokens = export.request.num_prompt_tokens - cached
-            return ExportSummary(num_bytes, num_parts, num_tokens, cached, time.monotonic() - started_s)
         finally:
-            self._close(export)
-            if stream is not None and not committed:
+            if not committed:
                 await stream.abort()
+        committed_s = time.monotonic()
+        export.events[Event.KV_COMMITTED] = committed_s
+        cached = stream.num_cached_tokens
+        num_tokens = export.request.num_prompt_tokens - cached
+        return ExportSummary(num_bytes, num_parts, num_tokens, cached, committed_s - started_s)
 
     def _offer(self, export: Export) -> TransferOffer:
         return TransferOffer(
@@ -152,7 +155,7 @@ class KVExporter:
         return num_parts, num_bytes
 
     def _close(self, export: Export) -> None:
-        self._exports.pop(export.request.request_id, None)
+        self._exports.pop(export.request, None)
         self._engine.post(lambda: self._release(export))
 
     def _release(self, export: Export) -> None:
@@ -165,14 +168,14 @@ class KVExporter:
     def _on_scheduled(self, plan: Sequence[ScheduledSequence]) -> None:
         """Engine's thread. Room at the receiver is asked for now and not earlier, while the request was queued."""
         for sequence in plan:
-            export = self._exports.get(sequence.request.request_id)
+            export = self._exports.get(sequence.request)
             if export is not None and self._loop is not None and export.leased_until == 0:
                 self._loop.call_soon_threadsafe(export.started.set)
 
     def _on_computed(self, plan: Sequence[ScheduledSequence]) -> None:
         """Engine's thread."""
         for sequence in plan:
-            export = self._exports.get(sequence.request.request_id)
+            export = self._exports.get(sequence.request)
             if export is not None and not export.closed:
                 self._lease_new_range(export, sequence.request)
 
@@ -183,7 +186,7 @@ class KVExporter:
             return
         block_size = self._engine.blocks.block_size
         block_ids = tuple(request.block_ids[: -(-end // block_size)])
-        lease_id = f"{export.transfer_id}/{start}"
+        lease_id = f"{request.request_id}/{start}"
         self._engine.blocks.pool.lease(lease_id, block_ids[start // block_size :])
         export.lease_ids.append(lease_id)
         export.leased_until = end

@@ -27,17 +27,18 @@ class PrefillRole:
             SchedulerLimits(pool.chunk_tokens, pool.max_num_seqs, context.max_model_len),
             prefix_caching=config.engine.prefix_caching,
             ordering=create_ordering(ordering),
-            num_threads=config.engine.threads,
+            num_threads=context.num_threads,
         )
         kv = config.kv_transfer
         self._transport = create_transport(kv.transport, kv.max_bytes_per_second, kv.transfer_timeout_s)
         self._exporter = KVExporter(self._engine, self._transport, kv.part_bytes, kv.reserve_timeout_s)
 
-    def add_services(self, server: grpc.aio.Server) -> None:
+    async def start(self, server: grpc.aio.Server) -> None:
         worker_pb2_grpc.add_PrefillServicer_to_server(PrefillService(self._engine, self._exporter), server)
-
-    async def start(self) -> None:
         self._engine.start()
+
+    async def closed(self) -> None:
+        await self._engine.closed.wait()
 
     async def fill_stats(self, stats: worker_pb2.WorkerStats) -> None:
         fill_engine_stats(stats, await self._engine.stats())

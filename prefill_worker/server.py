@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -18,7 +19,7 @@ from engine.async_engine import AsyncEngine
 from engine.errors import BatonError, InternalError
 from engine.request import FinishReason, TokenOutput
 from engine.timeline import Event
-from prefill_worker.kv_export import Export, ExportSummary, KVExporter
+from prefill_worker.kv_export import ExportSummary, KVExporter
 
 logger = logging.getLogger(__name__)
 
@@ -29,33 +30,36 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
     def __init__(self, engine: AsyncEngine, exporter: KVExporter) -> None:
         self._engine = engine
         self._exporter = exporter
+        # A second attempt may arrive before this worker has heard that the first one is over.
+        self._num_calls = itertools.count(1)
 
     async def Prefill(  # noqa: N802 - named by the schema
         self, message: worker_pb2.PrefillRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[worker_pb2.PrefillEvent]:
+    ) -> None:
         """See ``proto/worker.proto``. Cancelling the call aborts request and transfer."""
         request_id = message.sequence.request_id
-        async with reporting_errors(context, lambda e: logger.exception("prefill of %s failed", request_id)):
-            async for event in self._prefill(message):
-                yield event
+        async with (
+            reporting_errors(context, lambda e: logger.exception("prefill of %s failed", request_id)),
+            aclosing(self._prefill(message)) as events,
+        ):
+            async for event in events:
+                await context.write(event)
 
-    async def _prefill(self, message: worker_pb2.PrefillRequest) -> AsyncIterator[worker_pb2.PrefillEvent]:
+    async def _prefill(self, message: worker_pb2.PrefillRequest) -> AsyncGenerator[worker_pb2.PrefillEvent]:
         events = {Event.PREFILL_QUEUED: time.monotonic()}
         request = unpack_sequence(
             message.sequence, self._engine.runner.loaded.eos_token_ids, events[Event.PREFILL_QUEUED]
         )
+        request.request_id = f"{request.request_id}#{next(self._num_calls)}"
         request.hands_off = True
         self._engine.check_request(request)
-        export: Export | None = None
         transfer: asyncio.Task[ExportSummary] | None = None
         if message.HasField("handoff"):
-            export = self._exporter.begin(request, message.handoff.transfer_id, message.handoff.peer, events)
-            transfer = asyncio.create_task(self._exporter.run(export))
+            transfer = self._exporter.start(request, message.handoff.transfer_id, message.handoff.peer, events)
         try:
-            output = TokenOutput(request.request_id)
             async with aclosing(self._engine.generate(request)) as outputs:
-                async for output in outputs:
-                    events[Event.FIRST_TOKEN_SAMPLED] = time.monotonic()
+                output = await anext(outputs)  # the only one: the request hands off or ends with it
+            events[Event.FIRST_TOKEN_SAMPLED] = time.monotonic()
             events[Event.PREFILL_STARTED] = request.first_scheduled_s or events[Event.PREFILL_QUEUED]
             goes_on = output.finish_reason is FinishReason.HANDED_OFF
             yield worker_pb2.PrefillEvent(first_token=_first_token(output), events=pack_events(dict(events)))

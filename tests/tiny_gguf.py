@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import gguf
 import numpy as np
+from gguf import GGMLQuantizationType
+from gguf.quants import quantize
 from tokenizers import pre_tokenizers
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER = 32, 2, 1, 16, 64
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
-def write_gguf(path: Path, pre: str = "smollm", *, kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32) -> dict[str, np.ndarray]:
-    """One random Llama layer with a byte-level vocabulary; gives the tensors by their GGUF names."""
+def write_gguf(
+    path: Path,
+    pre: str = "smollm",
+    *,
+    architecture: str = "llama",
+    kind: GGMLQuantizationType = GGMLQuantizationType.F32,
+    leave_out: Collection[str] = (),
+    num_parts: int = 1,
+) -> dict[str, np.ndarray]:
+    """One random Llama layer with a byte-level vocabulary; gives the tensors by their GGUF names.
+
+    Args:
+        kind: of the matrices; norms stay float32.
+        leave_out: tensors that the file shall lack.
+        num_parts: of how many files this one claims to be the first.
+    """
     tokens = SPECIAL + sorted(pre_tokenizers.ByteLevel.alphabet()) + ["20"]
     random = np.random.default_rng(0)
     shapes = {
@@ -30,7 +47,7 @@ def write_gguf(path: Path, pre: str = "smollm", *, kind: gguf.GGMLQuantizationTy
         "blk.0.ffn_down.weight": (HIDDEN, INNER),
     }
     tensors = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_name("Tiny")
     writer.add_context_length(128)
     writer.add_embedding_length(HIDDEN)
@@ -48,8 +65,15 @@ def write_gguf(path: Path, pre: str = "smollm", *, kind: gguf.GGMLQuantizationTy
     writer.add_token_merges(["2 0"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
+    if num_parts > 1:
+        writer.add_uint16("split.count", num_parts)
     for name, tensor in tensors.items():
-        writer.add_tensor(name, tensor)
+        if name in leave_out:
+            continue
+        if tensor.ndim == 1 or kind == GGMLQuantizationType.F32:
+            writer.add_tensor(name, tensor)
+        else:
+            writer.add_tensor(name, quantize(tensor, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -156,7 +156,7 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
 
 
 class NearTieError(Exception):
-    """The two likeliest tokens lie so close together that rounding could choose: an equality test would mean nothing."""
+    """The two likeliest tokens lie so close together that rounding could choose: equality would mean nothing."""
 
 
 def build_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:

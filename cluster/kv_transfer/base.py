@@ -85,7 +85,7 @@ class KVSendStream(Protocol):
         ...
 
     async def send(self, header: PartHeader, payload: Payload) -> None:
-        """Returns once the transport has taken the part, which it does no faster than the receiver reads."""
+        """Returns once the transport has taken the part; it waits while too much is on its way to a slow receiver."""
         ...
 
     async def commit(self) -> int:

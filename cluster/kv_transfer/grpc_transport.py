@@ -1,27 +1,28 @@
-"""KV over gRPC: one bidirectional stream per transfer, raw frames, HTTP/2 flow control as the back-pressure."""
+"""KV over gRPC, the sending end: one bidirectional stream per transfer, raw frames, acknowledged part by part."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
-from cluster.kv_transfer.base import KVSink, PartHeader, Payload, TransferOffer
-from cluster.kv_transfer.codec import checksum, decode_frame, encode_frame, pack_header
+from cluster.kv_transfer.base import PartHeader, Payload, TransferOffer
+from cluster.kv_transfer.codec import checksum, encode_frame, pack_header
 from cluster.kv_transfer.throttle import Throttle
-from cluster.rpc import create_channel, error_from_rpc, reporting_errors
+from cluster.rpc import create_channel, error_from_rpc
 from cluster.wire import kv_pb2
-from engine.errors import BatonError, LayoutMismatchError, TransferError
-from engine.kv_spec import KVCacheSpec
+from engine.errors import BatonError, DeadlineError, TransferError, WorkerLostError, rebuild_error
 
-logger = logging.getLogger(__name__)
+SERVICE = "baton.v1.KVTransfer"
+METHOD = "Transfer"
+MAX_INFLIGHT_BYTES = 8 * 1024 * 1024
+"""HTTP/2 alone would let a slow receiver collect some 20 MB per transfer, since gRPC widens its windows by itself."""
 
-_SERVICE = "baton.v1.KVTransfer"
-_METHOD = "Transfer"
+_LAST_WORD_S = 2.0
 
 
 class GrpcKVTransport:
@@ -30,19 +31,30 @@ class GrpcKVTransport:
     Args:
         throttle: cap on this sender's bandwidth, or None.
         timeout_s: of a whole transfer.
+        max_inflight_bytes: unacknowledged payload of one transfer; a larger part travels alone.
     """
 
-    def __init__(self, throttle: Throttle | None = None, timeout_s: float = 120.0) -> None:
+    def __init__(
+        self,
+        throttle: Throttle | None = None,
+        timeout_s: float = 120.0,
+        max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
+    ) -> None:
         self._throttle = throttle
         self._timeout_s = timeout_s
+        self._max_inflight_bytes = max_inflight_bytes
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def open(self, offer: TransferOffer, peer: str) -> GrpcSendStream:
         channel = self._channels.get(peer)
         if channel is None:
             channel = self._channels[peer] = create_channel(peer)
-        method = channel.stream_stream(f"/{_SERVICE}/{_METHOD}")
-        stream = GrpcSendStream(method(timeout=self._timeout_s), peer, self._throttle)
+        method = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        try:
+            call = method(timeout=self._timeout_s)
+        except grpc.aio.UsageError as error:
+            raise WorkerLostError(f"this worker's connection to {peer} has been closed.") from error
+        stream = GrpcSendStream(call, peer, self._throttle, self._max_inflight_bytes)
         try:
             await stream.reserve(offer)
         except BaseException:
@@ -56,21 +68,37 @@ class GrpcKVTransport:
 
 
 class GrpcSendStream:
-    """Implements :class:`cluster.kv_transfer.base.KVSendStream`."""
+    """Implements :class:`cluster.kv_transfer.base.KVSendStream`.
 
-    def __init__(self, call: Any, peer: str, throttle: Throttle | None) -> None:
+    Replies are read all the time, because they say why a transfer ended: the status of a call that ends during a write
+    is lost (grpc/grpc issue 36066).
+    """
+
+    def __init__(self, call: Any, peer: str, throttle: Throttle | None, max_inflight_bytes: int) -> None:
         self._call = call
         self._peer = peer
         self._throttle = throttle
-        self._num_cached_tokens = 0
+        self._max_inflight_bytes = max_inflight_bytes
+        self._num_cached_tokens: int | None = None
         self._num_parts = 0
         self._num_bytes = 0
+        self._num_bytes_received = 0
+        self._num_bytes_committed: int | None = None
+        self._error: BatonError | None = None
+        self._changed = asyncio.Event()
+        self._reader = asyncio.create_task(self._read_replies())
 
     @property
     def num_cached_tokens(self) -> int:
-        return self._num_cached_tokens
+        return self._num_cached_tokens or 0
+
+    @property
+    def num_inflight_bytes(self) -> int:
+        """Payload on its way: sent, and not yet acknowledged."""
+        return self._num_bytes - self._num_bytes_received
 
     async def reserve(self, offer: TransferOffer) -> None:
+        """Asks for room and waits for the answer."""
         request = kv_pb2.KVReserve(
             transfer_id=offer.transfer_id,
             request_id=offer.request_id,
@@ -80,118 +108,93 @@ class GrpcSendStream:
             deadline_s=offer.deadline_s,
         )
         await self._write(encode_frame(kv_pb2.KVFrame(reserve=request)))
-        reply = await self._read()
-        self._num_cached_tokens = reply.reserved.num_cached_tokens
+        await self._until(lambda: self._num_cached_tokens is not None)
 
     async def send(self, header: PartHeader, payload: Payload) -> None:
+        await self._until(
+            lambda: not self.num_inflight_bytes or self.num_inflight_bytes + len(payload) <= self._max_inflight_bytes
+        )
         if self._throttle is not None:
             await self._throttle.take(len(payload))
         head = pack_header(
             header.token_start, header.token_count, header.layer_start, header.layer_end, checksum(payload)
         )
-        await self._write(encode_frame(head, payload))
         self._num_parts += 1
         self._num_bytes += len(payload)
+        await self._write(encode_frame(head, payload))
 
     async def commit(self) -> int:
         commit = kv_pb2.KVCommit(num_parts=self._num_parts, num_bytes=self._num_bytes)
         await self._write(encode_frame(kv_pb2.KVFrame(commit=commit)))
-        reply = await self._read()
-        await self._call.done_writing()
-        return int(reply.committed.num_bytes)
+        await self._until(lambda: self._num_bytes_committed is not None)
+        return self._num_bytes_committed or 0
 
     async def abort(self) -> None:
-        self._call.cancel()
+        self._call.cancel()  # does nothing to a call that is over
+        self._reader.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            if self._error is not None:
+                raise self._error
+            self._changed.clear()
+            await self._changed.wait()
 
     async def _write(self, data: bytes) -> None:
+        if self._error is not None:
+            raise self._error
         try:
             await self._call.write(data)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            raise await self._failure(error) from error
+            raise await self._last_word() from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise await self._last_word() from error  # not we were cancelled, but the call, with its channel
+
+    async def _last_word(self) -> BatonError:
+        """Why a write failed, which the reader knows or learns at any moment."""
+        await asyncio.wait([self._reader], timeout=_LAST_WORD_S)
+        return self._error or WorkerLostError(f"the connection to the worker at {self._peer} broke during a transfer.")
+
+    async def _read_replies(self) -> None:
+        try:
+            while self._num_bytes_committed is None:
+                self._take(await self._read())
+                self._changed.set()
+        except BatonError as error:
+            self._error = error
+        except asyncio.CancelledError:
+            self._error = TransferError("the transfer was given up by its sender.")
+            raise
+        finally:
+            self._changed.set()
 
     async def _read(self) -> kv_pb2.KVReply:
         try:
             data = await self._call.read()
+            if data is grpc.aio.EOF:
+                raise TransferError(f"the worker at {self._peer} ended the transfer without acknowledging it.")
+            return kv_pb2.KVReply.FromString(data)
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, self._peer) from error
-        if data is grpc.aio.EOF:
-            raise await self._failure(None)
-        return kv_pb2.KVReply.FromString(data)
+            failure = error_from_rpc(error, self._peer)
+            if isinstance(failure, DeadlineError):
+                failure = TransferError(f"the transfer to {self._peer} took longer than transfer_timeout_s.")
+            raise failure from error
+        except DecodeError as error:
+            raise TransferError(f"the worker at {self._peer} answers in another protocol: {error}") from error
 
-    async def _failure(self, error: Exception | None) -> BatonError:
-        """Why the stream ended: what the receiver said, if it said anything."""
-        if isinstance(error, grpc.aio.AioRpcError):
-            return error_from_rpc(error, self._peer)
-        try:
-            await self._call.wait_for_connection()
-            status = await self._call.code()
-            details = await self._call.details()
-            metadata = await self._call.trailing_metadata()
-        except grpc.aio.AioRpcError as rpc_error:
-            return error_from_rpc(rpc_error, self._peer)
-        return error_from_rpc(grpc.aio.AioRpcError(status, grpc.aio.Metadata(), metadata, details=details), self._peer)
-
-
-class KVTransferService:
-    """The receiving end: feeds a :class:`KVSink` from the stream, and gives everything back if the stream breaks."""
-
-    def __init__(self, sink: KVSink) -> None:
-        self._sink = sink
-
-    def add_to(self, server: grpc.aio.Server) -> None:
-        # No (de)serializers: frames stay raw bytes, see codec.py.
-        handler = grpc.stream_stream_rpc_method_handler(self._transfer)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: handler}),))
-
-    async def _transfer(
-        self, frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[bytes]:
-        async with reporting_errors(context, lambda error: logger.exception("a KV transfer failed")):
-            async for reply in self._replies(frames):
-                yield reply.SerializeToString()
-
-    async def _replies(self, frames: AsyncIterator[bytes]) -> AsyncIterator[kv_pb2.KVReply]:
-        offer: TransferOffer | None = None
-        committed = False
-        reason = "the sender went away"
-        num_parts = 0
-        try:
-            async for data in frames:
-                header, payload = decode_frame(data)
-                kind = header.WhichOneof("kind")
-                if kind == "reserve" and offer is None:
-                    offer = _offer_of(header.reserve)
-                    cached = await self._sink.reserve(offer)
-                    yield kv_pb2.KVReply(reserved=kv_pb2.KVReserved(num_cached_tokens=cached))
-                elif kind == "part" and offer is not None and not committed:
-                    await self._sink.write(offer.transfer_id, _part_of(header.part), payload, header.part.checksum)
-                    num_parts += 1
-                elif kind == "commit" and offer is not None and not committed:
-                    if header.commit.num_parts != num_parts:
-                        raise TransferError(f"{header.commit.num_parts} KV parts were sent, {num_parts} arrived.")
-                    num_bytes = await self._sink.commit(offer.transfer_id)
-                    committed = True
-                    yield kv_pb2.KVReply(committed=kv_pb2.KVCommitted(num_bytes=num_bytes))
-                else:
-                    raise TransferError(f"a KV frame of kind {kind} came out of order.")
-        except BatonError as error:
-            reason = error.message
-            raise
-        finally:
-            if offer is not None and not committed:
-                self._sink.abort(offer.transfer_id, reason)
-
-
-def _offer_of(reserve: kv_pb2.KVReserve) -> TransferOffer:
-    try:
-        spec = KVCacheSpec.from_json(reserve.spec_json)
-    except (ValueError, TypeError, KeyError) as error:
-        raise LayoutMismatchError(f"the sender's KV layout cannot be read: {error}") from error
-    if spec.fingerprint() != reserve.spec_fingerprint:
-        raise LayoutMismatchError("the sender's KV layout does not match its own fingerprint.")
-    token_ids: Sequence[int] = reserve.token_ids
-    return TransferOffer(reserve.transfer_id, reserve.request_id, spec, tuple(token_ids), reserve.deadline_s)
-
-
-def _part_of(part: kv_pb2.KVPart) -> PartHeader:
-    return PartHeader(part.token_start, part.token_count, part.layer_start, part.layer_end)
+    def _take(self, reply: kv_pb2.KVReply) -> None:
+        kind = reply.WhichOneof("kind")
+        if kind == "reserved":
+            self._num_cached_tokens = reply.reserved.num_cached_tokens
+        elif kind == "received":
+            self._num_bytes_received = reply.received.num_bytes
+        elif kind == "committed":
+            self._num_bytes_committed = reply.committed.num_bytes
+        elif kind == "failed":
+            raise rebuild_error(reply.failed.code, reply.failed.message)
+        else:
+            raise TransferError(f"the worker at {self._peer} answers in another version of the protocol.")

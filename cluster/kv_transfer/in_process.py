@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
+
 from cluster.kv_transfer.base import KVSink, PartHeader, Payload, TransferOffer
 from cluster.kv_transfer.codec import checksum
 from cluster.kv_transfer.throttle import Throttle
-from engine.errors import BatonError, WorkerLostError
+from engine.errors import BatonError, TransferError, WorkerLostError
 
 
 class InProcessKVTransport:
@@ -14,15 +16,20 @@ class InProcessKVTransport:
     def __init__(self, sinks: dict[str, KVSink], throttle: Throttle | None = None) -> None:
         self._sinks = sinks
         self._throttle = throttle
+        self._streams: weakref.WeakSet[InProcessSendStream] = weakref.WeakSet()
 
     async def open(self, offer: TransferOffer, peer: str) -> InProcessSendStream:
         sink = self._sinks.get(peer)
         if sink is None:
             raise WorkerLostError(f"no worker at {peer}. Known are: {', '.join(sorted(self._sinks)) or 'none'}.")
-        return InProcessSendStream(sink, offer.transfer_id, await sink.reserve(offer), self._throttle)
+        stream = InProcessSendStream(sink, offer.transfer_id, await sink.reserve(offer), self._throttle)
+        self._streams.add(stream)
+        return stream
 
     async def close(self) -> None:
-        self._sinks.clear()
+        self._sinks = {}
+        for stream in list(self._streams):
+            await stream.abort()
 
 
 class InProcessSendStream:
@@ -42,6 +49,7 @@ class InProcessSendStream:
     async def send(self, header: PartHeader, payload: Payload) -> None:
         if self._throttle is not None:
             await self._throttle.take(len(payload))
+        self._check_open()
         try:
             await self._sink.write(self._transfer_id, header, memoryview(payload), checksum(payload))
         except BatonError as error:
@@ -50,16 +58,20 @@ class InProcessSendStream:
             raise
 
     async def commit(self) -> int:
+        self._check_open()
         try:
-            num_bytes = await self._sink.commit(self._transfer_id)
-        except BatonError as error:
-            self._sink.abort(self._transfer_id, error.message)
+            return await self._sink.commit(self._transfer_id)
+        except BaseException as error:
+            self._sink.abort(self._transfer_id, str(error) or "the sender went away")
             raise
         finally:
             self._over = True
-        return num_bytes
 
     async def abort(self) -> None:
         if not self._over:
             self._over = True
             self._sink.abort(self._transfer_id, "the sender gave up")
+
+    def _check_open(self) -> None:
+        if self._over:
+            raise TransferError(f"transfer {self._transfer_id} is over.")

@@ -57,12 +57,16 @@ class KVCommit(_message.Message):
     def __init__(self, num_parts: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
 
 class KVReply(_message.Message):
-    __slots__ = ("reserved", "committed")
+    __slots__ = ("reserved", "committed", "received", "failed")
     RESERVED_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
     reserved: KVReserved
     committed: KVCommitted
-    def __init__(self, reserved: _Optional[_Union[KVReserved, _Mapping]] = ..., committed: _Optional[_Union[KVCommitted, _Mapping]] = ...) -> None: ...
+    received: KVReceived
+    failed: KVFailed
+    def __init__(self, reserved: _Optional[_Union[KVReserved, _Mapping]] = ..., committed: _Optional[_Union[KVCommitted, _Mapping]] = ..., received: _Optional[_Union[KVReceived, _Mapping]] = ..., failed: _Optional[_Union[KVFailed, _Mapping]] = ...) -> None: ...
 
 class KVReserved(_message.Message):
     __slots__ = ("num_cached_tokens",)
@@ -75,3 +79,17 @@ class KVCommitted(_message.Message):
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     num_bytes: int
     def __init__(self, num_bytes: _Optional[int] = ...) -> None: ...
+
+class KVReceived(_message.Message):
+    __slots__ = ("num_bytes",)
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    num_bytes: int
+    def __init__(self, num_bytes: _Optional[int] = ...) -> None: ...
+
+class KVFailed(_message.Message):
+    __slots__ = ("code", "message")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    message: str
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...

@@ -1,4 +1,4 @@
-"""A real cluster: Ray, gRPC, HTTP and the default model. One per test module, since starting it takes some ten seconds."""
+"""A real cluster: Ray, gRPC, HTTP and the default model. One per test module, since it takes ten seconds to start."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,7 +10,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from engine.async_engine import AsyncEngine
+from engine.async_engine import generate_all as generate_all_tokens
 from engine.default_model import ensure_default_model
+from engine.model_loader import load_model
+from engine.model_runner import ModelRunner
+from engine.model_source import resolve_model
+from engine.request import Request, SamplingParams
+from engine.scheduler import SchedulerLimits
 from tests.e2e.conftest import RunningCluster, running_cluster
 from tests.e2e.varied_prompts import varied_prompts
 
@@ -60,6 +68,23 @@ def generate_all(cluster: RunningCluster, prompts: list[list[int]], concurrency:
     with ThreadPoolExecutor(concurrency) as pool:
         results = list(pool.map(one, prompts))
     return [tokens for tokens, _ in results], sum(cached for _, cached in results)
+
+
+@pytest.mark.parametrize("chunk_tokens", [16, 2048])
+async def test_the_same_engine_aggregated_gives_the_same_tokens(
+    chunk_tokens: int, prompts: list[list[int]], expected: list[list[int]]
+) -> None:
+    """One engine that prefills and decodes, without hand-off: a fixed point to compare the cluster with."""
+    source = resolve_model("smollm2-135m-instruct")
+    runner = ModelRunner(load_model(source, "float32", torch.device("cpu")), num_blocks=2048, block_size=16)
+    engine = AsyncEngine(runner, SchedulerLimits(chunk_tokens, max_num_seqs=16, max_model_len=2048))
+    engine.start()
+    params = SamplingParams(max_tokens=NUM_NEW_TOKENS, temperature=0, ignore_eos=True)
+    requests = [Request(str(index), prompt, params) for index, prompt in enumerate(prompts)]
+    try:
+        assert await asyncio.gather(*(generate_all_tokens(engine, request) for request in requests)) == expected
+    finally:
+        await engine.stop()
 
 
 def test_tokens_equal_transformers(

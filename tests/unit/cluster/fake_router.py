@@ -23,11 +23,11 @@ class FakeRouter(ThreadingHTTPServer):
         self.turned_away: set[str] = set()
         self.pools = {"prefill": 1, "decode": 1}
         self.states = "ready"
+        self.reason = ""
 
     def status(self) -> dict[str, Any]:
         return {
             "model": "fake [model]",
-            "endpoint": self.endpoint,
             "uptime_s": 3725.0,
             "requests": {"in_flight": 1, "finished": 20, "failed": 2},
             "pools": {name: {"target": count, "workers": self._workers(name)} for name, count in self.pools.items()},
@@ -35,7 +35,8 @@ class FakeRouter(ThreadingHTTPServer):
 
     def _workers(self, pool: str) -> list[dict[str, Any]]:
         worker = {
-            "state": self.states, "address": "127.0.0.1:1", "in_flight": 3, "running": 2, "waiting": 1,
+            "state": self.states, "reason": self.reason, "address": "127.0.0.1:1",
+            "in_flight": 3, "running": 2, "waiting": 1,
             "kv_blocks_total": 100, "kv_blocks_used": 7, "kv_blocks_cached": 5, "device": "cpu", "pid": 4242,
             "node": "here", "uptime_s": 59.0,
         }  # fmt: skip

@@ -1,9 +1,14 @@
 """The demo shows every request, shuts the cluster down whatever happens, and fails when a request failed."""
 
+import io
+import signal
+
 import pytest
 import typer
+from rich.console import Console
 
 from cluster import demo
+from cluster.demo_report import Measurement, cost_table
 from engine.errors import BatonError
 from tests.unit.cluster.fake_router import FakeRouter, running
 
@@ -22,8 +27,7 @@ class FakeCluster:
 
 @pytest.fixture
 def cluster(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(demo, "resolve_model", lambda reference, report: None)
+    monkeypatch.setenv("COLUMNS", "80")
     with running() as router:
         fake = FakeCluster(router)
         monkeypatch.setattr(demo, "start_cluster", lambda config, report: fake)
@@ -34,10 +38,11 @@ def test_a_table_with_a_row_for_each_request_and_totals(cluster, capsys):
     demo.demo()
     out = capsys.readouterr().out
     assert "echo Explain in three sentences" in out
-    rows = [line for line in out.splitlines() if "1,000,000" in line]
-    assert len(rows) == 9
-    (total,) = [line for line in out.splitlines() if "9,000,000" in line]
-    assert [cell.strip() for cell in total.split("│")][1:5] == ["total", "99", "36", "27"]
+    rows = [line.split() for line in out.splitlines()]
+    requests = [row for row in rows if row[:1] in (["stream"], ["batch"]) and row[-2:] == ["1.0", "-"]]
+    assert len(requests) == 9
+    (total,) = [row for row in rows if row[:1] == ["sum"]]
+    assert total == ["sum", "99", "36", "27", "8.6"]
     assert cluster.stopped
     assert "the cluster has shut down" in out
 
@@ -69,3 +74,36 @@ def test_a_cluster_that_does_not_start_is_explained(cluster, capsys, monkeypatch
     with pytest.raises(typer.Exit):
         demo.demo()
     assert "error: no [GPU] anywhere" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_table_shows_large_figures_whole(width):
+    one = Measurement("batch 12", 16384, 16368, 10240, 12345.6, 1234.5, 99999.0, 23456.7, 34567.8, 45678.9, 12345 << 20)
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(cost_table([one, one], width))
+    lines = console.export_text().splitlines()
+    assert all(len(line.rstrip()) <= width for line in lines)
+    (first, second) = [line.split() for line in lines if line.startswith("batch")]
+    figures = ["16384", "16368", "10240", "12346", "1234", "102", "23457", "34568", "12345", "45679"]
+    assert first == second == ["batch", "12", *figures]
+    assert next(line.split() for line in lines if line.startswith("mean")) == ["mean", *figures]
+
+
+def test_what_is_not_known_is_a_dash():
+    one = Measurement("one", 3, 0, 1, 5.04, None, 10.0, None, None, None, None)
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(cost_table([one], 80))
+    row = next(line.split() for line in console.export_text().splitlines() if line.startswith("one"))
+    assert row == ["one", "3", "0", "1", "5.0", "-", "100", "-", "-", "-", "-"]
+
+
+def test_ctrl_c_shuts_the_cluster_down_without_a_traceback(cluster, capsys, monkeypatch):
+    def interrupt(*arguments):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(demo, "cost_table", interrupt)
+    with pytest.raises(typer.Exit) as caught:
+        demo.demo()
+    assert caught.value.exit_code == 130
+    assert cluster.stopped
+    assert capsys.readouterr().out.endswith("• stopped\n")

@@ -1,13 +1,14 @@
 """A GGUF file becomes a plain folder: same weights, no quantization, digits split as the model was trained."""
 
-import gguf
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from engine.errors import UnsupportedModelError
 from engine.gguf_convert import convert_gguf
 from tests.tiny_gguf import HEAD_DIM, HEADS, HIDDEN, write_gguf
+
 
 @pytest.fixture
 def converted(tmp_path):
@@ -54,3 +55,44 @@ def test_numbers_are_split_as_the_file_says(tmp_path, pre, expected):
     tokens = tokenizer.encode("2020")
     assert tokenizer.convert_ids_to_tokens(tokens) == expected
     assert tokenizer.decode(tokens) == "2020"
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        (GGMLQuantizationType.F32, torch.float32),
+        (GGMLQuantizationType.F16, torch.float16),
+        (GGMLQuantizationType.BF16, torch.bfloat16),
+        (GGMLQuantizationType.Q8_0, torch.bfloat16),
+    ],
+)
+def test_the_folder_keeps_the_dtype_of_the_file(tmp_path, kind, dtype):
+    tensors = write_gguf(tmp_path / "tiny.gguf", kind=kind)
+    convert_gguf(tmp_path / "tiny.gguf", tmp_path / "folder")
+    assert AutoConfig.from_pretrained(tmp_path / "folder").dtype == dtype
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "folder", dtype="auto")
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    weight = torch.from_numpy(tensors["blk.0.ffn_down.weight"])
+    assert torch.allclose(model.model.layers[0].mlp.down_proj.weight.float(), weight, rtol=0.01, atol=0.03)
+
+
+def test_weights_that_lack_are_not_made_up(tmp_path):
+    write_gguf(tmp_path / "tiny.gguf", leave_out=["blk.0.ffn_up.weight"])
+    with pytest.raises(UnsupportedModelError, match=r"tiny.gguf lacks 1 of .*layers.0.mlp.up_proj.weight"):
+        convert_gguf(tmp_path / "tiny.gguf", tmp_path / "folder")
+
+
+def test_one_part_of_several_is_refused(tmp_path):
+    write_gguf(tmp_path / "tiny.gguf", num_parts=3)
+    with pytest.raises(UnsupportedModelError, match="is one of 3 parts"):
+        convert_gguf(tmp_path / "tiny.gguf", tmp_path / "folder")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "message"),
+    [("nonsense", "architecture nonsense is not supported yet. It reads .*llama"), ("t5", "holds a t5 model")],
+)
+def test_what_transformers_cannot_read_is_refused(tmp_path, architecture, message):
+    write_gguf(tmp_path / "tiny.gguf", architecture=architecture)
+    with pytest.raises(UnsupportedModelError, match=message):
+        convert_gguf(tmp_path / "tiny.gguf", tmp_path / "folder")

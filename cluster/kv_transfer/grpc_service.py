@@ -1,0 +1,115 @@
+"""KV over gRPC, the receiving end."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from cluster.kv_transfer.base import KVSink, PartHeader, TransferOffer
+from cluster.kv_transfer.codec import decode_frame
+from cluster.kv_transfer.grpc_transport import METHOD, SERVICE
+from cluster.rpc import as_baton_error, reporting_errors
+from cluster.wire import kv_pb2
+from engine.errors import LayoutMismatchError, TransferError
+from engine.kv_spec import KVCacheSpec
+
+logger = logging.getLogger(__name__)
+
+_MAX_DEADLINE_S = 86_400.0
+
+
+class KVTransferService:
+    """Feeds a :class:`KVSink` from the stream, and gives everything back if the stream breaks."""
+
+    def __init__(self, sink: KVSink) -> None:
+        self._sink = sink
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        # No (de)serializers: frames stay raw bytes, see codec.py.
+        handler = grpc.stream_stream_rpc_method_handler(self._transfer)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+
+    async def _transfer(self, _: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        async with reporting_errors(context, lambda error: logger.exception("a KV transfer failed")):
+            try:
+                await self._receive(context)
+            except grpc.aio.BaseError:  # the call is over
+                raise
+            except Exception as error:
+                failure = as_baton_error(error)
+                failed = kv_pb2.KVFailed(code=failure.code, message=failure.message)
+                await _reply(context, kv_pb2.KVReply(failed=failed))
+                raise
+
+    async def _receive(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        first = await context.read()
+        if first is grpc.aio.EOF:
+            return
+        header, _ = decode_frame(first)
+        if header.WhichOneof("kind") != "reserve":
+            raise TransferError(f"a KV transfer began with a frame of kind {header.WhichOneof('kind')}, not reserve.")
+        offer = _offer_of(header.reserve)
+        num_cached_tokens = await self._sink.reserve(offer)
+        committed = False
+        reason = "the sender went away"
+        try:
+            await _reply(context, kv_pb2.KVReply(reserved=kv_pb2.KVReserved(num_cached_tokens=num_cached_tokens)))
+            await self._take_parts(context, offer.transfer_id)
+            num_bytes = await self._sink.commit(offer.transfer_id)
+            committed = True
+            await _reply(context, kv_pb2.KVReply(committed=kv_pb2.KVCommitted(num_bytes=num_bytes)))
+        except grpc.aio.BaseError:
+            raise
+        except Exception as error:
+            reason = as_baton_error(error).message
+            raise
+        finally:
+            if not committed:
+                self._sink.abort(offer.transfer_id, reason)
+
+    async def _take_parts(self, context: grpc.aio.ServicerContext[Any, Any], transfer_id: str) -> None:
+        """Writes parts until the commit comes."""
+        num_parts = num_bytes = 0
+        while (data := await context.read()) is not grpc.aio.EOF:
+            header, payload = decode_frame(data)
+            kind = header.WhichOneof("kind")
+            if kind == "commit":
+                if (header.commit.num_parts, header.commit.num_bytes) != (num_parts, num_bytes):
+                    raise TransferError(
+                        f"{header.commit.num_parts} KV parts with {header.commit.num_bytes} bytes were sent, "
+                        f"{num_parts} with {num_bytes} bytes arrived."
+                    )
+                return
+            if kind != "part":
+                raise TransferError(f"a KV frame of kind {kind} came out of order.")
+            await self._sink.write(transfer_id, _part_of(header.part), payload, header.part.checksum)
+            num_parts += 1
+            num_bytes += len(payload)
+            await _reply(context, kv_pb2.KVReply(received=kv_pb2.KVReceived(num_bytes=num_bytes)))
+        raise TransferError("the sender ended the stream without a commit.")
+
+
+async def _reply(context: grpc.aio.ServicerContext[Any, Any], reply: kv_pb2.KVReply) -> None:
+    await context.write(reply.SerializeToString())
+
+
+def _offer_of(reserve: kv_pb2.KVReserve) -> TransferOffer:
+    if not reserve.transfer_id:
+        raise TransferError("a KV transfer needs a transfer_id.")
+    if not 0 <= reserve.deadline_s <= _MAX_DEADLINE_S:
+        raise TransferError(f"deadline_s must be between 0 and {_MAX_DEADLINE_S:g} seconds, got {reserve.deadline_s}.")
+    try:
+        spec = KVCacheSpec.from_json(reserve.spec_json)
+        fingerprint = spec.fingerprint()
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise LayoutMismatchError(f"the sender's KV layout cannot be read: {error}") from error
+    if fingerprint != reserve.spec_fingerprint:
+        raise LayoutMismatchError("the sender's KV layout does not match its own fingerprint.")
+    return TransferOffer(reserve.transfer_id, reserve.request_id, spec, tuple(reserve.token_ids), reserve.deadline_s)
+
+
+def _part_of(part: kv_pb2.KVPart) -> PartHeader:
+    return PartHeader(part.token_start, part.token_count, part.layer_start, part.layer_end)

@@ -1,0 +1,112 @@
+"""One worker of a pool as a Ray actor: place it, start it, notice its end, stop it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from cluster.config import BatonConfig
+from cluster.placement import actor_options
+from cluster.registry import WorkerInfo, WorkerState
+from engine.errors import BatonError, ConfigError
+
+logger = logging.getLogger(__name__)
+
+ROLES = {"prefill": "prefill_worker.role:PrefillRole", "decode": "decode_worker.role:DecodeRole"}
+
+_MAX_CONCURRENT_CALLS = 16
+"""start, wait and stop overlap, and a ``wait`` whose caller gave up stays open."""
+_STOP_TIMEOUT_S = 15.0
+
+
+class PoolMember:
+    """From the decision to start a worker until its end. The pool moves its ``state``.
+
+    Attributes:
+        reason: why it is not ready, or why it ended.
+        leaving: set it to ask the worker to go.
+    """
+
+    def __init__(self, worker_id: str) -> None:
+        self.worker_id = worker_id
+        self.state = WorkerState.STARTING
+        self.reason = ""
+        self.info: WorkerInfo | None = None
+        self.leaving = asyncio.Event()
+        self.since_s = time.monotonic()
+        self.task: asyncio.Task[None] | None = None
+        self._actor: Any = None
+        self._is_placed = False
+
+    @property
+    def is_pending(self) -> bool:
+        """Ray was asked for it and has not found it a place yet."""
+        return self._actor is not None and not self._is_placed
+
+    def create(self, actor_class: type, pool: str, config: BatonConfig, bind_host: str | None) -> None:
+        """Asks Ray for the actor.
+
+        Raises:
+            ConfigError: Ray refuses the pool's resources or labels.
+        """
+        try:
+            remote_class: Any = ray.remote(actor_class).options(
+                max_concurrency=_MAX_CONCURRENT_CALLS, **actor_options(config.pool(pool).resources)
+            )
+            self._actor = remote_class.remote(self.worker_id, pool, ROLES[pool], config.to_dict(), bind_host)
+        except ValueError as error:
+            raise ConfigError(f"Ray refuses {pool}.resources: {error}") from error
+
+    async def placed(self) -> None:
+        """Returns when the actor's process runs. Raises ``RayError`` when it cannot be created."""
+        await _result(self._actor.__ray_ready__.remote())
+        self._is_placed = True
+
+    async def start(self) -> WorkerInfo:
+        """Loads the model and serves. Raises ``BatonError`` or ``RayError`` when that fails."""
+        return WorkerInfo.from_dict(await _result(self._actor.start.remote()))
+
+    async def ended(self) -> None:
+        """Stays open while the process lives; raises ``RayError`` the moment that it dies."""
+        await _result(self._actor.wait.remote())
+
+    async def kill(self) -> None:
+        """Ends the process, gently when it serves already."""
+        actor, self._actor = self._actor, None
+        if actor is None:
+            return
+        try:
+            if self.state in (WorkerState.READY, WorkerState.DRAINING):
+                await asyncio.wait_for(_result(actor.stop.remote()), _STOP_TIMEOUT_S)
+        except (BatonError, RayError, TimeoutError):
+            logger.info("worker %s did not stop by itself", self.worker_id)
+        finally:
+            ray.kill(actor, no_restart=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        is_dead = self.state is WorkerState.DEAD
+        known = {
+            "id": self.worker_id,
+            "state": str(self.state),
+            "reason": self.reason,
+            "uptime_s": None if is_dead else round(time.monotonic() - self.since_s, 1),
+        }
+        if self.info is None:
+            return known
+        return known | {name: getattr(self.info, name) for name in ("address", "pid", "node", "device")}
+
+
+async def _result(reference: Any) -> Any:
+    """What an actor call returns; an error that the actor raised on purpose comes back as its own class."""
+    try:
+        return await reference
+    except RayTaskError as error:
+        if isinstance(error.cause, BatonError):
+            raise error.cause from None
+        raise

@@ -1,0 +1,69 @@
+"""What SIGINT and SIGTERM do to a process that starts and runs a cluster. Python delivers them to the main thread."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopSignals:
+    """As a context: the first signal sets ``stop`` and, until :meth:`end_of_start`, raises KeyboardInterrupt.
+
+    Of all exceptions only this one passes through asyncio and ray unharmed. Later signals change nothing, except that
+    with ``impatient`` another SIGINT raises it too: whoever presses Ctrl-C again does not want to wait for a shutdown.
+    """
+
+    def __init__(self, *, impatient: bool = True) -> None:
+        self.stop = threading.Event()
+        self._impatient = impatient
+        self._unwinds = True
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def end_of_start(self) -> None:
+        """From here on a signal only sets ``stop``."""
+        self._unwinds = False
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.stop.is_set():
+            if number == signal.SIGINT and self._impatient:
+                raise KeyboardInterrupt
+            return
+        self.stop.set()
+        if self._unwinds:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def signals_deferred() -> Iterator[None]:
+    """Delivers signals after the block, to the handlers from before it.
+
+    For ``ray.init``, which crashes when a handler raises in the middle of it, and sets a SIGTERM handler of its own.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+    previous = {number: signal.signal(number, lambda number, _: arrived.append(number)) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        for late in arrived:
+            signal.raise_signal(late)

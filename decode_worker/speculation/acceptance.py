@@ -1,0 +1,36 @@
+"""How often drafts are accepted, learned while serving."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+_PRIOR_WEIGHT = 4.0
+_MAX_WEIGHT = 60.0
+
+
+@dataclass(slots=True)
+class _Estimate:
+    mean: float
+    weight: float
+
+
+class AcceptanceTracker:
+    """Conditional acceptance by key: the share of drafts that the target agreed with, given that all before them were.
+
+    An estimate starts at its prior, which counts for a few observations, and forgets what lies more than about
+    sixty observations back.
+    """
+
+    def __init__(self) -> None:
+        self._estimates: dict[Hashable, _Estimate] = {}
+
+    def estimate(self, key: Hashable, prior: float) -> float:
+        found = self._estimates.get(key)
+        return prior if found is None else found.mean
+
+    def record(self, key: Hashable, prior: float, *, accepted: bool) -> None:
+        """Books one draft that was reached, i.e. whose predecessors were all accepted. Others tell nothing."""
+        found = self._estimates.setdefault(key, _Estimate(prior, _PRIOR_WEIGHT))
+        found.weight = min(found.weight + 1, _MAX_WEIGHT)
+        found.mean += (float(accepted) - found.mean) / found.weight

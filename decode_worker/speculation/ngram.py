@@ -1,0 +1,77 @@
+"""Prompt lookup: the tokens that followed the last occurrence of the sequence's last n-gram, in the sequence itself.
+
+Saxena, "Prompt Lookup Decoding", 2023. Fixed n-gram lengths, longest first; ``suffix`` generalises it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from decode_worker.speculation.acceptance import AcceptanceTracker
+from decode_worker.speculation.suffix_automaton import Match, continuation
+from engine.request import Request
+from engine.scheduler import ScheduledSequence
+from engine.verification import DraftProposal, VerifyResult
+
+_NGRAM_LENGTHS = (5, 4, 3, 2)
+_PRIOR = 0.5
+
+
+@dataclass(slots=True)
+class _Index:
+    """Where each n-gram of a sequence ended last; the n-gram at the very end is not in it yet."""
+
+    token_ids: list[int] = field(default_factory=list)
+    last_end: dict[tuple[int, ...], int] = field(default_factory=dict)
+    drafted_with: int = 0
+
+    def extend(self, token_ids: list[int]) -> None:
+        for token in token_ids:
+            end = len(self.token_ids) - 1
+            for length in _NGRAM_LENGTHS:
+                if end + 1 >= length:
+                    self.last_end[tuple(self.token_ids[end + 1 - length :])] = end
+            self.token_ids.append(token)
+
+
+class NgramProposer:
+    """Implements :class:`engine.verification.Proposer`."""
+
+    name = "ngram"
+
+    def __init__(self) -> None:
+        self._indices: dict[str, _Index] = {}
+        self._acceptance = AcceptanceTracker()
+
+    def propose(self, plan: Sequence[ScheduledSequence], max_draft_tokens: int) -> dict[str, DraftProposal]:
+        """Drafts where one of the last n-grams occurred before."""
+        proposals = {}
+        for scheduled in plan:
+            if scheduled.samples and (proposal := self._propose_one(scheduled.request, max_draft_tokens)) is not None:
+                proposals[scheduled.request.request_id] = proposal
+        return proposals
+
+    def observe(self, result: VerifyResult) -> None:
+        index = self._indices.get(result.sequence.request.request_id)
+        if index is None or not result.num_drafted:
+            return
+        for position in range(min(len(result.accepted) + 1, result.num_drafted)):
+            key = (index.drafted_with, position)
+            self._acceptance.record(key, _PRIOR, accepted=position < len(result.accepted))
+
+    def release(self, request_id: str) -> None:
+        self._indices.pop(request_id, None)
+
+    def _propose_one(self, request: Request, max_draft_tokens: int) -> DraftProposal | None:
+        index = self._indices.setdefault(request.request_id, _Index())
+        index.extend(request.tokens_between(len(index.token_ids), request.num_tokens))
+        for length in _NGRAM_LENGTHS:
+            end = index.last_end.get(tuple(index.token_ids[-length:]))
+            if end is None:
+                continue
+            drafts = continuation(index.token_ids, Match(length, end), max_draft_tokens)
+            index.drafted_with = length
+            confidences = (self._acceptance.estimate((length, position), _PRIOR) for position in range(len(drafts)))
+            return DraftProposal(request.request_id, drafts, confidences=tuple(confidences))
+        return None

@@ -1,0 +1,126 @@
+"""Suffix decoding: what followed the last time that the same tokens were seen, in this request or in earlier outputs.
+
+Oliaro et al., "SuffixDecoding", 2024, with suffix automata in place of suffix trees. No model, no state to hand over:
+the tokens are enough. The longer the agreement, the longer and the surer the draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from decode_worker.speculation.acceptance import AcceptanceTracker
+from decode_worker.speculation.suffix_automaton import Match, SuffixAutomaton, continuation
+from engine.request import Request
+from engine.scheduler import ScheduledSequence
+from engine.verification import DraftProposal, VerifyResult
+
+_MIN_MATCH = 2
+_MAX_CORPUS_TOKENS = 32_768
+_SEPARATOR = -1  # between outputs; no token has this id
+# Acceptance of a token whose predecessors agree over so many tokens, before anything was measured.
+_PRIORS = (0.2, 0.35, 0.45, 0.55, 0.65, 0.75, 0.82, 0.88)
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """A request's own tokens, and where its end stands in the corpus of earlier outputs."""
+
+    own: SuffixAutomaton = field(default_factory=SuffixAutomaton)
+    corpus_state: tuple[int, int] = (0, 0)
+    corpus_version: int = 0
+    num_prompt_tokens: int = 0
+    drafted_from: tuple[str, int] | None = None
+
+
+class SuffixProposer:
+    """Implements :class:`engine.verification.Proposer`.
+
+    Args:
+        remembers_outputs: also draft from the outputs of earlier requests.
+    """
+
+    name = "suffix"
+
+    def __init__(self, *, remembers_outputs: bool = True) -> None:
+        self._remembers_outputs = remembers_outputs
+        self._sequences: dict[str, _Sequence] = {}
+        self._corpus = SuffixAutomaton()
+        self._corpus_version = 0
+        self._acceptance = AcceptanceTracker()
+
+    def propose(self, plan: Sequence[ScheduledSequence], max_draft_tokens: int) -> dict[str, DraftProposal]:
+        """Drafts where the end of a sequence was seen before."""
+        proposals = {}
+        for scheduled in plan:
+            if scheduled.samples and (proposal := self._propose_one(scheduled.request, max_draft_tokens)) is not None:
+                proposals[scheduled.request.request_id] = proposal
+        return proposals
+
+    def observe(self, result: VerifyResult) -> None:
+        sequence = self._sequences.get(result.sequence.request.request_id)
+        if sequence is None or sequence.drafted_from is None or not result.num_drafted:
+            return
+        source, match_length = sequence.drafted_from
+        for position in range(min(len(result.accepted) + 1, result.num_drafted)):
+            bucket = _bucket(match_length + position)
+            self._acceptance.record((source, bucket), _PRIORS[bucket], accepted=position < len(result.accepted))
+
+    def release(self, request_id: str) -> None:
+        """The request's output joins the corpus."""
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is None or not self._remembers_outputs:
+            return
+        if len(self._corpus) > _MAX_CORPUS_TOKENS:
+            self._corpus = SuffixAutomaton(self._corpus.token_ids[len(self._corpus) // 2 :])
+            self._corpus_version += 1
+        self._corpus.extend(sequence.own.token_ids[sequence.num_prompt_tokens :])
+        self._corpus.extend([_SEPARATOR])
+
+    def _propose_one(self, request: Request, max_draft_tokens: int) -> DraftProposal | None:
+        sequence = self._catch_up(request)
+        sequence.drafted_from = None
+        own = sequence.own.repetition()
+        known = self._corpus.occurrence(*sequence.corpus_state)
+        if max(own.length, known.length) < _MIN_MATCH:
+            return None
+        # Of equally long agreements the request's own is the better guess.
+        if own.length >= known.length:
+            source, match, tokens = "own", own, sequence.own.token_ids
+        else:
+            source, match, tokens = "corpus", known, self._corpus.token_ids
+        drafts = _until_separator(continuation(tokens, match, max_draft_tokens))
+        if not drafts:
+            return None
+        sequence.drafted_from = (source, match.length)
+        return DraftProposal(request.request_id, drafts, confidences=self._confidences(source, match, len(drafts)))
+
+    def _confidences(self, source: str, match: Match, count: int) -> tuple[float, ...]:
+        """Each accepted draft makes the agreement longer by one, and the next one surer."""
+        buckets = [_bucket(match.length + position) for position in range(count)]
+        return tuple(self._acceptance.estimate((source, bucket), _PRIORS[bucket]) for bucket in buckets)
+
+    def _catch_up(self, request: Request) -> _Sequence:
+        sequence = self._sequences.get(request.request_id)
+        if sequence is None:
+            sequence = self._sequences[request.request_id] = _Sequence(num_prompt_tokens=request.num_prompt_tokens)
+        news = request.tokens_between(len(sequence.own), request.num_tokens)
+        sequence.own.extend(news)
+        if sequence.corpus_version != self._corpus_version:
+            sequence.corpus_version, sequence.corpus_state = self._corpus_version, (0, 0)
+        if len(self._corpus):
+            for token in news:
+                sequence.corpus_state = self._corpus.advance(*sequence.corpus_state, token)
+        return sequence
+
+
+def _bucket(match_length: int) -> int:
+    """Agreements of 1, 2, 3, 4, 5–6, 7–9, 10–15 and more tokens."""
+    for bucket, limit in enumerate((1, 2, 3, 4, 6, 9, 15)):
+        if match_length <= limit:
+            return bucket
+    return len(_PRIORS) - 1
+
+
+def _until_separator(token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    return token_ids[: token_ids.index(_SEPARATOR)] if _SEPARATOR in token_ids else token_ids

@@ -1,0 +1,181 @@
+"""Processes that are killed while a real cluster serves: what clients have of it is a pause."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.conftest import MODEL, RunningCluster
+
+SETTINGS = {
+    # Wide margins between tokens: recomputing a sequence adds its numbers up in another order.
+    "dtype": "float32",
+    "max_model_len": 2048,
+    "prefill": {"chunk_tokens": 64},
+    "router": {"port": 0, "worker_wait_s": 60.0},
+}
+PROMPT = "Write a long story about a lighthouse keeper and the ship that he saw one night.\n"
+LONG_PROMPT = list(range(1000, 2200))
+GREEDY = {"temperature": 0}
+SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
+NUM_TOKENS = 48
+RECOVERY_S = 60.0
+
+Line = dict[str, Any]
+
+
+def stream(cluster: RunningCluster, prompt: Any, parameters: Line, num_tokens: int) -> Iterator[list[int]]:
+    """The token ids of each event."""
+    body = {
+        "model": MODEL,
+        "prompt": prompt,
+        "max_tokens": num_tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "return_token_ids": True,
+        **parameters,
+    }
+    with httpx.stream("POST", f"{cluster.endpoint}/v1/completions", json=body, timeout=120) as response:
+        assert response.status_code == 200, response.read()
+        for line in response.iter_lines():
+            data = line.removeprefix("data: ")
+            if data and data != "[DONE]":
+                event = json.loads(data)
+                assert "error" not in event, event
+                yield event["choices"][0]["token_ids"]
+
+
+def tokens(
+    cluster: RunningCluster,
+    prompt: Any,
+    parameters: Line,
+    num_tokens: int = NUM_TOKENS,
+    on_token: Callable[[int], None] = lambda _: None,
+) -> list[int]:
+    """All token ids of a stream; ``on_token`` hears how many there are after each event."""
+    found: list[int] = []
+    for new in stream(cluster, prompt, parameters, num_tokens):
+        found.extend(new)
+        on_token(len(found))
+    return found
+
+
+def num_retries(cluster: RunningCluster) -> float:
+    lines = httpx.get(f"{cluster.endpoint}/metrics", timeout=30).text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("baton_retries_total{"))
+
+
+def only_worker(cluster: RunningCluster, pool: str) -> Line:
+    [worker] = [worker for worker in cluster.workers(pool) if worker["state"] == "ready"]
+    return worker
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + RECOVERY_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen within {RECOVERY_S:g} s"
+        time.sleep(0.05)
+
+
+def assert_recovered(cluster: RunningCluster, pool: str, dead: Line) -> None:
+    """The pool has another worker, nothing is left over anywhere, and new requests are served."""
+    wait_for(
+        lambda: (
+            [w["state"] for w in cluster.workers(pool)] == ["ready"] and cluster.workers(pool)[0]["id"] != dead["id"]
+        ),
+        f"replacing {dead['id']}",
+    )
+    assert only_worker(cluster, pool)["pid"] != dead["pid"]
+    assert len(tokens(cluster, "And now", GREEDY, 4)) == 4
+    cluster.assert_nothing_leaked()
+
+
+def test_streams_go_on_when_the_decode_worker_is_killed(cluster):
+    undisturbed = [tokens(cluster, PROMPT, parameters) for parameters in (GREEDY, SAMPLED)]
+    assert [len(found) for found in undisturbed] == [NUM_TOKENS] * 2
+    victim = only_worker(cluster, "decode")
+    retries = num_retries(cluster)
+
+    def kill_in_the_middle(num_tokens: int) -> None:
+        if num_tokens == NUM_TOKENS // 3:
+            os.kill(victim["pid"], signal.SIGKILL)
+
+    with ThreadPoolExecutor() as threads:
+        sampled = threads.submit(tokens, cluster, PROMPT, SAMPLED)
+        greedy = threads.submit(tokens, cluster, PROMPT, GREEDY, NUM_TOKENS, kill_in_the_middle)
+        disturbed = [greedy.result(), sampled.result()]
+
+    assert disturbed == undisturbed
+    assert num_retries(cluster) > retries
+    assert_recovered(cluster, "decode", victim)
+
+
+def test_a_long_prompt_survives_its_prefill_worker(cluster):
+    undisturbed = tokens(cluster, LONG_PROMPT, GREEDY, 12)
+    victim = only_worker(cluster, "prefill")
+    retries = num_retries(cluster)
+    other_prompt = [*LONG_PROMPT[600:], *LONG_PROMPT[:600]]
+    with ThreadPoolExecutor() as threads:
+        # Reversed halves: the prefix cache must not make the prompt short.
+        long = threads.submit(tokens, cluster, other_prompt, GREEDY, 12)
+        wait_for(lambda: only_worker(cluster, "prefill")["running"] == 1, "prefill")
+        os.kill(victim["pid"], signal.SIGKILL)
+        disturbed = long.result()
+    assert num_retries(cluster) > retries
+    assert_recovered(cluster, "prefill", victim)
+    assert disturbed == tokens(cluster, other_prompt, GREEDY, 12)
+    assert tokens(cluster, LONG_PROMPT, GREEDY, 12) == undisturbed
+
+
+def test_the_router_comes_back_on_its_port(cluster):
+    before = [worker["id"] for worker in cluster.workers()]
+    os.kill(_listener(cluster.endpoint), signal.SIGKILL)
+
+    def is_back() -> bool:
+        try:
+            return httpx.get(f"{cluster.endpoint}/ready", timeout=5).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    wait_for(is_back, "the router's return")
+    assert [worker["id"] for worker in cluster.workers()] == before
+    assert len(tokens(cluster, PROMPT, GREEDY, 4)) == 4
+    cluster.assert_nothing_leaked()
+
+
+def test_a_client_of_a_killed_router_leaves_nothing_behind_on_the_workers(cluster):
+    router = _listener(cluster.endpoint)
+
+    def kill_router(num_tokens: int) -> None:
+        if num_tokens == 5:
+            os.kill(router, signal.SIGKILL)
+
+    with pytest.raises(httpx.TransportError):
+        tokens(cluster, PROMPT, GREEDY, 200, kill_router)
+    wait_for(lambda: _listener_or_none(cluster.endpoint) not in (None, router), "the router's return")
+    wait_for(lambda: len([w for w in cluster.workers() if "kv_blocks_used" in w]) == 2, "finding the workers again")
+    cluster.assert_nothing_leaked()
+
+
+def _listener_or_none(endpoint: str) -> int | None:
+    port = int(endpoint.rsplit(":", 1)[1])
+    for connection in psutil.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+            return connection.pid
+    return None
+
+
+def _listener(endpoint: str) -> int:
+    """Process id of the router."""
+    pid = _listener_or_none(endpoint)
+    assert pid is not None
+    return pid

@@ -1,0 +1,319 @@
+"""Placement on a Ray of several nodes: every request of ``resources``, and what the user reads when nothing fits.
+
+The nodes are raylets on this machine; their GPUs, memory and labels are pretended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster as RayCluster
+
+from cluster.config import BatonConfig, load_config
+from cluster.launch import Cluster
+from cluster.placement import ACCELERATOR_LABEL
+from cluster.registry import POOLS, WorkerInfo
+from cluster.worker_pool import WorkerPool
+from engine.errors import DeadlineError
+from tests.fake_hosts import FakeHost, placement_of, write_model_folder
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+GIB = 2**30
+READY_S = 60.0
+PENDING_S = 1.0
+OBJECT_STORE_BYTES = 80 * 2**20
+
+HEAD = {"num_cpus": 4, "memory": 4 * GIB}
+PREFILL_NODE = {
+    "num_cpus": 32,
+    "num_gpus": 4,
+    "memory": 256 * GIB,
+    "labels": {ACCELERATOR_LABEL: "H100", "baton-pool": "prefill"},
+}
+DECODE_NODE = {
+    "num_cpus": 32,
+    "num_gpus": 4,
+    "memory": 256 * GIB,
+    "labels": {ACCELERATOR_LABEL: "H200", "baton-pool": "decode", "rack": "7"},
+}
+
+
+@dataclass
+class Nodes:
+    """The cluster of this module; node ids by name."""
+
+    ray_cluster: RayCluster
+    names: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, **options: Any) -> Any:
+        node = self.ray_cluster.add_node(object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False, **options)
+        self.names[node.node_id] = name
+        return node
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    found = Nodes(RayCluster())
+    found.add("head", **HEAD)
+    found.add("prefill", **PREFILL_NODE)
+    found.add("decode", **DECODE_NODE)
+    ray.init(address=found.ray_cluster.address, namespace="placement", log_to_driver=False, logging_level="error")
+    try:
+        yield found
+    finally:
+        ray.shutdown()
+        found.ray_cluster.shutdown()
+
+
+@dataclass
+class Listener:
+    """What the pools tell."""
+
+    workers: dict[str, WorkerInfo] = field(default_factory=dict)
+    reports: list[str] = field(default_factory=list)
+
+    async def worker_ready(self, info: WorkerInfo) -> None:
+        self.workers[info.worker_id] = info
+
+    async def worker_gone(self, worker_id: str) -> None: ...
+
+    async def drain(self, worker_id: str, timeout_s: float) -> None: ...
+
+    def report(self, text: str) -> None:
+        self.reports.append(text)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where a worker runs, and which GPUs it was granted and can see."""
+
+    node: str
+    gpus: list[str]
+    visible: str
+
+
+class Placing:
+    """Both pools of a configuration, with actors that only say where they are."""
+
+    def __init__(self, nodes: Nodes, config: BatonConfig) -> None:
+        self.listener = Listener()
+        self.config = config
+        self.pools = {name: WorkerPool(name, config, self.listener, FakeHost, None) for name in POOLS}
+        self._nodes = nodes
+
+    def scale(self) -> None:
+        for name, pool in self.pools.items():
+            pool.scale(self.config.pool(name).workers)
+
+    async def wait(self, timeout_s: float = READY_S) -> None:
+        for pool in self.pools.values():
+            await pool.wait_until_ready(timeout_s)
+
+    def placed(self, pool: str) -> list[Placed]:
+        found = []
+        for info in self.listener.workers.values():
+            if info.pool == pool:
+                node_id, gpus, visible = placement_of(info.device)
+                found.append(Placed(self._nodes.names[node_id], gpus, visible))
+        return found
+
+
+@contextlib.asynccontextmanager
+async def placing(nodes: Nodes, config: BatonConfig | dict[str, Any]) -> AsyncIterator[Placing]:
+    checked = config if isinstance(config, BatonConfig) else BatonConfig.from_dict(config)
+    pools = Placing(nodes, checked)
+    pools.scale()
+    try:
+        yield pools
+    finally:
+        await asyncio.gather(*(pool.stop() for pool in pools.pools.values()))
+        await _everything_free(nodes)
+
+
+async def _everything_free(nodes: Nodes) -> None:
+    async with asyncio.timeout(READY_S):
+        while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
+def wishing(pool: str, workers: int = 1, **resources: Any) -> dict[str, Any]:
+    """One pool with wishes; the other one is easily served."""
+    return {pool: {"workers": workers, "resources": resources}}
+
+
+def nodes_of(placed: list[Placed]) -> set[str]:
+    return {worker.node for worker in placed}
+
+
+@pytest.mark.parametrize(
+    ("resources", "expected"),
+    [
+        ({"accelerator_type": "H100"}, {"prefill"}),
+        ({"accelerator_type": "H200"}, {"decode"}),
+        ({"accelerator_type": "H100", "gpus": 1}, {"prefill"}),
+        ({"labels": {"baton-pool": "decode"}}, {"decode"}),
+        ({"labels": {"rack": "7"}, "accelerator_type": "H200"}, {"decode"}),
+        ({"labels": {ACCELERATOR_LABEL: "!H100"}, "gpus": 1}, {"decode"}),
+        ({"labels": {ACCELERATOR_LABEL: "in(H100, A100)"}}, {"prefill"}),
+        ({"cpus": 5}, {"prefill", "decode"}),
+        ({"memory_gib": 100}, {"prefill", "decode"}),
+        ({"gpus": 0.5}, {"prefill", "decode"}),
+    ],
+    ids=str,
+)
+async def test_every_wish_is_met(nodes, resources, expected):
+    async with placing(nodes, wishing("decode", 2, **resources)) as pools:
+        await pools.wait()
+        placed = pools.placed("decode")
+        assert len(placed) == 2
+        assert nodes_of(placed) <= expected
+        wanted = resources.get("gpus", 0)
+        assert all(len(worker.gpus) == (1 if wanted else 0) for worker in placed)
+
+
+async def test_pools_land_on_their_own_kinds_of_nodes(nodes):
+    config = wishing("prefill", 3, gpus=1, accelerator_type="H100") | wishing(
+        "decode", 4, gpus=1, accelerator_type="H200"
+    )
+    async with placing(nodes, config) as pools:
+        await pools.wait()
+        assert [worker.node for worker in pools.placed("prefill")] == ["prefill"] * 3
+        assert [worker.node for worker in pools.placed("decode")] == ["decode"] * 4
+
+
+async def test_every_worker_has_a_gpu_of_its_own_and_sees_no_other(nodes):
+    async with placing(nodes, wishing("decode", 4, gpus=1, accelerator_type="H200")) as pools:
+        await pools.wait()
+        placed = pools.placed("decode")
+        assert sorted(gpu for worker in placed for gpu in worker.gpus) == ["0", "1", "2", "3"]
+        assert all([worker.visible] == worker.gpus for worker in placed)
+
+
+async def test_a_worker_without_a_gpu_sees_none(nodes):
+    async with placing(nodes, wishing("decode", gpus=0, accelerator_type="H200")) as pools:
+        await pools.wait()
+        assert pools.placed("decode") == [Placed("decode", [], "")]
+
+
+async def test_two_workers_may_share_a_gpu(nodes):
+    async with placing(nodes, wishing("decode", 8, gpus=0.5, accelerator_type="H200")) as pools:
+        await pools.wait()
+        granted = [gpu for worker in pools.placed("decode") for gpu in worker.gpus]
+        assert sorted(granted) == ["0", "0", "1", "1", "2", "2", "3", "3"]
+
+
+async def test_memory_is_reserved_and_not_only_compared(nodes):
+    async with placing(nodes, wishing("decode", 3, memory_gib=100, accelerator_type="H200")) as pools:
+        with pytest.raises(DeadlineError, match="2 of 3 decode workers are ready"):
+            await pools.pools["decode"].wait_until_ready(10)
+
+
+@pytest.mark.parametrize(
+    ("resources", "texts"),
+    [
+        (
+            {"accelerator_type": "B200", "gpus": 1},
+            ["label ray.io/accelerator-type=B200", "label ray.io/accelerator-type is H100", "No node can ever hold it"],
+        ),
+        ({"labels": {"rack": "9"}}, ["label rack is 7", "no label rack", "change decode.resources"]),
+        ({"cpus": 64}, ["asks for 64 CPUs", "too few CPUs", "No node can ever hold it"]),
+        ({"memory_gib": 1000}, ["1000 GiB of memory", "too little memory", "4 GPUs (H200), 256.0 GiB"]),
+        (
+            {"accelerator_type": "H200", "labels": {"baton-pool": "prefill"}},
+            ["label baton-pool is decode", "label ray.io/accelerator-type is H100", "No node can ever hold it"],
+        ),
+    ],
+    ids=["accelerator", "label", "cpus", "memory", "labels_of_two_nodes"],
+)
+async def test_what_the_user_reads_when_no_node_fits(nodes, resources, texts):
+    async with placing(nodes, wishing("decode", **resources)) as pools:
+        with pytest.raises(DeadlineError) as raised:
+            await pools.pools["decode"].wait_until_ready(PENDING_S)
+        assert f"After {PENDING_S:g} s 0 of 1 decode workers are ready. A decode worker asks for" in str(raised.value)
+        for text in texts:
+            assert text in raised.value.message
+
+
+async def test_what_the_user_reads_when_everything_is_taken(nodes):
+    async with placing(nodes, wishing("decode", 5, gpus=1, accelerator_type="H200")) as pools:
+        with pytest.raises(DeadlineError) as raised:
+            await pools.pools["decode"].wait_until_ready(10)
+        message = raised.value.message
+        assert "4 of 5 decode workers are ready" in message
+        assert "4 GPUs (H200), 256.0 GiB: would do, if others left it free" in message
+        assert "Free resources, add nodes, or lower decode.workers." in message
+
+
+async def test_a_waiting_worker_is_placed_when_a_node_joins(nodes):
+    async with placing(nodes, wishing("decode", 1, gpus=1, accelerator_type="B200")) as pools:
+        with pytest.raises(DeadlineError, match="No node can ever hold it"):
+            await pools.pools["decode"].wait_until_ready(PENDING_S)
+        joined = nodes.add("new", num_cpus=2, num_gpus=1, labels={ACCELERATOR_LABEL: "B200"})
+        try:
+            await pools.wait()
+            assert pools.placed("decode") == [Placed("new", ["0"], "0")]
+            [worker] = pools.pools["decode"].status()["workers"]
+            assert (worker["state"], worker["reason"]) == ("ready", "")
+        finally:
+            for pool in pools.pools.values():
+                await pool.stop()
+            nodes.ray_cluster.remove_node(joined)
+
+
+async def test_workers_of_a_lost_node_wait_for_another(nodes):
+    doomed = nodes.add("doomed", num_cpus=2, labels={"spot": "yes"})
+    async with placing(nodes, wishing("decode", labels={"spot": "yes"})) as pools:
+        await pools.wait()
+        assert nodes_of(pools.placed("decode")) == {"doomed"}
+        nodes.ray_cluster.remove_node(doomed, allow_graceful=False)
+        spare = nodes.add("spare", num_cpus=2, labels={"spot": "yes"})
+        try:
+            async with asyncio.timeout(READY_S):
+                while "spare" not in nodes_of(pools.placed("decode")):  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+        finally:
+            for pool in pools.pools.values():
+                await pool.stop()
+            nodes.ray_cluster.remove_node(spare)
+
+
+async def test_the_example_for_gpus_fits_the_machines_it_is_for(nodes):
+    config = load_config(REPOSITORY / "deploy" / "gpu-cluster.yaml")
+    async with placing(nodes, config) as pools:
+        await pools.wait()
+        for pool in POOLS:
+            placed = pools.placed(pool)
+            assert [worker.node for worker in placed] == [pool] * config.pool(pool).workers
+            granted = [gpu for worker in placed for gpu in worker.gpus]
+            assert len(granted) == len(set(granted)) == config.pool(pool).workers
+
+
+def test_a_cluster_does_not_start_and_says_why_when_nothing_fits(nodes, tmp_path):
+    """All of what `baton up` runs, real workers included: they never get as far as loading the model."""
+    nowhere = {"resources": {"gpus": 1, "accelerator_type": "TPU-V9"}}
+    config = BatonConfig.from_dict(
+        {
+            "model": str(write_model_folder(tmp_path)),
+            "router": {"port": 0},
+            "ray": {"address": "auto", "namespace": "placement", "start_timeout_s": 6.0},
+            "prefill": nowhere,
+            "decode": nowhere,
+        }
+    )
+    reports: list[str] = []
+    with pytest.raises(DeadlineError) as raised:
+        Cluster.start(config, reports.append)
+    message = raised.value.message
+    assert "After 6 s 0 of 1 " in message
+    assert "1 GPUs, the node label ray.io/accelerator-type=TPU-V9, and Ray has not found it a place yet" in message
+    assert "4 GPUs (H100), 256.0 GiB: label ray.io/accelerator-type is H100" in message
+    # While it waits it says so, for both pools.
+    assert {pool for pool in POOLS for line in reports if line.startswith(f"A {pool} worker asks for")} == set(POOLS)
+    assert ray.available_resources()["GPU"] == ray.cluster_resources()["GPU"]

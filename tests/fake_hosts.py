@@ -1,0 +1,127 @@
+"""Actor classes that stand in for :class:`cluster.worker_host.WorkerHost`, and a Ray to run them on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from cluster.config import BatonConfig
+from cluster.placement import hide_ungranted_gpus
+from engine.errors import ConfigError
+from tests.fake_workers import FakeWorker, make_info
+from tests.tiny_tokenizers import byte_level_tokenizer
+
+_OBJECT_STORE_BYTES = 80 * 2**20
+
+
+class FakeHost:
+    """Ready at once. Its ``device`` tells where it runs and what Ray granted, see :func:`placement_of`."""
+
+    def __init__(
+        self, worker_id: str, pool: str, role_path: str, config: dict[str, Any], bind_host: str | None
+    ) -> None:
+        BatonConfig.from_dict(config)
+        self.worker_id = worker_id
+        self.pool = pool
+        self._stopped = asyncio.Event()
+        hide_ungranted_gpus()
+
+    async def start(self) -> dict[str, Any]:
+        return make_info(self.worker_id, self.pool, pid=os.getpid(), device=self._place()).to_dict()
+
+    async def wait(self) -> None:
+        await self._stopped.wait()
+
+    async def stop(self) -> None:
+        self._stopped.set()
+
+    def _place(self) -> str:
+        context = ray.get_runtime_context()
+        granted = ",".join(sorted(context.get_accelerator_ids().get("GPU", [])))
+        return "|".join((context.get_node_id(), granted, os.environ.get("CUDA_VISIBLE_DEVICES", "unset")))
+
+
+class ServingHost(FakeHost):
+    """With a gRPC server that behaves like a worker's."""
+
+    async def start(self) -> dict[str, Any]:
+        self._worker = FakeWorker(self.worker_id, self.pool)
+        address = (await self._worker.start()).address
+        return make_info(self.worker_id, self.pool, address, pid=os.getpid()).to_dict()
+
+
+class HangingHost(FakeHost):
+    """Loads its model for ever."""
+
+    async def start(self) -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+
+class MisconfiguredHost(FakeHost):
+    async def start(self) -> dict[str, Any]:
+        raise ConfigError("max_model_len is 99, but the model's context length is 9.")
+
+
+class CrashingHost(FakeHost):
+    async def start(self) -> dict[str, Any]:
+        raise ValueError("no luck today")
+
+
+class DyingHost(FakeHost):
+    """Its process ends while it starts."""
+
+    async def start(self) -> dict[str, Any]:
+        os._exit(1)
+
+
+class FlakyHost(FakeHost):
+    """The first one fails to start, those after it do not."""
+
+    async def start(self) -> dict[str, Any]:
+        if self.worker_id.endswith("-1"):
+            raise ValueError("only this once")
+        return await super().start()
+
+
+class OtherLayoutHost(FakeHost):
+    """Decode workers hold KV otherwise than prefill workers."""
+
+    async def start(self) -> dict[str, Any]:
+        return await super().start() | {"kv_fingerprint": self.pool}
+
+
+def write_model_folder(folder: Path) -> Path:
+    """All of a model that the control plane looks at."""
+    byte_level_tokenizer()._hf.save_pretrained(folder)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    return folder
+
+
+def placement_of(device: str) -> tuple[str, list[str], str]:
+    """(node id, granted GPU ids, CUDA_VISIBLE_DEVICES) of a :class:`FakeHost`."""
+    node_id, granted, visible = device.split("|")
+    return node_id, granted.split(",") if granted else [], visible
+
+
+@contextlib.contextmanager
+def small_ray(**options: Any) -> Iterator[None]:
+    """A Ray of its own, on the loopback interface."""
+    ray.init(
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="error",
+        object_store_memory=_OBJECT_STORE_BYTES,
+        _node_ip_address="127.0.0.1",
+        **options,
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()

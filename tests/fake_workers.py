@@ -1,0 +1,323 @@
+"""Workers without a model: real gRPC servers whose behaviour a test scripts, and a router that uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from cluster.config import RouterConfig
+from cluster.generation import GenerationRequest, ModelCard, TokenChunk
+from cluster.messages import pack_events
+from cluster.metrics import RouterMetrics
+from cluster.registry import DECODE, PREFILL, WorkerInfo, WorkerRegistry
+from cluster.router import Router
+from cluster.rpc import abort_with, create_server
+from cluster.timelines import TimelineStore
+from cluster.wire import worker_pb2, worker_pb2_grpc
+from engine.errors import BatonError
+from engine.request import SamplingParams
+from engine.timeline import Event, Timeline
+
+TIMEOUT_S = 10.0
+"""Ends what hangs; nothing that works comes near it."""
+CACHED_TOKENS = 3
+BYTES_MOVED = 4096
+
+PrefillScript = Callable[["FakeWorker", worker_pb2.PrefillRequest], AsyncIterator[worker_pb2.PrefillEvent]]
+DecodeScript = Callable[["FakeWorker", worker_pb2.GenerateRequest], AsyncIterator[worker_pb2.TokenBatch]]
+
+
+def token_at(position: int) -> int:
+    """What every fake worker generates at an output position, so that losses and duplicates show."""
+    return 100 + position
+
+
+def expected_tokens(count: int) -> list[int]:
+    return [token_at(position) for position in range(count)]
+
+
+def make_info(worker_id: str, pool: str, address: str = "127.0.0.1:1", **changes: object) -> WorkerInfo:
+    values: dict[str, object] = {
+        "worker_id": worker_id,
+        "pool": pool,
+        "address": address,
+        "node": "here",
+        "pid": 1,
+        "device": "cpu",
+        "model_name": "fake",
+        "max_model_len": 4096,
+        "vocab_size": 100_000,
+        "eos_token_ids": (2,),
+        "kv_fingerprint": "same",
+        "kv_bytes_per_token": 1,
+        "block_size": 16,
+        "dtype": "float32",
+    }
+    return WorkerInfo.from_dict({**values, **changes})
+
+
+# What a worker may do. Scripts are consumed one a call; when none is left, the worker behaves.
+
+
+def batch(request: worker_pb2.GenerateRequest | worker_pb2.PrefillRequest, position: int) -> worker_pb2.TokenBatch:
+    last = position == request.sequence.params.max_tokens - 1
+    return worker_pb2.TokenBatch(token_ids=[token_at(position)], finish_reason="length" if last else "")
+
+
+async def good_prefill(
+    worker: FakeWorker, request: worker_pb2.PrefillRequest
+) -> AsyncIterator[worker_pb2.PrefillEvent]:
+    yield await worker.first_token(request)
+    if request.HasField("handoff"):
+        yield worker.handoff_done()
+
+
+async def good_decode(worker: FakeWorker, request: worker_pb2.GenerateRequest) -> AsyncIterator[worker_pb2.TokenBatch]:
+    queued_s = worker.now()
+    for position in range(len(request.sequence.output_token_ids), request.sequence.params.max_tokens):
+        message = batch(request, position)
+        if queued_s:
+            message.events.extend(
+                pack_events({Event.DECODE_QUEUED: queued_s, Event.DECODE_STARTED: await worker.later()})
+            )
+            queued_s = 0.0
+        yield message
+
+
+def failing(error: BatonError) -> Callable[..., AsyncIterator[object]]:
+    """Fails at once."""
+
+    async def script(worker: FakeWorker, request: object) -> AsyncIterator[object]:
+        raise error
+        yield
+
+    return script
+
+
+async def hang(worker: FakeWorker, request: object) -> AsyncIterator[object]:
+    await asyncio.Event().wait()
+    yield
+
+
+def hang_telling(begun: asyncio.Event) -> Callable[..., AsyncIterator[object]]:
+    async def script(worker: FakeWorker, request: object) -> AsyncIterator[object]:
+        begun.set()
+        await asyncio.Event().wait()
+        yield
+
+    return script
+
+
+async def end_at_once(worker: FakeWorker, request: object) -> AsyncIterator[object]:
+    for nothing in ():
+        yield nothing
+
+
+async def die(worker: FakeWorker, request: object) -> AsyncIterator[object]:
+    await worker.die()
+    yield
+
+
+def prefill_then(
+    *after: worker_pb2.PrefillEvent | BatonError | Callable[[FakeWorker], object],
+) -> PrefillScript:
+    """The first token, then messages, an error, or awaiting what a function returns."""
+
+    async def script(worker: FakeWorker, request: worker_pb2.PrefillRequest) -> AsyncIterator[worker_pb2.PrefillEvent]:
+        yield await worker.first_token(request)
+        for step in after:
+            if isinstance(step, worker_pb2.PrefillEvent):
+                yield step
+            elif isinstance(step, BatonError):
+                raise step
+            else:
+                await step(worker)  # type: ignore[misc]
+
+    return script
+
+
+def handoff_failed(error: BatonError) -> worker_pb2.PrefillEvent:
+    result = worker_pb2.HandoffResult(error_code=error.code, error_message=error.message)
+    return worker_pb2.PrefillEvent(handoff=result)
+
+
+def decode_some(count: int, then: BatonError | Callable[[FakeWorker], object]) -> DecodeScript:
+    """``count`` tokens, then an error, or awaiting what a function returns and ending without a finish."""
+
+    async def script(worker: FakeWorker, request: worker_pb2.GenerateRequest) -> AsyncIterator[worker_pb2.TokenBatch]:
+        start = len(request.sequence.output_token_ids)
+        for position in range(start, start + count):
+            yield batch(request, position)
+        if isinstance(then, BatonError):
+            raise then
+        await then(worker)  # type: ignore[misc]
+
+    return script
+
+
+async def for_ever(worker: FakeWorker) -> None:
+    await asyncio.Event().wait()
+
+
+async def death(worker: FakeWorker) -> None:
+    await worker.die()
+
+
+class FakeWorker(worker_pb2_grpc.PrefillServicer, worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.WorkerServicer):
+    """One worker of either pool, with a clock of its own."""
+
+    def __init__(self, worker_id: str, pool: str, clock_shift_s: float = 0.0) -> None:
+        self.worker_id = worker_id
+        self.pool = pool
+        self.clock_shift_s = clock_shift_s
+        self.scripts: list[Callable[..., AsyncIterator[object]]] = []
+        self.requests: list[worker_pb2.PrefillRequest | worker_pb2.GenerateRequest] = []
+        self.num_open = 0
+        self.num_cancelled = 0
+        self.num_pings = 0
+        self.address = ""
+        self._server = create_server()
+        self._dead: asyncio.Task[None] | None = None
+
+    @property
+    def call_ids(self) -> list[str]:
+        return [request.sequence.request_id for request in self.requests]
+
+    async def start(self) -> WorkerInfo:
+        worker_pb2_grpc.add_PrefillServicer_to_server(self, self._server)
+        worker_pb2_grpc.add_DecodeServicer_to_server(self, self._server)
+        worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        await self._server.start()
+        return make_info(self.worker_id, self.pool, self.address)
+
+    async def die(self) -> None:
+        """Drops every connection; whoever called it from inside a call does not come back."""
+        if self._dead is None:
+            self._dead = asyncio.create_task(self._server.stop(None))
+        await asyncio.shield(self._dead)
+
+    def now(self) -> float:
+        return time.monotonic() + self.clock_shift_s
+
+    async def later(self) -> float:
+        """The time on this worker's clock after a moment long enough to order events over connections."""
+        await asyncio.sleep(0.02)
+        return self.now()
+
+    async def first_token(self, request: worker_pb2.PrefillRequest) -> worker_pb2.PrefillEvent:
+        await asyncio.sleep(0.02)
+        events = {
+            Event.PREFILL_QUEUED: self.now(),
+            Event.PREFILL_STARTED: await self.later(),
+            Event.FIRST_TOKEN_SAMPLED: await self.later(),
+        }
+        await asyncio.sleep(0.02)
+        message = batch(request, 0)
+        message.num_cached_tokens = CACHED_TOKENS
+        return worker_pb2.PrefillEvent(first_token=message, events=pack_events(events))
+
+    def handoff_done(self) -> worker_pb2.PrefillEvent:
+        result = worker_pb2.HandoffResult(num_bytes=BYTES_MOVED, num_parts=1, num_tokens=4, seconds=0.1)
+        events = {Event.TRANSFER_STARTED: self.now(), Event.KV_COMMITTED: self.now()}
+        return worker_pb2.PrefillEvent(handoff=result, events=pack_events(events))
+
+    async def Prefill(self, request, context):
+        async for message in self._play(request, context, good_prefill):
+            yield message
+
+    async def Generate(self, request, context):
+        async for message in self._play(request, context, good_decode):
+            yield message
+
+    async def Ping(self, request, context):
+        self.num_pings += 1
+        return worker_pb2.PingReply(monotonic_s=self.now())
+
+    async def GetStats(self, request, context):
+        return worker_pb2.WorkerStats(worker_id=self.worker_id, role=self.pool, kv_blocks_total=7)
+
+    async def _play(self, request, context, otherwise):
+        self.requests.append(request)
+        self.num_open += 1
+        script = self.scripts.pop(0) if self.scripts else otherwise
+        try:
+            async for message in script(self, request):
+                yield message
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+        except BatonError as error:
+            await abort_with(context, error)
+        finally:
+            self.num_open -= 1
+
+
+@dataclass
+class FakeCluster:
+    """Fake workers and the router under test. Use it as an async context."""
+
+    config: RouterConfig = field(default_factory=lambda: RouterConfig(worker_wait_s=5.0))
+    registry: WorkerRegistry = field(default_factory=WorkerRegistry)
+    metrics: RouterMetrics = field(default_factory=RouterMetrics)
+    timelines: TimelineStore = field(default_factory=lambda: TimelineStore(100))
+    workers: dict[str, FakeWorker] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        card = ModelCard("fake", 4096, 100_000, 0)
+        self.router = Router(card, self.registry, self.config, self.metrics, self.timelines)
+
+    async def add(self, worker_id: str, clock_shift_s: float = 0.0) -> FakeWorker:
+        pool = PREFILL if worker_id.startswith("p") else DECODE
+        worker = FakeWorker(worker_id, pool, clock_shift_s)
+        self.workers[worker_id] = worker
+        await self.registry.add(await worker.start()).sync_clock()
+        return worker
+
+    async def add_all(self, worker_ids: Iterable[str]) -> list[FakeWorker]:
+        return [await self.add(worker_id) for worker_id in worker_ids]
+
+    async def __aenter__(self) -> FakeCluster:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for worker in self.registry.workers:
+            await self.registry.remove(worker.info.worker_id)
+        for worker in self.workers.values():
+            await worker.die()
+
+    def request(self, request_id: str = "r", max_tokens: int = 6, prompt: tuple[int, ...] = (5, 6, 7, 8)):
+        timeline = Timeline(request_id)
+        timeline.record(Event.RECEIVED)
+        timeline.record(Event.TOKENIZED)
+        return GenerationRequest(request_id, prompt, SamplingParams(max_tokens=max_tokens), timeline)
+
+    async def run(self, request: GenerationRequest | None = None) -> list[int]:
+        """All tokens of one request."""
+        return [token for chunk in await self.chunks(request) for token in chunk.token_ids]
+
+    async def chunks(self, request: GenerationRequest | None = None) -> list[TokenChunk]:
+        async with asyncio.timeout(TIMEOUT_S), aclosing(self.stream(request)) as chunks:
+            return [chunk async for chunk in chunks]
+
+    def stream(self, request: GenerationRequest | None = None) -> AsyncGenerator[TokenChunk]:
+        return self.router.generate(request or self.request())
+
+    def in_flight(self, worker_id: str) -> int:
+        worker = self.registry.get(worker_id)
+        return worker.in_flight if worker else 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is under way, for the router, its table of workers and the workers."""
+        return (
+            self.router.num_in_flight == 0
+            and all(worker.in_flight == 0 and worker.idle.is_set() for worker in self.registry.workers)
+            and all(worker.num_open == 0 for worker in self.workers.values())
+        )
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0

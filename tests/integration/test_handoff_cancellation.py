@@ -1,0 +1,203 @@
+"""Clients that go away at any moment leave nothing behind on either worker, and disturb nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import aclosing
+
+import pytest
+from transformers import PreTrainedModel
+
+from cluster.wire import worker_pb2
+from engine.errors import BatonError, WorkerLostError
+from tests.engine_runs import greedy
+from tests.integration.worker_pair import TIMEOUT_S, Answer, Runners, WorkerPair, pair_config, worker_pair
+from tests.tiny_models import model_with_reference, random_prompts
+
+PROMPTS = random_prompts((5, 18, 37, 64, 90))
+NUM_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def reference() -> tuple[PreTrainedModel, list[list[int]]]:
+    return model_with_reference("llama", PROMPTS, NUM_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def runners(reference: tuple[PreTrainedModel, list[list[int]]]) -> Runners:
+    return Runners.of(reference[0], num_blocks=160)
+
+
+@pytest.fixture(scope="module")
+def expected(reference: tuple[PreTrainedModel, list[list[int]]]) -> list[list[int]]:
+    return reference[1]
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_leaving_at_random_moments_leaks_nothing(runners: Runners, expected: list[list[int]], seed: int) -> None:
+    """24 requests: most leave at a random moment, on the prefill or the decode stream; the others must not notice."""
+    chance = random.Random(seed)
+    config = pair_config(
+        prefill={"chunk_tokens": 16},
+        kv_transfer={"part_bytes": 4096, "max_bytes_per_second": chance.choice((None, 400_000.0))},
+    )
+    async with worker_pair(runners, config) as pair:
+
+        async def one() -> None:
+            index = chance.randrange(len(PROMPTS))
+            await asyncio.sleep(chance.random() * 0.2)
+            task = asyncio.create_task(pair.generate(PROMPTS[index], greedy(NUM_TOKENS)))
+            if chance.random() < 0.7:
+                await asyncio.sleep(chance.random() * 0.4)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            else:
+                assert (await task).token_ids == expected[index]
+
+        await asyncio.gather(*(one() for _ in range(24)))
+        await pair.settle()
+        assert (await pair.generate(PROMPTS[0], greedy(NUM_TOKENS))).token_ids == expected[0]
+        await pair.settle()
+
+
+async def test_leaving_while_the_kv_is_on_its_way(runners: Runners) -> None:
+    config = pair_config(kv_transfer={"max_bytes_per_second": 5_000.0})
+    async with worker_pair(runners, config) as pair:
+        message = pair.prefill_request("request", PROMPTS[4], greedy(8))
+        async with aclosing(pair.prefill.client.prefill(message, TIMEOUT_S)) as stream:
+            await anext(stream)
+            assert (await pair.prefill.client.stats()).num_transfers == 1
+        await pair.settle()
+
+
+async def test_prefill_leaves_while_decode_waits_for_its_kv(runners: Runners) -> None:
+    config = pair_config(kv_transfer={"max_bytes_per_second": 5_000.0})
+    async with worker_pair(runners, config) as pair:
+        message = pair.prefill_request("request", PROMPTS[4], greedy(8))
+        async with aclosing(pair.prefill.client.prefill(message, TIMEOUT_S)) as stream:
+            first = (await anext(stream)).first_token
+            decoding = asyncio.create_task(
+                pair.continue_from(
+                    Answer(token_ids=list(first.token_ids)),
+                    "request",
+                    PROMPTS[4],
+                    greedy(8),
+                    message.handoff.transfer_id,
+                )
+            )
+            await asyncio.sleep(0.05)
+        with pytest.raises(BatonError, match="broke off"):
+            await asyncio.wait_for(decoding, 2.0)
+        await pair.settle()
+
+
+async def test_decode_leaves_while_prefill_is_sending(runners: Runners) -> None:
+    config = pair_config(kv_transfer={"max_bytes_per_second": 20_000.0})
+    async with worker_pair(runners, config) as pair:
+        message = pair.prefill_request("request", PROMPTS[4], greedy(8))
+        async with aclosing(pair.prefill.client.prefill(message, TIMEOUT_S)) as stream:
+            first = (await anext(stream)).first_token
+            decoding = asyncio.create_task(
+                pair.continue_from(
+                    Answer(token_ids=list(first.token_ids)),
+                    "request",
+                    PROMPTS[4],
+                    greedy(8),
+                    message.handoff.transfer_id,
+                )
+            )
+            await asyncio.sleep(0.1)
+            decoding.cancel()
+            last = await anext(stream)
+        assert last.handoff.error_code == "kv_transfer_failed"
+        await pair.settle()
+
+
+async def test_a_decode_worker_that_stops_ends_its_streams_as_a_lost_worker(runners: Runners) -> None:
+    async with worker_pair(runners) as pair:
+        running = asyncio.create_task(pair.continue_from(Answer(), "request", PROMPTS[0], greedy(150)))
+        await asyncio.sleep(0.05)
+        await pair.decode.server.stop(grace=0)
+        with pytest.raises(WorkerLostError):
+            await running
+
+
+@pytest.mark.parametrize("worker", ["prefill", "decode"])
+async def test_an_engine_that_stops_ends_its_streams_as_a_lost_worker(runners: Runners, worker: str) -> None:
+    config = pair_config(prefill={"chunk_tokens": 1, "max_num_seqs": 1})
+    async with worker_pair(runners, config) as pair:
+        if worker == "prefill":
+            running = asyncio.create_task(pair.generate(PROMPTS[4], greedy(150)))
+        else:
+            running = asyncio.create_task(pair.continue_from(Answer(), "request", PROMPTS[0], greedy(150)))
+        await asyncio.sleep(0.05)
+        await getattr(pair, worker).role.stop()
+        with pytest.raises(WorkerLostError, match="shutting down"):
+            await asyncio.wait_for(running, 2.0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_random_messages_on_the_worker_ports_harm_nobody(
+    runners: Runners, expected: list[list[int]], seed: int
+) -> None:
+    chance = random.Random(seed)
+    async with worker_pair(runners, pair_config(kv_transfer={"claim_timeout_s": 0.2})) as pair:
+        honest = asyncio.create_task(pair.generate_all(PROMPTS, greedy(NUM_TOKENS)))
+        await asyncio.gather(*(_intrude(pair, chance) for _ in range(60)))
+        assert await honest == expected
+        await pair.settle()
+        assert await pair.generate_all(PROMPTS, greedy(NUM_TOKENS)) == expected
+        await pair.settle()
+
+
+async def _intrude(pair: WorkerPair, chance: random.Random) -> None:
+    """One call with a message that is random bytes, a damaged request, or a request about somebody else's transfer."""
+    is_prefill = chance.random() < 0.5
+    path = "/baton.v1.Prefill/Prefill" if is_prefill else "/baton.v1.Decode/Generate"
+    worker = pair.prefill if is_prefill else pair.decode
+    call = worker.client._channel.unary_stream(path)(_hostile_message(pair, chance, is_prefill), timeout=5.0)
+    try:
+        await asyncio.sleep(chance.random() * 0.1)
+        async for _ in call:
+            if chance.random() < 0.2:
+                return
+    except Exception:  # noqa: BLE001 - any answer will do, as long as the worker lives on
+        return
+    finally:
+        call.cancel()
+
+
+def _hostile_message(pair: WorkerPair, chance: random.Random, is_prefill: bool) -> bytes:
+    prompt = [chance.randrange(0, 170) for _ in range(chance.randint(0, 60))]
+    request_id = chance.choice(("", "same", "request-1", "🎭" * 1000))
+    params = worker_pb2.SamplingParams(
+        max_tokens=chance.choice((0, 1, 5, 2**32 - 1)),
+        temperature=chance.choice((0.0, 1.0, float("nan"), -1.0)),
+        top_p=1.0,
+        repetition_penalty=chance.choice((0.0, 1.0, 1.2)),
+        seed=chance.choice((0, 2**63)),
+    )
+    sequence = worker_pb2.Sequence(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        output_token_ids=prompt[: chance.randint(0, 8)],
+        params=params,
+    )
+    if is_prefill:
+        whole = worker_pb2.PrefillRequest(sequence=sequence)
+        whole.handoff.transfer_id = chance.choice(("", "request-1/1", "request-2/1", "new"))
+        whole.handoff.peer = chance.choice(("", "nonsense", "127.0.0.1:1", "unix:/none", pair.decode.address))
+        data = bytearray(whole.SerializeToString())
+    else:
+        data = bytearray(
+            worker_pb2.GenerateRequest(
+                sequence=sequence, transfer_id=chance.choice(("", "", "nobody/1", "new"))
+            ).SerializeToString()
+        )
+    luck = chance.random()
+    if luck < 0.2:
+        return chance.randbytes(chance.randint(0, 300))
+    if luck < 0.4 and data:
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    return bytes(data)

@@ -1,0 +1,220 @@
+"""A prefill and a decode worker in this process, each with a gRPC server of its own, and a router's part played by
+plain functions. No Ray: what runs here is exactly what runs inside the actors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc.aio
+import torch
+from transformers import PreTrainedModel
+
+from cluster.config import BatonConfig
+from cluster.messages import pack_sequence, unpack_finish_reason, unpack_logprobs
+from cluster.role import WorkerContext
+from cluster.rpc import create_server
+from cluster.wire import worker_pb2, worker_pb2_grpc
+from cluster.worker_client import WorkerClient
+from cluster.worker_service import WorkerService
+from decode_worker.role import DecodeRole
+from engine.async_engine import AsyncEngine
+from engine.errors import rebuild_error
+from engine.model_runner import ModelRunner
+from engine.request import FinishReason, SamplingParams, TokenLogprobs
+from prefill_worker.role import PrefillRole
+from tests.engine_runs import build_runner
+
+TIMEOUT_S = 30.0
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a client would have got."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0
+    handoff: worker_pb2.HandoffResult | None = None
+
+    def take(self, batch: worker_pb2.TokenBatch) -> None:
+        self.token_ids += batch.token_ids
+        self.logprobs += unpack_logprobs(batch) or ()
+        self.finish_reason = unpack_finish_reason(batch)
+
+
+@dataclass(slots=True)
+class HostedWorker:
+    """A role behind a gRPC server on a free loopback port."""
+
+    role: Any
+    server: grpc.aio.Server
+    address: str
+    client: WorkerClient
+
+    @property
+    def engine(self) -> AsyncEngine:
+        engine: AsyncEngine = self.role._engine
+        return engine
+
+    async def problems(self) -> list[str]:
+        """Inconsistencies of the block pool, counting as held only what requests and leases hold.
+
+        A reservation that outlived its transfer is a leak too.
+        """
+
+        def check() -> list[str]:
+            return self.engine.blocks.check(self.engine.scheduler.requests)
+
+        return await self.engine.call(check)
+
+    async def is_idle(self) -> bool:
+        stats = await self.client.stats()
+        leases = await self.engine.call(lambda: len(self.engine.blocks.pool.leases))
+        return not (stats.num_running or stats.num_waiting or stats.num_transfers or stats.kv_blocks_used or leases)
+
+
+class WorkerPair:
+    """The two workers, and what the router does with them."""
+
+    def __init__(self, prefill: HostedWorker, decode: HostedWorker) -> None:
+        self.prefill = prefill
+        self.decode = decode
+        self._ids = itertools.count(1)
+
+    def new_id(self) -> str:
+        return f"request-{next(self._ids)}"
+
+    def prefill_request(
+        self, request_id: str, prompt: Sequence[int], params: SamplingParams, transfer_id: str | None = None
+    ) -> worker_pb2.PrefillRequest:
+        message = worker_pb2.PrefillRequest(sequence=pack_sequence(request_id, prompt, params))
+        message.handoff.transfer_id = transfer_id or f"{request_id}/1"
+        message.handoff.peer = self.decode.address
+        return message
+
+    async def generate(self, prompt: Sequence[int], params: SamplingParams) -> Answer:
+        """One request through both workers.
+
+        Raises:
+            BatonError: of whichever worker failed, the hand-off's before the decode worker's.
+        """
+        answer, request_id = Answer(), self.new_id()
+        message = self.prefill_request(request_id, prompt, params)
+        async with aclosing(self.prefill.client.prefill(message, TIMEOUT_S)) as events:
+            first = (await anext(events)).first_token
+            answer.num_cached_tokens = first.num_cached_tokens
+            answer.take(first)
+            if answer.finish_reason is not None:
+                assert [event async for event in events] == []
+                return answer
+            async with _background(
+                self.continue_from(answer, request_id, prompt, params, message.handoff.transfer_id)
+            ) as decoding:
+                answer.handoff = (await anext(events)).handoff
+                if answer.handoff.error_code:
+                    raise rebuild_error(answer.handoff.error_code, answer.handoff.error_message)
+                await decoding
+        return answer
+
+    async def continue_from(
+        self, answer: Answer, request_id: str, prompt: Sequence[int], params: SamplingParams, transfer_id: str = ""
+    ) -> None:
+        """Decodes to the end; without a transfer the decode worker computes all that is known by itself."""
+        message = worker_pb2.GenerateRequest(
+            sequence=pack_sequence(request_id, prompt, params, answer.token_ids), transfer_id=transfer_id
+        )
+        async with aclosing(self.decode.client.generate(message, TIMEOUT_S)) as batches:
+            async for batch in batches:
+                answer.take(batch)
+
+    async def generate_all(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[list[int]]:
+        """All at once."""
+        answers = await asyncio.gather(*(self.generate(prompt, params) for prompt in prompts))
+        return [answer.token_ids for answer in answers]
+
+    async def settle(self, timeout_s: float = 5.0) -> None:
+        """Waits until neither worker has anything left, then fails unless every block is free or cached."""
+        async with asyncio.timeout(timeout_s):
+            while not (await self.prefill.is_idle() and await self.decode.is_idle()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        for worker in (self.prefill, self.decode):
+            assert await worker.problems() == []
+            assert (await worker.client.stats()).num_leaked_blocks == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Runners:
+    """The device side of a pair: the same weights twice. Serves any number of pairs, one after the other."""
+
+    prefill: ModelRunner
+    decode: ModelRunner
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, num_blocks: int = 512, num_decode_blocks: int | None = None) -> Runners:
+        """``model`` itself stays as it is: a model can be tied to one cache only."""
+        return cls(
+            build_runner(copy.deepcopy(model), num_blocks),
+            build_runner(copy.deepcopy(model), num_decode_blocks or num_blocks),
+        )
+
+    def forget(self) -> None:
+        """Whatever is read without having been written or received first is not a number."""
+        for runner in (self.prefill, self.decode):
+            for tensor in (*runner.cache.keys, *runner.cache.values):
+                tensor.fill_(torch.nan)
+
+
+def pair_config(**sections: dict[str, Any]) -> BatonConfig:
+    """Small and quick; ``sections`` are those of the configuration file."""
+    defaults: dict[str, dict[str, Any]] = {
+        "engine": {"block_size": 4, "device": "cpu", "threads": 1},
+        "prefill": {"chunk_tokens": 64},
+        "decode": {"chunk_tokens": 64},
+        "kv_transfer": {"part_bytes": 4096, "claim_timeout_s": 5.0, "reserve_timeout_s": 5.0},
+    }
+    return BatonConfig.from_dict({name: {**values, **sections.get(name, {})} for name, values in defaults.items()})
+
+
+@asynccontextmanager
+async def worker_pair(runners: Runners, config: BatonConfig | None = None) -> AsyncIterator[WorkerPair]:
+    """Starts both workers with empty caches; stops them at the end."""
+    config = config or pair_config()
+    runners.forget()
+    prefill = await _host("prefill", PrefillRole, runners.prefill, config)
+    decode = await _host("decode", DecodeRole, runners.decode, config)
+    try:
+        yield WorkerPair(prefill, decode)
+    finally:
+        for worker in (prefill, decode):
+            await worker.client.close()
+            await worker.server.stop(grace=0)
+            await worker.role.stop()
+
+
+async def _host(pool: str, role_class: Any, runner: ModelRunner, config: BatonConfig) -> HostedWorker:
+    context = WorkerContext(f"{pool}-1", config, config.pool(pool), runner, runner.loaded.max_model_len, num_threads=1)
+    role = role_class(context)
+    server = create_server()
+    worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(f"{pool}-1", pool, role), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await role.start(server)
+    await server.start()
+    return HostedWorker(role, server, address, WorkerClient(address))
+
+
+@asynccontextmanager
+async def _background(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

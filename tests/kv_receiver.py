@@ -1,0 +1,117 @@
+"""The receiving half of a decode worker, and KV to send to it, for tests of the hand-off."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+
+import torch
+
+from cluster.kv_transfer.base import PartHeader, TransferOffer, plan_parts
+from decode_worker.kv_import import Import, KVImporter
+from decode_worker.speculation.verification import SampleAndMatch
+from engine.async_engine import AsyncEngine
+from engine.kv_cache import PagedKVCache
+from engine.kv_spec import KVCacheSpec
+from engine.model_runner import ModelRunner
+from engine.scheduler import SchedulerLimits
+from tests.engine_runs import build_runner
+from tests.tiny_models import tiny_model
+
+NUM_BLOCKS = 32
+CLAIM_TIMEOUT_S = 5.0
+
+
+class Receiver:
+    """An engine that runs, and its importer."""
+
+    def __init__(self, engine: AsyncEngine, importer: KVImporter) -> None:
+        self.engine = engine
+        self.importer = importer
+
+    @property
+    def spec(self) -> KVCacheSpec:
+        return self.engine.runner.spec
+
+    async def num_used_blocks(self) -> int:
+        return (await self.engine.call(self.engine.blocks.usage)).used
+
+    async def take_blocks(self, count: int) -> list[int]:
+        """Makes room scarce."""
+        return await self.engine.call(lambda: self.engine.blocks.pool.allocate(count))
+
+    async def give_back(self, blocks: list[int]) -> None:
+        await self.engine.call(lambda: self.engine.blocks.pool.release(blocks))
+        self.engine.notify_freed()
+
+    async def all_given_back(self, timeout_s: float = 3.0) -> None:
+        """Waits until no block is held; fails when some still are after ``timeout_s``, or were freed twice."""
+        async with asyncio.timeout(timeout_s):
+            while await self.num_used_blocks():  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        assert await self.engine.call(lambda: self.engine.blocks.pool.check([])) == []
+        assert self.importer.num_active == 0
+
+    async def read(self, imported: Import) -> list[bytes]:
+        """What the cache holds for a claimed transfer, layer by layer."""
+        holder = imported.holder
+        assert holder is not None
+        return read_layers(self.engine.runner.cache, holder.block_ids, holder.num_tokens)
+
+
+@asynccontextmanager
+async def running_receiver(
+    runner: ModelRunner, *, claim_timeout_s: float = CLAIM_TIMEOUT_S, prefix_caching: bool = True
+) -> AsyncIterator[Receiver]:
+    """A receiver with an empty cache."""
+    for tensor in (*runner.cache.keys, *runner.cache.values):
+        tensor.fill_(torch.nan)
+    limits = SchedulerLimits(64, 16, runner.loaded.max_model_len)
+    engine = AsyncEngine(runner, limits, prefix_caching=prefix_caching, verifier=SampleAndMatch(), num_threads=1)
+    importer = KVImporter(engine, claim_timeout_s)
+    engine.start()
+    try:
+        yield Receiver(engine, importer)
+    finally:
+        await engine.stop()
+
+
+def receiver_runner() -> ModelRunner:
+    """A tiny Llama over few blocks."""
+    return build_runner(tiny_model("llama"), NUM_BLOCKS)
+
+
+class SourceKV:
+    """Made-up KV of one prompt, as a prefill worker would hold it."""
+
+    def __init__(self, spec: KVCacheSpec, token_ids: Sequence[int], seed: int = 0) -> None:
+        self.spec = spec
+        self.token_ids = list(token_ids)
+        num_blocks = -(-len(token_ids) // spec.block_size)
+        self._cache = PagedKVCache(spec, max(1, num_blocks), torch.device("cpu"))
+        self._block_ids = list(range(num_blocks))
+        generator = torch.Generator().manual_seed(seed)
+        for tensor in (*self._cache.keys, *self._cache.values):
+            tensor.copy_(torch.randn(tensor.shape, generator=generator))
+
+    @property
+    def layers(self) -> list[bytes]:
+        return read_layers(self._cache, self._block_ids, len(self.token_ids))
+
+    def offer(self, transfer_id: str = "transfer-1", deadline_s: float = 2.0) -> TransferOffer:
+        return TransferOffer(transfer_id, f"request of {transfer_id}", self.spec, tuple(self.token_ids), deadline_s)
+
+    def payload(self, header: PartHeader) -> bytearray:
+        return self._cache.export_bytes(self._block_ids, header.token_start, header.token_end, header.layers)
+
+    def parts(self, start: int = 0, part_bytes: int = 700) -> Iterator[tuple[PartHeader, bytearray]]:
+        for header in plan_parts(self.spec, start, len(self.token_ids), part_bytes):
+            yield header, self.payload(header)
+
+
+def read_layers(cache: PagedKVCache, block_ids: Sequence[int], num_tokens: int) -> list[bytes]:
+    return [
+        bytes(cache.export_bytes(block_ids, 0, num_tokens, range(layer, layer + 1)))
+        for layer in range(len(cache.spec.layers))
+    ]

@@ -1,0 +1,55 @@
+"""What ``baton status`` shows: every figure, on narrow and on wide screens."""
+
+import io
+from collections.abc import Callable
+
+import pytest
+from rich.console import Console
+
+from cluster.cli_view import in_words, render_status
+from tests.unit.cluster.fake_router import FakeRouter, running
+
+
+@pytest.fixture
+def router():
+    with running() as fake:
+        yield fake
+
+
+@pytest.fixture
+def shown(router) -> Callable[[int], list[str]]:
+    def show(width: int) -> list[str]:
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(render_status(router.status(), "http://here:1", width))
+        return console.export_text().splitlines()
+
+    return show
+
+
+def test_pools_workers_blocks_and_requests(shown):
+    lines = shown(160)
+    assert lines[0] == "fake [model] at http://here:1, up for 1 h 2 min"
+    assert lines[1] == "requests: 1 in flight, 20 finished, 2 failed"
+    rows = [line.split() for line in lines]
+    assert ["prefill", "1", "of", "1"] in rows
+    assert ["decode-1", "ready", "3", "2", "1", "100", "7", "5", "cpu", "59", "s", "here", "4242"] in rows
+
+
+def test_nothing_is_cut_on_80_columns(router: FakeRouter, shown):
+    router.states = "draining"
+    lines = shown(80)
+    assert not [line for line in lines if "…" in line or len(line.rstrip()) > 80]
+    assert ["prefill-1", "draining", "3", "2", "1", "100", "7", "5", "cpu"] in [line.split() for line in lines]
+
+
+def test_why_a_worker_is_not_ready(router: FakeRouter, shown):
+    router.reason = "Ray has no [GPU]."
+    assert "prefill-1: Ray has no [GPU]." in shown(80)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.9, "0 s"), (59, "59 s"), (60, "1 min 0 s"), (3599, "59 min 59 s"), (7500, "2 h 5 min"), (100_000, "1 d 3 h")],
+)
+def test_durations_read_well(seconds, words):
+    assert in_words(seconds) == words

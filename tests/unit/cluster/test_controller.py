@@ -1,0 +1,214 @@
+"""The controller: both pools, the router before them, and the router's replacement."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import ray
+from ray.exceptions import RayTaskError
+
+from cluster.config import BatonConfig
+from cluster.controller import Controller
+from engine.errors import BatonError
+from tests.fake_hosts import HangingHost, MisconfiguredHost, OtherLayoutHost, ServingHost, small_ray, write_model_folder
+from tests.fake_workers import expected_tokens
+
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray():
+    with small_ray(num_cpus=8):
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return write_model_folder(tmp_path_factory.mktemp("model"))
+
+
+class RunningController:
+    """A controller actor, with calls that fail as they would have failed there."""
+
+    def __init__(self, config: dict[str, Any], worker_class: type) -> None:
+        checked = BatonConfig.from_dict(config).to_dict()
+        self._actor = ray.remote(Controller).options(num_cpus=0, max_concurrency=100).remote(checked, worker_class)
+        self.endpoint = ""
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                return await getattr(self._actor, method).remote(*arguments)
+        except RayTaskError as error:
+            raise error.cause from None
+
+    async def start(self) -> None:
+        self.endpoint = await self.call("start")
+
+    async def stop(self) -> None:
+        await self.call("stop")
+        ray.kill(self._actor)
+
+    async def complete(self, max_tokens: int = 5) -> list[int]:
+        body = {"model": "fake", "prompt": [5, 6, 7], "max_tokens": max_tokens, "return_token_ids": True}
+        async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
+            response = await client.post(f"{self.endpoint}/v1/completions", json=body)
+        assert response.status_code == 200, response.text
+        return response.json()["choices"][0]["token_ids"]
+
+    async def workers(self, pool: str) -> dict[str, str]:
+        """Worker id → state."""
+        pools = await self.call("pool_status")
+        return {worker["id"]: worker["state"] for worker in pools[pool]["workers"]}
+
+
+@contextlib.asynccontextmanager
+async def controller(model: Path, worker_class: type = ServingHost, **config: Any) -> AsyncIterator[RunningController]:
+    running = RunningController({"model": str(model), "router": {"port": 0}, **config}, worker_class)
+    try:
+        yield running
+    finally:
+        await running.stop()
+
+
+def listener_pid(endpoint: str) -> int | None:
+    """Of the process that listens where clients connect."""
+    port = int(endpoint.rsplit(":", 1)[1])
+    for connection in psutil.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+            return connection.pid
+    return None
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while not await condition():  # noqa: ASYNC110 - the conditions are other processes' state
+            await asyncio.sleep(0.05)
+
+
+async def test_it_serves_scales_and_replaces_what_dies(model):
+    async with controller(model) as running:
+        await running.start()
+        assert await running.complete() == expected_tokens(5)
+
+        for targets, code, message in (
+            ({"decode": 2, "verify": 1}, "not_found", r"no pool 'verify'\. Pools are: prefill, decode"),
+            ({"decode": 2, "prefill": 0}, "invalid_request", "at least one worker, got prefill=0"),
+        ):
+            with pytest.raises(BatonError, match=message) as raised:
+                await running.call("scale", targets)
+            assert raised.value.code == code
+            assert (await running.call("pool_status"))["decode"]["target"] == 1
+
+        await running.call("scale", {"prefill": 2, "decode": 2})
+
+        async def has_four() -> bool:
+            pools = {**await running.workers("prefill"), **await running.workers("decode")}
+            return list(pools.values()) == ["ready"] * 4
+
+        await until(has_four)
+        assert await running.complete() == expected_tokens(5)
+
+        old_router = listener_pid(running.endpoint)
+        assert old_router is not None
+        os.kill(old_router, signal.SIGKILL)
+
+        async def is_back() -> bool:
+            with contextlib.suppress(httpx.TransportError):
+                async with httpx.AsyncClient() as client:
+                    return (await client.get(f"{running.endpoint}/ready")).status_code == 200
+            return False
+
+        await until(is_back)
+        assert listener_pid(running.endpoint) != old_router
+        assert await has_four()  # the same workers: nobody was started anew
+        assert await running.complete() == expected_tokens(5)
+
+        await running.call("scale", {"prefill": 1, "decode": 1})
+
+        async def has_two() -> bool:
+            return [*await running.workers("prefill"), *await running.workers("decode")] == ["prefill-1", "decode-1"]
+
+        await until(has_two)
+        assert await running.complete() == expected_tokens(5)
+
+
+async def test_a_router_killed_while_workers_start_does_not_take_them_along(model):
+    async with controller(model) as running:
+        await running.start()
+        pid = listener_pid(running.endpoint)
+        assert pid is not None
+        await running.call("scale", {"decode": 3})
+        os.kill(pid, signal.SIGKILL)
+
+        async def all_ready() -> bool:
+            return await running.workers("decode") == dict.fromkeys(["decode-1", "decode-2", "decode-3"], "ready")
+
+        await until(all_ready)
+
+        async def router_knows_them() -> bool:
+            with contextlib.suppress(httpx.TransportError):
+                async with httpx.AsyncClient() as client:
+                    pools = (await client.get(f"{running.endpoint}/admin/status")).json()["pools"]
+                return sum("kv_blocks_total" in worker for worker in pools["decode"]["workers"]) == 3
+            return False
+
+        await until(router_knows_them)
+
+
+@pytest.mark.parametrize(
+    ("worker_class", "code", "message"),
+    [
+        (MisconfiguredHost, "invalid_config", "context length is 9"),
+        (OtherLayoutHost, "worker_lost", "has another KV layout"),
+        (HangingHost, "deadline_exceeded", "After 1 s 0 of 1 prefill workers are ready. The others are still loading"),
+    ],
+)
+async def test_what_the_user_reads_when_the_cluster_does_not_come_up(model, worker_class, code, message):
+    timeout_s = 1.0 if worker_class is HangingHost else TIMEOUT_S
+    async with controller(model, worker_class, ray={"start_timeout_s": timeout_s}) as running:
+        with pytest.raises(BatonError, match=message) as raised:
+            await running.start()
+        assert raised.value.code == code
+
+
+async def test_a_port_in_use_is_said(model):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        async with controller(model, router={"port": port}) as running:
+            with pytest.raises(BatonError, match=rf"port {port} cannot be listened on.*router\.port") as raised:
+                await running.start()
+            assert raised.value.code == "invalid_config"
+
+
+async def test_a_model_without_a_tokenizer_is_said(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    async with controller(tmp_path) as running:
+        with pytest.raises(BatonError, match="no usable tokenizer") as raised:
+            await running.start()
+        assert raised.value.code == "invalid_config"
+
+
+async def test_stopping_while_it_starts(model):
+    async with controller(model, HangingHost) as running:
+        starting = asyncio.create_task(running.start())
+
+        async def has_begun() -> bool:
+            return bool(await running.workers("prefill"))
+
+        await until(has_begun)
+        await running.call("stop")
+        assert await running.workers("prefill") == {}
+        await asyncio.gather(starting, return_exceptions=True)

@@ -1,0 +1,77 @@
+"""What pools ask Ray for, and how a missing place is explained; without Ray."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.config import ResourcesConfig
+from cluster.placement import Node, actor_options, describe_request, explain_pending, living_nodes
+
+GIB = 2**30
+H100 = Node("10.0.0.1", {"CPU": 16.0, "GPU": 8.0, "memory": 64.0 * GIB}, {"ray.io/accelerator-type": "H100"})
+CPU_ONLY = Node("10.0.0.2", {"CPU": 4.0, "memory": 8.0 * GIB}, {})
+
+
+def test_the_defaults_ask_for_a_cpu_and_nothing_else():
+    assert actor_options(ResourcesConfig()) == {"num_cpus": 1.0, "num_gpus": 0.0}
+
+
+def test_every_wish_becomes_an_option():
+    resources = ResourcesConfig(
+        cpus=4.0, gpus=1.0, memory_gib=1.5, accelerator_type="H100", labels={"baton-pool": "prefill"}
+    )
+    assert actor_options(resources) == {
+        "num_cpus": 4.0,
+        "num_gpus": 1.0,
+        "memory": 3 * GIB // 2,
+        "label_selector": {"ray.io/accelerator-type": "H100", "baton-pool": "prefill"},
+    }
+    assert describe_request(resources) == (
+        "4 CPUs, 1 GPUs, 1.5 GiB of memory, the node label baton-pool=prefill, "
+        "the node label ray.io/accelerator-type=H100"
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "lacks"),
+    [
+        ({"gpus": 1.0}, "too few GPUs"),
+        ({"cpus": 5.0}, "too few CPUs"),
+        ({"memory_gib": 9.0}, "too little memory"),
+        ({"accelerator_type": "H100"}, "no label ray.io/accelerator-type"),
+        ({"labels": {"rack": "7"}}, "no label rack"),
+    ],
+)
+def test_a_node_that_does_not_fit_says_what_it_lacks(wanted, lacks):
+    text = explain_pending("decode", ResourcesConfig(**wanted), [CPU_ONLY])
+    assert f"10.0.0.2: 4 CPUs, 0 GPUs, 8.0 GiB: {lacks}" in text
+    assert "No node can ever hold it: change decode.resources" in text
+
+
+def test_a_wrong_label_is_shown_with_what_the_node_has():
+    text = explain_pending("decode", ResourcesConfig(accelerator_type="H200"), [H100])
+    assert "10.0.0.1: 16 CPUs, 8 GPUs (H100), 64.0 GiB: label ray.io/accelerator-type is H100" in text
+
+
+def test_a_node_that_would_fit_were_it_free_is_told_from_one_that_never_will():
+    text = explain_pending("prefill", ResourcesConfig(gpus=1.0), [H100, CPU_ONLY])
+    assert "10.0.0.1: 16 CPUs, 8 GPUs (H100), 64.0 GiB: would do, if others left it free" in text
+    assert "10.0.0.2: 4 CPUs, 0 GPUs, 8.0 GiB: too few GPUs" in text
+    assert "lower prefill.workers" in text
+
+
+@pytest.mark.parametrize(
+    ("selector", "fits"),
+    [("H100", True), ("!H100", False), ("!H200", True), ("in(H100, H200)", True), ("!in(H100, H200)", False)],
+)
+def test_label_operators_are_understood(selector, fits):
+    text = explain_pending("decode", ResourcesConfig(labels={"ray.io/accelerator-type": selector}), [H100])
+    assert ("would do" in text) is fits
+
+
+def test_dead_nodes_are_left_out():
+    nodes = [
+        {"NodeManagerAddress": "a", "Alive": True, "Resources": {"CPU": 2.0}, "Labels": {"x": "1"}},
+        {"NodeManagerAddress": "b", "Alive": False, "Resources": {"CPU": 2.0}},
+    ]
+    assert living_nodes(nodes) == [Node("a", {"CPU": 2.0}, {"x": "1"})]

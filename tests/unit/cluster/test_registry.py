@@ -1,0 +1,90 @@
+"""The router's table of workers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cluster.registry import DECODE, PREFILL, WorkerInfo, WorkerRegistry
+from tests.fake_workers import make_info
+
+
+@pytest.fixture
+async def registry():
+    registry = WorkerRegistry()
+    yield registry
+    for worker in registry.workers:
+        await registry.remove(worker.info.worker_id)
+
+
+async def test_workers_are_found_by_pool_and_id(registry):
+    first, second = registry.add(make_info("p1", PREFILL)), registry.add(make_info("d1", DECODE))
+    assert registry.pool(PREFILL) == [first]
+    assert registry.get("d1") is second
+    assert registry.get("d2") is None
+    assert registry.workers == [first, second]
+
+
+async def test_adding_a_worker_twice_keeps_its_requests(registry):
+    worker = registry.add(make_info("p1", PREFILL))
+    worker.begin()
+    assert registry.add(make_info("p1", PREFILL)) is worker
+    assert worker.snapshot().in_flight == 1
+
+
+async def test_every_change_wakes_those_that_wait(registry):
+    for change in (
+        lambda: registry.add(make_info("p1", PREFILL)),
+        lambda: registry.drain("p1"),
+        lambda: asyncio.ensure_future(registry.remove("p1")),
+    ):
+        changed = registry.changed
+        assert not changed.is_set()
+        change()
+        await asyncio.wait_for(changed.wait(), 1)
+
+
+async def test_a_draining_worker_accepts_nothing(registry):
+    worker = registry.add(make_info("p1", PREFILL))
+    assert registry.has_accepting(PREFILL)
+    assert registry.drain("p1") is worker
+    assert not registry.has_accepting(PREFILL)
+    assert not worker.snapshot().accepting
+
+
+async def test_a_suspect_is_trusted_again_after_a_while(registry):
+    worker = registry.add(make_info("p1", PREFILL))
+    worker.suspect()
+    assert not worker.snapshot().accepting
+    worker.suspect_until_s = 0.0
+    assert worker.snapshot().accepting
+
+
+async def test_it_is_idle_when_its_last_request_is_over(registry):
+    worker = registry.add(make_info("p1", PREFILL))
+    assert worker.idle.is_set()
+    with worker.assign():
+        worker.begin()
+        assert (worker.in_flight, worker.idle.is_set()) == (2, False)
+        worker.end()
+        assert not worker.idle.is_set()
+    assert worker.idle.is_set()
+    assert worker.assigned == 2
+
+
+async def test_a_failing_request_is_over_too(registry):
+    worker = registry.add(make_info("p1", PREFILL))
+    with pytest.raises(ValueError, match="oops"), worker.assign():
+        raise ValueError("oops")
+    assert worker.in_flight == 0
+
+
+async def test_draining_or_removing_an_unknown_worker_does_nothing(registry):
+    assert registry.drain("nobody") is None
+    await registry.remove("nobody")
+
+
+def test_info_survives_the_way_to_another_process():
+    info = make_info("p1", PREFILL, eos_token_ids=(1, 2))
+    assert WorkerInfo.from_dict(info.to_dict()) == info

@@ -1,0 +1,137 @@
+"""Errors keep their class and message across a gRPC connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from cluster.rpc import create_channel, create_server, error_from_rpc, reporting_errors
+from engine.errors import (
+    BatonError,
+    DeadlineError,
+    InternalError,
+    OverloadedError,
+    TransferError,
+    WorkerLostError,
+    error_classes,
+)
+
+Handler = Callable[[bytes, Any], Awaitable[bytes]]
+
+
+@asynccontextmanager
+async def serving(handler: Handler) -> AsyncIterator[tuple[grpc.aio.Server, Any]]:
+    server = create_server()
+    methods = {"Call": grpc.unary_unary_rpc_method_handler(handler)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", methods),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    channel = create_channel(f"127.0.0.1:{port}")
+    try:
+        yield server, channel.unary_unary("/test.Service/Call")
+    finally:
+        await channel.close()
+        await server.stop(grace=0)
+
+
+async def error_of(call: Awaitable[bytes]) -> BatonError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return error_from_rpc(caught.value, "the peer")
+
+
+def raising(error: Exception, unexpected: list[Exception] | None = None) -> Handler:
+    async def handle(request: bytes, context: Any) -> bytes:
+        async with reporting_errors(context, (unexpected if unexpected is not None else []).append):
+            raise error
+        return b""
+
+    return handle
+
+
+@pytest.mark.parametrize("cls", error_classes().values(), ids=lambda cls: cls.__name__)
+async def test_every_error_class_survives(cls: type[BatonError]) -> None:
+    async with serving(raising(cls("what was wrong — größer als 5"))) as (_, call):
+        error = await error_of(call(b""))
+    assert type(error) is cls
+    assert error.message == "what was wrong — größer als 5"
+
+
+async def test_retry_after_survives() -> None:
+    async with serving(raising(OverloadedError("busy", retry_after_s=7.5))) as (_, call):
+        error = await error_of(call(b""))
+    assert isinstance(error, OverloadedError)
+    assert error.retry_after_s == 7.5
+
+
+@pytest.mark.parametrize("message", ["x" * 100_000, "ü€𝄞" * 30_000])
+async def test_a_long_message_is_cut_and_not_the_connection(message: str) -> None:
+    async with serving(raising(TransferError(message))) as (_, call):
+        error = await error_of(call(b""))
+    assert isinstance(error, TransferError)
+    assert message.startswith(error.message.removesuffix("…"))
+    assert len(error.message) > 200
+
+
+async def test_a_fault_of_ours_is_logged_and_becomes_internal() -> None:
+    unexpected: list[Exception] = []
+    fault = KeyError("missing")
+    async with serving(raising(fault, unexpected)) as (_, call):
+        error = await error_of(call(b""))
+    assert type(error) is InternalError
+    assert "KeyError" in error.message
+    assert unexpected == [fault]
+
+
+async def test_expected_errors_are_not_logged() -> None:
+    unexpected: list[Exception] = []
+    async with serving(raising(TransferError("as foreseen"), unexpected)) as (_, call):
+        await error_of(call(b""))
+    assert unexpected == []
+
+
+async def test_a_call_that_takes_too_long_is_a_deadline_error() -> None:
+    async def sleep(request: bytes, context: Any) -> bytes:
+        await asyncio.sleep(10)
+        return b""
+
+    async with serving(sleep) as (_, call):
+        assert isinstance(await error_of(call(b"", timeout=0.1)), DeadlineError)
+
+
+async def test_nobody_listening_is_a_lost_worker() -> None:
+    channel = create_channel("127.0.0.1:1")
+    error = await error_of(channel.unary_unary("/test.Service/Call")(b"", timeout=5.0))
+    await channel.close()
+    assert isinstance(error, WorkerLostError)
+    assert "the peer" in error.message
+
+
+async def test_a_server_that_stops_under_a_call_is_a_lost_worker() -> None:
+    async def sleep(request: bytes, context: Any) -> bytes:
+        await asyncio.sleep(10)
+        return b""
+
+    async with serving(sleep) as (server, call):
+        pending = asyncio.ensure_future(error_of(call(b"")))
+        await asyncio.sleep(0.05)
+        await server.stop(grace=0)
+        assert isinstance(await pending, WorkerLostError)
+
+
+async def test_a_method_that_the_peer_does_not_have_is_no_lost_worker() -> None:
+    server = create_server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    channel = create_channel(f"127.0.0.1:{port}")
+    error = await error_of(channel.unary_unary("/test.Service/Other")(b""))
+    await channel.close()
+    await server.stop(grace=0)
+    assert type(error) is InternalError
+    assert "UNIMPLEMENTED" in error.message

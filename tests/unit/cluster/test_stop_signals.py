@@ -1,0 +1,80 @@
+"""Signals end a start at once, a running cluster by a flag, and never anything in the middle of ray's own start."""
+
+import signal
+import threading
+
+import pytest
+
+from cluster.stop_signals import StopSignals, signals_deferred
+
+BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+
+
+@BOTH
+def test_a_signal_unwinds_a_start(number):
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), StopSignals():
+        signal.raise_signal(number)
+    assert signal.getsignal(number) is before
+
+
+@BOTH
+def test_after_the_start_a_signal_sets_the_flag(number):
+    with StopSignals() as signals:
+        signals.end_of_start()
+        assert not signals.stop.is_set()
+        signal.raise_signal(number)
+        assert signals.stop.is_set()
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("impatient", [True, False])
+def test_a_second_ctrl_c(impatient):
+    with StopSignals(impatient=impatient) as signals:
+        signals.end_of_start()
+        signal.raise_signal(signal.SIGINT)
+        if impatient:
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        else:
+            signal.raise_signal(signal.SIGINT)
+
+
+@BOTH
+def test_deferred_signals_arrive_after_the_block_at_the_handler_from_before_it(number):
+    done: list[str] = []
+
+    def start_ray() -> None:
+        with signals_deferred():
+            signal.raise_signal(number)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # ray sets a handler of its own
+            done.append("start")
+        done.append("went on")
+
+    with StopSignals(), pytest.raises(KeyboardInterrupt):
+        start_ray()
+    assert done == ["start"]
+
+
+def test_an_error_in_the_block_does_not_lose_the_handlers():
+    with StopSignals():
+        handler = signal.getsignal(signal.SIGTERM)
+        with pytest.raises(ValueError, match="broken"), signals_deferred():
+            raise ValueError("broken")
+        assert signal.getsignal(signal.SIGTERM) == handler
+
+
+def test_other_threads_leave_signals_alone():
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            with signals_deferred():
+                pass
+        except ValueError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert errors == []

@@ -1,0 +1,143 @@
+"""The connection to a worker: typed errors, cancellation, and clocks."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from cluster.registry import DECODE, PREFILL
+from cluster.wire import worker_pb2
+from cluster.worker_client import WorkerClient
+from engine.errors import ChecksumError, DeadlineError, WorkerLostError
+from engine.timeline import Event, Timeline
+from tests.fake_workers import FakeWorker, decode_some, expected_tokens, failing, for_ever, hang
+
+TIMEOUT_S = 10.0
+
+
+@pytest.fixture
+async def worker():
+    worker = FakeWorker("w", DECODE, clock_shift_s=5000.0)
+    await worker.start()
+    yield worker
+    await worker.die()
+
+
+@pytest.fixture
+async def client(worker):
+    client = WorkerClient(worker.address)
+    yield client
+    await client.close()
+
+
+def generation(max_tokens: int = 4) -> worker_pb2.GenerateRequest:
+    params = worker_pb2.SamplingParams(max_tokens=max_tokens)
+    return worker_pb2.GenerateRequest(sequence=worker_pb2.Sequence(request_id="r", params=params))
+
+
+async def read(client: WorkerClient, timeout_s: float = TIMEOUT_S) -> list[int]:
+    async with aclosing(client.generate(generation(), timeout_s)) as batches:
+        return [token async for batch in batches for token in batch.token_ids]
+
+
+async def test_a_stream_ends_by_itself(client):
+    assert await read(client) == expected_tokens(4)
+
+
+async def test_an_error_keeps_its_class(client, worker):
+    worker.scripts = [failing(ChecksumError("a part was damaged"))]
+    with pytest.raises(ChecksumError, match="a part was damaged"):
+        await read(client)
+
+
+async def test_nobody_there():
+    client = WorkerClient("127.0.0.1:1")
+    with pytest.raises(WorkerLostError):
+        await read(client)
+    assert not await client.is_alive()
+    await client.close()
+
+
+async def test_a_deadline(client, worker):
+    worker.scripts = [hang]
+    with pytest.raises(DeadlineError):
+        await read(client, timeout_s=0.05)
+
+
+async def test_closing_the_stream_cancels_the_call_at_once(client, worker):
+    worker.scripts = [decode_some(1, for_ever)]
+    async with aclosing(client.generate(generation(), TIMEOUT_S)) as batches:
+        await anext(batches)
+    async with asyncio.timeout(TIMEOUT_S):
+        while worker.num_cancelled == 0:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_closing_the_connection_is_a_lost_worker_and_not_a_cancellation(client, worker):
+    worker.scripts = [hang]
+    reading = asyncio.create_task(read(client))
+    async with asyncio.timeout(TIMEOUT_S):
+        while worker.num_open == 0:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await client.close()
+    with pytest.raises(WorkerLostError, match="has left the cluster"):
+        await reading
+    with pytest.raises(WorkerLostError, match="has left the cluster"):
+        await read(client)
+    with pytest.raises(WorkerLostError, match="has left the cluster"):
+        await client.stats()
+    assert not await client.is_alive()
+
+
+async def test_cancelling_the_reader_stays_a_cancellation(client, worker):
+    worker.scripts = [hang]
+    reading = asyncio.create_task(read(client))
+    await asyncio.sleep(0.05)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+
+
+async def test_events_are_moved_onto_this_clock(client, worker):
+    timeline = Timeline("r")
+    timeline.record(Event.RECEIVED)
+    await client.sync_clock()
+    client.record(timeline, {Event.PREFILL_STARTED: await worker.later()})
+    elapsed_ms = timeline.between_ms(Event.RECEIVED, Event.PREFILL_STARTED)
+    assert elapsed_ms is not None
+    assert 0 < elapsed_ms < 5_000_000  # the shift alone is 5000 s
+
+
+async def test_events_of_a_clock_that_was_never_measured_are_dropped(client):
+    timeline = Timeline("r")
+    client.record(timeline, {Event.PREFILL_STARTED: 1.0})
+    assert timeline.events == {}
+
+
+async def test_the_clock_of_the_same_machine_is_taken_as_it_is():
+    worker = FakeWorker("w", PREFILL)
+    await worker.start()
+    client = WorkerClient(worker.address)
+    await client.sync_clock()
+    timeline = Timeline("r")
+    client.record(timeline, {Event.PREFILL_STARTED: 123.25})
+    assert timeline.events == {Event.PREFILL_STARTED: 123.25}
+    await client.close()
+    await worker.die()
+
+
+async def test_a_clock_is_measured_once_in_a_while(client, worker):
+    assert client.needs_sync
+    await client.sync_clock()
+    assert worker.num_pings > 1
+    assert not client.needs_sync
+
+
+async def test_a_failed_measurement_is_an_error_and_soon_repeated(client, worker, monkeypatch):
+    monkeypatch.setattr("cluster.worker_client._RETRY_SYNC_AFTER_S", 0.0)
+    await worker.die()
+    with pytest.raises(WorkerLostError):
+        await client.sync_clock()
+    assert client.needs_sync

@@ -1,0 +1,286 @@
+"""Pools of Ray actors: start, replacement, scaling, and what is said when workers do not come up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+import ray
+
+from cluster.config import BatonConfig
+from cluster.registry import WorkerInfo
+from cluster.worker_pool import WorkerPool
+from engine.errors import ConfigError, DeadlineError, LayoutMismatchError, WorkerLostError
+from tests.fake_hosts import (
+    CrashingHost,
+    DyingHost,
+    FakeHost,
+    FlakyHost,
+    HangingHost,
+    MisconfiguredHost,
+    small_ray,
+)
+
+READY_S = 30.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray():
+    with small_ray(num_cpus=8):
+        yield
+
+
+@dataclass
+class Listener:
+    """Records what a pool tells; lets a test hold a drain or refuse a worker."""
+
+    ready: dict[str, WorkerInfo] = field(default_factory=dict)
+    gone: list[str] = field(default_factory=list)
+    drained: list[str] = field(default_factory=list)
+    reports: list[str] = field(default_factory=list)
+    may_drain: asyncio.Event = field(default_factory=asyncio.Event)
+    refuse: Exception | None = None
+
+    async def worker_ready(self, info: WorkerInfo) -> None:
+        if self.refuse is not None:
+            raise self.refuse
+        self.ready[info.worker_id] = info
+
+    async def worker_gone(self, worker_id: str) -> None:
+        self.gone.append(worker_id)
+        self.ready.pop(worker_id, None)
+
+    async def drain(self, worker_id: str, timeout_s: float) -> None:
+        await self.may_drain.wait()
+        self.drained.append(worker_id)
+
+    def report(self, text: str) -> None:
+        self.reports.append(text)
+
+
+@pytest.fixture
+def listener():
+    return Listener()
+
+
+@pytest.fixture
+async def make_pool(listener):
+    pools: list[WorkerPool] = []
+
+    def make(actor_class: type = FakeHost, **resources: object) -> WorkerPool:
+        config = BatonConfig.from_dict({"decode": {"resources": resources}})
+        pools.append(WorkerPool("decode", config, listener, actor_class, "127.0.0.1"))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        await pool.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(READY_S):
+        while not condition():  # noqa: ASYNC110 - the conditions are other processes' state
+            await asyncio.sleep(0.02)
+
+
+def ids_in(pool: WorkerPool, state: str) -> list[str]:
+    return [worker["id"] for worker in pool.status()["workers"] if worker["state"] == state]
+
+
+def kill(info: WorkerInfo) -> None:
+    os.kill(info.pid, signal.SIGKILL)
+
+
+async def test_it_starts_as_many_as_it_shall_have(make_pool, listener):
+    pool = make_pool()
+    pool.scale(2)
+    assert ids_in(pool, "starting") == ["decode-1", "decode-2"]
+    await pool.wait_until_ready(READY_S)
+    assert sorted(listener.ready) == ids_in(pool, "ready") == ["decode-1", "decode-2"]
+    assert any("decode-1 is ready" in line for line in listener.reports)
+    assert pool.status()["target"] == 2
+
+
+async def test_a_killed_worker_is_replaced_and_the_router_told(make_pool, listener):
+    pool = make_pool()
+    pool.scale(2)
+    await pool.wait_until_ready(READY_S)
+    kill(listener.ready["decode-1"])
+    await until(lambda: "decode-3" in listener.ready)
+    assert listener.gone == ["decode-1"]
+    assert ids_in(pool, "ready") == ["decode-2", "decode-3"]
+    assert ids_in(pool, "dead") == ["decode-1"]
+    [dead] = [worker for worker in pool.status()["workers"] if worker["id"] == "decode-1"]
+    assert dead["reason"]
+
+
+async def test_scaling_up_and_down(make_pool, listener):
+    pool = make_pool()
+    listener.may_drain.set()
+    pool.scale(1)
+    await pool.wait_until_ready(READY_S)
+    pool.scale(3)
+    await pool.wait_until_ready(READY_S)
+    pool.scale(1)
+    await until(lambda: len(listener.gone) == 2)
+    await until(lambda: len(pool.status()["workers"]) == 1)
+    assert sorted(listener.drained) == sorted(listener.gone)
+    assert "decode-1" in listener.ready  # the oldest stays
+    assert ids_in(pool, "dead") == []  # leaving is no death
+
+
+async def test_a_leaving_worker_lives_until_it_is_drained(make_pool, listener):
+    pool = make_pool()
+    pool.scale(2)
+    await pool.wait_until_ready(READY_S)
+    leaving = listener.ready["decode-2"]
+    pool.scale(1)
+    await until(lambda: ids_in(pool, "draining") == ["decode-2"])
+    os.kill(leaving.pid, 0)
+    assert listener.gone == []
+    listener.may_drain.set()
+    await until(lambda: listener.gone == ["decode-2"])
+    await until(lambda: not _runs(leaving.pid))
+
+
+async def test_a_draining_worker_that_dies_is_not_replaced(make_pool, listener):
+    pool = make_pool()
+    pool.scale(2)
+    await pool.wait_until_ready(READY_S)
+    pool.scale(1)
+    await until(lambda: ids_in(pool, "draining") == ["decode-2"])
+    kill(listener.ready["decode-2"])
+    await until(lambda: listener.gone == ["decode-2"])
+    await until(lambda: ids_in(pool, "draining") == [])
+    assert list(listener.ready) == ids_in(pool, "ready") == ["decode-1"]
+    assert ids_in(pool, "starting") == []
+
+
+async def test_scaling_down_drops_those_that_still_start(make_pool, listener):
+    pool = make_pool(HangingHost)
+    pool.scale(3)
+    pool.scale(1)
+    await until(lambda: ids_in(pool, "starting") == ["decode-1"])
+    assert sorted(listener.gone) == ["decode-2", "decode-3"]
+    assert listener.drained == []
+
+
+async def test_scaling_down_drops_those_that_found_no_place(make_pool, listener):
+    pool = make_pool(cpus=6)
+    pool.scale(2)
+    await until(lambda: len(listener.ready) == 1)
+    pool.scale(1)
+    await until(lambda: len(pool.status()["workers"]) == 1)
+    assert len(ids_in(pool, "ready")) == 1
+
+
+async def test_scaling_up_while_starting(make_pool, listener):
+    pool = make_pool()
+    pool.scale(1)
+    waiting = asyncio.create_task(pool.wait_until_ready(READY_S))
+    await asyncio.sleep(0)
+    pool.scale(3)
+    await waiting
+    assert len(listener.ready) == 3
+
+
+async def test_a_wrong_configuration_is_said_at_once_and_not_tried_again(make_pool, listener):
+    pool = make_pool(MisconfiguredHost)
+    pool.scale(1)
+    with pytest.raises(ConfigError, match="context length is 9"):
+        await pool.wait_until_ready(READY_S)
+    await until(lambda: listener.gone == ["decode-1"])
+    assert ids_in(pool, "starting") == []
+    assert ids_in(pool, "dead") == ["decode-1"]
+    pool.scale(1)  # asking again is trying again
+    await until(lambda: ids_in(pool, "dead") == ["decode-1", "decode-2"])
+
+
+async def test_labels_that_ray_refuses_are_a_configuration_error(make_pool):
+    pool = make_pool(labels={"pool": "-not a label-"})
+    pool.scale(1)
+    with pytest.raises(ConfigError, match=r"decode\.resources.*not a label"):
+        await pool.wait_until_ready(READY_S)
+
+
+@pytest.mark.parametrize(("actor_class", "reason"), [(CrashingHost, "no luck today"), (DyingHost, r"\w")])
+async def test_workers_that_keep_dying_at_start_end_the_wait_with_the_reason(make_pool, listener, actor_class, reason):
+    pool = make_pool(actor_class)
+    pool.scale(1)
+    with pytest.raises(WorkerLostError, match=f"decode workers keep dying at start: .*{reason}"):
+        await pool.wait_until_ready(READY_S)
+    assert listener.gone == ["decode-1", "decode-2", "decode-3"]
+
+
+async def test_a_worker_that_fails_once_is_started_again(make_pool, listener):
+    pool = make_pool(FlakyHost)
+    pool.scale(1)
+    await pool.wait_until_ready(READY_S)
+    assert list(listener.ready) == ["decode-2"]
+    [dead] = [worker for worker in pool.status()["workers"] if worker["state"] == "dead"]
+    assert dead["reason"] == "ValueError: only this once"
+
+
+async def test_a_worker_that_is_refused_is_started_again(make_pool, listener):
+    listener.refuse = LayoutMismatchError("another KV layout")
+    pool = make_pool()
+    pool.scale(1)
+    await until(lambda: ids_in(pool, "dead") == ["decode-1"])
+    listener.refuse = None
+    await pool.wait_until_ready(READY_S)
+    assert pool.status()["workers"][-1]["reason"] == "another KV layout"
+
+
+async def test_what_the_user_reads_when_a_worker_loads_too_long(make_pool):
+    pool = make_pool(HangingHost)
+    pool.scale(2)
+    with pytest.raises(DeadlineError, match=r"After 0\.5 s 0 of 2 decode workers are ready. The others are still load"):
+        await pool.wait_until_ready(0.5)
+
+
+async def test_what_the_user_reads_when_a_worker_finds_no_place(make_pool):
+    pool = make_pool(cpus=99)
+    pool.scale(1)
+    with pytest.raises(DeadlineError) as raised:
+        await pool.wait_until_ready(0.5)
+    assert "A decode worker asks for 99 CPUs, 0 GPUs" in raised.value.message
+    assert "too few CPUs" in raised.value.message
+    assert "change decode.resources" in raised.value.message
+
+
+@pytest.mark.parametrize("resources", [{}, {"cpus": 99}], ids=["loading", "without_place"])
+async def test_stopping_while_starting_is_quick_and_leaves_nothing(make_pool, resources):
+    pool = make_pool(HangingHost, **resources)
+    pool.scale(2)
+    await asyncio.sleep(0.1)
+    async with asyncio.timeout(10):  # far less than the patience with a worker that serves
+        await pool.stop()
+    assert pool.status()["workers"] == []
+    await until(lambda: _free_cpus() == 8)
+
+
+async def test_stopping_ends_the_processes_and_starts_no_others(make_pool, listener):
+    pool = make_pool()
+    pool.scale(2)
+    await pool.wait_until_ready(READY_S)
+    pids = [info.pid for info in listener.ready.values()]
+    await pool.stop()
+    await until(lambda: not any(_runs(pid) for pid in pids))
+    assert pool.status() == {"target": 0, "workers": []}
+    await until(lambda: _free_cpus() == 8)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _free_cpus() -> float:
+    return ray.available_resources().get("CPU", 0)

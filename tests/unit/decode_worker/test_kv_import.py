@@ -1,0 +1,359 @@
+"""Whatever happens to a transfer and to the request that comes for it, in whatever order: no block is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import torch
+
+from cluster.kv_transfer.base import PartHeader
+from cluster.kv_transfer.codec import checksum
+from engine.errors import ChecksumError, OutOfBlocksError, TransferError
+from engine.model_runner import ModelRunner
+from engine.request import Request, SamplingParams
+from tests.kv_receiver import NUM_BLOCKS, Receiver, SourceKV, receiver_runner, running_receiver
+from tests.tiny_models import random_prompts
+
+PROMPT = random_prompts((22,))[0]
+NUM_PROMPT_BLOCKS = 6
+ID = "transfer-1"
+
+
+@pytest.fixture(scope="module")
+def runner() -> ModelRunner:
+    return receiver_runner()
+
+
+@pytest.fixture
+async def receiver(runner: ModelRunner) -> AsyncIterator[Receiver]:
+    async with running_receiver(runner) as running:
+        yield running
+
+
+@pytest.fixture
+async def hasty(runner: ModelRunner) -> AsyncIterator[Receiver]:
+    """Waits 0.1 s for claims."""
+    async with running_receiver(runner, claim_timeout_s=0.1) as running:
+        yield running
+
+
+@pytest.fixture
+def source(runner: ModelRunner) -> SourceKV:
+    return SourceKV(runner.spec, PROMPT)
+
+
+async def write(receiver: Receiver, header: PartHeader, payload: bytearray, transfer_id: str = ID) -> None:
+    await receiver.importer.write(transfer_id, header, memoryview(payload), checksum(payload))
+
+
+async def push(receiver: Receiver, source: SourceKV, num_parts: int | None = None) -> None:
+    """Reserves and writes the first ``num_parts`` parts, or all."""
+    cached = await receiver.importer.reserve(source.offer(ID))
+    for header, payload in list(source.parts(cached))[:num_parts]:
+        await write(receiver, header, payload)
+
+
+async def has_failed(claim: asyncio.Task[object]) -> str:
+    with pytest.raises(TransferError) as caught:
+        await asyncio.wait_for(claim, 1.0)
+    return caught.value.message
+
+
+async def test_a_claim_waits_for_the_commit(receiver: Receiver, source: SourceKV) -> None:
+    claim = asyncio.create_task(receiver.importer.claim(ID))  # comes before the reservation even
+    await asyncio.sleep(0)
+    await push(receiver, source)
+    assert receiver.importer.num_active == 1
+    assert not claim.done()
+    await receiver.importer.commit(ID)
+    imported = await asyncio.wait_for(claim, 1.0)
+    assert receiver.importer.num_active == 0
+    assert await receiver.read(imported) == source.layers
+    assert await receiver.num_used_blocks() == NUM_PROMPT_BLOCKS
+    receiver.importer.release(imported)
+    receiver.importer.release(imported)
+    await receiver.all_given_back()
+
+
+async def test_kv_that_nobody_claims_expires(hasty: Receiver, source: SourceKV) -> None:
+    await push(hasty, source)
+    await hasty.importer.commit(ID)
+    assert await hasty.num_used_blocks() == NUM_PROMPT_BLOCKS
+    await hasty.all_given_back()
+    with pytest.raises(TransferError, match=r"brought nothing new for 0\.1 s"):
+        await hasty.importer.claim(ID)
+
+
+async def test_a_claim_before_its_expiry_keeps_the_kv(hasty: Receiver, source: SourceKV) -> None:
+    await push(hasty, source)
+    await hasty.importer.commit(ID)
+    imported = await hasty.importer.claim(ID)
+    await asyncio.sleep(0.2)
+    assert await hasty.read(imported) == source.layers
+    hasty.importer.release(imported)
+    await hasty.all_given_back()
+
+
+async def test_a_claim_for_a_transfer_that_never_comes(hasty: Receiver, source: SourceKV) -> None:
+    with pytest.raises(TransferError, match=r"brought nothing new for 0\.1 s"):
+        await hasty.importer.claim(ID)
+    await push(hasty, source)  # it was only late; nobody waits any more
+    await hasty.importer.commit(ID)
+    await hasty.all_given_back()
+
+
+async def test_a_claim_that_times_out_ends_the_transfer(hasty: Receiver, source: SourceKV) -> None:
+    await push(hasty, source, num_parts=2)
+    with pytest.raises(TransferError, match=r"brought nothing new for 0\.1 s"):
+        await hasty.importer.claim(ID)
+    with pytest.raises(TransferError, match="not open"):
+        await write(hasty, *list(source.parts())[2])
+    await hasty.all_given_back()
+
+
+async def test_a_transfer_is_claimed_once(receiver: Receiver, source: SourceKV) -> None:
+    claim = asyncio.create_task(receiver.importer.claim(ID))
+    await asyncio.sleep(0)
+    with pytest.raises(TransferError, match="claimed already"):
+        await receiver.importer.claim(ID)
+    await push(receiver, source)
+    await receiver.importer.commit(ID)
+    receiver.importer.release(await claim)
+    await receiver.all_given_back()
+
+
+async def test_whoever_waits_for_a_transfer_hears_why_it_broke_off(receiver: Receiver, source: SourceKV) -> None:
+    claim = asyncio.create_task(receiver.importer.claim(ID))
+    await push(receiver, source, num_parts=1)
+    receiver.importer.abort(ID, "the sender caught fire")
+    assert "the sender caught fire" in await has_failed(claim)
+    await receiver.all_given_back()
+
+
+async def test_whoever_comes_late_hears_why_it_broke_off(hasty: Receiver, source: SourceKV) -> None:
+    await push(hasty, source, num_parts=1)
+    hasty.importer.abort(ID, "the sender caught fire")
+    await hasty.all_given_back()
+    with pytest.raises(TransferError, match="the sender caught fire"):
+        await hasty.importer.claim(ID)
+
+    again = SourceKV(hasty.spec, PROMPT)
+    assert await hasty.importer.reserve(again.offer(ID)) == 0  # and then the name is free again
+    hasty.importer.abort(ID, "enough")
+    await asyncio.sleep(0.2)
+    with pytest.raises(TransferError, match="nothing new"):
+        await hasty.importer.claim(ID)
+
+
+async def test_a_claim_that_is_cancelled_while_parts_arrive(receiver: Receiver, source: SourceKV) -> None:
+    claim = asyncio.create_task(receiver.importer.claim(ID))
+    await push(receiver, source, num_parts=2)
+    claim.cancel()
+    await asyncio.gather(claim, return_exceptions=True)
+    with pytest.raises(TransferError, match="not open"):
+        await write(receiver, *list(source.parts())[2])
+    with pytest.raises(TransferError, match="not open"):
+        await receiver.importer.commit(ID)
+    receiver.importer.abort(ID, "as the service would")
+    await receiver.all_given_back()
+
+
+async def test_a_claim_that_is_cancelled_while_the_reservation_waits(receiver: Receiver, source: SourceKV) -> None:
+    taken = await receiver.take_blocks(NUM_BLOCKS)
+    claim = asyncio.create_task(receiver.importer.claim(ID))
+    reservation = asyncio.create_task(receiver.importer.reserve(source.offer(ID, deadline_s=60.0)))
+    await asyncio.sleep(0.05)
+    claim.cancel()
+    await asyncio.gather(claim, return_exceptions=True)
+    assert "given up" in await has_failed(reservation)
+    await receiver.give_back(taken)
+    await receiver.all_given_back()
+
+
+async def test_a_claim_that_is_cancelled_just_as_the_reservation_succeeds(receiver: Receiver, source: SourceKV) -> None:
+    for pauses in range(4):
+        claim = asyncio.create_task(receiver.importer.claim(ID))
+        reservation = asyncio.create_task(receiver.importer.reserve(source.offer(ID)))
+        for _ in range(pauses):
+            await asyncio.sleep(0)
+        claim.cancel()
+        await asyncio.gather(claim, reservation, return_exceptions=True)
+        receiver.importer.abort(ID, "as the service would")
+        await receiver.all_given_back()
+
+
+@pytest.mark.parametrize("pauses", range(5))
+async def test_a_reservation_that_is_cancelled(receiver: Receiver, source: SourceKV, pauses: int) -> None:
+    reservation = asyncio.create_task(receiver.importer.reserve(source.offer(ID)))
+    for _ in range(pauses):
+        await asyncio.sleep(0)
+    reservation.cancel()
+    await asyncio.gather(reservation, return_exceptions=True)
+    receiver.importer.abort(ID, "as the service would")
+    await receiver.all_given_back()
+
+
+async def test_a_reservation_that_is_cancelled_while_it_waits_for_room(receiver: Receiver, source: SourceKV) -> None:
+    taken = await receiver.take_blocks(NUM_BLOCKS)
+    reservation = asyncio.create_task(receiver.importer.reserve(source.offer(ID, deadline_s=60.0)))
+    await asyncio.sleep(0.05)
+    assert receiver.importer.num_active == 1
+    reservation.cancel()
+    await asyncio.gather(reservation, return_exceptions=True)
+    await receiver.give_back(taken)
+    await receiver.all_given_back()
+
+
+async def test_whoever_waits_hears_that_there_is_no_room(receiver: Receiver, source: SourceKV) -> None:
+    taken = await receiver.take_blocks(NUM_BLOCKS)
+    claim = asyncio.create_task(receiver.importer.claim(ID))
+    with pytest.raises(OutOfBlocksError):
+        await receiver.importer.reserve(source.offer(ID, deadline_s=0.05))
+    assert "no room for 22 tokens" in await has_failed(claim)
+    await receiver.give_back(taken)
+    await receiver.all_given_back()
+
+
+async def test_room_that_one_reservation_gives_back_goes_to_the_next(receiver: Receiver) -> None:
+    whole = SourceKV(receiver.spec, random_prompts((NUM_BLOCKS * 4,))[0])
+    await receiver.importer.reserve(whole.offer("first"))
+    second = asyncio.create_task(receiver.importer.reserve(whole.offer("second", deadline_s=5.0)))
+    await asyncio.sleep(0.05)
+    assert not second.done()
+    receiver.importer.abort("first", "making room")
+    assert await asyncio.wait_for(second, 1.0) == 0
+    receiver.importer.abort("second", "over")
+    await receiver.all_given_back()
+
+
+async def test_running_requests_keep_room_to_grow(receiver: Receiver) -> None:
+    prompt = random_prompts((8,), seed=3)[0]
+    request = Request("running", prompt, SamplingParams(max_tokens=80, temperature=0))
+    outputs = receiver.engine.generate(request)
+    await anext(outputs)
+    free = NUM_BLOCKS - await receiver.num_used_blocks()
+    exactly = SourceKV(receiver.spec, random_prompts((free * 4,), seed=4)[0])
+    with pytest.raises(OutOfBlocksError):
+        await receiver.importer.reserve(exactly.offer(ID, deadline_s=0.01))
+    await outputs.aclose()
+    await receiver.all_given_back()
+
+
+@pytest.mark.parametrize("ended", ["aborted", "committed", "unknown", "claimed"])
+async def test_nothing_is_written_where_no_transfer_is_open(receiver: Receiver, source: SourceKV, ended: str) -> None:
+    if ended != "unknown":
+        await push(receiver, source)
+    if ended == "aborted":
+        receiver.importer.abort(ID, "over")
+    if ended in ("committed", "claimed"):
+        await receiver.importer.commit(ID)
+    imported = await receiver.importer.claim(ID) if ended == "claimed" else None
+    cache = receiver.engine.runner.cache
+    before = [tensor.clone() for tensor in (*cache.keys, *cache.values)]
+    for header, payload in SourceKV(receiver.spec, PROMPT, seed=9).parts():
+        with pytest.raises(TransferError, match="not open"):
+            await write(receiver, header, payload)
+    with pytest.raises(TransferError, match="not open"):
+        await receiver.importer.commit(ID)
+    for tensor, old in zip((*cache.keys, *cache.values), before, strict=True):
+        assert torch.equal(tensor.nan_to_num(), old.nan_to_num())
+    if ended == "committed":
+        imported = await receiver.importer.claim(ID)
+    if imported is not None:
+        receiver.importer.release(imported)
+    await receiver.all_given_back()
+
+
+async def test_nothing_is_written_while_the_reservation_waits(receiver: Receiver, source: SourceKV) -> None:
+    taken = await receiver.take_blocks(NUM_BLOCKS)
+    reservation = asyncio.create_task(receiver.importer.reserve(source.offer(ID, deadline_s=5.0)))
+    await asyncio.sleep(0.02)
+    with pytest.raises(TransferError, match="not open"):
+        await write(receiver, *next(source.parts()))
+    with pytest.raises(TransferError, match="not open"):
+        await receiver.importer.commit(ID)
+    await receiver.give_back(taken)
+    assert await reservation == 0
+    receiver.importer.abort(ID, "over")
+    await receiver.all_given_back()
+
+
+async def test_a_damaged_part_is_not_stored(receiver: Receiver, source: SourceKV) -> None:
+    await receiver.importer.reserve(source.offer(ID))
+    header, payload = next(source.parts())
+    cache = receiver.engine.runner.cache
+    digest = checksum(payload)
+    payload[5] ^= 1
+    with pytest.raises(ChecksumError):
+        await receiver.importer.write(ID, header, memoryview(payload), digest)
+    assert all(torch.isnan(tensor).all() for tensor in (*cache.keys, *cache.values))
+    receiver.importer.abort(ID, "damaged")
+    await receiver.all_given_back()
+
+
+@pytest.mark.parametrize("pauses", range(4))
+async def test_giving_up_during_the_commit(receiver: Receiver, source: SourceKV, pauses: int) -> None:
+    await push(receiver, source)
+    commit = asyncio.create_task(receiver.importer.commit(ID))
+    for _ in range(pauses):
+        await asyncio.sleep(0)
+    receiver.importer.abort(ID, "too early")
+    results = await asyncio.gather(commit, return_exceptions=True)
+    if isinstance(results[0], TransferError):
+        with pytest.raises(TransferError, match="too early"):
+            await receiver.importer.claim(ID)
+    else:
+        assert results == [len(PROMPT) * receiver.spec.bytes_per_token]
+        receiver.importer.release(await receiver.importer.claim(ID))
+    await receiver.all_given_back()
+
+
+async def test_the_request_takes_over_the_blocks(receiver: Receiver, source: SourceKV) -> None:
+    await push(receiver, source)
+    await receiver.importer.commit(ID)
+    imported = await receiver.importer.claim(ID)
+    request = Request("request-1", list(PROMPT), SamplingParams(max_tokens=9, temperature=0), output_token_ids=[5])
+    outputs = receiver.engine.generate(request, lambda adopting: receiver.importer.hand_over(imported, adopting))
+    await anext(outputs)
+    assert request.num_computed_tokens > len(PROMPT)
+    receiver.importer.release(imported)  # what was handed over stays with the request
+    assert await receiver.num_used_blocks() >= NUM_PROMPT_BLOCKS
+    await outputs.aclose()
+    await receiver.all_given_back()
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+async def test_committed_blocks_are_found_again_if_prefixes_are_cached(
+    runner: ModelRunner, source: SourceKV, prefix_caching: bool
+) -> None:
+    async with running_receiver(runner, prefix_caching=prefix_caching) as receiver:
+        await push(receiver, source)
+        await receiver.importer.commit(ID)
+        receiver.importer.release(await receiver.importer.claim(ID))
+        cached = await receiver.importer.reserve(source.offer("again"))
+        assert cached == (20 if prefix_caching else 0)
+        receiver.importer.abort("again", "over")
+        await receiver.all_given_back()
+
+
+async def test_an_aborted_transfer_leaves_nothing_in_the_prefix_cache(receiver: Receiver, source: SourceKV) -> None:
+    await push(receiver, source)
+    receiver.importer.abort(ID, "before the commit")
+    assert await receiver.importer.reserve(source.offer("again")) == 0
+    receiver.importer.abort("again", "over")
+    await receiver.all_given_back()
+
+
+async def test_a_slow_transfer_that_makes_progress_is_waited_for(hasty: Receiver, source: SourceKV) -> None:
+    claim = asyncio.create_task(hasty.importer.claim(ID))
+    await hasty.importer.reserve(source.offer(ID))
+    parts = list(source.parts())
+    assert len(parts) > 1
+    for header, payload in parts:
+        await asyncio.sleep(0.08)  # all parts together take longer than the patience of 0.1 s
+        await write(hasty, header, payload)
+    await hasty.importer.commit(ID)
+    hasty.importer.release(await claim)
+    await hasty.all_given_back()

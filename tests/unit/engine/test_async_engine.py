@@ -1,0 +1,31 @@
+"""AsyncEngine: what its users see when the engine itself breaks."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from engine.async_engine import AsyncEngine
+from engine.errors import WorkerLostError
+from engine.request import Request, SamplingParams
+from engine.scheduler import SchedulerLimits
+from tests.engine_runs import build_runner
+from tests.tiny_models import tiny_model
+
+
+async def test_streams_and_calls_end_when_the_engine_thread_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = AsyncEngine(build_runner(tiny_model("llama"), num_blocks=16), SchedulerLimits(64, 4, 64))
+
+    def break_down() -> list[object]:
+        raise RuntimeError("the scheduler has a bug")
+
+    monkeypatch.setattr(engine.scheduler, "schedule", break_down)
+    monkeypatch.setattr("threading.excepthook", lambda arguments: None)
+    engine.start()
+    with pytest.raises(WorkerLostError):
+        async for _ in engine.generate(Request("a", [1, 2, 3], SamplingParams())):
+            pass
+    await asyncio.wait_for(engine.closed.wait(), 10)
+    with pytest.raises(WorkerLostError):
+        await engine.stats()

@@ -1,0 +1,109 @@
+"""KV as bytes: what one cache exports, another imports, wherever its blocks lie."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.kv_cache import TORCH_DTYPES, PagedKVCache, slots_of
+from engine.kv_spec import KVCacheSpec, LayerSpec
+
+CPU = torch.device("cpu")
+LAYERS = (LayerSpec(2, 3, 3), LayerSpec(1, 5, 2), LayerSpec(2, 4, 1))
+NUM_BLOCKS = 8
+
+
+def build(dtype: str, block_size: int, *, seed: int | None = None) -> PagedKVCache:
+    """A cache of zeros, or of random numbers."""
+    cache = PagedKVCache(KVCacheSpec("model", dtype, block_size, LAYERS), NUM_BLOCKS, CPU)
+    if seed is not None:
+        generator = torch.Generator().manual_seed(seed)
+        for tensor in (*cache.keys, *cache.values):
+            tensor.copy_(torch.randn(tensor.shape, generator=generator))
+    return cache
+
+
+@given(
+    blocks=st.permutations(range(NUM_BLOCKS)),
+    block_size=st.integers(1, 5),
+    span=st.tuples(st.integers(0, 39), st.integers(1, 40)),
+)
+def test_slots_are_block_times_size_plus_offset(blocks: list[int], block_size: int, span: tuple[int, int]) -> None:
+    room = NUM_BLOCKS * block_size
+    start = span[0] % room
+    end = min(room, start + span[1])
+    expected = [blocks[position // block_size] * block_size + position % block_size for position in range(start, end)]
+    assert slots_of(blocks, start, end, block_size).tolist() == expected
+
+
+@settings(deadline=None)
+@given(
+    dtype=st.sampled_from(sorted(TORCH_DTYPES)),
+    block_size=st.integers(1, 5),
+    source_blocks=st.permutations(range(NUM_BLOCKS)),
+    target_blocks=st.permutations(range(NUM_BLOCKS)),
+    data=st.data(),
+)
+def test_a_round_trip_copies_these_positions_of_these_layers_and_nothing_else(
+    dtype: str, block_size: int, source_blocks: list[int], target_blocks: list[int], data: st.DataObject
+) -> None:
+    room = NUM_BLOCKS * block_size
+    start = data.draw(st.integers(0, room - 1))
+    end = data.draw(st.integers(start + 1, room))
+    first_layer = data.draw(st.integers(0, len(LAYERS) - 1))
+    layers = range(first_layer, data.draw(st.integers(first_layer + 1, len(LAYERS))))
+    source, target = build(dtype, block_size, seed=1), build(dtype, block_size)
+
+    exported = source.export_bytes(source_blocks, start, end, layers)
+    assert len(exported) == (end - start) * source.spec.layer_bytes_per_token(layers.start, layers.stop)
+    target.import_bytes(target_blocks, start, end, layers, memoryview(exported))
+
+    from_slots = slots_of(source_blocks, start, end, block_size)
+    to_slots = slots_of(target_blocks, start, end, block_size)
+    untouched = torch.ones(room, dtype=torch.bool)
+    untouched[to_slots] = False
+    for layer in range(len(LAYERS)):
+        for there, here in ((source.keys, target.keys), (source.values, target.values)):
+            if layer in layers:
+                assert torch.equal(here[layer][to_slots], there[layer][from_slots])
+                assert not here[layer][untouched].any()
+            else:
+                assert not here[layer].any()
+
+
+@pytest.mark.parametrize("dtype", sorted(TORCH_DTYPES))
+@pytest.mark.parametrize("offset", [1, 2, 3, 5])
+def test_import_takes_bytes_at_any_address(dtype: str, offset: int) -> None:
+    source, target = build(dtype, 4, seed=2), build(dtype, 4)
+    blocks, layers = [6, 1, 3], range(len(LAYERS))
+    exported = source.export_bytes(blocks, 1, 11, layers)
+    shifted = memoryview(bytearray(offset) + exported)[offset:]
+    target.import_bytes(blocks, 1, 11, layers, shifted)
+    assert target.export_bytes(blocks, 1, 11, layers) == exported
+
+
+def test_import_takes_read_only_bytes() -> None:
+    source, target = build("bfloat16", 4, seed=3), build("bfloat16", 4)
+    exported = bytes(source.export_bytes([2, 5], 0, 8, range(2)))
+    target.import_bytes([2, 5], 0, 8, range(2), memoryview(exported))
+    assert target.export_bytes([2, 5], 0, 8, range(2)) == exported
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_import_refuses_a_wrong_length(change: int) -> None:
+    cache = build("float32", 4)
+    size = 8 * cache.spec.bytes_per_token
+    with pytest.raises(ValueError, match=f"{size} bytes was expected, got {size + change}"):
+        cache.import_bytes([0, 1], 0, 8, range(len(LAYERS)), memoryview(bytearray(size + change)))
+
+
+def test_write_puts_keys_and_values_at_their_slots() -> None:
+    cache = build("float32", 4)
+    keys, values = torch.randn(3, 2, 3), torch.randn(3, 2, 3)
+    slots = slots_of([5, 2], 3, 6, 4)
+    cache.write(0, slots, keys, values)
+    assert torch.equal(cache.keys[0][slots], keys)
+    assert torch.equal(cache.values[0][slots], values)
+    assert slots.tolist() == [23, 8, 9]

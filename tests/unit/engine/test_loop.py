@@ -1,0 +1,248 @@
+"""The engine's thread: asleep when idle, alive after failures, and leaving nobody waiting when it stops."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from engine.batch import ForwardBatch
+from engine.engine import Engine
+from engine.errors import WorkerLostError
+from engine.loop import EngineLoop
+from engine.model_runner import ModelRunner
+from engine.request import FinishReason, Request, SamplingParams, TokenOutput
+from tests.engine_runs import build_engine, build_runner, greedy, run_tokens
+from tests.tiny_models import random_prompts, tiny_model
+
+TIMEOUT_S = 20.0
+
+
+class Running:
+    """A loop over a tiny model, and its outputs in the order in which they came."""
+
+    def __init__(self, engine: Engine, on_outputs: Callable[[Sequence[TokenOutput]], None] | None = None) -> None:
+        self.engine = engine
+        self.outputs: queue.SimpleQueue[TokenOutput] = queue.SimpleQueue()
+        self.num_idle = 0
+        self.loop = EngineLoop(engine, on_outputs or self._collect, self._count_idle)
+
+    def _collect(self, outputs: Sequence[TokenOutput]) -> None:
+        for output in outputs:
+            self.outputs.put(output)
+
+    def _count_idle(self) -> None:
+        self.num_idle += 1
+
+    def add(self, name: str, prompt: list[int], params: SamplingParams) -> None:
+        self.loop.submit(lambda: self.engine.scheduler.add(Request(name, prompt, params))).result(TIMEOUT_S)
+
+    def finish_of(self, name: str) -> tuple[list[int], TokenOutput]:
+        """All tokens of a request and its last output; outputs of others are dropped."""
+        tokens: list[int] = []
+        while True:
+            output = self.outputs.get(timeout=TIMEOUT_S)
+            if output.request_id == name:
+                tokens.extend(output.token_ids)
+                if output.finish_reason is not None:
+                    return tokens, output
+
+
+@pytest.fixture(scope="module")
+def runner() -> ModelRunner:
+    return build_runner(tiny_model("llama"))
+
+
+@pytest.fixture
+def running(runner: ModelRunner) -> Iterator[Running]:
+    found = Running(build_engine(runner))
+    found.loop.start()
+    yield found
+    found.loop.stop()
+
+
+def thread_cpu_s(running: Running) -> float:
+    """Seconds of CPU that the engine's thread has used so far."""
+
+    def measure() -> float:
+        return time.clock_gettime(time.CLOCK_THREAD_CPUTIME_ID)
+
+    return running.loop.submit(measure).result(TIMEOUT_S)
+
+
+def test_an_idle_thread_uses_no_cpu(running: Running) -> None:
+    running.add("warm-up", [5, 6, 7], greedy(4))
+    running.finish_of("warm-up")
+    before_s = thread_cpu_s(running)
+    time.sleep(0.5)
+    assert thread_cpu_s(running) - before_s < 0.01
+
+
+def test_a_request_that_waits_for_blocks_uses_no_cpu_and_wakes_when_they_come(running: Running) -> None:
+    pool = running.engine.scheduler.blocks.pool
+    taken = running.loop.submit(lambda: pool.allocate(pool.num_free)).result(TIMEOUT_S)
+    running.add("waiting", [5, 6, 7], greedy(4))
+    before_s = thread_cpu_s(running)
+    time.sleep(0.3)
+    assert thread_cpu_s(running) - before_s < 0.01
+    assert running.engine.scheduler.num_waiting == 1
+    running.loop.submit(lambda: pool.release(taken)).result(TIMEOUT_S)
+    assert len(running.finish_of("waiting")[0]) == 4
+
+
+def test_tokens_are_those_of_the_synchronous_engine(running: Running, runner: ModelRunner) -> None:
+    prompts = random_prompts((3, 20))
+    for index, prompt in enumerate(prompts):
+        running.add(f"request-{index}", prompt, greedy(8))
+    tokens: dict[str, list[int]] = {"request-0": [], "request-1": []}
+    for _ in range(16):
+        output = running.outputs.get(timeout=TIMEOUT_S)
+        tokens[output.request_id].extend(output.token_ids)
+    running.loop.stop()
+    assert list(tokens.values()) == run_tokens(build_engine(runner), prompts, 8)
+
+
+def test_on_idle_is_called_when_work_runs_out(running: Running) -> None:
+    running.add("short", [5], greedy(2))
+    running.finish_of("short")
+    deadline = time.monotonic() + TIMEOUT_S
+    while not running.num_idle and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert running.num_idle >= 1
+
+
+def test_abort_ends_a_request_in_the_middle_and_frees_its_blocks(running: Running) -> None:
+    running.add("long", [5, 6], greedy(150))
+    assert running.outputs.get(timeout=TIMEOUT_S).request_id == "long"
+    running.loop.abort("long")
+    _, last = running.finish_of("long")
+    assert last.finish_reason is FinishReason.ABORT
+    assert last.token_ids == ()
+    blocks = running.engine.scheduler.blocks
+    assert running.loop.submit(lambda: blocks.check([])).result(TIMEOUT_S) == []
+    running.loop.abort("long")
+    running.loop.abort("never seen")
+    running.add("next", [5, 6], greedy(3))
+    assert len(running.finish_of("next")[0]) == 3
+
+
+def test_an_exception_in_the_forward_ends_that_step_only(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = running.engine.runner
+    forward = runner.forward
+    steps = 0
+
+    def fail_at_the_third_step(batch: ForwardBatch) -> torch.Tensor:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            raise RuntimeError("the device hiccuped")
+        return forward(batch)
+
+    monkeypatch.setattr(runner, "forward", fail_at_the_third_step)
+    running.add("unlucky", [5, 6, 7], greedy(10))
+    tokens, last = running.finish_of("unlucky")
+    assert len(tokens) == 2
+    assert last.finish_reason is FinishReason.ERROR
+    assert last.error is not None
+    assert "RuntimeError: the device hiccuped" in last.error
+    running.add("later", [5, 6, 7], greedy(10))
+    tokens, last = running.finish_of("later")
+    assert len(tokens) == 10
+    assert last.finish_reason is FinishReason.LENGTH
+    blocks = running.engine.scheduler.blocks
+    assert running.loop.submit(lambda: blocks.check([])).result(TIMEOUT_S) == []
+
+
+def test_what_a_call_raises_reaches_its_caller_and_nobody_else(running: Running) -> None:
+    def fail() -> None:
+        raise KeyError("missing")
+
+    with pytest.raises(KeyError, match="missing"):
+        running.loop.submit(fail).result(TIMEOUT_S)
+    assert running.loop.submit(lambda: 7).result(TIMEOUT_S) == 7
+
+
+async def test_call_works_from_asyncio(running: Running) -> None:
+    thread = await running.loop.call(threading.current_thread)
+    assert thread is not threading.current_thread()
+
+
+def test_stop_fails_calls_that_are_still_waiting(running: Running) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold() -> int:
+        entered.set()
+        leave.wait(TIMEOUT_S)
+        return 1
+
+    current = running.loop.submit(hold)
+    assert entered.wait(TIMEOUT_S)
+    pending = [running.loop.submit(lambda: 2) for _ in range(3)]
+    stopping = threading.Thread(target=running.loop.stop)
+    stopping.start()
+    late = running.loop.submit(lambda: 3)
+    while not late.done():  # the stop may not have begun yet
+        late = running.loop.submit(lambda: 3)
+    leave.set()
+    stopping.join(TIMEOUT_S)
+    assert current.result(TIMEOUT_S) == 1
+    for future in (*pending, late):
+        with pytest.raises(WorkerLostError, match="shutting down"):
+            future.result(TIMEOUT_S)
+
+
+def test_stop_before_start_fails_what_was_submitted(runner: ModelRunner) -> None:
+    loop = EngineLoop(build_engine(runner), lambda outputs: None)
+    future = loop.submit(lambda: 1)
+    loop.stop()
+    with pytest.raises(WorkerLostError):
+        future.result(TIMEOUT_S)
+
+
+def test_stopping_twice_is_fine(running: Running) -> None:
+    running.loop.stop()
+    running.loop.stop()
+
+
+def test_no_call_is_lost_between_submit_and_stop(runner: ModelRunner) -> None:
+    """Callers race with the stop: each gets a result or an error, none waits for ever."""
+
+    def send(loop: EngineLoop, futures: list[Any]) -> None:
+        futures.extend(loop.submit(lambda: 1) for _ in range(50))
+
+    for _ in range(20):
+        running = Running(build_engine(runner))
+        running.loop.start()
+        futures: list[Any] = []
+        senders = [threading.Thread(target=send, args=(running.loop, futures)) for _ in range(3)]
+        for sender in senders:
+            sender.start()
+        running.loop.stop()
+        for sender in senders:
+            sender.join(TIMEOUT_S)
+        assert len(futures) == 150
+        for future in futures:
+            try:
+                assert future.result(TIMEOUT_S) == 1
+            except WorkerLostError:
+                continue
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_dies_leaves_nobody_waiting(runner: ModelRunner) -> None:
+    def fail(outputs: Sequence[TokenOutput]) -> None:
+        raise ValueError("nobody takes the outputs")
+
+    running = Running(build_engine(runner), on_outputs=fail)
+    running.loop.start()
+    running.add("doomed", [5], greedy(2))
+    answers: list[BaseException | None] = []
+    while not answers or answers[-1] is None:  # calls work until the thread dies, and are refused from then on
+        answers.append(running.loop.submit(lambda: 1).exception(TIMEOUT_S))
+    running.loop.stop()
+    assert isinstance(answers[-1], WorkerLostError)

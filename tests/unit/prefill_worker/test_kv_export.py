@@ -1,0 +1,297 @@
+"""A prompt's true KV leaves the prefill worker exactly once, whatever the scheduler does; no lease outlives it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from cluster.kv_transfer.base import KVSendStream, PartHeader, Payload, TransferOffer
+from cluster.kv_transfer.in_process import InProcessKVTransport
+from engine.async_engine import AsyncEngine
+from engine.errors import BatonError, LayoutMismatchError, OutOfBlocksError, TransferError
+from engine.model_runner import ModelRunner
+from engine.request import FinishReason, Request
+from engine.scheduler import SchedulerLimits
+from engine.timeline import Event
+from prefill_worker.kv_export import ExportSummary, KVExporter
+from tests.engine_runs import BLOCK_SIZE, build_runner, greedy
+from tests.kv_receiver import Receiver, read_layers, receiver_runner, running_receiver
+from tests.tiny_models import random_prompts, tiny_model
+
+CHUNK = 8
+PROMPT = random_prompts((45,))[0]
+
+
+@pytest.fixture(scope="module")
+def runner() -> ModelRunner:
+    return build_runner(tiny_model("llama"), 24)
+
+
+@pytest.fixture(scope="module")
+def other_runner() -> ModelRunner:
+    return receiver_runner()
+
+
+@dataclass(slots=True)
+class Sender:
+    """A prefill engine with its exporter."""
+
+    engine: AsyncEngine
+    exporter: KVExporter
+    events: dict[Event, float] = field(default_factory=dict)
+
+    async def run(self, request: Request, transfer_id: str = "transfer-1") -> ExportSummary:
+        """Computes the prompt and hands it over, as the service does."""
+        transfer = self.exporter.start(request, transfer_id, "receiver", self.events)
+        try:
+            reasons = [output.finish_reason async for output in self.engine.generate(request)]
+            assert reasons == [FinishReason.HANDED_OFF]
+            return await transfer
+        finally:
+            transfer.cancel()
+            await asyncio.gather(transfer, return_exceptions=True)
+
+    async def all_given_back(self) -> None:
+        usage = await self.engine.call(self.engine.blocks.usage)
+        assert usage.used == 0
+        assert await self.engine.call(lambda: self.engine.blocks.pool.leases) == {}
+        assert await self.engine.call(lambda: self.engine.blocks.pool.check([])) == []
+        assert self.exporter.num_active == 0
+
+
+@asynccontextmanager
+async def sending(
+    runner: ModelRunner, transport: object, *, part_bytes: int = 1000, prefix_caching: bool = True
+) -> AsyncIterator[Sender]:
+    limits = SchedulerLimits(CHUNK, 8, runner.loaded.max_model_len)
+    engine = AsyncEngine(runner, limits, prefix_caching=prefix_caching, num_threads=1)
+    exporter = KVExporter(engine, transport, part_bytes, 1.0)  # type: ignore[arg-type]
+    engine.start()
+    try:
+        yield Sender(engine, exporter)
+    finally:
+        await engine.stop()
+
+
+def prompt_request(name: str = "request-1", prompt: list[int] = PROMPT) -> Request:
+    request = Request(name, list(prompt), greedy(4))
+    request.hands_off = True
+    return request
+
+
+async def true_kv(runner: ModelRunner, prompt: list[int]) -> list[bytes]:
+    """What one undisturbed forward puts into the cache."""
+    async with sending(runner, InProcessKVTransport({})) as sender:
+        request = prompt_request("reference", prompt)
+        kept: list[bytes] = []
+
+        def read(plan: object) -> None:
+            if request.num_computed_tokens == len(prompt):
+                kept.extend(read_layers(runner.cache, request.block_ids, len(prompt)))
+
+        sender.engine.computed_listeners.append(read)
+        async for _ in sender.engine.generate(request):
+            pass
+    return kept
+
+
+async def received(receiver: Receiver, transfer_id: str = "transfer-1") -> list[bytes]:
+    imported = await receiver.importer.claim(transfer_id)
+    layers = await receiver.read(imported)
+    receiver.importer.release(imported)
+    return layers
+
+
+def assert_same(got: list[bytes], expected: list[bytes]) -> None:
+    """Up to the rounding of other batch shapes."""
+    assert len(got) == len(expected)
+    for mine, true in zip(got, expected, strict=True):
+        assert len(mine) == len(true)
+        values = [torch.frombuffer(bytearray(data), dtype=torch.float32) for data in (mine, true)]
+        torch.testing.assert_close(*values, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("part_bytes", [1, 500, 1 << 20])
+async def test_the_true_kv_arrives(runner: ModelRunner, other_runner: ModelRunner, part_bytes: int) -> None:
+    expected = await true_kv(runner, PROMPT)
+    async with running_receiver(other_runner) as receiver:
+        transport = InProcessKVTransport({"receiver": receiver.importer})
+        async with sending(runner, transport, part_bytes=part_bytes) as sender:
+            summary = await sender.run(prompt_request())
+            assert_same(await received(receiver), expected)
+            assert summary.num_bytes == sender.exporter.num_bytes_sent == len(PROMPT) * runner.spec.bytes_per_token
+            assert (summary.num_tokens, summary.num_cached_tokens) == (len(PROMPT), 0)
+            assert summary.num_parts >= -(-len(PROMPT) // CHUNK)
+            order = [Event.TRANSFER_STARTED, Event.TRANSFER_RESERVED, Event.KV_COMMITTED]
+            assert list(sender.events) == order
+            await sender.all_given_back()
+        await receiver.all_given_back()
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize("after_chunks", [1, 2, 3, 5])
+async def test_a_prompt_that_is_preempted_half_way_arrives_whole(
+    runner: ModelRunner, other_runner: ModelRunner, prefix_caching: bool, after_chunks: int
+) -> None:
+    expected = await true_kv(runner, PROMPT)
+    async with running_receiver(other_runner) as receiver:
+        transport = InProcessKVTransport({"receiver": receiver.importer})
+        async with sending(runner, transport, prefix_caching=prefix_caching) as sender:
+            preempted_at: list[int] = []
+            request = prompt_request()
+
+            def preempt(plan: object) -> None:
+                if len(preempted_at) < 2 and request.num_computed_tokens == after_chunks * CHUNK:
+                    preempted_at.append(request.num_computed_tokens)
+                    sender.engine.scheduler._preempt(request)
+
+            # Behind the exporter's own listener, and before the step's results are looked at: like a preemption by
+            # the next step. The blocks lost are written to at once by somebody else.
+            sender.engine.computed_listeners.append(preempt)
+            other = prompt_request("other", random_prompts((30,), seed=6)[0])
+            summary, _ = await asyncio.gather(sender.run(request), sender.run(other, "transfer-2"))
+            assert preempted_at
+            assert_same(await received(receiver), expected)
+            assert summary.num_bytes == len(PROMPT) * runner.spec.bytes_per_token  # nothing travelled twice
+            receiver.importer.release(await receiver.importer.claim("transfer-2"))
+            await sender.all_given_back()
+        await receiver.all_given_back()
+
+
+async def test_prompts_whose_prefix_is_cached_on_either_side(runner: ModelRunner, other_runner: ModelRunner) -> None:
+    expected = await true_kv(runner, PROMPT)
+    async with running_receiver(other_runner) as receiver:
+        transport = InProcessKVTransport({"receiver": receiver.importer})
+        async with sending(runner, transport) as sender:
+            await sender.run(prompt_request())
+            assert_same(await received(receiver), expected)
+            again = await sender.run(prompt_request("request-2"), "transfer-2")
+            assert again.num_cached_tokens == len(PROMPT) // BLOCK_SIZE * BLOCK_SIZE
+            assert again.num_bytes == (len(PROMPT) % BLOCK_SIZE) * runner.spec.bytes_per_token
+            assert_same(await received(receiver, "transfer-2"), expected)
+            await sender.all_given_back()
+
+    async with running_receiver(other_runner) as receiver:
+        transport = InProcessKVTransport({"receiver": receiver.importer})
+        async with sending(runner, transport) as sender:
+            warm_up = prompt_request("warm-up")
+            async for _ in sender.engine.generate(warm_up):
+                pass
+            summary = await sender.run(prompt_request())
+            assert summary.num_bytes == len(PROMPT) * runner.spec.bytes_per_token
+            assert_same(await received(receiver), expected)
+            await sender.all_given_back()
+
+
+@pytest.mark.parametrize("stage", ["open", "send", "third send", "commit", "acknowledgement"])
+@pytest.mark.parametrize("error", [TransferError("broken"), OutOfBlocksError("full"), LayoutMismatchError("other")])
+async def test_every_failure_ends_the_leases_and_tells_the_receiver(
+    runner: ModelRunner, stage: str, error: BatonError
+) -> None:
+    transport = FailingTransport(stage, error)
+    async with sending(runner, transport) as sender:
+        with pytest.raises(TransferError if stage == "acknowledgement" else type(error)):
+            await sender.run(prompt_request())
+        assert transport.aborted == (stage != "open")
+        await sender.all_given_back()
+
+
+@pytest.mark.parametrize("stage", ["queued", "open", "send", "third send", "commit"])
+async def test_cancelling_at_any_stage_ends_the_leases_and_tells_the_receiver(runner: ModelRunner, stage: str) -> None:
+    transport = FailingTransport(stage, None)
+    async with sending(runner, transport) as sender:
+        request = prompt_request()
+        if stage == "queued":
+            transfer = sender.exporter.start(request, "transfer-1", "receiver", {})
+            transfer.cancel()
+        else:
+            transfer = asyncio.create_task(sender.run(request))
+            await asyncio.wait_for(transport.reached.wait(), 2.0)
+            await asyncio.sleep(0.02)  # the engine goes on and takes more leases
+            assert sender.exporter.num_active == 1
+            transfer.cancel()
+        results = await asyncio.gather(transfer, return_exceptions=True)
+        assert isinstance(results[0], asyncio.CancelledError)
+        assert transport.aborted == (stage not in ("queued", "open"))
+        await asyncio.sleep(0.02)
+        await sender.all_given_back()
+
+
+async def test_room_is_asked_for_when_the_prompt_leaves_the_queue(runner: ModelRunner) -> None:
+    transport = FailingTransport("never", None)
+    async with sending(runner, transport) as sender:
+        blocks = await sender.engine.call(lambda: sender.engine.blocks.pool.allocate(20))
+        running = asyncio.create_task(sender.run(prompt_request()))
+        await asyncio.sleep(0.1)
+        assert transport.num_opened == 0
+        await sender.engine.call(lambda: sender.engine.blocks.pool.release(blocks))
+        await running
+        assert transport.num_opened == 1
+        await sender.all_given_back()
+
+
+async def test_two_requests_with_one_name_do_not_get_each_others_kv(
+    runner: ModelRunner, other_runner: ModelRunner
+) -> None:
+    """A request may still be leaving the engine when a second attempt of the same name begins."""
+    other = random_prompts((45,), seed=7)[0]
+    expected = await true_kv(runner, other)
+    async with running_receiver(other_runner) as receiver:
+        transport = InProcessKVTransport({"receiver": receiver.importer})
+        async with sending(runner, transport) as sender:
+            first = asyncio.create_task(sender.run(prompt_request("same")))
+            while not sender.events:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            await sender.run(prompt_request("same", other), "transfer-2")
+            assert_same(await received(receiver, "transfer-2"), expected)
+            await sender.all_given_back()
+
+
+@dataclass(slots=True)
+class FailingTransport:
+    """Takes everything; at ``stage`` it raises ``error``, or hangs when there is none."""
+
+    stage: str
+    error: BatonError | None
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    aborted: bool = False
+    num_opened: int = 0
+    num_parts: int = 0
+    num_bytes: int = 0
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return 0
+
+    async def _at(self, stage: str) -> None:
+        if stage == self.stage:
+            self.reached.set()
+            if self.error is not None:
+                raise self.error
+            await asyncio.Event().wait()
+
+    async def open(self, offer: TransferOffer, peer: str) -> KVSendStream:
+        self.num_opened += 1
+        await self._at("open")
+        return self
+
+    async def send(self, header: PartHeader, payload: Payload) -> None:
+        self.num_parts += 1
+        self.num_bytes += len(payload)
+        await self._at("third send" if self.num_parts == 3 else "send")
+
+    async def commit(self) -> int:
+        await self._at("commit")
+        return self.num_bytes - 1 if self.stage == "acknowledgement" else self.num_bytes
+
+    async def abort(self) -> None:
+        self.aborted = True
+
+    async def close(self) -> None: ...
