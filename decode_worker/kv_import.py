@@ -101,6 +101,10 @@ class KVImporter:
 
     async def _wait_for_room(self, entry: Import, holder: Request, deadline_s: float) -> int | None:
         """Leading tokens that are cached; None when the transfer fails meanwhile."""
+        if not self._turn.locked():  # whatever the deadline, room that is there is given
+            cached = await self._engine.call(lambda: self._try_reserve(holder))
+            if cached is not None:
+                return cached
         try:
             # In turn, so that a large prompt is not passed for ever by small ones that still find room.
             async with asyncio.timeout(deadline_s), self._turn:

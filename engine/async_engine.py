@@ -84,6 +84,7 @@ class AsyncEngine:
         self._streams: dict[str, _Stream] = {}  # by request id; engine's thread
         self._loop: asyncio.AbstractEventLoop | None = None
         self._freed = asyncio.Event()
+        self._ending = "this worker's engine broke"
         self._num_leaked_blocks = 0
         self._num_steps = 0
         self._num_prefill_tokens = 0
@@ -96,6 +97,7 @@ class AsyncEngine:
 
     async def stop(self) -> None:
         """Ends the thread; streams that are still open end with :class:`WorkerLostError`."""
+        self._ending = "this worker is shutting down"
         await asyncio.to_thread(self._thread.stop)
         self._end_streams()
 
@@ -203,7 +205,7 @@ class AsyncEngine:
 
     def _end_streams(self) -> None:
         while self._streams:
-            self._streams.popitem()[1].put_nowait(WorkerLostError("this worker's engine has ended"))
+            self._streams.popitem()[1].put_nowait(WorkerLostError(self._ending))
         self.closed.set()
 
     def _count_step(self, plan: Sequence[ScheduledSequence]) -> None:

@@ -247,7 +247,7 @@ class FakeWorker(worker_pb2_grpc.PrefillServicer, worker_pb2_grpc.DecodeServicer
         try:
             async for message in script(self, request):
                 yield message
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):  # the latter when it was cancelled while a message was sent
             self.num_cancelled += 1
             raise
         except BatonError as error:

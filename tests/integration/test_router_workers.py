@@ -331,6 +331,27 @@ class TestDecodeFailures:
         assert await cluster.run() == expected_tokens(6)
         assert (len(bad.requests), len(good.requests)) == (1, 1)
 
+    async def test_streams_that_keep_ending_too_early_use_up_the_attempts(self, cluster):
+        _, decode = await cluster.add_all(["p1", "d1"])
+        decode.scripts = [end_at_once] * 3
+        with pytest.raises(WorkerLostError, match="d1 ended its stream without finishing"):
+            await cluster.run()
+        assert len(decode.requests) == 3
+
+    async def test_a_worker_that_failed_the_request_is_avoided_even_if_the_other_is_busier(self, cluster):
+        _, bad, busy = await cluster.add_all(["p1", "d1", "d2"])
+        bad.scripts, busy.scripts = [hang] * 3, [hang] * 3
+        stuck = [asyncio.create_task(cluster.run(cluster.request(f"stuck{i}"))) for i in range(3)]
+        await until(lambda: (bad.num_open, busy.num_open) in ((1, 2), (2, 1)))
+        bad, busy = sorted((bad, busy), key=lambda worker: worker.num_open)
+        bad.scripts, busy.scripts = [failing(TransferError("no"))], []
+        assert await cluster.run() == expected_tokens(6)
+        assert bad.requests[-1].transfer_id
+        assert not busy.requests[-1].transfer_id
+        for task in stuck:
+            task.cancel()
+        await asyncio.gather(*stuck, return_exceptions=True)
+
     async def test_the_only_worker_is_tried_again(self, cluster):
         _, decode = await cluster.add_all(["p1", "d1"])
         decode.scripts = [decode_some(2, TransferError("no")), decode_some(1, TransferError("no"))]
