@@ -16,6 +16,7 @@ from cluster.config_reading import explain, merge_overrides, read_yaml
 from engine.default_model import DEFAULT_MODEL_NAME, is_default_model
 from engine.errors import ConfigError
 
+SpeculationMethod = Literal["auto", "none", "ngram", "suffix"]
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveSeconds = Annotated[float, Field(gt=0, le=86_400)]
 NonEmptyString = Annotated[str, Field(min_length=1)]
@@ -88,8 +89,19 @@ class PrefillConfig(PoolConfig):
     """Which waiting prompt is prefilled next."""
 
 
+class SpeculationConfig(Section):
+    """Speculative decoding. It changes no token, only how many come out of a step."""
+
+    method: SpeculationMethod = "auto"
+    """auto: whatever promises most tokens per millisecond, or nothing; none; or the name of a method."""
+    max_draft_tokens: Annotated[int, Field(ge=1, le=64)] = 8
+    """Per request and step."""
+
+
 class DecodeConfig(PoolConfig):
     """The decode pool."""
+
+    speculation: SpeculationConfig = SpeculationConfig()
 
 
 class EngineConfig(Section):

@@ -12,12 +12,17 @@ from engine.timeline import Timeline
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One sequence to generate. ``timeline`` already holds RECEIVED and TOKENIZED."""
+    """One sequence to generate. ``timeline`` already holds RECEIVED and TOKENIZED.
+
+    Attributes:
+        speculation_method: how the decode worker drafts for it; None leaves that to the cluster's configuration.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     timeline: Timeline
+    speculation_method: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,8 @@ class TokenChunk:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

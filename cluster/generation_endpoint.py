@@ -163,7 +163,9 @@ class GenerationEndpoint:
         )
         return SequenceSpec(
             index=index,
-            request=GenerationRequest(ids[index], prompt.token_ids, prompt.params_of_choice(choice), timeline),
+            request=GenerationRequest(
+                ids[index], prompt.token_ids, prompt.params_of_choice(choice), timeline, plan.speculation_method
+            ),
             processor=OutputProcessor(detokenizer, plan.stop),
             starts_after=index - choice if choice else None,
         )
@@ -179,4 +181,6 @@ def _usage(plan: GenerationPlan, specs: list[SequenceSpec]) -> Usage:
         completion_tokens=sum(spec.processor.num_completion_tokens for spec in specs),
         # Further choices of a prompt find it in the cache by design; the first one says what the client saved.
         cached_tokens=sum(spec.processor.num_cached_tokens for spec in specs if spec.starts_after is None),
+        drafted_tokens=sum(spec.processor.num_drafted for spec in specs),
+        accepted_tokens=sum(spec.processor.num_accepted for spec in specs),
     )

@@ -23,6 +23,8 @@ class Journal:
         self.request = request
         self.token_ids: list[int] = []
         self.num_cached_tokens = 0
+        self.num_drafted = 0
+        self.num_accepted = 0
         self.attempt = 0
         self.failed_on: set[str] = set()
         """Ids of the workers that attempts failed on."""
@@ -60,4 +62,13 @@ class Journal:
         """Writes a worker's tokens down; gives them as the client gets them."""
         self.token_ids.extend(batch.token_ids)
         self.finish_reason = unpack_finish_reason(batch)
-        return TokenChunk(tuple(batch.token_ids), unpack_logprobs(batch), self.finish_reason, self.num_cached_tokens)
+        self.num_drafted += batch.num_drafted
+        self.num_accepted += batch.num_accepted
+        return TokenChunk(
+            tuple(batch.token_ids),
+            unpack_logprobs(batch),
+            self.finish_reason,
+            self.num_cached_tokens,
+            batch.num_drafted,
+            batch.num_accepted,
+        )

@@ -44,13 +44,18 @@ def unpack_params(message: worker_pb2.SamplingParams) -> SamplingParams:
 
 
 def pack_sequence(
-    request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams, output_token_ids: Sequence[int] = ()
+    request_id: str,
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    output_token_ids: Sequence[int] = (),
+    speculation_method: str | None = None,
 ) -> worker_pb2.Sequence:
     return worker_pb2.Sequence(
         request_id=request_id,
         prompt_token_ids=prompt_token_ids,
         output_token_ids=output_token_ids,
         params=pack_params(params),
+        speculation_method=speculation_method or "",
     )
 
 
@@ -64,6 +69,7 @@ def unpack_sequence(message: worker_pb2.Sequence, eos_token_ids: frozenset[int],
         params=unpack_params(message.params),
         eos_token_ids=eos_token_ids,
         output_token_ids=list(message.output_token_ids),
+        speculation_method=message.speculation_method or None,
         arrival_s=arrival_s,
     )
 
@@ -80,6 +86,8 @@ def pack_output(output: TokenOutput) -> worker_pb2.TokenBatch:
         ],
         finish_reason=str(output.finish_reason or ""),
         num_cached_tokens=output.num_cached_tokens,
+        num_drafted=output.num_drafted,
+        num_accepted=output.num_accepted,
     )
 
 

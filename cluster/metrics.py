@@ -40,6 +40,8 @@ class RouterMetrics:
         self.retries = counter("baton_retries", "Attempts that failed and were repeated elsewhere.", "reason")
         self.prompt_tokens = counter("baton_prompt_tokens", "Prompt tokens of accepted sequences.")
         self.cached_tokens = counter("baton_cached_prompt_tokens", "Prompt tokens that a prefix cache held.")
+        self.drafted_tokens = counter("baton_drafted_tokens", "Tokens that speculation guessed and verified.")
+        self.accepted_tokens = counter("baton_accepted_tokens", "Guessed tokens that the model agreed with.")
         self.output_tokens = counter("baton_output_tokens", "Tokens sent to clients.")
         self.transfers = counter("baton_kv_transfers", "KV hand-offs by outcome.", "outcome")
         self.transfer_bytes = counter("baton_kv_transfer_bytes", "KV bytes that crossed from prefill to decode.")

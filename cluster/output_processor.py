@@ -130,6 +130,8 @@ class OutputProcessor:
         self._waiting: deque[tuple[TokenEntry, int]] = deque()
         self.num_completion_tokens = 0
         self.num_cached_tokens = 0
+        self.num_drafted = 0
+        self.num_accepted = 0
         self.finish_reason: FinishReason | None = None
 
     @property
@@ -151,6 +153,8 @@ class OutputProcessor:
         if chunk.logprobs is not None and len(chunk.logprobs) != len(chunk.token_ids):
             raise InternalError(f"{len(chunk.token_ids)} tokens came with {len(chunk.logprobs)} logprobs.")
         self.num_cached_tokens = max(self.num_cached_tokens, chunk.num_cached_tokens)
+        self.num_drafted += chunk.num_drafted
+        self.num_accepted += chunk.num_accepted
         pieces: list[str] = []
         num_before = self.num_completion_tokens
         last = len(chunk.token_ids) - 1

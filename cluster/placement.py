@@ -81,15 +81,18 @@ def describe_request(resources: ResourcesConfig) -> str:
     return ", ".join(parts)
 
 
+def fits_somewhere(resources: ResourcesConfig, nodes: Sequence[Node]) -> bool:
+    """True when a node would do if nobody else were on it."""
+    return any(not _lacks(resources, node) for node in nodes)
+
+
 def explain_pending(pool: str, resources: ResourcesConfig, nodes: Sequence[Node]) -> str:
     """Why a worker of ``pool`` may be waiting for a place, node by node, and what to do."""
-    lines = [f"A {pool} worker asks for {describe_request(resources)}, and Ray has not found it a place yet."]
-    fits_somewhere = False
+    lines = [f"A {pool} worker asks for {describe_request(resources)}, and Ray has not started it yet."]
     for node in nodes:
         lacks = _lacks(resources, node)
-        fits_somewhere = fits_somewhere or not lacks
         lines.append(f"  {node.describe()}: {'; '.join(lacks) if lacks else 'would do, if others left it free'}")
-    if fits_somewhere:
+    if fits_somewhere(resources, nodes):
         lines.append(f"Free resources, add nodes, or lower {pool}.workers.")
     else:
         lines.append(f"No node can ever hold it: change {pool}.resources, or add nodes that have what it asks for.")

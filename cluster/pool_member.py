@@ -45,7 +45,7 @@ class PoolMember:
 
     @property
     def is_pending(self) -> bool:
-        """Ray was asked for it and has not found it a place yet."""
+        """Ray was asked for it, and its process does not run yet."""
         return self._actor is not None and not self._is_placed
 
     def create(self, actor_class: type, pool: str, config: BatonConfig, bind_host: str | None) -> None:

@@ -146,10 +146,14 @@ class Router:
         timeline.attributes.update(
             output_tokens=len(journal.token_ids),
             cached_tokens=journal.num_cached_tokens,
+            drafted_tokens=journal.num_drafted,
+            accepted_tokens=journal.num_accepted,
             attempts=journal.attempt,
             outcome=outcome,
         )
         self._metrics.observe_end(timeline, outcome, len(journal.token_ids), journal.num_cached_tokens)
+        self._metrics.drafted_tokens.inc(journal.num_drafted)
+        self._metrics.accepted_tokens.inc(journal.num_accepted)
         if outcome in (FinishReason.STOP, FinishReason.LENGTH, "cancelled"):
             self.num_finished += 1
         else:
@@ -224,7 +228,9 @@ class Router:
     ) -> AsyncGenerator[TokenChunk]:
         request, timeline = journal.request, journal.request.timeline
         message = worker_pb2.GenerateRequest(
-            sequence=pack_sequence(call_id, request.prompt_token_ids, request.params, journal.token_ids),
+            sequence=pack_sequence(
+                call_id, request.prompt_token_ids, request.params, journal.token_ids, request.speculation_method
+            ),
             transfer_id=transfer_id,
         )
         async with aclosing(worker.client.generate(message, journal.time_left_s)) as batches:

@@ -15,14 +15,16 @@ import ray
 from ray.exceptions import RayError
 
 from cluster.config import BatonConfig
-from cluster.placement import explain_pending, living_nodes
+from cluster.placement import explain_pending, fits_somewhere, living_nodes
 from cluster.pool_member import PoolMember
 from cluster.registry import WorkerInfo, WorkerState
 from engine.errors import BatonError, ConfigError, DeadlineError, UnsupportedModelError, WorkerLostError
 
 logger = logging.getLogger(__name__)
 
-_PENDING_NOTICE_S = 5.0
+_HOPELESS_NOTICE_S = 5.0
+_BUSY_NOTICE_S = 20.0
+"""A process may take that long to start, so only then is a lack of free resources likely."""
 _MAX_BACKOFF_S = 30.0
 _MAX_START_FAILURES = 3
 _DRAIN_TIMEOUT_S = 600.0
@@ -61,6 +63,7 @@ class WorkerPool:
         self.name = name
         self.target = 0
         self._config = config
+        self._resources = config.pool(name).resources
         self._listener = listener
         self._actor_class = actor_class
         self._bind_host = bind_host
@@ -174,7 +177,9 @@ class WorkerPool:
         """Waits for Ray to place the actor; when that takes long, says what the nodes lack."""
         placed = asyncio.ensure_future(member.placed())
         try:
-            await asyncio.wait({placed}, timeout=_PENDING_NOTICE_S)
+            await asyncio.wait({placed}, timeout=_HOPELESS_NOTICE_S)
+            if not placed.done() and fits_somewhere(self._resources, living_nodes(ray.nodes())):
+                await asyncio.wait({placed}, timeout=_BUSY_NOTICE_S - _HOPELESS_NOTICE_S)
             if not placed.done():
                 member.reason = self._explain_pending()
                 self._listener.report(member.reason)
@@ -199,7 +204,7 @@ class WorkerPool:
         self._notify()
 
     def _explain_pending(self) -> str:
-        return explain_pending(self.name, self._config.pool(self.name).resources, living_nodes(ray.nodes()))
+        return explain_pending(self.name, self._resources, living_nodes(ray.nodes()))
 
     def _why_not_ready(self, timeout_s: float) -> str:
         pending = [member for member in self._members.values() if member.is_pending]

@@ -10,6 +10,7 @@ from cluster.role_stats import fill_engine_stats
 from cluster.wire import worker_pb2, worker_pb2_grpc
 from decode_worker.kv_import import KVImporter
 from decode_worker.server import DecodeService
+from decode_worker.speculation.registry import create_controller
 from decode_worker.speculation.verification import SampleAndMatch
 from engine.async_engine import AsyncEngine
 from engine.scheduler import SchedulerLimits
@@ -20,11 +21,14 @@ class DecodeRole:
 
     def __init__(self, context: WorkerContext) -> None:
         config, pool = context.config, context.pool
+        speculation = config.decode.speculation
         self._engine = AsyncEngine(
             context.runner,
             SchedulerLimits(pool.chunk_tokens, pool.max_num_seqs, context.max_model_len),
             prefix_caching=config.engine.prefix_caching,
             verifier=SampleAndMatch(),
+            proposer=create_controller(speculation.method, speculation.max_draft_tokens),
+            max_draft_tokens=speculation.max_draft_tokens,
             num_threads=context.num_threads,
         )
         self._importer = KVImporter(self._engine, config.kv_transfer.claim_timeout_s)

@@ -49,7 +49,7 @@ class AsyncEngine:
 
     Args:
         verifier: turns logits into tokens; the decode role brings one that knows drafts.
-        proposer: a speculation method, or None.
+        proposer: a speculation method, or None; drafts at most ``max_draft_tokens`` per request and step.
 
     Attributes:
         scheduled_listeners, computed_listeners: called in the engine's thread with each step's plan, before it runs
@@ -68,6 +68,7 @@ class AsyncEngine:
         ordering: OrderingPolicy | None = None,
         verifier: Verifier | None = None,
         proposer: Proposer | None = None,
+        max_draft_tokens: int = 8,
         num_threads: int | None = None,
     ) -> None:
         self.runner = runner
@@ -77,7 +78,13 @@ class AsyncEngine:
         self.computed_listeners: list[StepListener] = []
         self.block_holders: list[Callable[[], Iterable[Sequence[int]]]] = []
         self._engine = Engine(
-            runner, self.scheduler, verifier, proposer, self.scheduled_listeners, self.computed_listeners
+            runner,
+            self.scheduler,
+            verifier,
+            proposer,
+            self.scheduled_listeners,
+            self.computed_listeners,
+            max_draft_tokens,
         )
         self._thread = EngineLoop(self._engine, self._deliver, self._check_blocks, num_threads, self._on_closed)
         self.closed = asyncio.Event()

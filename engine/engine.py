@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 from engine.errors import InternalError
@@ -65,9 +66,12 @@ class Engine:
         for listener in self._on_scheduled:
             listener(plan)
         plan = self._propose(plan)
+        started_s = time.monotonic()
         batch = self.runner.build_batch(plan)
         logits = self.runner.forward(batch)
         results = {result.sequence.request.request_id: result for result in self.verifier.verify(batch, logits)}
+        if self.proposer is not None:
+            self.proposer.observe_step(batch.num_tokens, (time.monotonic() - started_s) * 1e3)
         return self._post_process(plan, results)
 
     def _post_process(self, plan: list[ScheduledSequence], results: dict[str, VerifyResult]) -> list[TokenOutput]:
@@ -112,6 +116,8 @@ class Engine:
             logprobs=result.logprobs[: len(kept)] if result.logprobs else None,
             finish_reason=reason,
             num_cached_tokens=request.num_cached_tokens,
+            num_drafted=result.num_drafted,
+            num_accepted=len(result.accepted),
             error=error,
         )
 

@@ -144,6 +144,8 @@ class Request:
     eos_token_ids: frozenset[int] = frozenset()
     output_token_ids: list[int] = field(default_factory=list)
     """Tokens generated so far; a resumed request starts with what the client has already seen."""
+    speculation_method: str | None = None
+    """How to draft for this request; None leaves it to the worker. Draft or not, the tokens are the same."""
     hands_off: bool = False
     """True on a prefill worker: the request leaves after its first token, with ``HANDED_OFF``."""
     arrival_s: float = 0.0
@@ -218,6 +220,7 @@ class TokenOutput:
         logprobs: one entry per token, or None when the request did not ask.
         finish_reason: set on the last output of the request.
         num_cached_tokens: prompt tokens that the prefix cache held.
+        num_drafted: tokens that were guessed and verified in this step; ``num_accepted`` of them were right.
         error: message when ``finish_reason`` is ``ERROR``.
     """
 
@@ -226,4 +229,6 @@ class TokenOutput:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
     error: str | None = None

@@ -67,6 +67,10 @@ class Proposer(Protocol):
         """Learns what became of a proposal."""
         ...
 
+    def observe_step(self, num_tokens: int, ms: float) -> None:
+        """Learns what a forward of so many tokens, drafts included, and its verification took."""
+        ...
+
     def release(self, request_id: str) -> None:
         """Forgets a request that ended."""
         ...

@@ -26,7 +26,7 @@ class FakeHost:
     def __init__(
         self, worker_id: str, pool: str, role_path: str, config: dict[str, Any], bind_host: str | None
     ) -> None:
-        BatonConfig.from_dict(config)
+        self.config = BatonConfig.from_dict(config)
         self.worker_id = worker_id
         self.pool = pool
         self._stopped = asyncio.Event()
@@ -57,9 +57,11 @@ class ServingHost(FakeHost):
 
 
 class HangingHost(FakeHost):
-    """Loads its model for ever."""
+    """Loads its model for ever. Leaves a file in the folder ``served_model_name``, if that is set."""
 
     async def start(self) -> dict[str, Any]:
+        if self.config.served_model_name is not None:
+            (Path(self.config.served_model_name) / self.worker_id).touch()
         await asyncio.Event().wait()
         return {}
 

@@ -61,5 +61,8 @@ class Oracle:
     def observe(self, result: VerifyResult) -> None:
         self.results.append(result)
 
+    def observe_step(self, num_tokens: int, ms: float) -> None:
+        """Costs do not matter to a toy."""
+
     def release(self, request_id: str) -> None:
         self.released.append(request_id)

@@ -53,6 +53,7 @@ class GenerationPlan:
     include_usage: bool
     continuous_usage: bool
     return_token_ids: bool = False
+    speculation_method: str | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -127,6 +128,7 @@ class Planner:
             include_usage=options is not None and options.include_usage,
             continuous_usage=options is not None and options.continuous_usage_stats,
             return_token_ids=request.return_token_ids,
+            speculation_method=request.speculation.method if request.speculation else None,
         )
 
     def _check_shared(self, request: BaseRequest, num_prompts: int) -> None:

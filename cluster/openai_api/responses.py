@@ -26,11 +26,14 @@ class Usage:
     Attributes:
         prompt_tokens: each prompt once, however many choices it has.
         cached_tokens: prompt tokens that came from the prefix cache.
+        drafted_tokens: tokens that speculation guessed; ``accepted_tokens`` of them were right.
     """
 
     prompt_tokens: int
     completion_tokens: int = 0
     cached_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     def to_json(self) -> Json:
         return {
@@ -38,6 +41,10 @@ class Usage:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": self.accepted_tokens,
+                "rejected_prediction_tokens": self.drafted_tokens - self.accepted_tokens,
+            },
         }
 
 

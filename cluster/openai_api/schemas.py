@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from cluster.config import SpeculationMethod
 from cluster.openai_api.json_body import json_type, shown
 from cluster.openai_api.parameters import CHAT_IGNORED, COMPLETION_IGNORED, check_ignored, check_known
 from engine.errors import InvalidRequestError
@@ -23,6 +24,14 @@ class StreamOptions(BaseModel):
     """vLLM's extension: every chunk carries the usage so far."""
     include_obfuscation: bool = False
     """Only false is supported."""
+
+
+class SpeculationOptions(BaseModel):
+    """baton's extension: how to draft for this request. The tokens are the same whatever it says."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    method: SpeculationMethod
 
 
 class BaseRequest(BaseModel):
@@ -53,6 +62,7 @@ class BaseRequest(BaseModel):
     stop_token_ids: list[int] | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    speculation: SpeculationOptions | None = None
     return_token_ids: bool = False
     """Every choice carries ``token_ids``, the exact tokens behind its text."""
 
@@ -114,6 +124,8 @@ def parse_request(schema: type[RequestT], body: Mapping[str, Any]) -> RequestT:
     if isinstance(options := given.get("stream_options"), dict):
         check_known(options, StreamOptions.model_fields, "parameter in stream_options")
         given["stream_options"] = {name: value for name, value in options.items() if value is not None}
+    if isinstance(options := given.get("speculation"), dict):
+        check_known(options, SpeculationOptions.model_fields, "parameter in speculation")
     try:
         return schema.model_validate({name: value for name, value in given.items() if name not in schema.ignored})
     except ValidationError as error:

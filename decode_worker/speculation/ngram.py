@@ -60,6 +60,9 @@ class NgramProposer:
             key = (index.drafted_with, position)
             self._acceptance.record(key, _PRIOR, accepted=position < len(result.accepted))
 
+    def observe_step(self, num_tokens: int, ms: float) -> None:
+        """Drafting costs next to nothing here, so there is nothing to learn."""
+
     def release(self, request_id: str) -> None:
         self._indices.pop(request_id, None)
 

@@ -66,6 +66,9 @@ class SuffixProposer:
             bucket = _bucket(match_length + position)
             self._acceptance.record((source, bucket), _PRIORS[bucket], accepted=position < len(result.accepted))
 
+    def observe_step(self, num_tokens: int, ms: float) -> None:
+        """Drafting costs next to nothing here, so there is nothing to learn."""
+
     def release(self, request_id: str) -> None:
         """The request's output joins the corpus."""
         sequence = self._sequences.pop(request_id, None)

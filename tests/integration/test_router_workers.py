@@ -390,17 +390,19 @@ class TestDecodeFailures:
             await cluster.run()
         assert other.requests == decode.requests == []
 
-    async def test_an_error_behind_the_last_token_does_not_matter(self, cluster):
+    @pytest.mark.parametrize("error", [WorkerLostError("too late"), InternalError("too late")], ids=lambda e: e.code)
+    async def test_an_error_behind_the_last_token_does_not_matter(self, cluster, error):
         _, decode = await cluster.add_all(["p1", "d1"])
 
         async def fail_after_the_end(worker, request):
             async for message in good_decode(worker, request):
                 yield message
-            raise WorkerLostError("too late")
+            raise error
 
         decode.scripts = [fail_after_the_end]
         assert await cluster.run() == expected_tokens(6)
         assert cluster.metric("baton_requests_total", outcome="length") == 1
+        assert cluster.metric("baton_retries_total", reason="worker_lost") == 0
         assert len(decode.requests) == 1
 
     async def test_a_worker_that_leaves_the_table_loses_its_streams_but_no_client(self, cluster):

@@ -58,6 +58,11 @@ def environment(tmp_path, monkeypatch):
     stubs.mkdir()
     (stubs / "sitecustomize.py").write_text(FAKE_LAUNCH)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(stubs), str(ROOT)]))
+    model = tmp_path / "model"  # all that is looked at before the cluster starts
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (tmp_path / "config.yaml").write_text(f"model: {model}\nrouter: {{port: 0}}\n")
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.delenv("BATON_ENDPOINT", raising=False)
@@ -79,7 +84,7 @@ def baton(monkeypatch, capsys):
 
 def start_up(*arguments: str, **variables: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "cluster.cli", "up", *arguments],
+        [sys.executable, "-m", "cluster.cli", "up", "-c", "config.yaml", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -306,6 +311,15 @@ def test_a_cluster_that_does_not_start_is_an_error(baton):
     assert "Traceback" not in err
 
 
+def test_what_cannot_work_is_an_error_before_anything_starts(baton, router):
+    port = router.server_address[1]
+    status, _, err = baton("up", "-c", "config.yaml", "--set", f"router.port={port}")
+    assert (status, err.count("\n")) == (1, 1)
+    assert f"router.host 127.0.0.1 port {port} cannot be listened on: Address already in use" in err
+    assert baton("up", "--set", "router.port=0", "--set", "model=nonsense")[0] == 1
+    assert read_state() is None
+
+
 def test_a_wrong_configuration_is_an_error(baton):
     status, _, err = baton("up", "--set", "router.prot=1")
     assert status == 1
@@ -313,14 +327,14 @@ def test_a_wrong_configuration_is_an_error(baton):
 
 
 def test_detach_returns_when_ready_and_down_stops_it(baton):
-    status, out, err = baton("up", "--detach", "--set", "router.port=0")
+    status, out, err = baton("up", "--detach", "-c", "config.yaml")
     state = read_state()
     assert (status, out) == (0, "http://127.0.0.1:5\n")
     assert state is not None
     assert state.log_file is not None
     assert f"log: {state.log_file}" in err
     assert state.config["router"]["port"] == 0
-    status, _, err = baton("up", "--detach")
+    status, _, err = baton("up", "--detach", "-c", "config.yaml")
     assert status == 1
     assert "already runs at http://127.0.0.1:5" in err
     assert baton("down")[1] == "Stopped the cluster at http://127.0.0.1:5.\n"
@@ -329,7 +343,7 @@ def test_detach_returns_when_ready_and_down_stops_it(baton):
 
 
 def test_detach_shows_the_log_of_a_cluster_that_ends(baton):
-    status, out, err = baton("up", "--detach", "--set", "served_model_name=broken")
+    status, out, err = baton("up", "--detach", "-c", "config.yaml", "--set", "served_model_name=broken")
     assert (status, out) == (1, "")
     assert "before it was ready" in err
     assert "no [GPU] anywhere" in err

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import ray
@@ -71,8 +72,9 @@ def listener():
 async def make_pool(listener):
     pools: list[WorkerPool] = []
 
-    def make(actor_class: type = FakeHost, **resources: object) -> WorkerPool:
-        config = BatonConfig.from_dict({"decode": {"resources": resources}})
+    def make(actor_class: type = FakeHost, folder: Path | None = None, **resources: object) -> WorkerPool:
+        name = str(folder) if folder else None
+        config = BatonConfig.from_dict({"decode": {"resources": resources}, "served_model_name": name})
         pools.append(WorkerPool("decode", config, listener, actor_class, "127.0.0.1"))
         return pools[-1]
 
@@ -235,9 +237,10 @@ async def test_a_worker_that_is_refused_is_started_again(make_pool, listener):
     assert pool.status()["workers"][-1]["reason"] == "another KV layout"
 
 
-async def test_what_the_user_reads_when_a_worker_loads_too_long(make_pool):
-    pool = make_pool(HangingHost)
+async def test_what_the_user_reads_when_a_worker_loads_too_long(make_pool, tmp_path):
+    pool = make_pool(HangingHost, tmp_path)
     pool.scale(2)
+    await until(lambda: len(list(tmp_path.iterdir())) == 2)
     with pytest.raises(DeadlineError, match=r"After 0\.5 s 0 of 2 decode workers are ready. The others are still load"):
         await pool.wait_until_ready(0.5)
 
