@@ -72,7 +72,9 @@ class PoolConfig(Section):
     max_num_seqs: PositiveInt = 64
     """Sequences in one engine step."""
     kv_blocks: Annotated[int, Field(ge=2)] | None = None
+    """Size of each worker's KV cache in blocks; it or ``kv_memory_gib`` may be set."""
     kv_memory_gib: Annotated[float, Field(gt=0)] | None = None
+    """The same in GiB. Neither set: 1 GiB on a CPU; on a GPU, 85 % of the memory that is free after the weights."""
     resources: ResourcesConfig = ResourcesConfig()
 
     @model_validator(mode="after")

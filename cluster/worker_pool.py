@@ -123,12 +123,12 @@ class WorkerPool:
 
     def _reconcile(self) -> None:
         """Starts what is missing, and asks to leave who is too many."""
-        staying = [member for member in self._members.values() if not member.leaving.is_set()]
+        staying = [member for member in reversed(self._members.values()) if not member.leaving.is_set()]
         for _ in range(self.target - len(staying)):
             self._add_member()
         # The youngest leave first, and before them those that serve nobody yet.
-        leaving_order = sorted(staying[::-1], key=lambda member: member.state is WorkerState.READY)
-        for member in leaving_order[: max(0, len(staying) - self.target)]:
+        staying.sort(key=lambda member: member.state is WorkerState.READY)
+        for member in staying[: max(0, len(staying) - self.target)]:
             member.leaving.set()
         self._notify()
 

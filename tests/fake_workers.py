@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
@@ -258,13 +259,17 @@ class FakeWorker(worker_pb2_grpc.PrefillServicer, worker_pb2_grpc.DecodeServicer
 
 @dataclass
 class FakeCluster:
-    """Fake workers and the router under test. Use it as an async context."""
+    """Fake workers and the router under test. Use it as an async context.
+
+    Leaving the context fails when an exception was left behind that nobody has looked at.
+    """
 
     config: RouterConfig = field(default_factory=lambda: RouterConfig(worker_wait_s=5.0))
     registry: WorkerRegistry = field(default_factory=WorkerRegistry)
     metrics: RouterMetrics = field(default_factory=RouterMetrics)
     timelines: TimelineStore = field(default_factory=lambda: TimelineStore(100))
     workers: dict[str, FakeWorker] = field(default_factory=dict)
+    lost_errors: list[dict[str, object]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         card = ModelCard("fake", 4096, 100_000, 0)
@@ -281,6 +286,7 @@ class FakeCluster:
         return [await self.add(worker_id) for worker_id in worker_ids]
 
     async def __aenter__(self) -> FakeCluster:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: self.lost_errors.append(context))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -288,6 +294,10 @@ class FakeCluster:
             await self.registry.remove(worker.info.worker_id)
         for worker in self.workers.values():
             await worker.die()
+        gc.collect()
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().set_exception_handler(None)
+        assert self.lost_errors == []
 
     def request(self, request_id: str = "r", max_tokens: int = 6, prompt: tuple[int, ...] = (5, 6, 7, 8)):
         timeline = Timeline(request_id)
@@ -321,3 +331,14 @@ class FakeCluster:
 
     def metric(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+def fresh(**router: object) -> FakeCluster:
+    """A cluster whose router is configured otherwise."""
+    return FakeCluster(RouterConfig.model_validate({"worker_wait_s": 5.0, **router}))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while not condition():  # noqa: ASYNC110 - the conditions are other tasks' state, without events
+            await asyncio.sleep(0.005)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import ray
+import yaml
 from ray.cluster_utils import Cluster as RayCluster
 
 from cluster.config import BatonConfig, load_config
@@ -24,7 +25,7 @@ from cluster.worker_pool import WorkerPool
 from engine.errors import DeadlineError
 from tests.fake_hosts import FakeHost, placement_of, write_model_folder
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 GIB = 2**30
 READY_S = 60.0
 PENDING_S = 1.0
@@ -35,13 +36,13 @@ PREFILL_NODE = {
     "num_cpus": 32,
     "num_gpus": 4,
     "memory": 256 * GIB,
-    "labels": {ACCELERATOR_LABEL: "H100", "baton-pool": "prefill"},
+    "labels": {ACCELERATOR_LABEL: "H100", "tier": "compute"},
 }
 DECODE_NODE = {
     "num_cpus": 32,
     "num_gpus": 4,
     "memory": 256 * GIB,
-    "labels": {ACCELERATOR_LABEL: "H200", "baton-pool": "decode", "rack": "7"},
+    "labels": {ACCELERATOR_LABEL: "H200", "tier": "memory", "rack": "7"},
 }
 
 
@@ -158,7 +159,7 @@ def nodes_of(placed: list[Placed]) -> set[str]:
         ({"accelerator_type": "H100"}, {"prefill"}),
         ({"accelerator_type": "H200"}, {"decode"}),
         ({"accelerator_type": "H100", "gpus": 1}, {"prefill"}),
-        ({"labels": {"baton-pool": "decode"}}, {"decode"}),
+        ({"labels": {"tier": "memory"}}, {"decode"}),
         ({"labels": {"rack": "7"}, "accelerator_type": "H200"}, {"decode"}),
         ({"labels": {ACCELERATOR_LABEL: "!H100"}, "gpus": 1}, {"decode"}),
         ({"labels": {ACCELERATOR_LABEL: "in(H100, A100)"}}, {"prefill"}),
@@ -226,8 +227,8 @@ async def test_memory_is_reserved_and_not_only_compared(nodes):
         ({"cpus": 64}, ["asks for 64 CPUs", "too few CPUs", "No node can ever hold it"]),
         ({"memory_gib": 1000}, ["1000 GiB of memory", "too little memory", "4 GPUs (H200), 256.0 GiB"]),
         (
-            {"accelerator_type": "H200", "labels": {"baton-pool": "prefill"}},
-            ["label baton-pool is decode", "label ray.io/accelerator-type is H100", "No node can ever hold it"],
+            {"accelerator_type": "H200", "labels": {"tier": "compute"}},
+            ["label tier is memory", "label ray.io/accelerator-type is H100", "No node can ever hold it"],
         ),
     ],
     ids=["accelerator", "label", "cpus", "memory", "labels_of_two_nodes"],
@@ -285,14 +286,30 @@ async def test_workers_of_a_lost_node_wait_for_another(nodes):
 
 
 async def test_the_example_for_gpus_fits_the_machines_it_is_for(nodes):
-    config = load_config(REPOSITORY / "deploy" / "gpu-cluster.yaml")
-    async with placing(nodes, config) as pools:
-        await pools.wait()
-        for pool in POOLS:
-            placed = pools.placed(pool)
-            assert [worker.node for worker in placed] == [pool] * config.pool(pool).workers
-            granted = [gpu for worker in placed for gpu in worker.gpus]
-            assert len(granted) == len(set(granted)) == config.pool(pool).workers
+    """deploy/gpu-cluster.yaml on the node types of deploy/ray-cluster.yaml."""
+    config = load_config(DEPLOY / "gpu-cluster.yaml")
+    types = yaml.safe_load((DEPLOY / "ray-cluster.yaml").read_text())["available_node_types"]
+    joined = [
+        nodes.add(
+            f"example {pool}",
+            num_cpus=types[pool]["resources"]["CPU"],
+            num_gpus=types[pool]["resources"]["GPU"],
+            labels=types[pool]["labels"],
+            memory=1024 * GIB,
+        )
+        for pool in POOLS
+    ]
+    try:
+        async with placing(nodes, config) as pools:
+            await pools.wait()
+            for pool in POOLS:
+                placed = pools.placed(pool)
+                assert [worker.node for worker in placed] == [f"example {pool}"] * config.pool(pool).workers
+                granted = [gpu for worker in placed for gpu in worker.gpus]
+                assert len(granted) == len(set(granted)) == config.pool(pool).workers
+    finally:
+        for node in joined:
+            nodes.ray_cluster.remove_node(node)
 
 
 def test_a_cluster_does_not_start_and_says_why_when_nothing_fits(nodes, tmp_path):

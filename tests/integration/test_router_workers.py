@@ -1,27 +1,18 @@
-"""The router against workers that behave, fail, hang and die, over real gRPC connections."""
+"""The router with workers that behave, over real gRPC connections: tokens, load, limits, cancellation."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 from contextlib import aclosing
 
 import pytest
 
-from cluster.config import RouterConfig
 from cluster.wire import worker_pb2
 from engine.errors import (
-    ChecksumError,
-    ContextLengthError,
     DeadlineError,
-    InternalError,
-    InvalidRequestError,
     NoWorkerError,
-    OutOfBlocksError,
     OverloadedError,
-    RequestCancelledError,
     TransferError,
-    WorkerLostError,
 )
 from engine.request import FinishReason
 from tests.fake_workers import (
@@ -30,46 +21,22 @@ from tests.fake_workers import (
     TIMEOUT_S,
     FakeCluster,
     batch,
-    death,
     decode_some,
     die,
-    end_at_once,
     expected_tokens,
     failing,
     for_ever,
-    good_decode,
-    handoff_failed,
+    fresh,
     hang,
-    hang_telling,
     prefill_then,
+    until,
 )
-
-
-@pytest.fixture(autouse=True)
-async def no_lost_errors():
-    """Fails a test that leaves an exception which nobody has looked at."""
-    lost: list[dict[str, object]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: lost.append(context))
-    yield
-    gc.collect()
-    await asyncio.sleep(0)
-    assert lost == []
 
 
 @pytest.fixture
 async def cluster():
     async with FakeCluster() as fake:
         yield fake
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():  # noqa: ASYNC110 - the conditions are other tasks' state, without events
-            await asyncio.sleep(0.005)
-
-
-def fresh(**router: object) -> FakeCluster:
-    return FakeCluster(RouterConfig(**{"worker_wait_s": 5.0, **router}))
 
 
 class TestHappyPath:
@@ -186,234 +153,6 @@ class TestHappyPath:
         assert (len(busy.requests), len(free.requests)) == (1, 4)
         stuck.cancel()
         await asyncio.gather(stuck, return_exceptions=True)
-
-
-class TestPrefillFailures:
-    @pytest.mark.parametrize(
-        "script",
-        [
-            failing(WorkerLostError("gone")),
-            failing(OutOfBlocksError("full")),
-            failing(RequestCancelledError("the worker is stopping")),
-            end_at_once,
-            die,
-        ],
-        ids=["lost", "full", "cancelled_there", "empty", "died"],
-    )
-    async def test_a_failure_before_the_first_token_goes_to_another_worker(self, cluster, script):
-        bad, good, _ = await cluster.add_all(["p1", "p2", "d1"])
-        bad.scripts = [script]
-        assert await cluster.run() == expected_tokens(6)
-        assert (len(bad.requests), len(good.requests)) == (1, 1)
-        assert (
-            sum(
-                cluster.metric("baton_retries_total", reason=reason)
-                for reason in ("worker_lost", "out_of_kv_blocks", "request_cancelled")
-            )
-            == 1
-        )
-        await until(lambda: cluster.is_idle)
-
-    @pytest.mark.parametrize("after", [(death,), ()], ids=["died", "ended_without_word"])
-    async def test_a_prefill_worker_lost_after_the_first_token(self, cluster, after):
-        prefill, decode = await cluster.add_all(["p1", "d1"])
-        claimed = asyncio.Event()
-        prefill.scripts = [prefill_then(lambda _: claimed.wait(), *after)]
-        decode.scripts = [hang_telling(claimed)]  # no KV ever comes
-        assert await cluster.run() == expected_tokens(6)
-        first, second = decode.requests
-        assert (first.transfer_id != "", second.transfer_id) == (True, "")
-        assert list(second.sequence.output_token_ids) == expected_tokens(1)
-        await until(lambda: cluster.is_idle)
-        assert decode.num_cancelled == 1
-
-    @pytest.mark.parametrize(
-        "error",
-        [
-            TransferError("broke off"),
-            ChecksumError("damaged"),
-            OutOfBlocksError("no room"),
-            DeadlineError("the transfer took too long"),
-            InternalError("something odd"),
-            ContextLengthError("too long for this decode worker"),
-        ],
-        ids=lambda error: error.code,
-    )
-    async def test_a_failed_handoff_is_made_up_for_by_another_decode_worker(self, cluster, error):
-        prefill, first, second = await cluster.add_all(["p1", "d1", "d2"])
-        claimed = asyncio.Event()
-        prefill.scripts = [prefill_then(lambda _: claimed.wait(), handoff_failed(error))]
-        first.scripts = [hang_telling(claimed)]
-        request = cluster.request()
-        assert await cluster.run(request) == expected_tokens(6)
-        [resumed] = second.requests
-        assert resumed.transfer_id == ""
-        assert list(resumed.sequence.output_token_ids) == expected_tokens(1)
-        assert request.timeline.attributes["handoff_error"] == error.code
-        assert request.timeline.attributes["decode_worker"] == "d2"
-        assert cluster.metric("baton_kv_transfers_total", outcome="failed") == 1
-        await until(lambda: cluster.is_idle)
-
-    async def test_a_handoff_that_fails_behind_the_second_token_disturbs_nobody(self, cluster):
-        prefill, decode = await cluster.add_all(["p1", "d1"])
-        decoding = asyncio.Event()
-        prefill.scripts = [prefill_then(lambda _: decoding.wait(), handoff_failed(TransferError("no acknowledgement")))]
-
-        async def watched(worker, request):
-            async for message in good_decode(worker, request):
-                yield message
-                decoding.set()
-
-        decode.scripts = [watched]
-        assert await cluster.run() == expected_tokens(6)
-        assert len(decode.requests) == 1
-        await until(lambda: cluster.is_idle)
-
-    async def test_a_second_first_token_is_ignored_and_the_request_recomputed(self, cluster):
-        prefill, decode = await cluster.add_all(["p1", "d1"])
-        again = worker_pb2.PrefillEvent(first_token=worker_pb2.TokenBatch(token_ids=[4]))
-        claimed = asyncio.Event()
-        prefill.scripts = [prefill_then(lambda _: claimed.wait(), again)]
-        decode.scripts = [hang_telling(claimed)]
-        assert await cluster.run() == expected_tokens(6)
-
-    async def test_word_of_a_handoff_before_the_first_token_is_no_token(self):
-        async with fresh(max_attempts=1) as cluster:
-            prefill, _ = await cluster.add_all(["p1", "d1"])
-
-            async def wrong_order(worker, request):
-                yield worker.handoff_done()
-
-            prefill.scripts = [wrong_order]
-            with pytest.raises(WorkerLostError, match="without a token"):
-                await cluster.run()
-            await until(lambda: cluster.is_idle)
-
-    async def test_an_event_that_nobody_knows_is_an_internal_error_and_not_a_hang(self, cluster):
-        prefill, _ = await cluster.add_all(["p1", "d1"])
-
-        async def unknown_event(worker, request):
-            event = worker_pb2.TimedEvent(name="teleported", at_s=1.0)
-            yield worker_pb2.PrefillEvent(first_token=batch(request, 0), events=[event])
-
-        prefill.scripts = [unknown_event]
-        with pytest.raises(InternalError, match="teleported"):
-            await cluster.run()
-        assert cluster.metric("baton_requests_total", outcome="internal_error") == 1
-        await until(lambda: cluster.is_idle)
-
-
-class TestDecodeFailures:
-    @pytest.mark.parametrize("num_tokens", [0, 1, 3])
-    @pytest.mark.parametrize(
-        "then", [death, WorkerLostError("gone"), OutOfBlocksError("full")], ids=["died", "lost", "full"]
-    )
-    async def test_another_worker_goes_on_where_the_stream_broke(self, cluster, num_tokens, then):
-        _, bad, good = await cluster.add_all(["p1", "d1", "d2"])
-        bad.scripts = [decode_some(num_tokens, then)]
-        assert await cluster.run() == expected_tokens(6)
-        [resumed] = good.requests
-        # A token may still have been on its way when the connection broke; what the client has is passed on.
-        passed_on = list(resumed.sequence.output_token_ids)
-        assert passed_on == expected_tokens(len(passed_on))
-        assert 1 <= len(passed_on) <= 1 + num_tokens
-        await until(lambda: cluster.is_idle)
-
-    async def test_an_error_in_the_stream_comes_behind_its_tokens(self, cluster):
-        _, bad, good = await cluster.add_all(["p1", "d1", "d2"])
-        bad.scripts = [decode_some(3, TransferError("no"))]
-        assert await cluster.run() == expected_tokens(6)
-        assert list(good.requests[0].sequence.output_token_ids) == expected_tokens(4)
-
-    async def test_a_stream_that_ends_too_early_is_continued(self, cluster):
-        _, bad, good = await cluster.add_all(["p1", "d1", "d2"])
-        bad.scripts = [end_at_once]
-        assert await cluster.run() == expected_tokens(6)
-        assert (len(bad.requests), len(good.requests)) == (1, 1)
-
-    async def test_streams_that_keep_ending_too_early_use_up_the_attempts(self, cluster):
-        _, decode = await cluster.add_all(["p1", "d1"])
-        decode.scripts = [end_at_once] * 3
-        with pytest.raises(WorkerLostError, match="d1 ended its stream without finishing"):
-            await cluster.run()
-        assert len(decode.requests) == 3
-
-    async def test_a_worker_that_failed_the_request_is_avoided_even_if_the_other_is_busier(self, cluster):
-        _, bad, busy = await cluster.add_all(["p1", "d1", "d2"])
-        bad.scripts, busy.scripts = [hang] * 3, [hang] * 3
-        stuck = [asyncio.create_task(cluster.run(cluster.request(f"stuck{i}"))) for i in range(3)]
-        await until(lambda: (bad.num_open, busy.num_open) in ((1, 2), (2, 1)))
-        bad, busy = sorted((bad, busy), key=lambda worker: worker.num_open)
-        bad.scripts, busy.scripts = [failing(TransferError("no"))], []
-        assert await cluster.run() == expected_tokens(6)
-        assert bad.requests[-1].transfer_id
-        assert not busy.requests[-1].transfer_id
-        for task in stuck:
-            task.cancel()
-        await asyncio.gather(*stuck, return_exceptions=True)
-
-    async def test_the_only_worker_is_tried_again(self, cluster):
-        _, decode = await cluster.add_all(["p1", "d1"])
-        decode.scripts = [decode_some(2, TransferError("no")), decode_some(1, TransferError("no"))]
-        request = cluster.request()
-        assert await cluster.run(request) == expected_tokens(6)
-        assert request.timeline.attributes["attempts"] == 3
-        assert len(set(decode.call_ids)) == 3
-
-    async def test_the_last_error_reaches_the_client_when_attempts_are_used_up(self, cluster):
-        _, decode = await cluster.add_all(["p1", "d1"])
-        decode.scripts = [
-            failing(TransferError("one")),
-            failing(WorkerLostError("two")),
-            failing(OutOfBlocksError("3")),
-        ]
-        stream = cluster.stream()
-        assert list((await anext(stream)).token_ids) == expected_tokens(1)
-        with pytest.raises(OutOfBlocksError, match="3"):
-            await anext(stream)
-        assert cluster.metric("baton_requests_total", outcome="out_of_kv_blocks") == 1
-        await until(lambda: cluster.is_idle)
-
-    @pytest.mark.parametrize("error", [InvalidRequestError("bad"), ContextLengthError("long"), InternalError("ours")])
-    async def test_other_errors_are_not_tried_again(self, cluster, error):
-        _, decode, other = await cluster.add_all(["p1", "d1", "d2"])
-        decode.scripts = [failing(error)]
-        with pytest.raises(type(error), match=error.message):
-            await cluster.run()
-        assert other.requests == []
-        await until(lambda: cluster.is_idle)
-
-    async def test_invalid_requests_fail_at_once_in_prefill_too(self, cluster):
-        prefill, other, decode = await cluster.add_all(["p1", "p2", "d1"])
-        prefill.scripts = [failing(InvalidRequestError("bad token"))]
-        with pytest.raises(InvalidRequestError, match="bad token"):
-            await cluster.run()
-        assert other.requests == decode.requests == []
-
-    @pytest.mark.parametrize("error", [WorkerLostError("too late"), InternalError("too late")], ids=lambda e: e.code)
-    async def test_an_error_behind_the_last_token_does_not_matter(self, cluster, error):
-        _, decode = await cluster.add_all(["p1", "d1"])
-
-        async def fail_after_the_end(worker, request):
-            async for message in good_decode(worker, request):
-                yield message
-            raise error
-
-        decode.scripts = [fail_after_the_end]
-        assert await cluster.run() == expected_tokens(6)
-        assert cluster.metric("baton_requests_total", outcome="length") == 1
-        assert cluster.metric("baton_retries_total", reason="worker_lost") == 0
-        assert len(decode.requests) == 1
-
-    async def test_a_worker_that_leaves_the_table_loses_its_streams_but_no_client(self, cluster):
-        _, leaving, _ = await cluster.add_all(["p1", "d1", "d2"])
-        leaving.scripts = [decode_some(2, for_ever)]
-        async with aclosing(cluster.stream()) as chunks:
-            got = [(await anext(chunks)).token_ids[0] for _ in range(3)]
-            removal = asyncio.create_task(cluster.registry.remove("d1"))
-            got += [token async for chunk in chunks for token in chunk.token_ids]
-            await removal
-        assert got == expected_tokens(6)
 
 
 class TestWorkersThatComeAndGo:
@@ -632,17 +371,3 @@ class TestCancellation:
             await asyncio.gather(running, return_exceptions=True)
         await until(lambda: cluster.is_idle)
         assert await cluster.run(cluster.request("afterwards")) == expected_tokens(6)
-
-
-class TestManyAtOnce:
-    async def test_none_is_lost_or_doubled_while_workers_fail(self, cluster):
-        workers = await cluster.add_all(["p1", "p2", "d1", "d2", "d3"])
-        for worker in workers[:2]:
-            worker.scripts = [failing(OutOfBlocksError("full"))] * 2
-        for worker in workers[2:]:
-            worker.scripts = [decode_some(n % 4, TransferError("no")) for n in range(3)]
-        results = await asyncio.gather(*(cluster.run(cluster.request(f"r{i}", 4 + i % 7)) for i in range(60)))
-        assert results == [expected_tokens(4 + i % 7) for i in range(60)]
-        await until(lambda: cluster.is_idle)
-        assert cluster.router.num_finished == 60
-        assert cluster.router.num_failed == 0

@@ -12,8 +12,21 @@ H100 = Node("10.0.0.1", {"CPU": 16.0, "GPU": 8.0, "memory": 64.0 * GIB}, {"ray.i
 CPU_ONLY = Node("10.0.0.2", {"CPU": 4.0, "memory": 8.0 * GIB}, {})
 
 
+RUNTIME_ENV = {"env_vars": {"GOMP_SPINCOUNT": "1000"}}
+
+
+@pytest.fixture(autouse=True)
+def _no_spin_count_of_the_shell(monkeypatch):
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+
+
 def test_the_defaults_ask_for_a_cpu_and_nothing_else():
-    assert actor_options(ResourcesConfig()) == {"num_cpus": 1.0, "num_gpus": 0.0}
+    assert actor_options(ResourcesConfig()) == {"num_cpus": 1.0, "num_gpus": 0.0, "runtime_env": RUNTIME_ENV}
+
+
+def test_a_spin_count_of_the_users_own_is_passed_on(monkeypatch):
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    assert actor_options(ResourcesConfig())["runtime_env"] == {"env_vars": {"GOMP_SPINCOUNT": "7"}}
 
 
 def test_every_wish_becomes_an_option():
@@ -25,6 +38,7 @@ def test_every_wish_becomes_an_option():
         "num_gpus": 1.0,
         "memory": 3 * GIB // 2,
         "label_selector": {"ray.io/accelerator-type": "H100", "baton-pool": "prefill"},
+        "runtime_env": RUNTIME_ENV,
     }
     assert describe_request(resources) == (
         "4 CPUs, 1 GPUs, 1.5 GiB of memory, the node label baton-pool=prefill, "

@@ -1,0 +1,151 @@
+"""Who drafts and how much: acceptance, costs, lengths, the controller, and the names that may be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import get_args
+
+import pytest
+
+from cluster.config import SpeculationMethod
+from decode_worker.speculation.acceptance import AcceptanceTracker
+from decode_worker.speculation.controller import SpeculationController
+from decode_worker.speculation.draft_length import DraftLengthPolicy, survival
+from decode_worker.speculation.registry import create_controller, method_names
+from decode_worker.speculation.step_cost import StepCost
+from engine.errors import ConfigError
+from engine.request import Request, SamplingParams
+from engine.scheduler import ScheduledSequence
+from engine.verification import DraftProposal, VerifyResult
+
+
+def scheduled(name: str, method: str | None = None) -> ScheduledSequence:
+    request = Request(name, [1, 2, 3], SamplingParams(max_tokens=50), speculation_method=method)
+    request.num_computed_tokens = 2
+    return ScheduledSequence(request, 1)
+
+
+class Drafter:
+    """Always the same draft."""
+
+    def __init__(self, confidences: Sequence[float], token: int = 9, *, breaks: bool = False) -> None:
+        self.confidences = tuple(confidences)
+        self.token = token
+        self.breaks = breaks
+        self.observed: list[VerifyResult] = []
+
+    def propose(self, plan: Sequence[ScheduledSequence], max_draft_tokens: int) -> dict[str, DraftProposal]:
+        if self.breaks:
+            raise RuntimeError("this draft model is broken")
+        drafts = (self.token,) * len(self.confidences)
+        return {
+            s.request.request_id: DraftProposal(s.request.request_id, drafts, confidences=self.confidences)
+            for s in plan
+        }
+
+    def observe(self, result: VerifyResult) -> None:
+        self.observed.append(result)
+
+    def observe_step(self, num_tokens: int, ms: float) -> None: ...
+
+    def release(self, request_id: str) -> None: ...
+
+
+def test_an_estimate_moves_from_its_prior_to_what_is_seen_and_forgets() -> None:
+    tracker = AcceptanceTracker()
+    assert tracker.estimate("x", prior=0.3) == 0.3
+    for _ in range(200):
+        tracker.record("x", 0.3, accepted=True)
+    assert tracker.estimate("x", prior=0.3) > 0.95
+    for _ in range(200):
+        tracker.record("x", 0.3, accepted=False)
+    assert tracker.estimate("x", prior=0.3) < 0.05
+    assert tracker.estimate("y", prior=0.3) == 0.3
+
+
+def test_costs_are_learned_and_interpolated() -> None:
+    cost = StepCost()
+    assert cost.ms(9) > cost.ms(1) > 0
+    cost.record(1, 20.0)
+    cost.record(8, 28.0)
+    assert cost.ms(1) == 20.0
+    assert 20.0 < cost.ms(4) < 28.0
+    assert cost.ms(16) > 28.0
+    for _ in range(5):
+        cost.record(1, 20_000.0)  # the machine was busy
+    assert cost.ms(1) < 20_000.0
+
+
+def test_survival_multiplies() -> None:
+    assert survival([0.5, 0.5, 1.0]) == [0.5, 0.25, 0.25]
+
+
+class TestDraftLength:
+    def cost(self, slope: float) -> StepCost:
+        cost = StepCost()
+        for num_tokens in (1, 2, 4, 8, 16, 32, 64):
+            cost.record(num_tokens, 20.0 * (1 + slope * (num_tokens - 1)))
+        return cost
+
+    def test_cheap_verification_takes_all_good_drafts(self) -> None:
+        policy = DraftLengthPolicy(self.cost(0.01))
+        assert policy.choose({"a": [0.9] * 8}, num_sequences=1, num_tokens=1) == {"a": 8}
+
+    def test_expensive_verification_takes_none(self) -> None:
+        policy = DraftLengthPolicy(self.cost(1.0))
+        assert policy.choose({"a": [0.5] * 8}, num_sequences=1, num_tokens=1) == {}
+
+    def test_the_surest_slots_of_the_batch_come_first(self) -> None:
+        policy = DraftLengthPolicy(self.cost(0.12))
+        lengths = policy.choose({"sure": [0.95] * 4, "vague": [0.1] * 4}, num_sequences=2, num_tokens=2)
+        assert lengths == {"sure": 4}
+
+    def test_a_length_is_a_prefix_of_the_draft(self) -> None:
+        policy = DraftLengthPolicy(self.cost(0.02))
+        lengths = policy.choose({"a": [1.0, 1.0, 0.0, 1.0]}, num_sequences=1, num_tokens=1)
+        assert lengths == {"a": 2}
+
+    def test_a_gain_too_small_begins_nothing_but_may_go_on(self) -> None:
+        policy = DraftLengthPolicy(self.cost(0.1))
+        barely = {"a": [0.122]}
+        assert policy.choose(barely, num_sequences=1, num_tokens=1) == {}
+        assert policy.choose({"a": [0.9]}, num_sequences=1, num_tokens=1) == {"a": 1}
+        assert policy.choose(barely, num_sequences=1, num_tokens=1) == {"a": 1}
+
+
+class TestController:
+    def test_a_request_chooses_or_forbids(self) -> None:
+        one, two = Drafter([0.9], token=1), Drafter([0.8], token=2)
+        controller = SpeculationController({"one": one, "two": two}, ["one"], "auto", 4)
+        plan = [scheduled("a"), scheduled("b", "two"), scheduled("c", "none")]
+        proposals = controller.propose(plan, 8)
+        assert {name: proposal.token_ids for name, proposal in proposals.items()} == {"a": (1,), "b": (2,)}
+
+    def test_auto_takes_the_more_promising_draft(self) -> None:
+        methods = {"short": Drafter([0.9], token=1), "long": Drafter([0.8, 0.8], token=2)}
+        controller = SpeculationController(methods, methods, "auto", 4)
+        assert controller.propose([scheduled("a")], 8)["a"].token_ids == (2, 2)
+
+    def test_only_who_proposed_learns(self) -> None:
+        one, two = Drafter([0.9]), Drafter([0.2])
+        controller = SpeculationController({"one": one, "two": two}, ["one", "two"], "auto", 4)
+        sequence = scheduled("a")
+        controller.propose([sequence], 8)
+        controller.observe(VerifyResult(sequence, (), 5, num_drafted=1))
+        assert (len(one.observed), len(two.observed)) == (1, 0)
+
+    def test_a_method_that_breaks_is_left_out(self) -> None:
+        good, bad = Drafter([0.9]), Drafter([0.9], breaks=True)
+        controller = SpeculationController({"bad": bad, "good": good}, ["bad", "good"], "auto", 4)
+        assert controller.propose([scheduled("a")], 8)["a"].token_ids == (9,)
+        assert controller.num_failures == 1
+        controller.propose([scheduled("a")], 8)
+        assert controller.num_failures == 1
+
+    def test_unknown_defaults_are_refused(self) -> None:
+        with pytest.raises(ConfigError, match="ngram"):
+            create_controller("telepathy", 8)
+
+
+def test_configuration_and_workers_know_the_same_names() -> None:
+    assert set(method_names()) == set(get_args(SpeculationMethod))

@@ -1,0 +1,102 @@
+"""The methods without a model: what they guess, and that guessing changes no token."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from decode_worker.speculation.controller import SpeculationController
+from decode_worker.speculation.ngram import NgramProposer
+from decode_worker.speculation.suffix import SuffixProposer
+from decode_worker.speculation.verification import SampleAndMatch
+from engine.block_manager import BlockManager
+from engine.engine import Engine
+from engine.request import Request, SamplingParams
+from engine.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
+from engine.verification import Proposer
+from tests.engine_runs import BLOCK_SIZE, build_runner
+from tests.tiny_models import tiny_model
+
+
+def draft(proposer: Proposer, request: Request, count: int = 4) -> tuple[int, ...]:
+    request.num_computed_tokens = request.num_tokens - 1
+    proposals = proposer.propose([ScheduledSequence(request, 1)], count)
+    return proposals[request.request_id].token_ids if proposals else ()
+
+
+@pytest.mark.parametrize("proposer", [NgramProposer(), SuffixProposer()], ids=["ngram", "suffix"])
+def test_what_followed_last_time_is_guessed(proposer: Proposer) -> None:
+    request = Request("a", [1, 2, 3, 4, 5, 6, 7, 1, 2], SamplingParams())
+    assert draft(proposer, request) == (3, 4, 5, 6)
+    request.output_token_ids += [3, 4]
+    assert draft(proposer, request) == (5, 6, 7, 1)
+    request.output_token_ids += [9, 10, 11]
+    assert draft(proposer, request) == ()
+
+
+def test_suffixes_remember_the_outputs_of_earlier_requests() -> None:
+    proposer = SuffixProposer()
+    first = Request("a", [50, 51], SamplingParams(), output_token_ids=[1, 2, 3, 4, 5])
+    draft(proposer, first)
+    proposer.release("a")
+    assert draft(proposer, Request("b", [60, 1, 2], SamplingParams())) == (3, 4, 5)
+    assert draft(proposer, Request("c", [50, 51], SamplingParams())) == (), "prompts are not remembered"
+
+
+def test_a_long_corpus_is_cut_and_matches_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("decode_worker.speculation.suffix._MAX_CORPUS_TOKENS", 20)
+    proposer = SuffixProposer()
+    standing = Request("standing", [1, 2], SamplingParams())
+    for number in range(12):
+        draft(proposer, standing)
+        name = f"r{number}"
+        tokens = [number * 10 + digit for digit in range(8)]
+        draft(proposer, Request(name, [500], SamplingParams(), output_token_ids=tokens))
+        proposer.release(name)
+    assert draft(proposer, Request("old", [0, 1, 2], SamplingParams())) == ()
+    assert draft(proposer, Request("new", [113, 114], SamplingParams())) == (115, 116, 117)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
+def test_tokens_are_those_of_plain_decoding(name: str, temperature: float) -> None:
+    """Many repetitive prompts at once, some of which forbid speculation: the same tokens, and drafts were accepted."""
+    runner = build_runner(tiny_model(name))
+    chance = random.Random(3)
+    prompts = [[chance.randrange(3, 9) for _ in range(chance.randrange(4, 40))] for _ in range(10)]
+
+    def generate(controller: SpeculationController | None) -> tuple[list[list[int]], int]:
+        blocks = BlockManager(runner.cache.num_blocks, BLOCK_SIZE)
+        scheduler = Scheduler(SchedulerLimits(64, 16, 128), blocks)
+        engine = Engine(runner, scheduler, SampleAndMatch(), controller)
+        requests = []
+        for index, prompt in enumerate(prompts):
+            params = SamplingParams(
+                max_tokens=30,
+                temperature=temperature,
+                seed=index,
+                presence_penalty=0.1,
+                top_k=6,
+                logprobs=1,
+                logit_bias=((3, 60.0), (4, 60.0)),  # few tokens to choose from, so that guesses are often right
+            )
+            method = ("suffix", "ngram", "none")[index % 3]
+            requests.append(Request(str(index), prompt, params, arrival_s=index, speculation_method=method))
+            scheduler.add(requests[-1])
+        accepted = 0
+        while scheduler.has_work():
+            accepted += sum(output.num_accepted for output in engine.step())
+        assert blocks.check([]) == []
+        return [request.output_token_ids for request in requests], accepted
+
+    class Eager(SpeculationController):
+        """Drafts whatever the costs say, so that much is drafted."""
+
+        def observe_step(self, num_tokens: int, ms: float) -> None: ...
+
+    plain, _ = generate(None)
+    methods = {"suffix": SuffixProposer(), "ngram": NgramProposer()}
+    speculated, num_accepted = generate(Eager(methods, methods, "auto", 6))
+    assert speculated == plain
+    assert num_accepted > 0
