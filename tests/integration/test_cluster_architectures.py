@@ -21,8 +21,20 @@ from tests.tiny_models import model_with_reference, random_prompts
 NUM_TOKENS = 16
 PROMPTS = random_prompts((1, 5, 16, 17, 33, 48, 60, 64))
 ARCHITECTURES = (
-    "llama", "qwen2", "qwen2_window", "qwen3", "mistral", "gemma2", "gemma3_text", "gemma3_multimodal", "phi3", "gpt2", "gpt_neox", "olmo2", "mixtral",
-)  # fmt: skip
+    "llama",
+    "qwen2",
+    "qwen2_window",
+    "qwen3",
+    "mistral",
+    "gemma2",
+    "gemma3_text",
+    "gemma3_multimodal",
+    "phi3",
+    "gpt2",
+    "gpt_neox",
+    "olmo2",
+    "mixtral",
+)
 
 
 def info_of(worker: HostedWorker, pool: str) -> WorkerInfo:
