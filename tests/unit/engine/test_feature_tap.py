@@ -1,0 +1,45 @@
+"""What the tap reads equals the hidden states that transformers reports, also when the engine runs the model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.block_manager import BlockManager
+from engine.errors import UnsupportedModelError
+from engine.feature_tap import FeatureTap
+from engine.request import Request, SamplingParams
+from engine.scheduler import ScheduledSequence
+from tests.engine_runs import BLOCK_SIZE, build_runner
+from tests.tiny_models import tiny_model
+
+PROMPT = [5, 9, 13, 21, 34, 55, 8, 3, 2]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "phi3", "gpt_neox", "olmo2", "mixtral"])
+def test_features_are_transformers_hidden_states(name: str) -> None:
+    model = tiny_model(name)
+    with torch.inference_mode():
+        states = model(torch.tensor([PROMPT]), output_hidden_states=True).hidden_states
+    runner = build_runner(model)
+    num_layers = len(states) - 1
+    layers = (num_layers, 0, 1)
+    tap = FeatureTap(model, layers)
+    blocks = BlockManager(64, BLOCK_SIZE)
+    request = Request("a", PROMPT, SamplingParams())
+    blocks.grow(request, len(PROMPT))
+    taken = []
+    for chunk in (4, 3, 2):
+        runner.forward(runner.build_batch([ScheduledSequence(request, chunk)]))
+        request.num_computed_tokens += chunk
+        taken.append(tap.take())
+    expected = torch.cat([states[layer][0] for layer in layers], dim=-1)
+    torch.testing.assert_close(torch.cat(taken), expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(RuntimeError, match="no forward"):
+        tap.take()
+    tap.close()
+
+
+def test_a_layer_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="has 2 layers"):
+        FeatureTap(tiny_model("llama"), [7])
