@@ -126,7 +126,7 @@ def submit(
     max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 256,
     temperature: Annotated[float, typer.Option(help="0: always the likeliest token; 1: as the model has it.")] = 0.0,
     top_p: Annotated[float | None, typer.Option(help="Sample from the most likely tokens of this mass.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer, at any temperature.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight at once, with --file.")] = 8,
     endpoint: EndpointOption = None,
 ) -> None:

@@ -167,7 +167,7 @@ class _Batch:
         self._num_done += 1
         self._num_failed += "error" in result
         while self._num_written in self._done:
-            self._output.write(json.dumps(self._done.pop(self._num_written), ensure_ascii=False) + "\n")
+            self._output.write(_to_json(self._done.pop(self._num_written)) + "\n")
             self._num_written += 1
         self._output.flush()
         self._on_progress(self._num_done, self._num_lines)
@@ -203,6 +203,12 @@ class _Batch:
         return await self._client.generate(path, body)
 
 
+def _to_json(result: Mapping[str, Any]) -> str:
+    text = json.dumps(result, ensure_ascii=False)
+    # An id with half a character in it cannot be written as UTF-8, but as an escape it can.
+    return text if text.isascii() or text.encode(errors="replace").decode() == text else json.dumps(result)
+
+
 def _result_of(response: Mapping[str, Any]) -> dict[str, Any]:
     answer = _answer(response)
     result = {"text": answer.text, "finish_reason": answer.finish_reason, "usage": dict(answer.usage)}
@@ -226,7 +232,7 @@ def _read_lines(source: Path, target: Path) -> list[tuple[int, str]]:
 def _parse_line(number: int, line: str) -> dict[str, Any]:
     try:
         values = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"Line {number} is not JSON: {error}.") from error
     if not isinstance(values, dict):
         raise InvalidRequestError(f"Line {number} is not a JSON object.")

@@ -11,13 +11,15 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from engine.errors import BatonError, OverloadedError, error_classes
+from engine.errors import BatonError, InvalidRequestError, OverloadedError, error_classes
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETION_PATH = "/v1/completions"
 _QUICK = httpx.Timeout(30.0, connect=10.0)
 _GENERATION = httpx.Timeout(None, connect=10.0)
 """The router has its own deadline; waiting less here would only hide its error."""
+
+_JSON_HEADERS = {"Content-Type": "application/json"}
 
 
 class RouterUnreachableError(BatonError):
@@ -32,6 +34,18 @@ class ResponseError(BatonError):
     """The router refused or failed a request, and its error has no class of its own here."""
 
     code = "response_error"
+
+
+def encode_body(body: object) -> bytes:
+    """JSON in UTF-8.
+
+    Raises:
+        InvalidRequestError: the values cannot be written as JSON: half a character, NaN, or nested too deeply.
+    """
+    try:
+        return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidRequestError(f"The request cannot be written as JSON: {error}.") from error
 
 
 class RouterClient:
@@ -86,9 +100,11 @@ class RouterClient:
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """The chunks of a streamed answer, as they arrive. Closing the iterator cancels the request."""
-        content = {**body, "stream": True}
+        content = encode_body({**body, "stream": True})
         try:
-            async with self._http.stream("POST", path, json=content, timeout=_GENERATION) as response:
+            async with self._http.stream(
+                "POST", path, content=content, headers=_JSON_HEADERS, timeout=_GENERATION
+            ) as response:
                 if response.status_code != 200:
                     raise _error_of(response.status_code, await response.aread(), response.headers)
                 async for line in response.aiter_lines():
@@ -105,7 +121,9 @@ class RouterClient:
         self, method: str, path: str, body: object = None, timeout: httpx.Timeout = _QUICK
     ) -> dict[str, Any]:
         try:
-            response = await self._http.request(method, path, json=body, timeout=timeout)
+            content = None if body is None else encode_body(body)
+            headers = _JSON_HEADERS if content else None
+            response = await self._http.request(method, path, content=content, headers=headers, timeout=timeout)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
         if response.status_code != 200:

@@ -92,12 +92,19 @@ class PrefillConfig(PoolConfig):
 
 
 class SpeculationConfig(Section):
-    """Speculative decoding. It changes no token, only how many come out of a step."""
+    """Speculative decoding: guesses tokens and verifies several of them in one step.
 
-    method: SpeculationMethod = "auto"
+    The target's own draws are what comes out. In float32 they are those of plain decoding; in half precision a forward
+    of several tokens rounds otherwise than one of a single token, so nearly equal tokens can change places.
+    """
+
+    method: SpeculationMethod = "none"
     """auto: whatever promises most tokens per millisecond, or nothing; none; or the name of a method."""
     max_draft_tokens: Annotated[int, Field(ge=1, le=64)] = 8
     """Per request and step."""
+    remember_outputs: bool = False
+    """Let ``suffix`` draft from the outputs of earlier requests too. Who can see how many drafts were right could tell
+    what others were answered, so leave it off where clients must not know of each other."""
 
 
 class DecodeConfig(PoolConfig):

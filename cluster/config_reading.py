@@ -42,7 +42,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"Cannot read the configuration {path}: {error}.") from error
     try:
         values = _parse(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if values is None:
         return {}
@@ -63,7 +63,7 @@ def parse_override(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set {text}: expected KEY=VALUE with a dotted key, such as --set router.port=0.")
     try:
         return key, _parse(value)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"--set {text}: the value is not valid YAML: {error}") from error
 
 

@@ -113,7 +113,7 @@ class HandoffWatch:
         except Exception as error:
             logger.exception("following the prefill of %s failed", self._timeline.request_id)
             self.is_broken = True
-            return InternalError(f"{type(error).__name__}: {error}")
+            return InternalError(f"following the prefill failed ({type(error).__name__}); the router's log says more")
         return None
 
     def _book(self, result: worker_pb2.HandoffResult) -> BatonError | None:

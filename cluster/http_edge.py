@@ -21,7 +21,7 @@ from cluster.openai_api.json_body import check_content_headers, parse_object
 from cluster.openai_api.responses import error_body
 from engine.errors import BatonError, InternalError, OverloadedError, RequestCancelledError, RequestTooLargeError
 
-logger = logging.getLogger("baton.gateway")
+logger = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = "X-Request-Id"
 _VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")

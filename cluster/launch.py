@@ -47,6 +47,8 @@ class Cluster:
         controller: Any = None
         try:
             controller = _create_controller(config)
+            if folder := _log_folder():
+                report(f"router and workers log to {folder}")
             endpoint = _wait_for_start(controller, report)
         except BaseException:
             cls(controller, "", owns_ray=owns_ray).stop()
@@ -160,6 +162,12 @@ def _wait_for_start(controller: Any, report: Callable[[str], None]) -> str:
                 return str(ray.get(started))
         except RayError as error:
             raise _as_baton_error(error) from error
+
+
+def _log_folder() -> str | None:
+    """Where Ray keeps the output of this node's processes, as far as it tells."""
+    node = ray._private.worker._global_node  # Ray has no public way
+    return str(node.get_logs_dir_path()) if node is not None else None
 
 
 def _as_baton_error(error: RayError) -> BatonError:

@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
 from cluster.background import BackgroundTasks
 from cluster.config import RouterConfig
@@ -87,7 +88,9 @@ class Router:
 
     @property
     def model(self) -> ModelCard:
-        return self._model
+        """The model as all present workers can serve it: the smallest KV cache bounds the context."""
+        lengths = [worker.info.max_model_len for worker in self._registry.workers]
+        return replace(self._model, max_model_len=min(lengths, default=self._model.max_model_len))
 
     @property
     def num_in_flight(self) -> int:
@@ -127,7 +130,7 @@ class Router:
         except Exception as error:
             outcome = InternalError.code
             logger.exception("request %s failed unexpectedly", request.request_id)
-            raise InternalError(f"{type(error).__name__}: {error}") from error
+            raise InternalError(f"The router failed ({type(error).__name__}); its log says more.") from error
         finally:
             self._end(journal, outcome)
 

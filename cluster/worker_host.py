@@ -160,11 +160,18 @@ def _import_role(path: str) -> Any:
 
 
 def _max_model_len(config: BatonConfig, runner: ModelRunner) -> int:
+    """As configured, else as much as both the model's context and this worker's KV cache hold."""
     own = runner.loaded.max_model_len
+    capacity = runner.cache.num_blocks * runner.spec.block_size
     if config.max_model_len is None:
-        return own
+        return min(own, capacity)
     if config.max_model_len > own:
         raise ConfigError(f"max_model_len is {config.max_model_len}, but the model's context length is {own}.")
+    if config.max_model_len > capacity:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}, but the worker's KV cache holds {capacity} tokens. "
+            "Lower max_model_len, or raise kv_blocks or kv_memory_gib."
+        )
     return config.max_model_len
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -34,12 +35,14 @@ class Import:
         holder: owns the reserved blocks; never scheduled. Its ``block_ids`` belong to the engine's thread.
         next_token: for each layer, the position up to which KV has arrived; empty until there is room for it.
         committed: resolves when the KV is complete, or with the error that ended the transfer.
+        committed_s: when it was complete; monotonic clock.
     """
 
     transfer_id: str
     committed: asyncio.Future[None]
     holder: Request | None = None
     next_token: list[int] = field(default_factory=list)
+    committed_s: float = 0.0
     num_bytes: int = 0
     claimed: bool = False
     expiry: asyncio.TimerHandle | None = None
@@ -172,6 +175,7 @@ class KVImporter:
         await self._engine.call(lambda: self._engine.blocks.remember(holder, holder.num_tokens))
         if entry.committed.done():
             raise TransferError(f"transfer {transfer_id} was given up while it was committed.")
+        entry.committed_s = time.monotonic()
         entry.committed.set_result(None)
         if not entry.claimed:
             self._expire_later(entry, "nobody claimed the KV")

@@ -27,7 +27,11 @@ class DecodeRole:
             SchedulerLimits(pool.chunk_tokens, pool.max_num_seqs, context.max_model_len),
             prefix_caching=config.engine.prefix_caching,
             verifier=SampleAndMatch(),
-            proposer=create_controller(speculation.method, speculation.max_draft_tokens),
+            proposer=create_controller(
+                speculation.method,
+                speculation.max_draft_tokens,
+                remember_outputs=speculation.remember_outputs,
+            ),
             max_draft_tokens=speculation.max_draft_tokens,
             num_threads=context.num_threads,
         )

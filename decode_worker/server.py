@@ -62,6 +62,8 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
     async def _stream(self, request: Request, imported: Import | None) -> AsyncGenerator[worker_pb2.TokenBatch]:
         request.arrival_s = time.monotonic()
         events: dict[Event, float] = {Event.DECODE_QUEUED: request.arrival_s}
+        if imported is not None:
+            events[Event.KV_COMMITTED] = imported.committed_s
 
         def adopt(adopting: Request) -> None:
             if imported is not None:

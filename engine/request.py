@@ -81,7 +81,12 @@ class SamplingParams:
         _require(self.top_k >= -1, "top_k", "0 or -1 (no limit) or a positive integer", self.top_k)
         _require(0 < self.top_p <= 1, "top_p", "in (0, 1]", self.top_p)
         _require(0 <= self.min_p <= 1, "min_p", "in [0, 1]", self.min_p)
-        _require(self.repetition_penalty > 0, "repetition_penalty", "greater than 0", self.repetition_penalty)
+        _require(
+            0.01 <= self.repetition_penalty <= 100,
+            "repetition_penalty",
+            "between 0.01 and 100",
+            self.repetition_penalty,
+        )
         _require(-2 <= self.presence_penalty <= 2, "presence_penalty", "between -2 and 2", self.presence_penalty)
         _require(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "between -2 and 2", self.frequency_penalty)
         _require(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "between 0 and max_tokens", self.min_tokens)
@@ -145,7 +150,7 @@ class Request:
     output_token_ids: list[int] = field(default_factory=list)
     """Tokens generated so far; a resumed request starts with what the client has already seen."""
     speculation_method: str | None = None
-    """How to draft for this request; None leaves it to the worker. Draft or not, the tokens are the same."""
+    """How to draft for this request; None leaves it to the worker."""
     hands_off: bool = False
     """True on a prefill worker: the request leaves after its first token, with ``HANDED_OFF``."""
     arrival_s: float = 0.0

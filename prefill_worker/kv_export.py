@@ -122,7 +122,7 @@ class KVExporter:
             if not committed:
                 await stream.abort()
         committed_s = time.monotonic()
-        export.events[Event.KV_COMMITTED] = committed_s
+        export.events[Event.TRANSFER_ACKNOWLEDGED] = committed_s
         cached = stream.num_cached_tokens
         num_tokens = export.request.num_prompt_tokens - cached
         return ExportSummary(num_bytes, num_parts, num_tokens, cached, committed_s - started_s)

@@ -57,8 +57,11 @@ class GrpcKVTransport:
         stream = GrpcSendStream(call, peer, self._throttle, self._max_inflight_bytes)
         try:
             await stream.reserve(offer)
-        except BaseException:
+        except BaseException as error:
             await stream.abort()
+            if isinstance(error, WorkerLostError) and self._channels.get(peer) is channel:
+                # Workers come back at other addresses; a channel to nobody would be kept for ever.
+                await self._channels.pop(peer).close()
             raise
         return stream
 

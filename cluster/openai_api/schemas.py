@@ -27,7 +27,7 @@ class StreamOptions(BaseModel):
 
 
 class SpeculationOptions(BaseModel):
-    """baton's extension: how to draft for this request. The tokens are the same whatever it says."""
+    """baton's extension: how to draft for this request."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -137,11 +137,14 @@ def _explain(error: ValidationError) -> InvalidRequestError:
     details = error.errors(include_url=False, include_context=False)
     first = details[0]
     name = str(first["loc"][0])
+    path = ".".join(str(part) for part in first["loc"])
     if first["type"] == "missing":
-        return InvalidRequestError(f"The required parameter {name} is missing.", param=name)
+        return InvalidRequestError(f"The required parameter {path[:100]} is missing.", param=name)
     if name == "stop":
         return InvalidRequestError("stop must be a string or an array of strings.", param=name)
-    path = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "literal_error":
+        choices = first["msg"].removeprefix("Input should be ")
+        return InvalidRequestError(f"{path[:100]} must be {choices}, got {shown(first['input'])}.", param=name)
     expected = _EXPECTED_TYPES.get(first["type"])
     if expected is None:
         return InvalidRequestError(f"{path[:100]} is not valid: {first['msg']}.", param=name)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from decode_worker.speculation.controller import AUTO, NONE, SpeculationController
 from decode_worker.speculation.ngram import NgramProposer
 from decode_worker.speculation.suffix import SuffixProposer
 from engine.errors import ConfigError
 from engine.verification import Proposer
 
-_METHODS: dict[str, Callable[[], Proposer]] = {"ngram": NgramProposer, "suffix": SuffixProposer}
+_METHODS = ("ngram", "suffix")
 # What `auto` chooses from; n-grams are a special case of suffixes.
 _AUTO_METHODS = ("suffix",)
 
@@ -20,7 +18,7 @@ def method_names() -> tuple[str, ...]:
     return (AUTO, NONE, *sorted(_METHODS))
 
 
-def create_controller(default: str, max_draft_tokens: int) -> SpeculationController:
+def create_controller(default: str, max_draft_tokens: int, *, remember_outputs: bool) -> SpeculationController:
     """All methods, each at a request's choice.
 
     Raises:
@@ -28,5 +26,8 @@ def create_controller(default: str, max_draft_tokens: int) -> SpeculationControl
     """
     if default not in method_names():
         raise ConfigError(f"decode.speculation.method is {default!r}; known are: {', '.join(method_names())}.")
-    methods = {name: create() for name, create in _METHODS.items()}
+    methods: dict[str, Proposer] = {
+        "ngram": NgramProposer(),
+        "suffix": SuffixProposer(remembers_outputs=remember_outputs),
+    }
     return SpeculationController(methods, _AUTO_METHODS, default, max_draft_tokens)

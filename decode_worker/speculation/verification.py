@@ -1,9 +1,11 @@
-"""Which drafts the target accepts. Lossless by construction: the target's own token is what comes out, always.
+"""Which drafts the target accepts. The target's own token is what comes out, always.
 
 Sample-and-match: at every position of a chain the target draws its token with the noise that plain decoding would use
 there, keyed by (seed, position). While the draws equal the drafts, the next row is valid as well; the first draw that
-differs is the recovered token, and after a full match the last draw is the bonus token. A seeded request therefore gets
-the same tokens with and without speculation. With zero drafts this is plain decoding.
+differs is the recovered token, and after a full match the last draw is the bonus token. With equal logits a
+request therefore gets the same tokens with and without speculation. (In float32 they are equal but for some 1e-6; in
+half precision the logits of a row depend a little on how many rows there are, so that near ties can fall otherwise.)
+With zero drafts this is plain decoding.
 """
 
 from __future__ import annotations

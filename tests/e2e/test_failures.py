@@ -69,6 +69,17 @@ def tokens(
     return found
 
 
+def kill_at(num_tokens: int, pid: int) -> Callable[[int], None]:
+    """For ``on_token``: kills once there are so many tokens."""
+    pending = [pid]
+
+    def kill(count: int) -> None:
+        if count >= num_tokens and pending:  # an event may bring several tokens
+            os.kill(pending.pop(), signal.SIGKILL)
+
+    return kill
+
+
 def num_retries(cluster: RunningCluster) -> float:
     lines = httpx.get(f"{cluster.endpoint}/metrics", timeout=30).text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("baton_retries_total{"))
@@ -105,10 +116,7 @@ def test_streams_go_on_when_the_decode_worker_is_killed(cluster):
     victim = only_worker(cluster, "decode")
     retries = num_retries(cluster)
 
-    def kill_in_the_middle(num_tokens: int) -> None:
-        if num_tokens == NUM_TOKENS // 3:
-            os.kill(victim["pid"], signal.SIGKILL)
-
+    kill_in_the_middle = kill_at(NUM_TOKENS // 3, victim["pid"])
     with ThreadPoolExecutor() as threads:
         sampled = threads.submit(tokens, cluster, PROMPT, SAMPLED)
         greedy = threads.submit(tokens, cluster, PROMPT, GREEDY, NUM_TOKENS, kill_in_the_middle)
@@ -154,13 +162,8 @@ def test_the_router_comes_back_on_its_port(cluster):
 
 def test_a_client_of_a_killed_router_leaves_nothing_behind_on_the_workers(cluster):
     router = _listener(cluster.endpoint)
-
-    def kill_router(num_tokens: int) -> None:
-        if num_tokens == 5:
-            os.kill(router, signal.SIGKILL)
-
     with pytest.raises(httpx.TransportError):
-        tokens(cluster, PROMPT, GREEDY, 200, kill_router)
+        tokens(cluster, PROMPT, GREEDY, 200, kill_at(5, router))
     wait_for(lambda: _listener_or_none(cluster.endpoint) not in (None, router), "the router's return")
     wait_for(lambda: len([w for w in cluster.workers() if "kv_blocks_used" in w]) == 2, "finding the workers again")
     cluster.assert_nothing_leaked()

@@ -44,7 +44,9 @@ def expected(prompts: list[list[int]]) -> list[list[int]]:
 
 
 @pytest.fixture(
-    scope="module", params=[(16, True), (64, False), (2048, True)], ids=lambda p: f"chunk{p[0]}-cache{p[1]}"
+    scope="module",
+    params=[(16, True), (64, True), (2048, True), (2048, False)],
+    ids=lambda p: f"chunk{p[0]}-cache{p[1]}",
 )
 def cluster_of(request: pytest.FixtureRequest) -> Iterator[tuple[RunningCluster, bool]]:
     chunk_tokens, prefix_caching = request.param
@@ -70,7 +72,7 @@ def generate_all(cluster: RunningCluster, prompts: list[list[int]], concurrency:
     return [tokens for tokens, _ in results], sum(cached for _, cached in results)
 
 
-@pytest.mark.parametrize("chunk_tokens", [16, 2048])
+@pytest.mark.parametrize("chunk_tokens", [16, 64, 2048])
 async def test_the_same_engine_aggregated_gives_the_same_tokens(
     chunk_tokens: int, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:

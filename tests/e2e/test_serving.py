@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from typing import Any
 
@@ -16,9 +17,10 @@ from engine.tokenizer import Tokenizer
 from tests.bad_inputs import BadInput, bad_inputs
 from tests.e2e.conftest import MODEL, RunningCluster
 
-SETTINGS = {"prefill": {"kv_blocks": 1024}, "decode": {"kv_blocks": 1024}}
+# float32, so that tokens can be compared exactly whatever they are batched with
+SETTINGS = {"dtype": "float32", "prefill": {"kv_blocks": 1024}, "decode": {"kv_blocks": 1024}}
 CONTEXT_LENGTH = 8192
-SMOLLM2_KV_BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 2  # layers, key and value, KV heads, head dim, bfloat16
+SMOLLM2_KV_BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 4  # layers, key and value, KV heads, head dim, float32
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +103,8 @@ def test_bad_input_harms_no_other_request(cluster: RunningCluster) -> None:
             running = asyncio.create_task(good())
             for bad in bad_inputs(MODEL, CONTEXT_LENGTH):
                 await http.request(bad.method, bad.path, content=bad.content, headers=bad.headers)
-            assert len(await running) == len(quiet) == 60
+            assert await running == quiet
+            assert len(quiet) == 60
 
     asyncio.run(run())
     cluster.assert_nothing_leaked()
@@ -180,11 +183,12 @@ def test_disconnect_cancels_the_work_on_both_workers(cluster: RunningCluster) ->
 def test_two_hundred_requests_of_mixed_lengths(cluster: RunningCluster) -> None:
     """None lost, none duplicated, nothing leaked: also while both pools grow and shrink."""
 
-    async def run(*, scale: bool) -> None:
+    async def run(*, scale: bool) -> list[list[int]]:
+        """The tokens of the first two hundred requests."""
         openai = AsyncOpenAI(base_url=f"{cluster.endpoint}/v1", api_key="none", max_retries=0, timeout=300)
         gate = asyncio.Semaphore(32)
 
-        async def one(number: int) -> tuple[int, int, list[str]]:
+        async def one(number: int) -> tuple[int, list[int], list[str]]:
             num_tokens = 1 + number * 7 % 24
             async with gate:
                 stream = await openai.completions.create(
@@ -202,13 +206,23 @@ def test_two_hundred_requests_of_mixed_lengths(cluster: RunningCluster) -> None:
                     for choice in chunk.choices:
                         tokens += choice.model_extra["token_ids"] if choice.model_extra else []
                         finishes += [choice.finish_reason] if choice.finish_reason else []
-            return num_tokens, len(tokens), finishes
+            return num_tokens, tokens, finishes
 
         async def scale_up_and_down() -> None:
             async with httpx.AsyncClient(base_url=cluster.endpoint, timeout=60) as http:
                 for prefill, decode in ((2, 2), (1, 2), (2, 1), (1, 1)):
                     targets = {"prefill": prefill, "decode": decode}
-                    (await http.post("/admin/scale", json=targets)).raise_for_status()
+                    command = [
+                        sys.executable,
+                        "-m",
+                        "cluster.cli",
+                        "scale",
+                        "--no-wait",
+                        "--endpoint",
+                        cluster.endpoint,
+                    ]
+                    process = await asyncio.create_subprocess_exec(*command, *(f"{k}={v}" for k, v in targets.items()))
+                    assert await process.wait() == 0
                     deadline = time.monotonic() + 60
                     while time.monotonic() < deadline:
                         pools = (await http.get("/admin/status")).json()["pools"]
@@ -218,21 +232,24 @@ def test_two_hundred_requests_of_mixed_lengths(cluster: RunningCluster) -> None:
                         if ready == targets:
                             break
                         await asyncio.sleep(0.25)
+                    assert ready == targets
 
         scaling = asyncio.create_task(scale_up_and_down()) if scale else None
-        number = 0
+        number, first = 0, None
         while number < 200 or (scaling is not None and not scaling.done() and number < 2000):
             results = await asyncio.gather(*(one(n) for n in range(number, number + 200)))
-            assert [(want, got) for want, got, _ in results if want != got] == []
+            assert [(want, len(got)) for want, got, _ in results if want != len(got)] == []
             assert all(finishes == ["length"] for _, _, finishes in results)
+            first = first or [tokens for _, tokens, _ in results]
             number += 200
         if scaling is not None:
             await scaling
         await openai.close()
+        return first or []
 
-    asyncio.run(run(scale=False))
+    steady = asyncio.run(run(scale=False))
     cluster.assert_nothing_leaked()
-    asyncio.run(run(scale=True))
+    assert asyncio.run(run(scale=True)) == steady
     cluster.assert_nothing_leaked()
     assert len(cluster.workers("prefill")) == len(cluster.workers("decode")) == 1
     assert cluster.metric("baton_requests_in_flight") == 0

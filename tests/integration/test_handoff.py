@@ -165,7 +165,7 @@ async def test_the_stream_tells_when_things_happened(runners: Runners) -> None:
         at_s = unpack_events(events[-1].events)
         order = [Event.PREFILL_QUEUED, Event.PREFILL_STARTED, Event.TRANSFER_STARTED, Event.TRANSFER_RESERVED]
         assert [at_s[event] for event in order] == sorted(at_s[event] for event in order)
-        assert at_s[Event.FIRST_TOKEN_SAMPLED] <= at_s[Event.KV_COMMITTED]
+        assert at_s[Event.FIRST_TOKEN_SAMPLED] <= at_s[Event.TRANSFER_ACKNOWLEDGED]
         assert events[-1].handoff.seconds > 0
 
         known = list(events[0].first_token.token_ids)
@@ -184,7 +184,7 @@ async def test_the_first_token_does_not_wait_for_the_hand_off(runners: Runners) 
         num_bytes = len(prompt) * runners.decode.spec.bytes_per_token
         assert last.handoff.num_bytes == num_bytes
         assert last.handoff.seconds >= num_bytes / 20_000.0 - 0.2
-        assert at_s[Event.KV_COMMITTED] - unpack_events(first.events)[Event.FIRST_TOKEN_SAMPLED] > 0.2
+        assert at_s[Event.TRANSFER_ACKNOWLEDGED] - unpack_events(first.events)[Event.FIRST_TOKEN_SAMPLED] > 0.2
 
 
 async def test_kv_leaves_while_the_prompt_is_still_being_computed(runners: Runners) -> None:

@@ -127,7 +127,7 @@ async def test_the_true_kv_arrives(runner: ModelRunner, other_runner: ModelRunne
             assert summary.num_bytes == sender.exporter.num_bytes_sent == len(PROMPT) * runner.spec.bytes_per_token
             assert (summary.num_tokens, summary.num_cached_tokens) == (len(PROMPT), 0)
             assert summary.num_parts >= -(-len(PROMPT) // CHUNK)
-            order = [Event.TRANSFER_STARTED, Event.TRANSFER_RESERVED, Event.KV_COMMITTED]
+            order = [Event.TRANSFER_STARTED, Event.TRANSFER_RESERVED, Event.TRANSFER_ACKNOWLEDGED]
             assert list(sender.events) == order
             await sender.all_given_back()
         await receiver.all_given_back()

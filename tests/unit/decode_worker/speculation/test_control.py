@@ -144,7 +144,7 @@ class TestController:
 
     def test_unknown_defaults_are_refused(self) -> None:
         with pytest.raises(ConfigError, match="ngram"):
-            create_controller("telepathy", 8)
+            create_controller("telepathy", 8, remember_outputs=False)
 
 
 def test_configuration_and_workers_know_the_same_names() -> None:
