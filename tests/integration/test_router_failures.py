@@ -154,7 +154,7 @@ class TestPrefillFailures:
             yield worker_pb2.PrefillEvent(first_token=batch(request, 0), events=[event])
 
         prefill.scripts = [unknown_event]
-        with pytest.raises(InternalError, match="teleported"):
+        with pytest.raises(InternalError, match="ValueError"):
             await cluster.run()
         assert cluster.metric("baton_requests_total", outcome="internal_error") == 1
         await until(lambda: cluster.is_idle)

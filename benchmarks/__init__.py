@@ -1,0 +1,1 @@
+"""Benchmarks. Timing is measured here and never asserted in a test."""

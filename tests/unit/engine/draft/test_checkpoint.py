@@ -1,0 +1,117 @@
+"""Reading checkpoint files: every way in which one can be missing or broken is said."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine.draft.checkpoint import find_checkpoint, fingerprint, read_config, read_tensors
+from engine.errors import ConfigError
+
+
+class _Exploit:
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return exec, ("raise SystemExit('code from a checkpoint ran')",)
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    for reference in (tmp_path / "none", str(tmp_path / "none"), "no folder and no hub id"):
+        with pytest.raises(ConfigError, match="is not a folder"):
+            find_checkpoint(reference)
+
+
+def test_a_hub_id_out_of_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **kwargs: Any) -> str:
+        raise OSError("no route")
+
+    monkeypatch.setattr("engine.draft.checkpoint.snapshot_download", fail)
+    with pytest.raises(ConfigError, match=r"owner/head .* no route"):
+        find_checkpoint("owner/head")
+
+
+@pytest.mark.parametrize(("content", "reason"), [(None, "has no config.json"), ("{", "could not be"), ("[]", "a list")])
+def test_a_config_that_is_no_object_is_refused(content: str | None, reason: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ConfigError, match=reason):
+        read_config(tmp_path)
+
+
+def test_no_weights_are_refused_with_the_names_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no weights.*model\.safetensors"):
+        read_tensors(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("content", [b"", b"garbage" * 50])
+def test_a_file_that_is_no_checkpoint_is_refused(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match="could not be read"):
+        read_tensors(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_a_file_that_was_cut_off_is_refused(name: str, tmp_path: Path) -> None:
+    path, tensors = tmp_path / name, {"x": torch.ones(1000)}
+    if path.suffix == ".bin":
+        torch.save(tensors, path)
+    else:
+        save_file(tensors, path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match="could not be read"):
+        read_tensors(tmp_path)
+
+
+def test_no_code_of_a_pickle_runs(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps({"x": _Exploit()}, protocol=2))
+    with pytest.raises(ConfigError, match="could not be read"):
+        read_tensors(tmp_path)
+
+
+def test_a_file_of_other_things_is_refused(tmp_path: Path) -> None:
+    torch.save({"x": torch.ones(1), "step": 7}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match="named tensors"):
+        read_tensors(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "reason"),
+    [
+        (None, "no weight_map"),
+        ({"x": "absent.safetensors"}, "'absent.safetensors'"),
+        ({"x": "../outside.safetensors"}, "not beside it"),
+        ({"x": "part.safetensors", "y": "part.safetensors"}, "lack: y"),
+    ],
+    ids=["no map", "missing shard", "outside", "missing tensor"],
+)
+def test_an_index_that_does_not_hold_is_refused(weight_map: Any, reason: str, tmp_path: Path) -> None:
+    folder = tmp_path / "draft"
+    folder.mkdir()
+    save_file({"x": torch.ones(1)}, folder / "part.safetensors")
+    save_file({"x": torch.ones(1)}, tmp_path / "outside.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ConfigError, match=reason):
+        read_tensors(folder)
+
+
+def test_fingerprints_see_every_value_name_shape_dtype_and_setting() -> None:
+    base = {"x": torch.arange(6.0)}
+    one_bit = {"x": torch.arange(6.0)}
+    one_bit["x"][5] += 1e-6
+    variants = [
+        ({}, base),
+        ({}, one_bit),
+        ({}, {"y": base["x"]}),
+        ({}, {"x": base["x"].view(2, 3)}),
+        ({}, {"x": base["x"].bfloat16()}),
+        ({"norm": True}, base),
+        ({}, {}),
+    ]
+    assert len({fingerprint(settings, tensors) for settings, tensors in variants}) == len(variants)
+    assert fingerprint({}, {"x": torch.arange(6.0)}) == fingerprint({}, base)
