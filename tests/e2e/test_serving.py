@@ -193,10 +193,10 @@ def test_two_hundred_requests_of_mixed_lengths(cluster: RunningCluster) -> None:
             async with gate:
                 stream = await openai.completions.create(
                     model=MODEL,
-                    prompt=f"Item {number}. " + "It is a long way to the sea. " * (number % 9 * 3),
+                    prompt=f"Item {number}. " + "It is a long way to the sea. " * (number % 9),
                     max_tokens=num_tokens,
                     stream=True,
-                    seed=number,
+                    temperature=0,
                     stream_options={"include_usage": True},
                     extra_body={"ignore_eos": True, "return_token_ids": True},
                 )
