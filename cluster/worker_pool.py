@@ -12,7 +12,7 @@ from collections.abc import Coroutine
 from typing import Any, Protocol
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError
 
 from cluster.config import BatonConfig
 from cluster.placement import explain_pending, fits_somewhere, living_nodes
@@ -152,8 +152,7 @@ class WorkerPool:
             member.reason = error.message
             logger.error("worker %s can never start: %s", member.worker_id, error.message)
         except (BatonError, RayError) as error:
-            # Ray puts the remote traceback first and the error itself last.
-            member.reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+            member.reason = _short_reason(error)
             logger.warning("worker %s ended: %s", member.worker_id, error)
         except Exception as error:
             member.reason = f"{type(error).__name__}: {error}"
@@ -221,6 +220,13 @@ class WorkerPool:
     def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+
+def _short_reason(error: Exception) -> str:
+    """One line of it. Ray puts the remote traceback first and the error last, and advice around a process's death."""
+    if isinstance(error, ActorDiedError) and "creation task" not in str(error):
+        return "its process died"
+    return (str(error).strip() or type(error).__name__).splitlines()[-1]
 
 
 async def _race(*works: Coroutine[Any, Any, object]) -> None:
