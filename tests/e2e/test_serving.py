@@ -121,8 +121,10 @@ def test_kv_bytes_across_grpc_are_what_the_layout_says(cluster: RunningCluster, 
 
     assert send(prompt) == [len(prompt) * SMOLLM2_KV_BYTES_PER_TOKEN, 1, 0]
     # The decode worker still holds the full blocks of prompt and output, so only the rest travels.
+    seconds = cluster.metric("baton_kv_transfer_seconds_sum")
     saved = len(prompt) // 16 * 16
     assert send(prompt) == [(len(prompt) - saved) * SMOLLM2_KV_BYTES_PER_TOKEN, 1, saved]
+    assert cluster.metric("baton_kv_transfer_seconds_sum") > seconds
 
 
 def test_one_token_needs_no_hand_off(cluster: RunningCluster) -> None:

@@ -125,7 +125,7 @@ def _mapped(ids: torch.Tensor | None) -> TinyDraft:
 
 REFUSED: dict[str, tuple[TinyDraft, type[BatonError], str]] = {
     "missing": (_broken("missing"), UnsupportedModelError, r"missing: blocks\.1\.layers\.0\.bias"),
-    "gap": (_broken("gap"), UnsupportedModelError, "has 3 heads|missing"),
+    "gap": (_broken("gap"), UnsupportedModelError, "missing: .*unexpected: "),
     "unexpected": (_broken("unexpected"), UnsupportedModelError, "unexpected: extra"),
     "shape": (_broken("shape"), UnsupportedModelError, "other shapes: lm_heads.2.weight"),
     "other kind": (tiny_eagle3(), UnsupportedModelError, "no Medusa heads"),

@@ -1,0 +1,21 @@
+"""A model that cannot run is refused when the cluster starts, with the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import MambaConfig, MambaForCausalLM
+
+from cluster.config import BatonConfig
+from cluster.launch import Cluster
+from engine.errors import UnsupportedModelError
+from tests.tiny_tokenizers import byte_level_tokenizer
+
+
+def test_a_model_without_a_kv_cache_is_refused_at_start(tmp_path: Path) -> None:
+    MambaForCausalLM(MambaConfig(vocab_size=300, hidden_size=16, num_hidden_layers=2)).save_pretrained(tmp_path)
+    byte_level_tokenizer()._hf.save_pretrained(tmp_path)
+    config = BatonConfig.from_dict({"model": str(tmp_path), "router": {"port": 0}})
+    with pytest.raises(UnsupportedModelError, match="Mamba"):
+        Cluster.start(config, lambda line: None)
