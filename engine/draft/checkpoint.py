@@ -82,11 +82,12 @@ def read_tensors(folder: Path, names: Iterable[str] = WEIGHT_NAMES) -> dict[str,
 
 
 def check_tensors(
-    expected: Mapping[str, tuple[int, ...]], found: Mapping[str, torch.Tensor], where: str, kind: str
+    expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor], where: str, kind: str
 ) -> None:
-    """Compares names and shapes.
+    """Compares names and shapes, and tells numbers from ids.
 
     Args:
+        expected: what the network has; values do not matter, and may lie on the meta device.
         where: what the message calls the checkpoint.
         kind: what it was read as, ``"an EAGLE-3 head"`` for example.
 
@@ -98,13 +99,19 @@ def check_tensors(
         problems.append(f"missing: {_shortened(missing)}")
     if unexpected := sorted(found.keys() - expected.keys()):
         problems.append(f"unexpected: {_shortened(unexpected)}")
-    shapes = [
-        f"{name} is {list(found[name].shape)} instead of {list(shape)}"
-        for name, shape in sorted(expected.items())
-        if name in found and tuple(found[name].shape) != tuple(shape)
-    ]
-    if shapes:
+    common = sorted(expected.keys() & found.keys())
+    if shapes := [
+        f"{name} is {list(found[name].shape)} instead of {list(expected[name].shape)}"
+        for name in common
+        if found[name].shape != expected[name].shape
+    ]:
         problems.append(f"other shapes: {_shortened(shapes)}")
+    if kinds := [
+        f"{name} is {found[name].dtype}"
+        for name in common
+        if found[name].is_floating_point() != expected[name].is_floating_point()
+    ]:
+        problems.append(f"other kinds of numbers: {_shortened(kinds)}")
     if problems:
         raise UnsupportedModelError(f"draft checkpoint {where}, read as {kind}: {'; '.join(problems)}.")
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING
+from transformers.activations import ACT2FN
 
 from engine.draft.eagle import FINAL_HIDDEN, EagleSettings, TargetShape
 from engine.draft.layers import LayerSettings, RotaryTable
@@ -25,6 +26,8 @@ from engine.errors import ConfigError, UnsupportedModelError
 _LAYER_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 # With the others, frequencies change with the length of the longest sequence, and cached keys would be wrong.
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+# What transformers raises for values of the wrong kind or size.
+_CONFIG_FAULTS = (StrictDataclassError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 # Of the target, stored beside the head for training only; rotary tables follow from the config.
 _IGNORED_TENSORS = ("verifier_lm_head.weight", "verifier_norm.weight")
@@ -98,11 +101,14 @@ def read_settings(
     layer_config = config.get("transformer_layer_config") if kind is EagleFormat.SPECULATORS else config
     if not isinstance(layer_config, Mapping):
         raise ConfigError(f"draft checkpoint {where}: transformer_layer_config is missing from config.json.")
+    _check_num_layers(layer_config, tensors, where)
     parsed = _transformers_config(layer_config, where)
     layers = _layer_settings(layer_config, parsed, tensors, kind, where)
-    _same(where, "vocabulary", "tokens", int(parsed.vocab_size), target.vocab_size)
-    feature_size = config.get("target_hidden_size") or layers.hidden_size
-    _same(where, "hidden size of its target", "", int(feature_size), target.hidden_size)
+    _same(where, "vocabulary", "tokens", parsed.vocab_size, target.vocab_size)
+    feature_size = config.get("target_hidden_size")
+    if feature_size is None:
+        feature_size = layers.hidden_size
+    _same(where, "hidden size of its target", "", feature_size, target.hidden_size)
     own_embedding = "embed_tokens.weight" in tensors
     if not own_embedding and layers.hidden_size != target.hidden_size:
         raise _refused(
@@ -195,6 +201,14 @@ def _layer_ids(value: Any, where: str) -> tuple[int, ...] | None:
     return tuple(value)
 
 
+def _check_num_layers(layer_config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], where: str) -> None:
+    """Before anything is made in this number."""
+    stated = layer_config.get("num_hidden_layers", 1)
+    stored = len({name.split(".")[1] for name in tensors if name.startswith("layers.")})
+    if stated != stored:
+        raise _refused(where, f"of {stated} layers by its config.json, but holds tensors of {stored} layers")
+
+
 def _check_num_features(tensors: Mapping[str, torch.Tensor], target: TargetShape, expected: int, where: str) -> None:
     fc = tensors.get("fc.weight")
     if fc is None or fc.ndim != 2 or fc.shape[1] == expected * target.hidden_size:
@@ -213,6 +227,8 @@ def _draft_vocabulary(
     """Size of the draft vocabulary, and whether the head has an lm_head of its own."""
     stated = config.get("draft_vocab_size")
     lm_head = tensors.get("lm_head.weight")
+    if lm_head is not None and lm_head.ndim != 2:
+        raise _refused(where, f"broken: lm_head.weight is {list(lm_head.shape)}")
     size = stated if stated is not None else target.vocab_size if lm_head is None else int(lm_head.shape[0])
     if type(size) is not int or not 0 < size <= target.vocab_size:
         raise ConfigError(
@@ -230,12 +246,12 @@ def _moves_ids(tensors: Mapping[str, torch.Tensor]) -> bool:
 
 def _transformers_config(raw: Mapping[str, Any], where: str) -> Any:
     """The layer's config as transformers reads it, which fills in what a diff-only config leaves out."""
-    kind = raw.get("model_type", "llama")
+    kind = raw.get("model_type") or "llama"
     if kind not in _LAYER_TYPES:
         raise _refused(where, f"made of layers of the kind {kind!r}; supported are: {', '.join(_LAYER_TYPES)}")
     try:
         return CONFIG_MAPPING[kind](**{key: value for key, value in raw.items() if key != "model_type"})
-    except (StrictDataclassError, ValueError, TypeError, KeyError, ZeroDivisionError) as error:
+    except _CONFIG_FAULTS as error:
         raise ConfigError(f"draft checkpoint {where}: config.json cannot be used: {error}") from error
 
 
@@ -247,7 +263,7 @@ def _layer_settings(
     rope = dict(parsed.rope_parameters)
     if rope.get("rope_type") == "mrope" or "mrope_section" in rope:  # text has the same position in all sections
         rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
-    if rope.get("rope_type") not in _ROPE_TYPES or float(rope.get("partial_rotary_factor", 1.0)) != 1.0:
+    if rope.get("rope_type") not in _ROPE_TYPES or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise _refused(where, f"rotating positions by {rope}; supported are: {', '.join(_ROPE_TYPES)}")
     settings = LayerSettings(
         hidden_size=parsed.hidden_size,
@@ -270,9 +286,16 @@ def _layer_settings(
     sizes = (settings.hidden_size, settings.intermediate_size, settings.num_kv_heads, settings.head_dim)
     if min(sizes) < 1 or not settings.windows or settings.num_heads % settings.num_kv_heads or settings.head_dim % 2:
         raise ConfigError(f"draft checkpoint {where}: the sizes in config.json do not fit together.")
+    if settings.hidden_act not in ACT2FN:
+        raise ConfigError(f"draft checkpoint {where}: hidden_act is {settings.hidden_act!r}, which is not known.")
+    query = tensors.get(f"{attention}.q_proj.weight")
+    rows = settings.num_heads * settings.head_dim
+    if query is None or query.ndim != 2 or query.shape[0] != rows:
+        found = "is missing" if query is None else f"is {list(query.shape)}"
+        raise _refused(where, f"broken: q_proj.weight of its first layer {found}, expected {rows} rows")
     try:
         RotaryTable(settings)
-    except (KeyError, ValueError, TypeError, ZeroDivisionError, StrictDataclassError) as error:
+    except _CONFIG_FAULTS as error:
         raise ConfigError(f"draft checkpoint {where}: the rotary embedding {rope} cannot be used: {error}") from error
     return settings
 
@@ -306,7 +329,7 @@ def _flag(config: Mapping[str, Any], name: str, default: bool, where: str) -> bo
     return value
 
 
-def _same(where: str, what: str, unit: str, found: int, expected: int, whose: str = "the target") -> None:
+def _same(where: str, what: str, unit: str, found: object, expected: int, whose: str = "the target") -> None:
     if found != expected:
         raise UnsupportedModelError(
             f"draft checkpoint {where}: {what} of {found} {unit}".rstrip() + f", but {whose} has {expected}. "

@@ -143,8 +143,7 @@ def load_medusa(
     settings = _settings(tensors, shape, where)
     with torch.device("meta"):
         heads = MedusaHeads(settings, target)
-    expected = {name: tuple(tensor.shape) for name, tensor in heads.state_dict().items()}
-    check_tensors(expected, tensors, where, "Medusa heads")
+    check_tensors(heads.state_dict(), tensors, where, "Medusa heads")
     floating = {name: t.to(dtype) if t.is_floating_point() else t.to(torch.int64) for name, t in tensors.items()}
     heads.load_state_dict(floating, assign=True)
     return heads.to(device).eval().requires_grad_(False)
@@ -155,6 +154,8 @@ def _canonical_names(
 ) -> dict[str, torch.Tensor]:
     """Tensors under vLLM's names, which are those of :class:`MedusaHeads`."""
     tensors = {_PREFIX.sub("", name): tensor for name, tensor in stored.items()}
+    if scalars := [name for name, tensor in tensors.items() if tensor.ndim == 0]:
+        raise UnsupportedModelError(f"draft checkpoint {where}, read as Medusa heads: {scalars[0]} is a single number.")
     if not any(_V1_BLOCK.match(name) for name in tensors):
         if config.get("original_lm_head"):  # one for all, stored under either name
             shared = tensors.pop("lm_head.weight", None)
@@ -177,9 +178,9 @@ def _canonical_names(
 
 def _select_rows(tensors: dict[str, torch.Tensor], config: Mapping[str, Any], target: TargetShape, where: str) -> None:
     """Applies ``token_map``, which counts only where the config truncates the vocabulary."""
-    size = config.get("truncated_vocab_size") or target.vocab_size
+    size = _size(config, "truncated_vocab_size", target.vocab_size, where)
     token_map = tensors.get("token_map")
-    if size >= int(config.get("vocab_size") or target.vocab_size):
+    if size >= _size(config, "vocab_size", target.vocab_size, where):
         tensors.pop("token_map", None)
         return
     if token_map is None or tuple(token_map.shape) != (size,):
@@ -236,6 +237,14 @@ def _settings(tensors: Mapping[str, torch.Tensor], target: TargetShape, where: s
 
 
 def _count(tensors: Mapping[str, torch.Tensor], pattern: str) -> int:
-    """One more than the highest index; gaps show as missing tensors."""
-    found = [int(match[1]) for name in tensors if (match := re.match(pattern, name))]
-    return max(found, default=-1) + 1
+    """How many there are. Where one is left out, names beyond the count show as unexpected."""
+    return len({match[1] for name in tensors if (match := re.match(pattern, name))})
+
+
+def _size(config: Mapping[str, Any], name: str, default: int, where: str) -> int:
+    value = config.get(name)
+    if value is None:
+        return default
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"draft checkpoint {where}: {name} is {value!r}, expected a number of tokens.")
+    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -268,6 +269,13 @@ REFUSED: dict[str, tuple[TinyDraft, type[BatonError], str]] = {
         "d2t and t2d",
     ),
     "not numbers": (_with(tiny_eagle3(), norm__weight=NOT_A_NUMBER), ConfigError, "norm.weight .* not finite"),
+    "ids for numbers": (
+        _with(tiny_eagle3(), norm__weight=torch.ones(HIDDEN, dtype=torch.int64)),
+        UnsupportedModelError,
+        r"norm.weight is torch\.int64",
+    ),
+    "heads": (tiny_eagle3(num_attention_heads=8), UnsupportedModelError, r"q_proj.* \[64, 64\], expected 128 rows"),
+    "unknown activation": (tiny_eagle3(hidden_act="x"), ConfigError, "hidden_act is 'x'"),
     "both norms": (tiny_eagle3(norm_before_fc=True, fc_norm=True), ConfigError, "exclude each other"),
     "flag of another type": (tiny_eagle3(norm_output="yes"), ConfigError, "norm_output is 'yes'"),
     "ids of another type": (tiny_eagle3(**{LAYER_IDS: "2,4"}), ConfigError, LAYER_IDS),
@@ -318,3 +326,23 @@ def test_a_head_that_does_not_fit_is_refused_with_the_reason(name: str, tmp_path
 def test_a_head_of_another_target_is_refused(target: dict[str, int], reason: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=reason):
         load(tiny_eagle3().write(tmp_path), tiny_target(**target))
+
+
+@pytest.mark.parametrize("value", [None, "x", -1, 0, [], {}, {"a": 1}, 1.5, 10**12, ["a"]], ids=repr)
+def test_no_value_in_a_config_ends_in_anything_but_a_reason(value: Any, tmp_path: Path) -> None:
+    for draft in (tiny_eagle3(), tiny_eagle(), tiny_speculators(kind="qwen3")):
+        config = draft.config.get("transformer_layer_config", draft.config)
+        original = dict(config)
+        others = [
+            "eagle_config",
+            "rope_scaling",
+            "layer_types",
+            "partial_rotary_factor",
+            "target_hidden_size",
+            "fc_norm",
+        ]
+        for key in [*original, *others]:
+            config.clear()
+            config.update(original, **{key: value})
+            with contextlib.suppress(BatonError):  # some of these values mean nothing bad
+                load(draft.write(tmp_path))
