@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from engine.draft.eagle import FINAL_HIDDEN
 from engine.errors import UnsupportedModelError
 
 
@@ -17,8 +18,9 @@ class FeatureTap:
 
     Args:
         model: the target.
-        layers: indices into transformers' ``hidden_states``: ``k`` is the residual stream that goes *into* decoder
-            layer ``k``, before any norm; the number of layers stands for the final state, after the last norm.
+        layers: ``k`` is the residual stream that goes *into* decoder layer ``k``, before any norm, as in transformers'
+            ``hidden_states``; the number of layers stands for what comes out of the last one, before the final norm;
+            :data:`engine.draft.eagle.FINAL_HIDDEN` for the state after that norm.
 
     Raises:
         UnsupportedModelError: the model has no such layer, or its layers cannot be found.
@@ -30,14 +32,16 @@ class FeatureTap:
         self._order = tuple(layers)
         self._hooks = []
         for index in sorted(set(layers)):
-            if not 0 <= index <= len(decoder_layers):
+            if not FINAL_HIDDEN <= index <= len(decoder_layers):
                 raise UnsupportedModelError(
                     f"hidden state {index} was asked for, but {type(model).__name__} has {len(decoder_layers)} layers."
                 )
-            if index < len(decoder_layers):
-                hook = decoder_layers[index].register_forward_pre_hook(self._keep_input(index), with_kwargs=True)
-            else:
+            if index == FINAL_HIDDEN:
                 hook = model.get_decoder().register_forward_hook(self._keep_output(index))
+            elif index == len(decoder_layers):
+                hook = decoder_layers[-1].register_forward_hook(self._keep_output(index))
+            else:
+                hook = decoder_layers[index].register_forward_pre_hook(self._keep_input(index), with_kwargs=True)
             self._hooks.append(hook)
 
     def take(self) -> torch.Tensor:
@@ -68,7 +72,8 @@ class FeatureTap:
 
     def _keep_output(self, index: int) -> Any:
         def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            self._captured[index] = output[0][0]
+            states = output if isinstance(output, torch.Tensor) else output[0]
+            self._captured[index] = states[0]
 
         return keep
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from engine.block_manager import BlockManager
+from engine.draft.eagle import FINAL_HIDDEN
 from engine.errors import UnsupportedModelError
 from engine.feature_tap import FeatureTap
 from engine.request import Request, SamplingParams
@@ -22,8 +23,7 @@ def test_features_are_transformers_hidden_states(name: str) -> None:
     with torch.inference_mode():
         states = model(torch.tensor([PROMPT]), output_hidden_states=True).hidden_states
     runner = build_runner(model)
-    num_layers = len(states) - 1
-    layers = (num_layers, 0, 1)
+    layers = (FINAL_HIDDEN, 0, 1)
     tap = FeatureTap(model, layers)
     blocks = BlockManager(64, BLOCK_SIZE)
     request = Request("a", PROMPT, SamplingParams())
@@ -38,6 +38,19 @@ def test_features_are_transformers_hidden_states(name: str) -> None:
     with pytest.raises(RuntimeError, match="no forward"):
         tap.take()
     tap.close()
+
+
+def test_what_leaves_the_last_layer_is_not_normed_yet() -> None:
+    model = tiny_model("llama")
+    runner = build_runner(model)
+    tap = FeatureTap(model, (2, FINAL_HIDDEN))
+    request = Request("a", PROMPT, SamplingParams())
+    BlockManager(64, BLOCK_SIZE).grow(request, len(PROMPT))
+    runner.forward(runner.build_batch([ScheduledSequence(request, len(PROMPT))]))
+    raw, final = tap.take().chunk(2, dim=-1)
+    with torch.inference_mode():
+        torch.testing.assert_close(model.get_decoder().norm(raw), final)
+    assert not torch.allclose(raw, final)
 
 
 def test_a_layer_that_is_not_there_is_refused() -> None:
