@@ -116,7 +116,7 @@ def _common_parameters(model: str, context_length: int) -> list[BadInput]:
         ("top_k negative", {"top_k": -2}, "invalid_request", "top_k", "-1"),
         ("top_k fraction", {"top_k": 1.5}, "invalid_request", "top_k", "an integer"),
         ("min_p above one", {"min_p": 2}, "invalid_request", "min_p", "[0, 1]"),
-        ("penalty zero", {"repetition_penalty": 0}, "invalid_request", "repetition_penalty", "greater than 0"),
+        ("penalty zero", {"repetition_penalty": 0}, "invalid_request", "repetition_penalty", "between 0.01 and 100"),
         ("presence", {"presence_penalty": 3}, "invalid_request", "presence_penalty", "between -2 and 2"),
         ("frequency", {"frequency_penalty": -3}, "invalid_request", "frequency_penalty", "between -2 and 2"),
         ("n zero", {"n": 0}, "invalid_request", "n", "between 1 and 128"),
