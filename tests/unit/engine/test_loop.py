@@ -149,7 +149,7 @@ def test_an_exception_in_the_forward_ends_that_step_only(running: Running, monke
     assert len(tokens) == 2
     assert last.finish_reason is FinishReason.ERROR
     assert last.error is not None
-    assert "RuntimeError: the device hiccuped" in last.error
+    assert "RuntimeError" in last.error
     running.add("later", [5, 6, 7], greedy(10))
     tokens, last = running.finish_of("later")
     assert len(tokens) == 10
