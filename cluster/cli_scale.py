@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cluster.client import RouterClient
+from cluster.config import POOLS
 from engine.errors import ConfigError, DeadlineError
 
-POOLS = ("prefill", "decode")
 _POLL_S = 0.5
 
 

@@ -16,6 +16,10 @@ from cluster.config_reading import explain, merge_overrides, read_yaml
 from engine.default_model import DEFAULT_MODEL_NAME, is_default_model
 from engine.errors import ConfigError
 
+PREFILL = "prefill"
+DECODE = "decode"
+POOLS = (PREFILL, DECODE)
+
 SpeculationMethod = Literal["auto", "none", "ngram", "suffix"]
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveSeconds = Annotated[float, Field(gt=0, le=86_400)]

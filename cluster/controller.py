@@ -10,9 +10,9 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cluster.config import BatonConfig
+from cluster.config import POOLS, BatonConfig
 from cluster.logs import configure_logging
-from cluster.registry import POOLS, WorkerInfo
+from cluster.registry import WorkerInfo
 from cluster.router_host import RouterHost
 from cluster.worker_host import WorkerHost
 from cluster.worker_pool import WorkerPool

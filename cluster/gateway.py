@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from cluster.admin import AdminBackend
+from cluster.config import POOLS
 from cluster.generation import Generator
 from cluster.generation_endpoint import GenerationEndpoint
 from cluster.http_edge import JsonResponse, RequestContextMiddleware, error_response, read_json_object
@@ -20,7 +21,6 @@ from cluster.openai_api.responses import error_body, model_body
 from engine.errors import BatonError, InternalError, InvalidRequestError, NotFoundError, NoWorkerError
 from engine.tokenizer import Tokenizer
 
-_POOLS = ("prefill", "decode")
 _MAX_WORKERS = 4096
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -111,7 +111,7 @@ def _add_admin_routes(app: FastAPI, admin: AdminBackend, limits: GatewayLimits) 
 
 
 def _parse_targets(body: dict[str, object]) -> dict[str, int]:
-    check_known(body, _POOLS, "pool")
+    check_known(body, POOLS, "pool")
     if not body:
         raise InvalidRequestError('Name at least one pool, as in {"prefill": 2, "decode": 3}.')
     targets: dict[str, int] = {}

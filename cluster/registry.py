@@ -19,10 +19,6 @@ logger = logging.getLogger(__name__)
 
 _SUSPECT_S = 2.0
 
-PREFILL = "prefill"
-DECODE = "decode"
-POOLS = (PREFILL, DECODE)
-
 
 class WorkerState(StrEnum):
     STARTING = "starting"

@@ -17,13 +17,13 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from cluster.background import BackgroundTasks
-from cluster.config import RouterConfig
+from cluster.config import DECODE, POOLS, PREFILL, RouterConfig
 from cluster.generation import GenerationRequest, ModelCard, TokenChunk
 from cluster.handoff_watch import HandoffWatch
 from cluster.journal import Journal
 from cluster.messages import pack_sequence, unpack_events
 from cluster.metrics import RouterMetrics
-from cluster.registry import DECODE, POOLS, PREFILL, Worker, WorkerRegistry
+from cluster.registry import Worker, WorkerRegistry
 from cluster.routing.base import RoutingRequest
 from cluster.routing.profile import RoutingProfile, default_profile
 from cluster.timelines import TimelineStore

@@ -9,14 +9,14 @@ from typing import Any
 
 import uvicorn
 
-from cluster.config import BatonConfig
+from cluster.config import POOLS, BatonConfig
 from cluster.gateway import create_app
 from cluster.generation import ModelCard
 from cluster.listening import listen
 from cluster.logs import configure_logging
 from cluster.metrics import RouterMetrics
 from cluster.openai_api.limits import GatewayLimits
-from cluster.registry import POOLS, WorkerInfo, WorkerRegistry
+from cluster.registry import WorkerInfo, WorkerRegistry
 from cluster.router import Router
 from cluster.timelines import TimelineStore
 from cluster.wire import worker_pb2

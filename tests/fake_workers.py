@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from cluster.config import RouterConfig
+from cluster.config import DECODE, PREFILL, RouterConfig
 from cluster.generation import GenerationRequest, ModelCard, TokenChunk
 from cluster.messages import pack_events
 from cluster.metrics import RouterMetrics
-from cluster.registry import DECODE, PREFILL, WorkerInfo, WorkerRegistry
+from cluster.registry import WorkerInfo, WorkerRegistry
 from cluster.router import Router
 from cluster.rpc import abort_with, create_server
 from cluster.timelines import TimelineStore

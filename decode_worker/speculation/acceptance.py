@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 _PRIOR_WEIGHT = 4.0
@@ -34,3 +34,15 @@ class AcceptanceTracker:
         found = self._estimates.setdefault(key, _Estimate(prior, _PRIOR_WEIGHT))
         found.weight = min(found.weight + 1, _MAX_WEIGHT)
         found.mean += (float(accepted) - found.mean) / found.weight
+
+    def record_chain(
+        self, num_drafted: int, num_accepted: int, key_of: Callable[[int], tuple[Hashable, float]]
+    ) -> None:
+        """Books the drafts of a chain that were reached: the accepted ones, and the first that was not.
+
+        Args:
+            key_of: key and prior of the draft at a position.
+        """
+        for position in range(min(num_accepted + 1, num_drafted)):
+            key, prior = key_of(position)
+            self.record(key, prior, accepted=position < num_accepted)

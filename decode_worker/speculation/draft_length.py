@@ -35,16 +35,13 @@ class DraftLengthPolicy:
         self._cost = cost
         self._was_drafting = False
 
-    def choose(
-        self, confidences: Mapping[str, Sequence[float]], num_sequences: int, num_tokens: int, draft_ms: float = 0.0
-    ) -> dict[str, int]:
+    def choose(self, confidences: Mapping[str, Sequence[float]], num_sequences: int, num_tokens: int) -> dict[str, int]:
         """Draft length by request id; requests that get none are left out.
 
         Args:
             confidences: of each request's drafts, in order.
             num_sequences: sequences of the step that yield a token anyway.
             num_tokens: tokens of the step without any draft.
-            draft_ms: what making these drafts costs.
         """
         slots = sorted(
             ((chance, -depth, request_id) for request_id, chances in confidences.items()
@@ -55,7 +52,7 @@ class DraftLengthPolicy:
         best_rate, best_count, expected = plain, 0, float(num_sequences)
         for count, (chance, _, _) in enumerate(slots, start=1):
             expected += chance
-            rate = expected / (draft_ms + self._cost.ms(num_tokens + count))
+            rate = expected / self._cost.ms(num_tokens + count)
             if rate > best_rate:
                 best_rate, best_count = rate, count
         gain = best_rate / plain - 1

@@ -56,9 +56,10 @@ class NgramProposer:
         index = self._indices.get(result.sequence.request.request_id)
         if index is None or not result.num_drafted:
             return
-        for position in range(min(len(result.accepted) + 1, result.num_drafted)):
-            key = (index.drafted_with, position)
-            self._acceptance.record(key, _PRIOR, accepted=position < len(result.accepted))
+        length = index.drafted_with
+        self._acceptance.record_chain(
+            result.num_drafted, len(result.accepted), lambda position: ((length, position), _PRIOR)
+        )
 
     def observe_step(self, num_tokens: int, ms: float) -> None:
         """Drafting costs next to nothing here, so there is nothing to learn."""

@@ -62,9 +62,12 @@ class SuffixProposer:
         if sequence is None or sequence.drafted_from is None or not result.num_drafted:
             return
         source, match_length = sequence.drafted_from
-        for position in range(min(len(result.accepted) + 1, result.num_drafted)):
+
+        def key_of(position: int) -> tuple[tuple[str, int], float]:
             bucket = _bucket(match_length + position)
-            self._acceptance.record((source, bucket), _PRIORS[bucket], accepted=position < len(result.accepted))
+            return (source, bucket), _PRIORS[bucket]
+
+        self._acceptance.record_chain(result.num_drafted, len(result.accepted), key_of)
 
     def observe_step(self, num_tokens: int, ms: float) -> None:
         """Drafting costs next to nothing here, so there is nothing to learn."""

@@ -17,10 +17,10 @@ import ray
 import yaml
 from ray.cluster_utils import Cluster as RayCluster
 
-from cluster.config import BatonConfig, load_config
+from cluster.config import POOLS, BatonConfig, load_config
 from cluster.launch import Cluster
 from cluster.placement import ACCELERATOR_LABEL
-from cluster.registry import POOLS, WorkerInfo
+from cluster.registry import WorkerInfo
 from cluster.worker_pool import WorkerPool
 from engine.errors import DeadlineError
 from tests.fake_hosts import FakeHost, placement_of, write_model_folder

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from cluster.registry import DECODE, PREFILL, WorkerInfo, WorkerRegistry
+from cluster.config import DECODE, PREFILL
+from cluster.registry import WorkerInfo, WorkerRegistry
 from tests.fake_workers import make_info
 
 

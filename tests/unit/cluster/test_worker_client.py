@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
-from cluster.registry import DECODE, PREFILL
+from cluster.config import DECODE, PREFILL
 from cluster.wire import worker_pb2
 from cluster.worker_client import WorkerClient
 from engine.errors import ChecksumError, DeadlineError, WorkerLostError
