@@ -70,8 +70,10 @@ class Engine:
         batch = self.runner.build_batch(plan)
         logits = self.runner.forward(batch)
         results = {result.sequence.request.request_id: result for result in self.verifier.verify(batch, logits)}
+        self.runner.keep_accepted(batch, {request_id: result.nodes for request_id, result in results.items()})
         if self.proposer is not None:
             self.proposer.observe_step(batch.num_tokens, (time.monotonic() - started_s) * 1e3)
+            self.proposer.computed(batch, logits, results)
         return self._post_process(plan, results)
 
     def _post_process(self, plan: list[ScheduledSequence], results: dict[str, VerifyResult]) -> list[TokenOutput]:
@@ -85,10 +87,15 @@ class Engine:
     def _propose(self, plan: list[ScheduledSequence]) -> list[ScheduledSequence]:
         if self.proposer is None:
             return plan
-        proposals = self.proposer.propose(plan, self._max_draft_tokens)
-        limit = self._max_draft_tokens
-        drafts = {request_id: proposal.token_ids[:limit] for request_id, proposal in proposals.items()}
-        return self.scheduler.attach_drafts(plan, drafts)
+        room = self.scheduler.make_draft_room(plan, self._max_draft_tokens)
+        drafts = self.proposer.propose(plan, room)
+        return [
+            ScheduledSequence(sequence.request, sequence.num_tokens, draft.first(limit))
+            if (limit := room.get(sequence.request.request_id, 0))
+            and (draft := drafts.get(sequence.request.request_id)) is not None
+            else sequence
+            for sequence in plan
+        ]
 
     def _emit(self, result: VerifyResult) -> TokenOutput:
         """Appends a request's new tokens; whatever was accepted behind its end is dropped."""

@@ -29,6 +29,11 @@ def slots_of(block_ids: Sequence[int], start: int, end: int, block_size: int) ->
     return slots[start - first * block_size : end - first * block_size]
 
 
+def slot_of(block_ids: Sequence[int], position: int, block_size: int) -> int:
+    """Slot of one position of a sequence."""
+    return block_ids[position // block_size] * block_size + position % block_size
+
+
 class PagedKVCache:
     """Keys and values of all layers in one pool of slots.
 
@@ -57,6 +62,11 @@ class PagedKVCache:
         """Stores ``keys`` and ``values`` (``[num_tokens, num_kv_heads, dim]``) at ``slots`` (``[num_tokens]``)."""
         self.keys[layer].index_copy_(0, slots, keys)
         self.values[layer].index_copy_(0, slots, values)
+
+    def move(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copies slots ``sources`` to slots ``targets`` (both ``[num_tokens]``) in every layer; they may overlap."""
+        for tensor in (*self.keys, *self.values):
+            tensor.index_copy_(0, targets, tensor.index_select(0, sources))
 
     def export_bytes(self, block_ids: Sequence[int], start: int, end: int, layers: range) -> bytearray:
         """Positions ``[start, end)`` of ``layers`` as raw bytes: for each layer its keys, then its values.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 
 from engine.attention.base import ATTENTION_NAME, AttentionSlot, bind_slot
@@ -9,7 +11,7 @@ from engine.attention.registry import create_backend
 from engine.batch import ForwardBatch
 from engine.block_manager import BlockManager
 from engine.errors import UnsupportedModelError
-from engine.kv_cache import PagedKVCache
+from engine.kv_cache import PagedKVCache, slot_of
 from engine.model_loader import LoadedModel, accepts_logits_to_keep
 from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence
@@ -67,6 +69,28 @@ class ModelRunner:
         if not self._selects_rows:
             logits = logits[batch.logit_rows]
         return logits.float()
+
+    def keep_accepted(self, batch: ForwardBatch, nodes_of: Mapping[str, Sequence[int]]) -> None:
+        """Moves the KV of accepted tree nodes to where their tokens come to stand in the sequence.
+
+        Args:
+            nodes_of: by request id, the accepted path through the sequence's draft.
+        """
+        sources: list[int] = []
+        targets: list[int] = []
+        size = self.spec.block_size
+        for sequence in batch.sequences:
+            request = sequence.request
+            base = request.num_computed_tokens + sequence.num_tokens
+            for place, node in enumerate(nodes_of.get(request.request_id, ())):
+                if node != place:
+                    sources.append(slot_of(request.block_ids, base + node, size))
+                    targets.append(slot_of(request.block_ids, base + place, size))
+        if sources:
+            self.cache.move(
+                torch.tensor(sources, dtype=torch.int64).to(self.device),
+                torch.tensor(targets, dtype=torch.int64).to(self.device),
+            )
 
     def self_check(self) -> None:
         """Compares chunked, paged logits with those of the model's own attention over a short input.

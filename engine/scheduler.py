@@ -5,11 +5,12 @@ chunked prefill, decode, verification and recomputation after preemption are all
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from engine.block_manager import BlockManager
+from engine.drafts import NO_DRAFT, Draft
 from engine.errors import ContextLengthError
 from engine.request import FinishReason, Request, RequestStatus
 
@@ -30,11 +31,16 @@ class SchedulerLimits:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSequence:
-    """Compute positions ``[num_computed_tokens, … + num_tokens)``, then verify ``draft_token_ids`` behind them."""
+    """Compute positions ``[num_computed_tokens, … + num_tokens)``, then verify ``draft`` behind them."""
 
     request: Request
     num_tokens: int
-    draft_token_ids: tuple[int, ...] = ()
+    draft: Draft = NO_DRAFT
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Rows of the forward, drafts included."""
+        return self.num_tokens + len(self.draft)
 
     @property
     def samples(self) -> bool:
@@ -238,24 +244,29 @@ class Scheduler:
         self.num_preemptions += 1
         return True
 
-    def attach_drafts(
-        self, plan: list[ScheduledSequence], drafts: dict[str, tuple[int, ...]]
-    ) -> list[ScheduledSequence]:
-        """The plan with drafts behind the sequences that reach their last token, as far as blocks and limits allow.
+    def make_draft_room(self, plan: Sequence[ScheduledSequence], max_draft_tokens: int) -> dict[str, int]:
+        """Slots for drafts behind the sequences that reach their last token, as far as blocks and limits allow.
 
         Drafts are a bet, so nobody is preempted for them.
+
+        Args:
+            max_draft_tokens: per sequence. All together never get more than ``chunk_tokens``.
+
+        Returns:
+            By request id, how many tokens may be drafted; requests without room are left out.
         """
-        attached = []
-        for sequence in plan:
-            request = sequence.request
-            room = request.params.max_tokens - len(request.output_token_ids) - 1
-            chain = drafts.get(request.request_id, ())[: max(0, room)]
-            if not chain or not sequence.samples or not self.blocks.can_grow(request, request.num_tokens + len(chain)):
-                attached.append(sequence)
-                continue
-            self.blocks.grow(request, request.num_tokens + len(chain))
-            attached.append(ScheduledSequence(request, sequence.num_tokens, chain))
-        return attached
+        sampling = [sequence.request for sequence in plan if sequence.samples]
+        share = min(max_draft_tokens, self.limits.chunk_tokens // max(1, len(sampling)))
+        room: dict[str, int] = {}
+        for request in sampling:
+            # The last token of all is sampled, not drafted.
+            count = min(share, request.params.max_tokens - len(request.output_token_ids) - 1)
+            while count > 0 and not self.blocks.can_grow(request, request.num_tokens + count):
+                count -= 1
+            if count > 0:
+                self.blocks.grow(request, request.num_tokens + count)
+                room[request.request_id] = count
+        return room
 
     def advance(self, sequence: ScheduledSequence, num_accepted_drafts: int = 0) -> None:
         """Books a step's result: the scheduled tokens and the accepted drafts now have their KV."""

@@ -4,13 +4,14 @@ verifier that handles drafts belong to the decode role, which injects them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from engine.batch import ForwardBatch
+from engine.drafts import Draft
 from engine.logits import SamplingRow
 from engine.request import Request, TokenLogprobs
 from engine.sampler import SampledToken, sample
@@ -18,38 +19,27 @@ from engine.scheduler import ScheduledSequence
 
 
 @dataclass(frozen=True, slots=True)
-class DraftProposal:
-    """Tokens guessed to follow a request's last known token.
-
-    Attributes:
-        token_ids: the chain, nearest first.
-        probs: ``[len(token_ids), vocab_size]`` that each token was drawn from; None for guesses without probabilities.
-        confidences: for each token the estimated probability that the target agrees, given that it agreed before.
-    """
-
-    request_id: str
-    token_ids: tuple[int, ...]
-    probs: torch.Tensor | None = None
-    confidences: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class VerifyResult:
     """One sequence's outcome of a step.
 
     Attributes:
-        accepted: drafts that the target agrees with, in order.
+        accepted: drafted tokens that the target agrees with, in order.
         next_token: the recovered token after a rejection, or the bonus token after a full acceptance; None when the
             model's logits were not numbers.
-        num_drafted: drafts that were verified.
+        nodes: where the accepted tokens are in the draft; a path from below the root.
         logprobs: one for each of ``accepted + next_token``, if asked for.
     """
 
     sequence: ScheduledSequence
     accepted: tuple[int, ...]
     next_token: int | None
-    num_drafted: int = 0
+    nodes: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
+
+    @property
+    def num_drafted(self) -> int:
+        """Tokens that were verified."""
+        return len(self.sequence.draft)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -57,14 +47,30 @@ class VerifyResult:
 
 
 class Proposer(Protocol):
-    """A speculation method."""
+    """A speculation method. Within a step: propose → forward → verify → computed → observe."""
 
-    def propose(self, plan: Sequence[ScheduledSequence], max_draft_tokens: int) -> dict[str, DraftProposal]:
-        """Drafts for those of the plan's sequences that it can guess for, by request id."""
+    def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
+        """Drafts for those of the plan's sequences that it can guess for, by request id.
+
+        Args:
+            plan: the step's sequences.
+            room: how many tokens may be drafted, by request id; there are slots for them in the cache. No draft is
+                wanted for requests that are not in it.
+        """
+        ...
+
+    def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
+        """Sees a forward while its hidden states are at hand; its KV is in the cache, accepted nodes in their places.
+
+        Args:
+            batch: as it was computed; its requests do not know their new tokens yet.
+            logits: ``[num_rows, vocab_size]`` of the batch.
+            results: of the sequences that have logits, by request id.
+        """
         ...
 
     def observe(self, result: VerifyResult) -> None:
-        """Learns what became of a proposal."""
+        """Learns what became of a draft."""
         ...
 
     def observe_step(self, num_tokens: int, ms: float) -> None:
@@ -84,8 +90,8 @@ class Verifier(Protocol):
         ...
 
 
-def sampling_row(request: Request, drafts: tuple[int, ...] = ()) -> SamplingRow:
-    """The row that follows the request's known tokens and then ``drafts``."""
+def sampling_row(request: Request, drafts: Sequence[int] = ()) -> SamplingRow:
+    """The row that follows the request's known tokens and then the drafted tokens ``drafts``."""
     forbidden: frozenset[int] = frozenset()
     if request.params.min_tokens:
         forbidden = frozenset(request.params.stop_token_ids)

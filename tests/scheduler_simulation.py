@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 
 from engine.block_manager import BlockManager
+from engine.drafts import Draft
 from engine.request import FinishReason, Request, RequestStatus, SamplingParams
 from engine.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
 
@@ -87,13 +88,19 @@ class Simulation:
         plan = self.scheduler.schedule()
         self.check_plan(plan, decoding)
         if self.drafts:
-            guesses = {s.request.request_id: tuple(self.token() for _ in range(self.rng.randrange(4))) for s in plan}
-            plan = self.scheduler.attach_drafts(plan, guesses)
+            room = self.scheduler.make_draft_room(plan, self.rng.randrange(5))
+            plan = [self.with_draft(sequence, room.get(sequence.request.request_id, 0)) for sequence in plan]
         for sequence in plan:
             self.compute(sequence)
         for sequence in plan:
             self.post_process(sequence)
         return bool(plan)
+
+    def with_draft(self, sequence: ScheduledSequence, room: int) -> ScheduledSequence:
+        count = self.rng.randint(0, room)
+        return ScheduledSequence(
+            sequence.request, sequence.num_tokens, Draft(tuple(self.token() for _ in range(count)))
+        )
 
     @staticmethod
     def needs_one_token(request: Request) -> bool:
@@ -111,9 +118,9 @@ class Simulation:
 
     def compute(self, sequence: ScheduledSequence) -> None:
         request = sequence.request
-        tokens = [*request.prompt_token_ids, *request.output_token_ids, *sequence.draft_token_ids]
+        tokens = [*request.prompt_token_ids, *request.output_token_ids, *sequence.draft.token_ids]
         start = request.num_computed_tokens
-        end = start + sequence.num_tokens + len(sequence.draft_token_ids)
+        end = start + sequence.num_tokens + len(sequence.draft.token_ids)
         self.write(request, tokens, start, end)
         for position in range(end):
             assert self.kv.get(self.slot(request, position)) == tuple(tokens[: position + 1])
@@ -121,7 +128,7 @@ class Simulation:
     def post_process(self, sequence: ScheduledSequence) -> None:
         request = sequence.request
         samples = sequence.samples
-        accepted = sequence.draft_token_ids[: self.rng.randint(0, len(sequence.draft_token_ids))]
+        accepted = sequence.draft.token_ids[: self.rng.randint(0, len(sequence.draft.token_ids))]
         self.scheduler.advance(sequence, len(accepted))
         if not samples:
             return

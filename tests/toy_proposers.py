@@ -6,8 +6,12 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
+
+from engine.batch import ForwardBatch
+from engine.drafts import ROOT, Draft
 from engine.scheduler import ScheduledSequence
-from engine.verification import DraftProposal, VerifyResult
+from engine.verification import VerifyResult
 from tests.tiny_models import VOCAB_SIZE
 
 STYLES = ("right", "half right", "wrong", "random", "too long", "sometimes", "silent")
@@ -20,10 +24,12 @@ class Oracle:
     Attributes:
         truth: each request's whole output, by its id.
         style: one of :data:`STYLES`.
+        shape: chain or tree.
     """
 
     truth: Mapping[str, Sequence[int]]
     style: str
+    shape: str = "chain"
     chance: random.Random = field(default_factory=lambda: random.Random(0))
     results: list[VerifyResult] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
@@ -32,14 +38,38 @@ class Oracle:
     def num_accepted(self) -> int:
         return sum(len(result.accepted) for result in self.results)
 
-    def propose(self, plan: Sequence[ScheduledSequence], max_draft_tokens: int) -> dict[str, DraftProposal]:
-        proposals = {}
+    def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
+        drafts = {}
         for sequence in plan:
             request = sequence.request
-            chain = self._chain(list(self.truth[request.request_id][len(request.output_token_ids) :]), max_draft_tokens)
-            if chain:
-                proposals[request.request_id] = DraftProposal(request.request_id, tuple(chain))
-        return proposals
+            limit = room.get(request.request_id, 0)
+            coming = list(self.truth[request.request_id][len(request.output_token_ids) :])
+            if limit and (chain := self._chain(coming, limit)):
+                drafts[request.request_id] = self._draft(chain, limit)
+        return drafts
+
+    def _draft(self, chain: list[int], limit: int) -> Draft:
+        """The chain by itself, or as one branch of a tree whose other branches are wrong."""
+        if self.shape == "chain":
+            return Draft(tuple(chain))
+        tokens: list[int] = []
+        parents: list[int] = []
+        parent = ROOT
+        for token in chain:
+            if len(tokens) + 2 > limit:
+                break
+            siblings = [token, (token + 1) % VOCAB_SIZE]
+            self.chance.shuffle(siblings)
+            places = {}
+            for sibling in siblings:
+                places[sibling] = len(tokens)
+                tokens.append(sibling)
+                parents.append(parent)
+            parent = places[token]
+        return Draft(tuple(tokens), tuple(parents))
+
+    def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
+        """A toy has no use for hidden states."""
 
     def _chain(self, coming: list[int], limit: int) -> list[int]:
         wrong = [(token + 1) % VOCAB_SIZE for token in coming]

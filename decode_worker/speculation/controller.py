@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 
+import torch
+
 from decode_worker.speculation.draft_length import DraftLengthPolicy, survival
 from decode_worker.speculation.step_cost import StepCost
+from engine.batch import ForwardBatch
+from engine.drafts import Draft
 from engine.request import Request
 from engine.scheduler import ScheduledSequence
-from engine.verification import DraftProposal, Proposer, VerifyResult
+from engine.verification import Proposer, VerifyResult
 
 logger = logging.getLogger(__name__)
 
@@ -41,30 +45,27 @@ class SpeculationController:
         self.num_failures = 0
         """Times that a method broke. Its requests went on without it."""
 
-    def propose(self, plan: Sequence[ScheduledSequence], max_draft_tokens: int) -> dict[str, DraftProposal]:
+    def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
         """The drafts that are worth their verification."""
-        best: dict[str, tuple[float, str, DraftProposal]] = {}
-        limit = min(max_draft_tokens, self._max_draft_tokens)
+        best: dict[str, tuple[float, str, Draft]] = {}
+        limits = {request_id: min(count, self._max_draft_tokens) for request_id, count in room.items()}
         for name, method in list(self._methods.items()):
-            wanting = [sequence for sequence in plan if sequence.samples and self._may_use(sequence.request, name)]
-            for request_id, proposal in self._ask(name, method, wanting, limit).items():
-                expected = sum(survival(proposal.confidences))
+            wanting = [s for s in plan if s.request.request_id in limits and self._may_use(s.request, name)]
+            for request_id, draft in self._ask(name, method, wanting, limits).items():
+                expected = sum(survival(draft.confidences))
                 if request_id not in best or expected > best[request_id][0]:
-                    best[request_id] = (expected, name, proposal)
+                    best[request_id] = (expected, name, draft)
         lengths = self._policy.choose(
-            {request_id: proposal.confidences for request_id, (_, _, proposal) in best.items()},
+            {request_id: draft.confidences for request_id, (_, _, draft) in best.items()},
             num_sequences=sum(sequence.samples for sequence in plan),
             num_tokens=sum(sequence.num_tokens for sequence in plan),
         )
         self._proposed_by = {request_id: best[request_id][1] for request_id in lengths}
-        return {
-            request_id: DraftProposal(
-                request_id,
-                best[request_id][2].token_ids[:length],
-                confidences=best[request_id][2].confidences[:length],
-            )
-            for request_id, length in lengths.items()
-        }
+        return {request_id: best[request_id][2].first(length) for request_id, length in lengths.items()}
+
+    def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
+        for method in self._methods.values():
+            method.computed(batch, logits, results)
 
     def observe(self, result: VerifyResult) -> None:
         name = self._proposed_by.get(result.sequence.request.request_id)
@@ -84,12 +85,12 @@ class SpeculationController:
         return chosen == name or (chosen == AUTO and name in self._auto_methods)
 
     def _ask(
-        self, name: str, method: Proposer, wanting: list[ScheduledSequence], limit: int
-    ) -> dict[str, DraftProposal]:
+        self, name: str, method: Proposer, wanting: list[ScheduledSequence], room: Mapping[str, int]
+    ) -> dict[str, Draft]:
         if not wanting:
             return {}
         try:
-            return method.propose(wanting, limit)
+            return method.propose(wanting, room)
         except Exception:
             # A draft is only a bet: whatever is wrong with it, the requests go on without.
             logger.exception("the speculation method %s broke and is switched off", name)

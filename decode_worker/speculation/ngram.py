@@ -5,14 +5,18 @@ Saxena, "Prompt Lookup Decoding", 2023. Fixed n-gram lengths, longest first; ``s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+import torch
 
 from decode_worker.speculation.acceptance import AcceptanceTracker
 from decode_worker.speculation.suffix_automaton import Match, continuation
+from engine.batch import ForwardBatch
+from engine.drafts import Draft
 from engine.request import Request
 from engine.scheduler import ScheduledSequence
-from engine.verification import DraftProposal, VerifyResult
+from engine.verification import VerifyResult
 
 _NGRAM_LENGTHS = (5, 4, 3, 2)
 _PRIOR = 0.5
@@ -44,13 +48,18 @@ class NgramProposer:
         self._indices: dict[str, _Index] = {}
         self._acceptance = AcceptanceTracker()
 
-    def propose(self, plan: Sequence[ScheduledSequence], max_draft_tokens: int) -> dict[str, DraftProposal]:
+    def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
         """Drafts where one of the last n-grams occurred before."""
-        proposals = {}
+        drafts = {}
         for scheduled in plan:
-            if scheduled.samples and (proposal := self._propose_one(scheduled.request, max_draft_tokens)) is not None:
-                proposals[scheduled.request.request_id] = proposal
-        return proposals
+            request = scheduled.request
+            limit = room.get(request.request_id, 0)
+            if limit and (draft := self._propose_one(request, limit)) is not None:
+                drafts[request.request_id] = draft
+        return drafts
+
+    def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
+        """Tokens are all that counts here."""
 
     def observe(self, result: VerifyResult) -> None:
         index = self._indices.get(result.sequence.request.request_id)
@@ -67,7 +76,7 @@ class NgramProposer:
     def release(self, request_id: str) -> None:
         self._indices.pop(request_id, None)
 
-    def _propose_one(self, request: Request, max_draft_tokens: int) -> DraftProposal | None:
+    def _propose_one(self, request: Request, max_draft_tokens: int) -> Draft | None:
         index = self._indices.setdefault(request.request_id, _Index())
         index.extend(request.tokens_between(len(index.token_ids), request.num_tokens))
         for length in _NGRAM_LENGTHS:
@@ -77,5 +86,5 @@ class NgramProposer:
             drafts = continuation(index.token_ids, Match(length, end), max_draft_tokens)
             index.drafted_with = length
             confidences = (self._acceptance.estimate((length, position), _PRIOR) for position in range(len(drafts)))
-            return DraftProposal(request.request_id, drafts, confidences=tuple(confidences))
+            return Draft(drafts, confidences=tuple(confidences))
         return None

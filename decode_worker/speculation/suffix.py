@@ -6,14 +6,18 @@ the tokens are enough. The longer the agreement, the longer and the surer the dr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+import torch
 
 from decode_worker.speculation.acceptance import AcceptanceTracker
 from decode_worker.speculation.suffix_automaton import Match, SuffixAutomaton, continuation
+from engine.batch import ForwardBatch
+from engine.drafts import Draft
 from engine.request import Request
 from engine.scheduler import ScheduledSequence
-from engine.verification import DraftProposal, VerifyResult
+from engine.verification import VerifyResult
 
 _MIN_MATCH = 2
 _MAX_CORPUS_TOKENS = 32_768
@@ -49,13 +53,18 @@ class SuffixProposer:
         self._corpus_version = 0
         self._acceptance = AcceptanceTracker()
 
-    def propose(self, plan: Sequence[ScheduledSequence], max_draft_tokens: int) -> dict[str, DraftProposal]:
+    def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
         """Drafts where the end of a sequence was seen before."""
-        proposals = {}
+        drafts = {}
         for scheduled in plan:
-            if scheduled.samples and (proposal := self._propose_one(scheduled.request, max_draft_tokens)) is not None:
-                proposals[scheduled.request.request_id] = proposal
-        return proposals
+            request = scheduled.request
+            limit = room.get(request.request_id, 0)
+            if limit and (draft := self._propose_one(request, limit)) is not None:
+                drafts[request.request_id] = draft
+        return drafts
+
+    def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
+        """Tokens are all that counts here."""
 
     def observe(self, result: VerifyResult) -> None:
         sequence = self._sequences.get(result.sequence.request.request_id)
@@ -83,7 +92,7 @@ class SuffixProposer:
         self._corpus.extend(sequence.own.token_ids[sequence.num_prompt_tokens :])
         self._corpus.extend([_SEPARATOR])
 
-    def _propose_one(self, request: Request, max_draft_tokens: int) -> DraftProposal | None:
+    def _propose_one(self, request: Request, max_draft_tokens: int) -> Draft | None:
         sequence = self._catch_up(request)
         sequence.drafted_from = None
         own = sequence.own.repetition()
@@ -99,7 +108,7 @@ class SuffixProposer:
         if not drafts:
             return None
         sequence.drafted_from = (source, match.length)
-        return DraftProposal(request.request_id, drafts, confidences=self._confidences(source, match, len(drafts)))
+        return Draft(drafts, confidences=self._confidences(source, match, len(drafts)))
 
     def _confidences(self, source: str, match: Match, count: int) -> tuple[float, ...]:
         """Each accepted draft makes the agreement longer by one, and the next one surer."""

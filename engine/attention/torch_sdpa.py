@@ -10,7 +10,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.attention.base import AttentionVariant
-from engine.batch import AttentionGroup, ForwardBatch, KVView
+from engine.attention_groups import AttentionGroup, KVView
+from engine.batch import ForwardBatch
 from engine.kv_cache import PagedKVCache
 
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.batch import ForwardBatch
+from engine.drafts import Draft
 from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence
 
@@ -18,7 +19,7 @@ def sequence(
 ) -> ScheduledSequence:
     tokens = [100 * int(name) + position for position in range(num_known + num_new)]
     request = Request(name, tokens, SamplingParams(), num_computed_tokens=num_known, block_ids=blocks)
-    return ScheduledSequence(request, num_new, drafts)
+    return ScheduledSequence(request, num_new, Draft(drafts))
 
 
 def build(plan: list[ScheduledSequence], block_size: int = 4) -> ForwardBatch:
@@ -44,7 +45,7 @@ def test_layout_of_two_decodes_a_verification_and_a_chunk() -> None:
 
 def test_short_contexts_are_not_padded_to_long_ones() -> None:
     batch = build([sequence("1", 3, 1, [0]), sequence("2", 39, 1, list(range(1, 11)))])
-    assert [group.context_lengths for group in batch.groups] == [[40], [4]]
+    assert [[span.end for span in group.spans] for group in batch.groups] == [[40], [4]]
 
 
 @settings(deadline=None, max_examples=200)

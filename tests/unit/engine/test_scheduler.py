@@ -257,10 +257,12 @@ def test_drafts_stop_at_max_tokens_and_at_free_blocks() -> None:
     scheduler = build(2)
     scheduler.add(request("drafting", 4, max_tokens=5))
     advance(scheduler, scheduler.schedule())
-    (sequence,) = scheduler.attach_drafts(scheduler.schedule(), {"drafting": (1, 2, 3, 4, 5, 6)})
-    assert sequence.draft_token_ids == (1, 2, 3)
+    plan = scheduler.schedule()
+    assert scheduler.make_draft_room(plan, 6) == {"drafting": 3}
+    assert scheduler.make_draft_room(plan, 2) == {"drafting": 2}
+    plan[0].request.params = SamplingParams(max_tokens=50)
     scheduler.blocks.pool.allocate(scheduler.blocks.pool.num_free)
-    sequence.request.params = SamplingParams(max_tokens=50)
-    (sequence,) = scheduler.attach_drafts([ScheduledSequence(sequence.request, 1)], {"drafting": (1, 2, 3, 4, 5, 6)})
-    assert sequence.draft_token_ids == ()
+    assert scheduler.make_draft_room(plan, 6) == {"drafting": 3}, "the slots of its own blocks"
+    advance(scheduler, plan)
+    assert scheduler.make_draft_room(scheduler.schedule(), 6) == {"drafting": 2}
     assert scheduler.num_preemptions == 0

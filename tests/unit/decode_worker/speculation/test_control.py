@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 import pytest
+import torch
 
 from cluster.config import SpeculationMethod
 from decode_worker.speculation.acceptance import AcceptanceTracker
@@ -13,10 +14,12 @@ from decode_worker.speculation.controller import SpeculationController
 from decode_worker.speculation.draft_length import DraftLengthPolicy, survival
 from decode_worker.speculation.registry import create_controller, method_names
 from decode_worker.speculation.step_cost import StepCost
+from engine.batch import ForwardBatch
+from engine.drafts import Draft
 from engine.errors import ConfigError
 from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence
-from engine.verification import DraftProposal, VerifyResult
+from engine.verification import VerifyResult
 
 
 def scheduled(name: str, method: str | None = None) -> ScheduledSequence:
@@ -34,14 +37,13 @@ class Drafter:
         self.breaks = breaks
         self.observed: list[VerifyResult] = []
 
-    def propose(self, plan: Sequence[ScheduledSequence], max_draft_tokens: int) -> dict[str, DraftProposal]:
+    def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
         if self.breaks:
             raise RuntimeError("this draft model is broken")
-        drafts = (self.token,) * len(self.confidences)
-        return {
-            s.request.request_id: DraftProposal(s.request.request_id, drafts, confidences=self.confidences)
-            for s in plan
-        }
+        draft = Draft((self.token,) * len(self.confidences), confidences=self.confidences)
+        return {s.request.request_id: draft for s in plan if s.request.request_id in room}
+
+    def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None: ...
 
     def observe(self, result: VerifyResult) -> None:
         self.observed.append(result)
@@ -118,28 +120,28 @@ class TestController:
         one, two = Drafter([0.9], token=1), Drafter([0.8], token=2)
         controller = SpeculationController({"one": one, "two": two}, ["one"], "auto", 4)
         plan = [scheduled("a"), scheduled("b", "two"), scheduled("c", "none")]
-        proposals = controller.propose(plan, 8)
+        proposals = controller.propose(plan, dict.fromkeys("abc", 8))
         assert {name: proposal.token_ids for name, proposal in proposals.items()} == {"a": (1,), "b": (2,)}
 
     def test_auto_takes_the_more_promising_draft(self) -> None:
         methods = {"short": Drafter([0.9], token=1), "long": Drafter([0.8, 0.8], token=2)}
         controller = SpeculationController(methods, methods, "auto", 4)
-        assert controller.propose([scheduled("a")], 8)["a"].token_ids == (2, 2)
+        assert controller.propose([scheduled("a")], {"a": 8})["a"].token_ids == (2, 2)
 
     def test_only_who_proposed_learns(self) -> None:
         one, two = Drafter([0.9]), Drafter([0.2])
         controller = SpeculationController({"one": one, "two": two}, ["one", "two"], "auto", 4)
         sequence = scheduled("a")
-        controller.propose([sequence], 8)
-        controller.observe(VerifyResult(sequence, (), 5, num_drafted=1))
+        drafts = controller.propose([sequence], {"a": 8})
+        controller.observe(VerifyResult(ScheduledSequence(sequence.request, 1, drafts["a"]), (), 5))
         assert (len(one.observed), len(two.observed)) == (1, 0)
 
     def test_a_method_that_breaks_is_left_out(self) -> None:
         good, bad = Drafter([0.9]), Drafter([0.9], breaks=True)
         controller = SpeculationController({"bad": bad, "good": good}, ["bad", "good"], "auto", 4)
-        assert controller.propose([scheduled("a")], 8)["a"].token_ids == (9,)
+        assert controller.propose([scheduled("a")], {"a": 8})["a"].token_ids == (9,)
         assert controller.num_failures == 1
-        controller.propose([scheduled("a")], 8)
+        controller.propose([scheduled("a")], {"a": 8})
         assert controller.num_failures == 1
 
     def test_unknown_defaults_are_refused(self) -> None:

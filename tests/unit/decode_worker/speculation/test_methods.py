@@ -21,7 +21,7 @@ from tests.tiny_models import tiny_model
 
 def draft(proposer: Proposer, request: Request, count: int = 4) -> tuple[int, ...]:
     request.num_computed_tokens = request.num_tokens - 1
-    proposals = proposer.propose([ScheduledSequence(request, 1)], count)
+    proposals = proposer.propose([ScheduledSequence(request, 1)], {request.request_id: count})
     return proposals[request.request_id].token_ids if proposals else ()
 
 

@@ -1,0 +1,81 @@
+"""Drafts: tokens guessed to follow a sequence's last known token, as a chain or as a tree. No torch at run time.
+
+root      the last known token, whose logits verify the nodes without a parent
+nodes     in the order of their slots, parents before children
+
+    root ─ 0 ─ 1 ─ 4          token_ids  (a, b, c, d, e)
+         └ 2 ─ 3              parents    (-1, 0, -1, 2, 1)         depths (0, 1, 0, 1, 2)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+ROOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """
+    Attributes:
+        token_ids: one per node.
+        parents: of each node the index of its parent, or :data:`ROOT`; empty for a chain, nearest token first.
+            Siblings have different tokens.
+        confidences: for each node the estimated probability that the target agrees, given that it agreed with the
+            node's ancestors and with none of its earlier siblings.
+        probs: ``[len(token_ids), vocab_size]``, the processed distribution that each node was drawn from, together
+            with its siblings and without replacement; None for guesses that were not drawn.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    confidences: tuple[float, ...] = ()
+    probs: torch.Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def is_chain(self) -> bool:
+        return not self.parents
+
+    def parent(self, node: int) -> int:
+        """The index of a node's parent, or :data:`ROOT`."""
+        return self.parents[node] if self.parents else node - 1
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Nodes from the first below the root down to ``node`` itself."""
+        if self.is_chain:
+            return tuple(range(node + 1))
+        found: list[int] = []
+        while node != ROOT:
+            found.append(node)
+            node = self.parents[node]
+        return tuple(reversed(found))
+
+    def first(self, count: int) -> Draft:
+        """The first ``count`` nodes. What is left is a tree again, since parents come before children."""
+        if count >= len(self):
+            return self
+        return Draft(
+            self.token_ids[:count],
+            self.parents[:count],
+            self.confidences[:count],
+            None if self.probs is None else self.probs[:count],
+        )
+
+
+NO_DRAFT = Draft()
+
+
+def depths_of(parents: Sequence[int]) -> list[int]:
+    """Depth of each node; those right below the root have depth 0."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(0 if parent == ROOT else depths[parent] + 1)
+    return depths
