@@ -72,7 +72,7 @@ class Engine:
         results = {result.sequence.request.request_id: result for result in self.verifier.verify(batch, logits)}
         self.runner.keep_accepted(batch, {request_id: result.nodes for request_id, result in results.items()})
         if self.proposer is not None:
-            self.proposer.observe_step(batch.num_tokens, (time.monotonic() - started_s) * 1e3)
+            self.proposer.observe_step(len(plan), batch.num_tokens, (time.monotonic() - started_s) * 1e3)
             self.proposer.computed(batch, logits, results)
         return self._post_process(plan, results)
 

@@ -35,7 +35,7 @@ def slot_of(block_ids: Sequence[int], position: int, block_size: int) -> int:
 
 
 class PagedKVCache:
-    """Keys and values of all layers in one pool of slots.
+    """Keys and values of all layers, those of a draft last, in one pool of slots.
 
     Args:
         spec: the layout.
@@ -51,11 +51,11 @@ class PagedKVCache:
         num_slots = num_blocks * spec.block_size
         self.keys = [
             torch.zeros(num_slots, layer.num_kv_heads, layer.key_dim, dtype=dtype, device=device)
-            for layer in spec.layers
+            for layer in spec.all_layers
         ]
         self.values = [
             torch.zeros(num_slots, layer.num_kv_heads, layer.value_dim, dtype=dtype, device=device)
-            for layer in spec.layers
+            for layer in spec.all_layers
         ]
 
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 _ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -32,12 +32,28 @@ class KVCacheSpec:
         dtype: of keys and values, e.g. ``"bfloat16"``.
         block_size: tokens per block.
         layers: one entry per attention layer, in the order in which the model calls them.
+        draft_fingerprint: hash over the draft that keeps KV in the same blocks; empty without one.
+        draft_layers: the draft's layers, which follow the model's.
     """
 
     model_fingerprint: str
     dtype: str
     block_size: int
     layers: tuple[LayerSpec, ...]
+    draft_fingerprint: str = ""
+    draft_layers: tuple[LayerSpec, ...] = ()
+
+    @property
+    def all_layers(self) -> tuple[LayerSpec, ...]:
+        return self.layers + self.draft_layers
+
+    def with_draft(self, fingerprint: str, layers: tuple[LayerSpec, ...]) -> KVCacheSpec:
+        """The same cache with a draft's KV beside the model's."""
+        return replace(self, draft_fingerprint=fingerprint, draft_layers=layers)
+
+    def shares_draft_with(self, other: KVCacheSpec) -> bool:
+        """Whether both sides keep KV of the same draft, so that it can travel too."""
+        return bool(self.draft_fingerprint) and self.draft_fingerprint == other.draft_fingerprint
 
     @property
     def item_size(self) -> int:
@@ -45,16 +61,16 @@ class KVCacheSpec:
 
     @property
     def bytes_per_token(self) -> int:
-        """Over all layers, keys and values."""
-        return self.layer_bytes_per_token(0, len(self.layers))
+        """Over all layers, keys and values, the draft's included."""
+        return self.layer_bytes_per_token(0, len(self.all_layers))
 
     def layer_bytes_per_token(self, layer_start: int, layer_end: int) -> int:
         """Bytes that layers ``[layer_start, layer_end)`` keep for one token."""
-        return self.item_size * sum(layer.elements_per_token for layer in self.layers[layer_start:layer_end])
+        return self.item_size * sum(layer.elements_per_token for layer in self.all_layers[layer_start:layer_end])
 
     def fingerprint(self) -> str:
-        """Hex digest of everything above."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        """Hex digest of all that must be equal where KV is exchanged, that is of everything but the draft."""
+        text = json.dumps(asdict(self.with_draft("", ())), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def to_json(self) -> str:
@@ -63,11 +79,16 @@ class KVCacheSpec:
     @classmethod
     def from_json(cls, text: str) -> KVCacheSpec:
         data: dict[str, Any] = json.loads(text)
-        layers = tuple(LayerSpec(**layer) for layer in data.pop("layers"))
-        return cls(layers=layers, **data)
+        layers, draft_layers = (
+            tuple(LayerSpec(**layer) for layer in data.pop(name)) for name in ("layers", "draft_layers")
+        )
+        return cls(layers=layers, draft_layers=draft_layers, **data)
 
     def differences(self, other: KVCacheSpec) -> list[str]:
-        """What differs from ``other``, in words: ``"dtype: bfloat16 here, float32 there"``."""
+        """What of the model's KV differs from ``other``, in words: ``"dtype: bfloat16 here, float32 there"``.
+
+        Drafts may differ: their KV then stays where it is.
+        """
         found = [
             f"{name}: {getattr(self, name)} here, {getattr(other, name)} there"
             for name in ("model_fingerprint", "dtype", "block_size")

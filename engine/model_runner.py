@@ -10,7 +10,9 @@ from engine.attention.base import ATTENTION_NAME, AttentionSlot, bind_slot
 from engine.attention.registry import create_backend
 from engine.batch import ForwardBatch
 from engine.block_manager import BlockManager
+from engine.draft.network import DraftNetwork
 from engine.errors import UnsupportedModelError
+from engine.feature_tap import FeatureTap
 from engine.kv_cache import PagedKVCache, slot_of
 from engine.model_loader import LoadedModel, accepts_logits_to_keep
 from engine.request import Request, SamplingParams
@@ -30,16 +32,31 @@ class ModelRunner:
         num_blocks: size of the cache.
         block_size: tokens per block.
         attention_backend: name, see ``attention/registry.py``.
+        draft: keeps its KV in the same blocks, behind the model's layers, and reads the model's hidden states.
+
+    Attributes:
+        features: the hidden states that the draft asked for, of the last forward; None when it asked for none.
     """
 
-    def __init__(self, loaded: LoadedModel, num_blocks: int, block_size: int, attention_backend: str = "auto") -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        num_blocks: int,
+        block_size: int,
+        attention_backend: str = "auto",
+        draft: DraftNetwork | None = None,
+    ) -> None:
         self.loaded = loaded
         self.device = loaded.model.device
         layers = loaded.attention_layers
         self.spec = loaded.kv_spec(block_size)
+        if draft is not None:
+            self.spec = self.spec.with_draft(draft.fingerprint(), draft.layer_specs)
         self.cache = PagedKVCache(self.spec, num_blocks, self.device)
-        backend = create_backend(attention_backend, self.cache)
-        self._slots = [AttentionSlot(index, backend, layer.sliding_window) for index, layer in enumerate(layers)]
+        self.backend = create_backend(attention_backend, self.cache)
+        layers_read = () if draft is None else draft.feature_layers
+        self.features = FeatureTap(loaded.model, layers_read) if layers_read else None
+        self._slots = [AttentionSlot(index, self.backend, layer.sliding_window) for index, layer in enumerate(layers)]
         for layer, slot in zip(layers, self._slots, strict=True):
             bind_slot(layer.module, slot)
         loaded.model.set_attn_implementation(ATTENTION_NAME)

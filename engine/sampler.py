@@ -62,30 +62,60 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledTok
     best, choice = processed.max(dim=-1)
     sampled = [index for index, row in enumerate(rows) if not row.params.is_greedy]
     if sampled:
-        choice[sampled] = _draw(processed[sampled], [rows[index] for index in sampled])
+        probs = torch.softmax(processed[sampled], dim=-1, dtype=torch.float64)
+        params = [(rows[index].params.seed, rows[index].position) for index in sampled]
+        choice[sampled] = draw(probs, [uniform(seed, position) for seed, position in params])
     valid = torch.isfinite(best).tolist()
     token_ids = choice.tolist()
-    logprobs = _logprobs(logits, rows, token_ids)
+    logprobs = logprobs_at(logits, rows, token_ids)
     return [
         SampledToken(token if ok else None, logprobs.get(index))
         for index, (token, ok) in enumerate(zip(token_ids, valid, strict=True))
     ]
 
 
-def _draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """Inverse transform sampling in float64; a token of probability 0 is never drawn."""
-    probs = torch.softmax(logits, dim=-1, dtype=torch.float64)
+def probabilities(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """What :func:`sample` draws from, for rows that are not greedy.
+
+    Args:
+        logits: float32 ``[num_rows, vocab_size]``, straight from the model.
+        rows: one per row.
+
+    Returns:
+        Float64 ``[num_rows, vocab_size]``; all 0 where the logits were not numbers.
+    """
+    processed = process_logits(logits, rows)
+    valid = torch.isfinite(processed.amax(dim=-1, keepdim=True))
+    return torch.softmax(processed, dim=-1, dtype=torch.float64).masked_fill(~valid, 0)
+
+
+def draw(probs: torch.Tensor, noise: Sequence[float]) -> torch.Tensor:
+    """Inverse transform sampling; a token of probability 0 is never drawn.
+
+    Args:
+        probs: float64 ``[num_rows, vocab_size]``; need not sum to 1.
+        noise: in [0, 1), one per row.
+
+    Returns:
+        Token ids, int64 ``[num_rows]``.
+    """
     cumulative = probs.cumsum(dim=-1)
-    noise = torch.tensor(
-        [[uniform(row.params.seed, row.position)] for row in rows], dtype=torch.float64, device=logits.device
-    )
-    choice = torch.searchsorted(cumulative, noise * cumulative[:, -1:], right=True)
+    fractions = torch.tensor(noise, dtype=torch.float64, device=probs.device).unsqueeze(-1)
+    choice = torch.searchsorted(cumulative, fractions * cumulative[:, -1:], right=True)
     # Rounding may land behind the last token that has any probability.
     last = probs.shape[-1] - 1 - (probs.flip(-1) > 0).to(torch.uint8).argmax(dim=-1, keepdim=True)
     return torch.minimum(choice, last).squeeze(-1)
 
 
-def _logprobs(logits: torch.Tensor, rows: Sequence[SamplingRow], token_ids: list[int]) -> dict[int, TokenLogprobs]:
+def logprobs_at(
+    logits: torch.Tensor, rows: Sequence[SamplingRow], token_ids: Sequence[int]
+) -> dict[int, TokenLogprobs]:
+    """Log probabilities of chosen tokens, by row, for the rows that ask for any.
+
+    Args:
+        logits: float32 ``[num_rows, vocab_size]``, straight from the model.
+        rows, token_ids: one per row.
+    """
     wanted = [(index, row.params.logprobs) for index, row in enumerate(rows) if row.params.logprobs is not None]
     found: dict[int, TokenLogprobs] = {}
     for index, count in wanted:

@@ -73,7 +73,7 @@ class Proposer(Protocol):
         """Learns what became of a draft."""
         ...
 
-    def observe_step(self, num_tokens: int, ms: float) -> None:
+    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
         """Learns what a forward of so many tokens, drafts included, and its verification took."""
         ...
 

@@ -91,7 +91,7 @@ class Oracle:
     def observe(self, result: VerifyResult) -> None:
         self.results.append(result)
 
-    def observe_step(self, num_tokens: int, ms: float) -> None:
+    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
         """Costs do not matter to a toy."""
 
     def release(self, request_id: str) -> None:

@@ -29,11 +29,14 @@ class AcceptanceTracker:
         found = self._estimates.get(key)
         return prior if found is None else found.mean
 
-    def record(self, key: Hashable, prior: float, *, accepted: bool) -> None:
-        """Books one draft that was reached, i.e. whose predecessors were all accepted. Others tell nothing."""
+    def record(self, key: Hashable, prior: float, value: float) -> None:
+        """Books one observation. Of drafts only those count that were reached: all before them were accepted."""
         found = self._estimates.setdefault(key, _Estimate(prior, _PRIOR_WEIGHT))
         found.weight = min(found.weight + 1, _MAX_WEIGHT)
-        found.mean += (float(accepted) - found.mean) / found.weight
+        found.mean += (value - found.mean) / found.weight
+
+    def forget(self, key: Hashable) -> None:
+        self._estimates.pop(key, None)
 
     def record_chain(
         self, num_drafted: int, num_accepted: int, key_of: Callable[[int], tuple[Hashable, float]]
@@ -45,4 +48,4 @@ class AcceptanceTracker:
         """
         for position in range(min(num_accepted + 1, num_drafted)):
             key, prior = key_of(position)
-            self.record(key, prior, accepted=position < num_accepted)
+            self.record(key, prior, float(position < num_accepted))

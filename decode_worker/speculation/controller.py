@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
-from decode_worker.speculation.draft_length import DraftLengthPolicy, survival
+from decode_worker.speculation.acceptance import AcceptanceTracker
+from decode_worker.speculation.draft_length import DraftingPolicy, DraftPasses, VerificationPolicy, node_survival
 from decode_worker.speculation.step_cost import StepCost
 from engine.batch import ForwardBatch
 from engine.drafts import Draft
@@ -15,85 +18,202 @@ from engine.request import Request
 from engine.scheduler import ScheduledSequence
 from engine.verification import Proposer, VerifyResult
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 NONE = "none"
+# Before a network was tried: accepted drafts of a step, drafts and passes that they took.
+_PRIOR_ACCEPTED = 1.0
+_PRIOR_DRAFTED = 3.0
+
+
+@dataclass(slots=True)
+class NetworkMethod:
+    """A method whose drafts cost passes of a network, so that it is asked only when it is likely to pay.
+
+    Attributes:
+        passes: keeps account of what its passes cost; the proposer knows it too.
+    """
+
+    name: str
+    proposer: Proposer
+    passes: DraftPasses
 
 
 class SpeculationController:
     """Implements :class:`engine.verification.Proposer` over several methods.
 
     Args:
-        methods: by name.
-        auto_methods: those that ``auto`` chooses from. Of several proposals for one request the one with most expected
-            tokens is taken.
+        methods: without a network, by name.
+        auto_methods: those of them that ``auto`` chooses from. Of several drafts for one request the one with most
+            expected tokens is taken.
         default: for requests that do not choose: a method's name, ``auto`` or ``none``.
         max_draft_tokens: per request and step.
+        cost: of the target's steps; ``network`` knows the same one.
+        network: one more method, of which ``auto`` makes use where the others have nothing better.
     """
 
     def __init__(
-        self, methods: Mapping[str, Proposer], auto_methods: Collection[str], default: str, max_draft_tokens: int
+        self,
+        methods: Mapping[str, Proposer],
+        auto_methods: Collection[str],
+        default: str,
+        max_draft_tokens: int,
+        cost: StepCost | None = None,
+        network: NetworkMethod | None = None,
     ) -> None:
         self._methods = dict(methods)
         self._auto_methods = frozenset(auto_methods)
         self._default = default
         self._max_draft_tokens = max_draft_tokens
-        self._cost = StepCost()
-        self._policy = DraftLengthPolicy(self._cost)
+        self._cost = cost or StepCost()
+        self._verification = VerificationPolicy(self._cost)
+        self._network = network
+        self._drafting = DraftingPolicy(self._cost, network.passes) if network else None
+        self._worth = AcceptanceTracker()
         self._proposed_by: dict[str, str] = {}
         self.num_failures = 0
         """Times that a method broke. Its requests went on without it."""
 
     def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
         """The drafts that are worth their verification."""
-        best: dict[str, tuple[float, str, Draft]] = {}
         limits = {request_id: min(count, self._max_draft_tokens) for request_id, count in room.items()}
-        for name, method in list(self._methods.items()):
-            wanting = [s for s in plan if s.request.request_id in limits and self._may_use(s.request, name)]
-            for request_id, draft in self._ask(name, method, wanting, limits).items():
-                expected = sum(survival(draft.confidences))
-                if request_id not in best or expected > best[request_id][0]:
-                    best[request_id] = (expected, name, draft)
-        lengths = self._policy.choose(
-            {request_id: draft.confidences for request_id, (_, _, draft) in best.items()},
-            num_sequences=sum(sequence.samples for sequence in plan),
-            num_tokens=sum(sequence.num_tokens for sequence in plan),
-        )
-        self._proposed_by = {request_id: best[request_id][1] for request_id in lengths}
-        return {request_id: best[request_id][2].first(length) for request_id, length in lengths.items()}
+        wanting = [sequence for sequence in plan if sequence.request.request_id in limits]
+        best: dict[str, tuple[float, str, Draft]] = {}
+        for name in list(self._methods):
+            asking = [s for s in wanting if self._may_use(s.request, name, name in self._auto_methods)]
+            _keep_better(best, name, self._ask(name, asking, limits))
+        num_sequences = sum(sequence.samples for sequence in plan)
+        num_tokens = sum(sequence.num_tokens for sequence in plan)
+        if self._network is not None:
+            drafts = self._ask_network(self._network, wanting, limits, best, num_sequences, num_tokens)
+            _keep_better(best, self._network.name, drafts)
+        chosen = self._choose(plan, best, num_sequences, num_tokens)
+        self._proposed_by = {request_id: best[request_id][1] for request_id in chosen}
+        return chosen
 
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
-        for method in self._methods.values():
-            method.computed(batch, logits, results)
+        """Every method sees every forward, whether it drafted for it or not."""
+        for name, method in self._all().items():
+            self._guard(name, lambda method=method: method.computed(batch, logits, results), None)  # type: ignore[misc]
 
     def observe(self, result: VerifyResult) -> None:
-        name = self._proposed_by.get(result.sequence.request.request_id)
-        if name is not None and result.num_drafted and name in self._methods:
-            self._methods[name].observe(result)
+        request = result.sequence.request
+        name = self._proposed_by.get(request.request_id)
+        method = self._all().get(name or "")
+        if name is None or method is None or not result.num_drafted:
+            return
+        if self._network is not None and name == self._network.name:
+            self._learn_worth(request, len(result.accepted))
+        self._guard(name, lambda: method.observe(result), None)
 
-    def observe_step(self, num_tokens: int, ms: float) -> None:
-        self._cost.record(num_tokens, ms)
+    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
+        self._cost.record(num_sequences, num_tokens, ms)
 
     def release(self, request_id: str) -> None:
         self._proposed_by.pop(request_id, None)
-        for method in self._methods.values():
-            method.release(request_id)
+        self._worth.forget(request_id)
+        for name, method in self._all().items():
+            self._guard(name, lambda method=method: method.release(request_id), None)  # type: ignore[misc]
 
-    def _may_use(self, request: Request, name: str) -> bool:
-        chosen = request.speculation_method or self._default
-        return chosen == name or (chosen == AUTO and name in self._auto_methods)
+    def _all(self) -> dict[str, Proposer]:
+        own = {} if self._network is None else {self._network.name: self._network.proposer}
+        return {**self._methods, **own}
 
-    def _ask(
-        self, name: str, method: Proposer, wanting: list[ScheduledSequence], room: Mapping[str, int]
+    def _chosen_method(self, request: Request) -> str:
+        return request.speculation_method or self._default
+
+    def _may_use(self, request: Request, name: str, is_automatic: bool) -> bool:
+        chosen = self._chosen_method(request)
+        return chosen == name or (chosen == AUTO and is_automatic)
+
+    def _choose(
+        self,
+        plan: Sequence[ScheduledSequence],
+        best: Mapping[str, tuple[float, str, Draft]],
+        num_sequences: int,
+        num_tokens: int,
     ) -> dict[str, Draft]:
-        if not wanting:
+        """Who asked for a method by name gets its drafts; of the others as much as pays."""
+        automatic: dict[str, Draft] = {}
+        chosen: dict[str, Draft] = {}
+        for sequence in plan:
+            request_id = sequence.request.request_id
+            if request_id in best:
+                group = automatic if self._chosen_method(sequence.request) == AUTO else chosen
+                group[request_id] = best[request_id][2]
+        num_tokens += sum(len(draft) for draft in chosen.values())
+        lengths = self._verification.choose(automatic, num_sequences, num_tokens)
+        return chosen | {request_id: automatic[request_id].first(count) for request_id, count in lengths.items()}
+
+    def _ask_network(
+        self,
+        network: NetworkMethod,
+        wanting: Sequence[ScheduledSequence],
+        limits: Mapping[str, int],
+        best: Mapping[str, tuple[float, str, Draft]],
+        num_sequences: int,
+        num_tokens: int,
+    ) -> dict[str, Draft]:
+        by_name = {s.request.request_id for s in wanting if self._chosen_method(s.request) == network.name}
+        expected = {
+            s.request.request_id: worth
+            for s in wanting
+            if self._chosen_method(s.request) == AUTO
+            and (worth := self._expected_worth(s.request)) > best.get(s.request.request_id, (0.0,))[0]
+        }
+        network.passes.rate = None
+        chosen: set[str] = set()
+        if expected and self._drafting is not None:
+            drafted = self._worth.estimate("drafted", _PRIOR_DRAFTED)
+            # The first pass is made with what waits anyway, every other one for one more draft.
+            chosen = self._drafting.choose(expected, drafted, max(1.0, drafted), num_sequences, num_tokens)
+        if by_name:
+            network.passes.rate = None
+        asking = [s for s in wanting if s.request.request_id in chosen | by_name]
+        drafts = self._ask(network.name, asking, limits)
+        for draft in drafts.values():
+            self._worth.record("drafted", _PRIOR_DRAFTED, len(draft))
+        return drafts
+
+    def _expected_worth(self, request: Request) -> float:
+        """Drafts of the network that a step is likely to accept: as with the request itself, or with its like."""
+        kind = _kind(request)
+        return self._worth.estimate(request.request_id, self._worth.estimate(kind, _PRIOR_ACCEPTED))
+
+    def _learn_worth(self, request: Request, num_accepted: int) -> None:
+        kind = _kind(request)
+        self._worth.record(request.request_id, self._worth.estimate(kind, _PRIOR_ACCEPTED), num_accepted)
+        self._worth.record(kind, _PRIOR_ACCEPTED, num_accepted)
+
+    def _ask(self, name: str, wanting: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
+        method = self._all().get(name)
+        if not wanting or method is None:
             return {}
+        asked = {s.request.request_id: room[s.request.request_id] for s in wanting}
+        return self._guard(name, lambda: method.propose(wanting, asked), {})
+
+    def _guard(self, name: str, work: Callable[[], T], otherwise: T) -> T:
+        """A draft is only a bet: whatever is wrong with it, the requests go on without."""
         try:
-            return method.propose(wanting, room)
+            return work()
         except Exception:
-            # A draft is only a bet: whatever is wrong with it, the requests go on without.
             logger.exception("the speculation method %s broke and is switched off", name)
             self.num_failures += 1
-            del self._methods[name]
-            return {}
+            self._methods.pop(name, None)
+            if self._network is not None and self._network.name == name:
+                self._network = None
+            return otherwise
+
+
+def _keep_better(best: dict[str, tuple[float, str, Draft]], name: str, drafts: Mapping[str, Draft]) -> None:
+    for request_id, draft in drafts.items():
+        expected = sum(node_survival(draft))
+        if len(draft) and (request_id not in best or expected > best[request_id][0]):
+            best[request_id] = (expected, name, draft)
+
+
+def _kind(request: Request) -> tuple[str, int]:
+    """Requests of like temperature have like acceptance."""
+    return ("temperature", min(4, round(request.params.temperature * 2)))

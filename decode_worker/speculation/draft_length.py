@@ -1,8 +1,13 @@
-"""How many drafts to verify: as many as raise the expected tokens per millisecond of the whole batch.
+"""How many drafts to make and to verify: as many as raise the expected tokens per millisecond of the whole batch.
 
-Every draft slot of every sequence has a survival probability: that it and all drafts before it are accepted. Slots are
-taken in the order of survival over the whole batch while the next one earns more than it costs. (vLLM's adaptive
-verification has the same form; the costs here are measured while serving.)
+The choice is made in three places, each with what is known there:
+
+* before a method with a network drafts at all: from what its drafts have been worth lately (:class:`DraftingPolicy`);
+* between two passes of the network: whether one more pass promises more than it costs (:class:`DraftPasses`);
+* when the drafts are there and their making is paid for: which of them are worth verifying
+  (:class:`VerificationPolicy`).
+
+vLLM's adaptive verification has the form of the last one. All costs are measured while serving.
 """
 
 from __future__ import annotations
@@ -10,9 +15,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from decode_worker.speculation.step_cost import StepCost
+from engine.drafts import ROOT, Draft
 
 # Speculation must promise this much more than plain decoding before it begins, and half of it to go on.
 _MIN_GAIN = 0.03
+# The share of decisions against drafting that are tried all the same, to notice when drafts have become better.
+_DECISIONS_PER_PROBE = 64
+_OPTIMISM = 1.5
 
 
 def survival(confidences: Sequence[float]) -> list[float]:
@@ -24,40 +33,137 @@ def survival(confidences: Sequence[float]) -> list[float]:
     return out
 
 
-class DraftLengthPolicy:
-    """Chooses draft lengths step by step.
+def node_survival(draft: Draft) -> list[float]:
+    """For each node the chance that it and all its ancestors are accepted."""
+    if draft.is_chain:
+        return survival(draft.confidences)
+    found: list[float] = []
+    for node, confidence in enumerate(draft.confidences):
+        parent = draft.parent(node)
+        found.append(confidence * (1.0 if parent == ROOT else found[parent]))
+    return found
 
-    Args:
-        cost: of a step, by its tokens.
+
+class DraftPasses:
+    """What a pass of the draft network costs, and whether one more of them pays.
+
+    Attributes:
+        rate: expected tokens per millisecond that a further pass must beat; None lets every pass through.
     """
 
     def __init__(self, cost: StepCost) -> None:
         self._cost = cost
-        self._was_drafting = False
+        self._pass_cost = StepCost()
+        self._measured = False
+        self.rate: float | None = None
 
-    def choose(self, confidences: Mapping[str, Sequence[float]], num_sequences: int, num_tokens: int) -> dict[str, int]:
-        """Draft length by request id; requests that get none are left out.
+    def record(self, num_sequences: int, ms: float) -> None:
+        """Books a pass."""
+        self._pass_cost.record(num_sequences, num_sequences, ms)
+        self._measured = True
+
+    def ms(self, num_sequences: int) -> float:
+        """Of one pass; 0 while nothing was measured."""
+        return self._pass_cost.ms(num_sequences, num_sequences) if self._measured else 0.0
+
+    def another(self, chances: Sequence[float]) -> bool:
+        """Whether a pass that adds a draft to each of some sequences pays.
 
         Args:
-            confidences: of each request's drafts, in order.
+            chances: for each of them, that the new draft will be accepted.
+        """
+        if self.rate is None:
+            return True
+        count = len(chances)
+        verifying = self._cost.ms(count, 2 * count) - self._cost.ms(count, count)
+        return sum(chances) > self.rate * (self.ms(count) + max(0.0, verifying))
+
+
+class DraftingPolicy:
+    """Which sequences a method with a network should draft for.
+
+    Args:
+        cost: of the target's steps.
+        passes: of the network.
+    """
+
+    def __init__(self, cost: StepCost, passes: DraftPasses) -> None:
+        self._cost = cost
+        self._passes = passes
+        self._is_drafting = False
+        self._num_refusals = 0
+
+    def choose(
+        self, accepted: Mapping[str, float], num_drafted: float, num_passes: float, num_sequences: int, num_tokens: int
+    ) -> set[str]:
+        """The requests to draft for.
+
+        Args:
+            accepted: of each request that may be drafted for, how many drafts are accepted in a step, as things went
+                lately.
+            num_drafted: tokens drafted for a request in a step.
+            num_passes: of the network in a step.
             num_sequences: sequences of the step that yield a token anyway.
             num_tokens: tokens of the step without any draft.
         """
+        plain = num_sequences / self._cost.ms(num_sequences, num_tokens)
+        ranked = sorted(accepted, key=lambda request_id: -accepted[request_id])
+
+        def best(factor: float) -> tuple[float, int]:
+            expected, found = float(num_sequences), (plain, 0)
+            for count, request_id in enumerate(ranked, start=1):
+                expected += factor * accepted[request_id]
+                ms = self._cost.ms(num_sequences, round(num_tokens + count * num_drafted))
+                found = max(found, (expected / (ms + num_passes * self._passes.ms(count)), count))
+            return found
+
+        rate, count = best(1.0)
+        self._is_drafting = rate / plain - 1 > (_MIN_GAIN / 2 if self._is_drafting else _MIN_GAIN)
+        if self._is_drafting:
+            self._passes.rate = rate
+            return set(ranked[:count])
+        self._num_refusals += 1
+        if self._num_refusals % _DECISIONS_PER_PROBE == 0 and best(_OPTIMISM)[0] > plain:
+            self._passes.rate = plain
+            return set(ranked[:1])
+        return set()
+
+
+class VerificationPolicy:
+    """How much of each draft to verify.
+
+    Args:
+        cost: of the target's steps.
+    """
+
+    def __init__(self, cost: StepCost) -> None:
+        self._cost = cost
+        self._is_drafting = False
+
+    def choose(self, drafts: Mapping[str, Draft], num_sequences: int, num_tokens: int) -> dict[str, int]:
+        """Number of nodes by request id; requests that get none are left out.
+
+        Args:
+            num_sequences: sequences of the step that yield a token anyway.
+            num_tokens: tokens of the step without any draft.
+        """
+        # Slots in the order of survival over the whole batch. A child never survives more often than its parent, so
+        # what is taken of a draft is a tree as well, if its nodes are in the same order.
         slots = sorted(
-            ((chance, -depth, request_id) for request_id, chances in confidences.items()
-             for depth, chance in enumerate(survival(chances))),
+            ((chance, -node, request_id) for request_id, draft in drafts.items()
+             for node, chance in enumerate(node_survival(draft))),
             reverse=True,
         )  # fmt: skip
-        plain = num_sequences / self._cost.ms(num_tokens)
+        plain = num_sequences / self._cost.ms(num_sequences, num_tokens)
         best_rate, best_count, expected = plain, 0, float(num_sequences)
         for count, (chance, _, _) in enumerate(slots, start=1):
             expected += chance
-            rate = expected / self._cost.ms(num_tokens + count)
+            rate = expected / self._cost.ms(num_sequences, num_tokens + count)
             if rate > best_rate:
                 best_rate, best_count = rate, count
         gain = best_rate / plain - 1
-        self._was_drafting = gain > (_MIN_GAIN / 2 if self._was_drafting else _MIN_GAIN)
-        if not self._was_drafting:
+        self._is_drafting = gain > (_MIN_GAIN / 2 if self._is_drafting else _MIN_GAIN)
+        if not self._is_drafting:
             return {}
         lengths: dict[str, int] = {}
         for _, _, request_id in slots[:best_count]:

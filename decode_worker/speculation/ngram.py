@@ -70,7 +70,7 @@ class NgramProposer:
             result.num_drafted, len(result.accepted), lambda position: ((length, position), _PRIOR)
         )
 
-    def observe_step(self, num_tokens: int, ms: float) -> None:
+    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
         """Drafting costs next to nothing here, so there is nothing to learn."""
 
     def release(self, request_id: str) -> None:

@@ -78,7 +78,7 @@ class SuffixProposer:
 
         self._acceptance.record_chain(result.num_drafted, len(result.accepted), key_of)
 
-    def observe_step(self, num_tokens: int, ms: float) -> None:
+    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
         """Drafting costs next to nothing here, so there is nothing to learn."""
 
     def release(self, request_id: str) -> None:

@@ -1,23 +1,38 @@
-"""Which drafts the target accepts. The target's own token is what comes out, always.
+"""Which drafts the target accepts.
 
-Sample-and-match: at every node of a draft the target draws its token with the noise that plain decoding would use
-there, keyed by (seed, position). While a draw equals a child of the node, that child's row is valid as well; the first
-draw that differs is the recovered token, and at a leaf the draw is the bonus token. With equal logits a
-request therefore gets the same tokens with and without speculation. (In float32 they are equal but for some 1e-6; in
-half precision the logits of a row depend a little on how many rows there are, so that near ties can fall otherwise.)
-With zero drafts this is plain decoding.
+Sample-and-match is the default. At every node of a draft the target draws its token with the noise that plain decoding
+would use there, keyed by (seed, position). While a draw equals a child of the node, that child's row is valid as well;
+the first draw that differs is the recovered token, and at a leaf the draw is the bonus token. The target's own token
+is what comes out, always: with equal logits a request gets the same tokens with and without speculation. (In float32
+they are equal but for some 1e-6; in half precision the logits of a row depend a little on how many rows there are, so
+that near ties can fall otherwise.) With zero drafts this is plain decoding.
+
+The rules of ``acceptance_rules.py`` accept more of what was drawn, or of what is plausible, from a sampled request.
 """
 
 from __future__ import annotations
 
+import difflib
+import logging
+from collections.abc import Sequence
+
 import torch
 
+from decode_worker.speculation.acceptance_rules import AcceptanceRule, ResidualRule, TypicalRule
 from engine.batch import ForwardBatch
 from engine.drafts import ROOT
+from engine.errors import ConfigError
 from engine.logits import SamplingRow
-from engine.sampler import SampledToken, sample
+from engine.sampler import SampledToken, logprobs_at, probabilities, sample
 from engine.scheduler import ScheduledSequence
-from engine.verification import VerifyResult, logprobs_of, sampling_row
+from engine.verification import Verifier, VerifyResult, logprobs_of, sampling_row
+
+logger = logging.getLogger(__name__)
+
+MATCH = "match"
+RESIDUAL = "residual"
+TYPICAL = "typical"
+ACCEPTANCES = (MATCH, RESIDUAL, TYPICAL)
 
 
 class SampleAndMatch:
@@ -25,9 +40,83 @@ class SampleAndMatch:
 
     def verify(self, batch: ForwardBatch, logits: torch.Tensor) -> list[VerifyResult]:
         """Draws a token on every row in one call, then follows the draws through each draft."""
-        verified = [(s, rows) for s, rows in zip(batch.sequences, batch.rows_of, strict=True) if len(rows)]
-        drawn = sample(logits, [row for sequence, _ in verified for row in sampling_rows(sequence)])
-        return [_match(sequence, drawn[rows.start : rows.stop]) for sequence, rows in verified]
+        return _match(_with_rows(batch), logits)
+
+
+class RuleVerifier:
+    """Implements :class:`engine.verification.Verifier`: a rule where it applies, sample-and-match everywhere else.
+
+    Greedy requests always match, and so do drafts that bring nothing for the rule to go by.
+
+    Args:
+        rule: for the drafts of sampled requests.
+    """
+
+    def __init__(self, rule: AcceptanceRule) -> None:
+        self.rule = rule
+
+    def verify(self, batch: ForwardBatch, logits: torch.Tensor) -> list[VerifyResult]:
+        """All rows of either kind are processed in one call; results come in the batch's order."""
+        judged: list[tuple[ScheduledSequence, range]] = []
+        matched: list[tuple[ScheduledSequence, range]] = []
+        for sequence, rows in _with_rows(batch):
+            (judged if self._judges(sequence) else matched).append((sequence, rows))
+        if not judged:
+            return _match(matched, logits)
+        results = [*_match(matched, logits), *self._judge(judged, logits)]
+        place = {sequence.request.request_id: index for index, sequence in enumerate(batch.sequences)}
+        return sorted(results, key=lambda result: place[result.sequence.request.request_id])
+
+    def _judges(self, sequence: ScheduledSequence) -> bool:
+        return not sequence.request.params.is_greedy and self.rule.applies_to(sequence.draft)
+
+    def _judge(self, judged: Sequence[tuple[ScheduledSequence, range]], logits: torch.Tensor) -> list[VerifyResult]:
+        behind = [sampling_rows(sequence) for sequence, _ in judged]
+        target = probabilities(_take(logits, judged), [row for rows in behind for row in rows])
+        results: list[VerifyResult] = []
+        start = 0
+        for (sequence, places), rows in zip(judged, behind, strict=True):
+            end = start + len(rows)
+            results.append(self._result(sequence, target[start:end], logits[places.start : places.stop], rows))
+            start = end
+        return results
+
+    def _result(
+        self, sequence: ScheduledSequence, target: torch.Tensor, logits: torch.Tensor, rows: Sequence[SamplingRow]
+    ) -> VerifyResult:
+        verdict = self.rule.judge(sequence.draft, target, rows)
+        accepted = tuple(sequence.draft.token_ids[node] for node in verdict.nodes)
+        tokens = accepted if verdict.next_token is None else (*accepted, verdict.next_token)
+        along = [node + 1 for node in (ROOT, *verdict.nodes)][: len(tokens)]
+        found = logprobs_at(logits[along], [rows[index] for index in along], tokens)
+        return VerifyResult(sequence, accepted, verdict.next_token, verdict.nodes, tuple(found.values()) or None)
+
+
+def create_verifier(acceptance: str = MATCH, epsilon: float = 0.09, alpha: float = 0.3) -> Verifier:
+    """A verifier by the name of how it accepts.
+
+    Args:
+        acceptance: ``match`` (seeded requests get the tokens of plain decoding), ``residual`` (the target's
+            distribution, more accepted from drafts that were drawn) or ``typical`` (lossy).
+        epsilon, alpha: of :class:`TypicalRule`; the others do not look at them.
+
+    Raises:
+        ConfigError: the name is not known, or a number is out of its range.
+    """
+    if acceptance == MATCH:
+        return SampleAndMatch()
+    if acceptance == RESIDUAL:
+        return RuleVerifier(ResidualRule())
+    if acceptance == TYPICAL:
+        if not 0 < epsilon <= 1:
+            raise ConfigError(f"epsilon of typical acceptance must be in (0, 1], got {epsilon!r}.")
+        if not 0 < alpha < float("inf"):
+            raise ConfigError(f"alpha of typical acceptance must be a positive number, got {alpha!r}.")
+        logger.warning("typical acceptance is on: sampled tokens are not distributed as the model's own")
+        return RuleVerifier(TypicalRule(epsilon, alpha))
+    nearest = difflib.get_close_matches(acceptance, ACCEPTANCES, n=1)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    raise ConfigError(f"{acceptance!r} is no way to accept drafts; known are: {', '.join(ACCEPTANCES)}.{hint}")
 
 
 def sampling_rows(sequence: ScheduledSequence) -> list[SamplingRow]:
@@ -37,8 +126,23 @@ def sampling_rows(sequence: ScheduledSequence) -> list[SamplingRow]:
     return [sampling_row(sequence.request, path) for path in [[], *paths]]
 
 
-def _match(sequence: ScheduledSequence, drawn: list[SampledToken]) -> VerifyResult:
-    """Goes from the root to the child that was drawn, as long as there is one."""
+def _with_rows(batch: ForwardBatch) -> list[tuple[ScheduledSequence, range]]:
+    return [(s, rows) for s, rows in zip(batch.sequences, batch.rows_of, strict=True) if len(rows)]
+
+
+def _take(logits: torch.Tensor, wanted: Sequence[tuple[ScheduledSequence, range]]) -> torch.Tensor:
+    """The rows of some of the sequences, one after the other."""
+    places = [place for _, rows in wanted for place in rows]
+    return logits if len(places) == logits.shape[0] else logits[places]
+
+
+def _match(matched: Sequence[tuple[ScheduledSequence, range]], logits: torch.Tensor) -> list[VerifyResult]:
+    """Goes down from the root to the child that was drawn, as long as there is one."""
+    drawn = iter(sample(_take(logits, matched), [row for sequence, _ in matched for row in sampling_rows(sequence)]))
+    return [_follow(sequence, [next(drawn) for _ in rows]) for sequence, rows in matched]
+
+
+def _follow(sequence: ScheduledSequence, drawn: Sequence[SampledToken]) -> VerifyResult:
     draft = sequence.draft
     children: dict[tuple[int, int | None], int] = {
         (draft.parent(node), token): node for node, token in enumerate(draft.token_ids)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from engine.batch import ForwardBatch
+from engine.attention_groups import AttentionGroup
 from engine.errors import UnsupportedModelError
 
 ATTENTION_NAME = "baton_paged"
@@ -32,6 +32,21 @@ class AttentionVariant:
     sinks: torch.Tensor | None = None
 
 
+class AttentionBatch(Protocol):
+    """What attention needs of a batch.
+
+    Attributes:
+        slots: int64 ``[num_tokens]``, where the new keys and values go.
+        groups: covers the new tokens, in order.
+    """
+
+    @property
+    def slots(self) -> torch.Tensor: ...
+
+    @property
+    def groups(self) -> list[AttentionGroup]: ...
+
+
 class AttentionBackend(Protocol):
     """Causal attention of new tokens over everything that their sequences hold in the cache."""
 
@@ -41,7 +56,7 @@ class AttentionBackend(Protocol):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        batch: ForwardBatch,
+        batch: AttentionBatch,
         variant: AttentionVariant,
     ) -> torch.Tensor:
         """Writes the new keys and values to the cache, then attends.
@@ -64,7 +79,7 @@ class AttentionSlot:
     layer: int
     backend: AttentionBackend
     sliding_window: int | None
-    batch: ForwardBatch | None = None
+    batch: AttentionBatch | None = None
 
 
 def bind_slot(module: nn.Module, slot: AttentionSlot) -> None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from engine.attention.base import AttentionVariant
+from engine.attention.base import AttentionBatch, AttentionVariant
 from engine.attention_groups import AttentionGroup, KVView
-from engine.batch import ForwardBatch
 from engine.kv_cache import PagedKVCache
 
 
@@ -27,7 +26,7 @@ class TorchSDPA:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        batch: ForwardBatch,
+        batch: AttentionBatch,
         variant: AttentionVariant,
     ) -> torch.Tensor:
         self._cache.write(layer, batch.slots, key, value)

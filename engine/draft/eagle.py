@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from engine.draft.checkpoint import fingerprint
 from engine.draft.layers import Attend, DraftLayer, LayerSettings, RotaryTable, causal_attend
 from engine.errors import UnsupportedModelError
-from engine.kv_spec import KVCacheSpec, LayerSpec
+from engine.kv_spec import LayerSpec
 
 FINAL_HIDDEN = -1
 """In ``feature_layers``: the target's last hidden state behind its final norm, what its lm_head reads."""
@@ -143,18 +143,23 @@ class EagleHead(nn.Module):
         return next(self.parameters()).dtype
 
     @property
+    def hidden_size(self) -> int:
+        return self.settings.layers.hidden_size
+
+    @property
     def draft_vocab_size(self) -> int:
         return self.settings.draft_vocab_size
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a row's KV depends on nothing but the row: see :meth:`keys_values`."""
+        return len(self.layers) == 1
 
     @property
     def layer_specs(self) -> tuple[LayerSpec, ...]:
         """Shapes of the head's own KV cache, which may share the target's block ids."""
         layers = self.settings.layers
         return (LayerSpec(layers.num_kv_heads, layers.head_dim, layers.head_dim),) * layers.num_layers
-
-    def kv_spec(self, block_size: int) -> KVCacheSpec:
-        """Layout of the head's KV cache. Two workers exchange draft KV only when these are equal."""
-        return KVCacheSpec(self.fingerprint(), str(self.dtype).removeprefix("torch."), block_size, self.layer_specs)
 
     def fingerprint(self) -> str:
         """Hex digest over what the head computes with, in the dtype that it has now. Costs a pass over its weights."""
@@ -189,7 +194,7 @@ class EagleHead(nn.Module):
             token_ids: the target's ids ``[num_tokens]``; the row of feature ``i`` has token ``i + 1``.
             hidden: ``[num_tokens, hidden_size]``, from :meth:`fuse` or from an earlier pass.
             positions: int64 ``[num_tokens]``, of the features.
-            attend: :class:`engine.draft.layers.PagedAttend` while serving; the default attends over the rows given.
+            attend: :class:`engine.draft.rows.PagedAttend` while serving; the default attends over the rows given.
 
         Returns:
             What the next step takes as its hidden state, and what :meth:`logits` takes; both

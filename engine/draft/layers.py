@@ -18,8 +18,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from engine.attention.base import AttentionBackend, AttentionVariant
-from engine.batch import ForwardBatch
+from engine.attention.base import AttentionVariant
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 
@@ -36,19 +35,6 @@ class Attend(Protocol):
             The shape of ``query``.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class PagedAttend:
-    """Over what the sequences of ``batch`` hold in the backend's cache. Tokens lie flat, as in the batch."""
-
-    backend: AttentionBackend
-    batch: ForwardBatch
-
-    def __call__(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, variant: AttentionVariant
-    ) -> torch.Tensor:
-        return self.backend.forward(layer, query, key, value, self.batch, variant)
 
 
 def causal_attend(

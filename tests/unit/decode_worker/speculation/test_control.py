@@ -11,7 +11,7 @@ import torch
 from cluster.config import SpeculationMethod
 from decode_worker.speculation.acceptance import AcceptanceTracker
 from decode_worker.speculation.controller import SpeculationController
-from decode_worker.speculation.draft_length import DraftLengthPolicy, survival
+from decode_worker.speculation.draft_length import VerificationPolicy, survival
 from decode_worker.speculation.registry import create_controller, method_names
 from decode_worker.speculation.step_cost import StepCost
 from engine.batch import ForwardBatch
@@ -26,6 +26,10 @@ def scheduled(name: str, method: str | None = None) -> ScheduledSequence:
     request = Request(name, [1, 2, 3], SamplingParams(max_tokens=50), speculation_method=method)
     request.num_computed_tokens = 2
     return ScheduledSequence(request, 1)
+
+
+def guess(confidences: Sequence[float]) -> Draft:
+    return Draft(tuple(range(len(confidences))), confidences=tuple(confidences))
 
 
 class Drafter:
@@ -48,7 +52,7 @@ class Drafter:
     def observe(self, result: VerifyResult) -> None:
         self.observed.append(result)
 
-    def observe_step(self, num_tokens: int, ms: float) -> None: ...
+    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None: ...
 
     def release(self, request_id: str) -> None: ...
 
@@ -57,25 +61,25 @@ def test_an_estimate_moves_from_its_prior_to_what_is_seen_and_forgets() -> None:
     tracker = AcceptanceTracker()
     assert tracker.estimate("x", prior=0.3) == 0.3
     for _ in range(200):
-        tracker.record("x", 0.3, accepted=True)
+        tracker.record("x", 0.3, 1.0)
     assert tracker.estimate("x", prior=0.3) > 0.95
     for _ in range(200):
-        tracker.record("x", 0.3, accepted=False)
+        tracker.record("x", 0.3, 0.0)
     assert tracker.estimate("x", prior=0.3) < 0.05
     assert tracker.estimate("y", prior=0.3) == 0.3
 
 
 def test_costs_are_learned_and_interpolated() -> None:
     cost = StepCost()
-    assert cost.ms(9) > cost.ms(1) > 0
-    cost.record(1, 20.0)
-    cost.record(8, 28.0)
-    assert cost.ms(1) == 20.0
-    assert 20.0 < cost.ms(4) < 28.0
-    assert cost.ms(16) > 28.0
+    assert cost.ms(1, 9) > cost.ms(1, 1) > 0
+    cost.record(1, 1, 20.0)
+    cost.record(1, 8, 28.0)
+    assert cost.ms(1, 1) == 20.0
+    assert 20.0 < cost.ms(1, 4) < 28.0
+    assert cost.ms(1, 16) > 28.0
     for _ in range(5):
-        cost.record(1, 20_000.0)  # the machine was busy
-    assert cost.ms(1) < 20_000.0
+        cost.record(1, 1, 20_000.0)  # the machine was busy
+    assert cost.ms(1, 1) < 20_000.0
 
 
 def test_survival_multiplies() -> None:
@@ -86,32 +90,32 @@ class TestDraftLength:
     def cost(self, slope: float) -> StepCost:
         cost = StepCost()
         for num_tokens in (1, 2, 4, 8, 16, 32, 64):
-            cost.record(num_tokens, 20.0 * (1 + slope * (num_tokens - 1)))
+            cost.record(1, num_tokens, 20.0 * (1 + slope * (num_tokens - 1)))
         return cost
 
     def test_cheap_verification_takes_all_good_drafts(self) -> None:
-        policy = DraftLengthPolicy(self.cost(0.01))
-        assert policy.choose({"a": [0.9] * 8}, num_sequences=1, num_tokens=1) == {"a": 8}
+        policy = VerificationPolicy(self.cost(0.01))
+        assert policy.choose({"a": guess([0.9] * 8)}, num_sequences=1, num_tokens=1) == {"a": 8}
 
     def test_expensive_verification_takes_none(self) -> None:
-        policy = DraftLengthPolicy(self.cost(1.0))
-        assert policy.choose({"a": [0.5] * 8}, num_sequences=1, num_tokens=1) == {}
+        policy = VerificationPolicy(self.cost(1.0))
+        assert policy.choose({"a": guess([0.5] * 8)}, num_sequences=1, num_tokens=1) == {}
 
     def test_the_surest_slots_of_the_batch_come_first(self) -> None:
-        policy = DraftLengthPolicy(self.cost(0.12))
-        lengths = policy.choose({"sure": [0.95] * 4, "vague": [0.1] * 4}, num_sequences=2, num_tokens=2)
+        policy = VerificationPolicy(self.cost(0.12))
+        lengths = policy.choose({"sure": guess([0.95] * 4), "vague": guess([0.1] * 4)}, num_sequences=2, num_tokens=2)
         assert lengths == {"sure": 4}
 
     def test_a_length_is_a_prefix_of_the_draft(self) -> None:
-        policy = DraftLengthPolicy(self.cost(0.02))
-        lengths = policy.choose({"a": [1.0, 1.0, 0.0, 1.0]}, num_sequences=1, num_tokens=1)
+        policy = VerificationPolicy(self.cost(0.02))
+        lengths = policy.choose({"a": guess([1.0, 1.0, 0.0, 1.0])}, num_sequences=1, num_tokens=1)
         assert lengths == {"a": 2}
 
     def test_a_gain_too_small_begins_nothing_but_may_go_on(self) -> None:
-        policy = DraftLengthPolicy(self.cost(0.1))
-        barely = {"a": [0.122]}
+        policy = VerificationPolicy(self.cost(0.1))
+        barely = {"a": guess([0.122])}
         assert policy.choose(barely, num_sequences=1, num_tokens=1) == {}
-        assert policy.choose({"a": [0.9]}, num_sequences=1, num_tokens=1) == {"a": 1}
+        assert policy.choose({"a": guess([0.9])}, num_sequences=1, num_tokens=1) == {"a": 1}
         assert policy.choose(barely, num_sequences=1, num_tokens=1) == {"a": 1}
 
 

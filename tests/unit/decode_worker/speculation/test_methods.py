@@ -93,7 +93,7 @@ def test_tokens_are_those_of_plain_decoding(name: str, temperature: float) -> No
     class Eager(SpeculationController):
         """Drafts whatever the costs say, so that much is drafted."""
 
-        def observe_step(self, num_tokens: int, ms: float) -> None: ...
+        def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None: ...
 
     plain, _ = generate(None)
     methods = {"suffix": SuffixProposer(), "ngram": NgramProposer()}

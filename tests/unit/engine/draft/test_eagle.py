@@ -15,9 +15,10 @@ from engine.batch import ForwardBatch
 from engine.draft.eagle import FINAL_HIDDEN, EagleHead
 from engine.draft.eagle_checkpoint import load_eagle
 from engine.draft.eagle_probe import settle_feature_layers
-from engine.draft.layers import PagedAttend
+from engine.draft.rows import DraftRows, PagedAttend
 from engine.errors import UnsupportedModelError
 from engine.kv_cache import PagedKVCache
+from engine.kv_spec import KVCacheSpec
 from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence
 from tests.tiny_drafts import (
@@ -203,7 +204,7 @@ class Paged:
 
     def __init__(self, head: EagleHead, block_lists: list[list[int]]) -> None:
         self.head = head
-        self.cache = PagedKVCache(head.kv_spec(BLOCK_SIZE), 32, CPU)
+        self.cache = PagedKVCache(KVCacheSpec("", "float32", BLOCK_SIZE, head.layer_specs), 32, CPU)
         self.backend = TorchSDPA(self.cache)
         self.requests = [Request(str(index), [0] * LENGTH, SamplingParams()) for index in range(len(block_lists))]
         for request, blocks in zip(self.requests, block_lists, strict=True):
@@ -216,7 +217,8 @@ class Paged:
         order = [int(sequence.request.request_id) for sequence in batch.sequences]
         tokens = torch.cat([rows[index][0] for index in order])
         hidden = torch.cat([rows[index][1] for index in order])
-        output, _ = self.head(tokens, hidden, batch.positions, PagedAttend(self.backend, batch))
+        rows = DraftRows(batch.positions, batch.slots, batch.groups, [])
+        output, _ = self.head(tokens, hidden, batch.positions, PagedAttend(self.backend, rows, 0))
         sizes = [len(rows[index][0]) for index in order]
         for index, size in zip(order, sizes, strict=True):
             self.requests[index].num_computed_tokens += size

@@ -1,0 +1,164 @@
+"""Rules that decide on a draft by the target's probabilities: which path is accepted, and what follows it.
+
+Both are called with every row's *processed* distribution, so that penalties, filters and forbidden tokens hold for
+each node along its own path. A row that the model did not compute properly is all 0: nothing is accepted on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+
+from decode_worker.speculation.noise import PLAIN, RECOVER, coin_stream, draw_from
+from engine.drafts import ROOT, Draft, depths_of
+from engine.logits import SamplingRow
+from engine.sampler import uniform
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """
+    Attributes:
+        nodes: the accepted path through the draft.
+        next_token: what follows it; None when the target's row there is not a distribution.
+    """
+
+    nodes: tuple[int, ...]
+    next_token: int | None
+
+
+class AcceptanceRule(Protocol):
+    """Decides on one sequence's draft."""
+
+    is_lossless: ClassVar[bool]
+    """Whether the output has the target's own distribution."""
+
+    def applies_to(self, draft: Draft) -> bool:
+        """Whether the rule has anything to go by in a draft for a sampled request."""
+        ...
+
+    def judge(self, draft: Draft, target: torch.Tensor, rows: Sequence[SamplingRow]) -> Verdict:
+        """
+        Args:
+            target: float64 ``[len(draft) + 1, vocab_size]``; row 0 is the root's, row ``i + 1`` follows node ``i``.
+            rows: what is behind each row.
+        """
+        ...
+
+
+class ResidualRule:
+    """Verifies drafts that were drawn from distributions of their own, ``Draft.probs``.
+
+    A node with token x, drawn from q, is accepted with probability min(1, p(x) / q(x)); after a rejection p becomes
+    norm(max(p - q, 0)) and its next sibling, drawn without replacement, is tried with q without x. What is left
+    of p in the end gives the recovered token. On a chain this is the rule of Leviathan et al. (arXiv 2211.17192,
+    section 2.3), on a tree that of SpecInfer (arXiv 2305.09781, algorithm 2).
+
+    The tokens have the target's distribution on two conditions. Which nodes a draft has must not depend on their own
+    tokens: its proposer may stop wherever it likes before it draws, and not leave out what it has drawn. And
+    ``Draft.probs`` must be what was really drawn from. They are not the tokens of plain decoding with the same seed.
+    """
+
+    is_lossless: ClassVar[bool] = True
+
+    def applies_to(self, draft: Draft) -> bool:
+        return draft.probs is not None
+
+    def judge(self, draft: Draft, target: torch.Tensor, rows: Sequence[SamplingRow]) -> Verdict:
+        """See :class:`AcceptanceRule`. Raises ValueError for a draft without ``probs``."""
+        if draft.probs is None:
+            raise ValueError("a draft that was not drawn cannot be verified by what it was drawn from")
+        children = children_of(draft)
+        path: list[int] = []
+        node = ROOT
+        while siblings := children.get(node):
+            row = rows[node + 1]
+            p = target[node + 1]
+            q = _normalised(draft.probs[siblings[0]].to(p))
+            for tried, child in enumerate(siblings):
+                token = draft.token_ids[child]
+                if self.accepts(float(p[token]), float(q[token]), row, tried):
+                    break
+                p, q = self.reject(p, q, token)
+            else:
+                return Verdict(tuple(path), self.recover(p, row))
+            path.append(child)
+            node = child
+        return Verdict(tuple(path), draw_token(target[node + 1], rows[node + 1], PLAIN))
+
+    def accepts(self, p: float, q: float, row: SamplingRow, tried: int) -> bool:
+        """Never accepts what the target would never choose, be the coin 0 or not."""
+        return q > 0 and uniform(row.params.seed, row.position, coin_stream(tried)) < p / q
+
+    def reject(self, p: torch.Tensor, q: torch.Tensor, token: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """``p`` and ``q`` for the siblings that follow a rejected one; both ``[vocab_size]``."""
+        rest = q.clone()
+        rest[token] = 0
+        return _normalised((p - q).clamp_min(0), otherwise=p), _normalised(rest)
+
+    def recover(self, left: torch.Tensor, row: SamplingRow) -> int | None:
+        """The token that replaces the rejected ones."""
+        return draw_token(left, row, RECOVER)
+
+
+@dataclass(frozen=True, slots=True)
+class TypicalRule:
+    """Medusa's typical acceptance (arXiv 2401.10774, section 2.3.1): takes what is plausible. **Lossy**: what comes out
+    is not distributed as the target's own tokens are.
+
+    A node is accepted when its parent is and p(token) > min(epsilon, alpha · exp(-entropy of p)). The deepest accepted
+    node wins, the earliest of equals, and the target's own draw follows it.
+
+    Attributes:
+        epsilon: a token of at least this probability is always accepted.
+        alpha: scales the threshold where the target is undecided.
+    """
+
+    epsilon: float = 0.09
+    alpha: float = 0.3
+    is_lossless: ClassVar[bool] = False
+
+    def applies_to(self, draft: Draft) -> bool:
+        return len(draft) > 0
+
+    def judge(self, draft: Draft, target: torch.Tensor, rows: Sequence[SamplingRow]) -> Verdict:
+        """See :class:`AcceptanceRule`."""
+        entropy = torch.special.entr(target).sum(dim=-1)
+        thresholds = (self.alpha * torch.exp(-entropy)).clamp_max(self.epsilon)
+        parents = [draft.parent(node) for node in range(len(draft))]
+        above = [parent + 1 for parent in parents]
+        plausible = (target[above, list(draft.token_ids)] > thresholds[above]).tolist()
+        reached = [ROOT]
+        for node, parent in enumerate(parents):
+            if plausible[node] and parent in reached:
+                reached.append(node)
+        levels = [-1, *depths_of(parents)]
+        best = max(reached, key=lambda node: levels[node + 1])
+        path = () if best == ROOT else draft.path(best)
+        return Verdict(path, draw_token(target[best + 1], rows[best + 1], PLAIN))
+
+
+def children_of(draft: Draft) -> dict[int, list[int]]:
+    """The children of each node that has any, and of the root, in their order."""
+    children: dict[int, list[int]] = {}
+    for node in range(len(draft)):
+        children.setdefault(draft.parent(node), []).append(node)
+    return children
+
+
+def draw_token(probs: torch.Tensor, row: SamplingRow, stream: int) -> int | None:
+    """A token from ``[vocab_size]``, or None when no token has any probability."""
+    if not float(probs.sum()) > 0:
+        return None
+    return draw_from(probs[None], [row], stream)[0]
+
+
+def _normalised(weights: torch.Tensor, otherwise: torch.Tensor | None = None) -> torch.Tensor:
+    """``weights`` with sum 1. When they have no sum, by rounding: ``otherwise``, or themselves."""
+    total = float(weights.sum())
+    if total > 0:
+        return weights / total
+    return weights if otherwise is None else otherwise

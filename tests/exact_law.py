@@ -1,0 +1,149 @@
+"""The exact distribution of what a program does with its uniform random numbers.
+
+While :func:`law_of` runs a program, ``engine.sampler.uniform`` returns numbers that are not known yet. Wherever the
+program looks at one - by ``u < x``, or by drawing a token - it is run once for each way in which that can turn
+out, and the interval in which the number lies is narrowed. The lengths of the intervals are the probabilities: what the
+program does is integrated exactly, no sampling involved. One number keeps its interval through the run, so that noise
+which is used twice shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from unittest import mock
+
+import torch
+
+_USERS = ("engine.sampler", "decode_worker.speculation.noise", "decode_worker.speculation.acceptance_rules")
+_MAX_RUNS = 100_000
+
+Key = tuple[int, int, int]
+
+
+@dataclass(slots=True)
+class Search:
+    """Goes through all outcomes, depth first: every run repeats the choices of the one before up to the last that can
+    still turn out another way.
+    """
+
+    choices: list[list[tuple[int, float]]] = field(default_factory=list)
+    """Of each choice of this run what is left to try, the current one first: its number and its probability."""
+    intervals: dict[Key, tuple[float, float]] = field(default_factory=dict)
+    weight: float = 1.0
+    _depth: int = 0
+
+    def begin(self) -> None:
+        self.intervals, self.weight, self._depth = {}, 1.0, 0
+
+    def next(self) -> bool:
+        """Moves on to another run; False when there is none."""
+        while self.choices and len(self.choices[-1]) == 1:
+            self.choices.pop()
+        if self.choices:
+            self.choices[-1].pop(0)
+        return bool(self.choices)
+
+    def choose(self, options: Sequence[tuple[int, float]]) -> int:
+        if self._depth == len(self.choices):
+            self.choices.append(list(options))
+        option, probability = self.choices[self._depth][0]
+        self._depth += 1
+        self.weight *= probability
+        return option
+
+    def interval(self, key: Key) -> tuple[float, float]:
+        return self.intervals.setdefault(key, (0.0, 1.0))
+
+    def is_below(self, key: Key, threshold: float, *, inclusive: bool) -> bool:
+        """Whether a number is less than ``threshold``, or equal to it if ``inclusive``.
+
+        That it is exactly the least number of its interval has probability 0, and yet can happen: it is tried too.
+        """
+        low, high = self.interval(key)
+        if threshold >= high:
+            return True
+        if threshold < low or (threshold == low and not inclusive):
+            return False
+        middle = max(threshold, math.nextafter(low, 1.0))
+        share = 0.0 if threshold == low else (middle - low) / (high - low)
+        below = bool(self.choose([(0, 1 - share), (1, share)]))
+        self.intervals[key] = (low, middle) if below else (middle, high)
+        return below
+
+    def pick(self, key: Key, weights: torch.Tensor) -> int:
+        """Draws an index by inverse transform: index i if the number is between the sums up to and with i."""
+        low, high = self.interval(key)
+        ends = (weights.cumsum(dim=-1) / weights.sum()).tolist()
+        last = max(index for index, weight in enumerate(weights.tolist()) if weight > 0)
+        cells: list[tuple[int, float, float]] = []
+        start = 0.0
+        for index, end in enumerate(ends):
+            left, right = max(low, start), min(high, 1.0 if index == last else end)
+            if right > left:
+                cells.append((index, left, right))
+            start = end
+        picked = self.choose([(place, (right - left) / (high - low)) for place, (_, left, right) in enumerate(cells)])
+        index, left, right = cells[picked]
+        self.intervals[key] = (left, right)
+        return index
+
+
+class Unknown(float):
+    """A uniform random number that is decided on when it is looked at."""
+
+    search: Search
+    key: Key
+
+    def __lt__(self, other: float) -> bool:
+        return self.search.is_below(self.key, float(other), inclusive=False)
+
+    def __le__(self, other: float) -> bool:
+        return self.search.is_below(self.key, float(other), inclusive=True)
+
+    def __gt__(self, other: float) -> bool:
+        return not self <= other
+
+    def __ge__(self, other: float) -> bool:
+        return not self < other
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("a random number is compared by < only")
+
+    __hash__ = float.__hash__
+
+
+def law_of[T: Hashable](program: Callable[[], T]) -> dict[T, float]:
+    """The probability of each thing that ``program`` can return, those of probability 0 included.
+
+    Raises:
+        RuntimeError: there are too many ways to go through.
+    """
+    search = Search()
+    found: dict[T, float] = {}
+    with _decided_by(search):
+        for _ in range(_MAX_RUNS):
+            search.begin()
+            outcome = program()
+            found[outcome] = found.get(outcome, 0.0) + search.weight
+            if not search.next():
+                return found
+    raise RuntimeError(f"the program can go more than {_MAX_RUNS} ways")
+
+
+@contextmanager
+def _decided_by(search: Search) -> Iterator[None]:
+    def uniform(seed: int, position: int, stream: int = 0) -> Unknown:
+        number = Unknown(0.5)
+        number.search, number.key = search, (seed, position, stream)
+        return number
+
+    def draw(probs: torch.Tensor, noise: Sequence[Unknown]) -> torch.Tensor:
+        return torch.tensor([search.pick(number.key, row) for number, row in zip(noise, probs, strict=True)])
+
+    with mock.patch.multiple("engine.sampler", uniform=uniform, draw=draw):
+        with mock.patch.multiple("decode_worker.speculation.noise", uniform=uniform, draw=draw):
+            with mock.patch.multiple("decode_worker.speculation.acceptance_rules", uniform=uniform):
+                yield

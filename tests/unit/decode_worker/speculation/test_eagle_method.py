@@ -1,0 +1,124 @@
+"""EAGLE as a method: what it drafts is what the head says, and no token of the target changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from decode_worker.speculation.draft_length import DraftPasses
+from decode_worker.speculation.eagle import EagleProposer
+from decode_worker.speculation.step_cost import StepCost
+from decode_worker.speculation.verification import SampleAndMatch
+from engine.block_manager import BlockManager
+from engine.draft.eagle import EagleHead
+from engine.draft.eagle_checkpoint import load_eagle
+from engine.draft.feature_state import FeatureState
+from engine.engine import Engine
+from engine.model_loader import prepare_model
+from engine.model_runner import ModelRunner
+from engine.request import Request, SamplingParams
+from engine.scheduler import Scheduler, SchedulerLimits
+from tests.tiny_drafts import TinyDraft, tiny_eagle, tiny_eagle3, tiny_speculators, tiny_target
+
+BLOCK_SIZE = 4
+DRAFTS: dict[str, Callable[[], TinyDraft]] = {
+    "eagle": tiny_eagle,
+    "eagle3": tiny_eagle3,
+    "eagle3.1": lambda: tiny_eagle3(fc_norm=True, norm_output=True),
+    "two layers": lambda: tiny_speculators(num_layers=2),
+}
+
+
+class Setup:
+    """A tiny target and a head of random weights over one cache."""
+
+    def __init__(self, make: Callable[[], TinyDraft], folder: Path) -> None:
+        self.untouched = tiny_target()
+        target = tiny_target()
+        self.head: EagleHead = load_eagle(make().write(folder), target, torch.float32, torch.device("cpu"))
+        self.runner = ModelRunner(prepare_model(target, "float32"), 96, BLOCK_SIZE, draft=self.head)
+        for tensor in (*self.runner.cache.keys, *self.runner.cache.values):
+            tensor.fill_(torch.nan)  # whatever is read without having been written shows
+        self.proposer = EagleProposer(FeatureState(self.head, self.runner), DraftPasses(StepCost()))
+        self.drafted: dict[tuple[str, int], tuple[int, ...]] = {}
+
+    def engine(self, *, speculate: bool, chunk_tokens: int = 32, num_blocks: int = 96) -> Engine:
+        blocks = BlockManager(num_blocks, BLOCK_SIZE)
+        scheduler = Scheduler(SchedulerLimits(chunk_tokens, 8, 120), blocks)
+        engine = Engine(self.runner, scheduler, SampleAndMatch(), self.proposer if speculate else None, max_draft_tokens=5)
+        return engine
+
+    def run(self, engine: Engine, prompts: list[list[int]], max_tokens: int = 20) -> list[list[int]]:
+        requests = []
+        for index, prompt in enumerate(prompts):
+            params = SamplingParams(max_tokens=max_tokens, temperature=0.7 * (index % 2), seed=index)
+            requests.append(Request(str(index), list(prompt), params, arrival_s=index))
+            engine.scheduler.add(requests[-1])
+        if engine.proposer is not None:
+            self.spy(engine)
+        while engine.scheduler.has_work():
+            engine.step()
+        assert engine.scheduler.blocks.check([]) == []
+        return [request.output_token_ids for request in requests]
+
+    def spy(self, engine: Engine) -> None:
+        propose = self.proposer.propose
+
+        def spied(plan, room):  # type: ignore[no-untyped-def]
+            drafts = propose(plan, room)
+            for sequence in plan:
+                request = sequence.request
+                if request.request_id in drafts:
+                    known = (request.request_id, request.num_tokens)
+                    self.drafted[known] = drafts[request.request_id].token_ids
+            return drafts
+
+        engine.proposer.propose = spied  # type: ignore[method-assign, union-attr]
+
+    @torch.inference_mode()
+    def reference_draft(self, token_ids: list[int], count: int) -> tuple[int, ...]:
+        """What the head drafts behind ``token_ids``, computed over the whole sequence and without any cache."""
+        states = self.untouched(torch.tensor([token_ids[:-1]]), output_hidden_states=True).hidden_states
+        layers = self.head.feature_layers
+        features = torch.cat([states[layer][0] for layer in layers], dim=-1)
+        hidden = self.head.fuse(features)
+        tokens = list(token_ids[1:])
+        drafts: list[int] = []
+        for _ in range(count):
+            fed, normed = self.head(torch.tensor(tokens), hidden, torch.arange(len(tokens)))
+            drafts.append(int(self.head.to_target_ids(self.head.logits(normed[-1:]).argmax(dim=-1))[0]))
+            tokens.append(drafts[-1])
+            hidden = torch.cat((hidden, fed[-1:]))
+        return tuple(drafts)
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(11)
+    return [torch.randint(1, 90, (length,), generator=generator).tolist() for length in lengths]
+
+
+@pytest.mark.parametrize("chunk_tokens", [5, 32])
+@pytest.mark.parametrize("name", DRAFTS)
+def test_drafts_are_the_heads_own_and_tokens_the_targets(name: str, chunk_tokens: int, tmp_path: Path) -> None:
+    setup = Setup(DRAFTS[name], tmp_path)
+    texts = prompts(3, 9, 14, 6)
+    plain = setup.run(setup.engine(speculate=False), texts)
+    assert setup.run(setup.engine(speculate=True, chunk_tokens=chunk_tokens), texts) == plain
+
+    assert len(setup.drafted) > 40
+    for (name_of, num_tokens), drafts in setup.drafted.items():
+        index = int(name_of)
+        known = (texts[index] + plain[index])[:num_tokens]
+        assert drafts == setup.reference_draft(known, len(drafts)), f"request {index} at {num_tokens}"
+
+
+def test_the_same_under_preemption(tmp_path: Path) -> None:
+    setup = Setup(tiny_eagle3, tmp_path)
+    texts = prompts(9, 14, 6, 12)
+    plain = setup.run(setup.engine(speculate=False), texts)
+    engine = setup.engine(speculate=True, num_blocks=20)
+    assert setup.run(engine, texts) == plain
+    assert engine.scheduler.num_preemptions > 0

@@ -1,0 +1,148 @@
+"""What stands beside a trained head: a model card for people, a log for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from training.evaluate import Acceptance, Evaluation
+from training.settings import Eagle3Settings
+
+CARD_NAME = "README.md"
+LOG_NAME = "training_log.json"
+
+
+@dataclass(frozen=True, slots=True)
+class CardFacts:
+    """What only the caller knows.
+
+    Attributes:
+        target_name: of the model that the head drafts for, a hub id for example.
+        license: an SPDX identifier.
+        data: one sentence or more on where the answers come from.
+        command: the exact command line, to be repeated.
+    """
+
+    target_name: str
+    license: str
+    data: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingFacts:
+    """What was measured.
+
+    Attributes:
+        num_samples: answers that were trained on.
+        num_answer_tokens: in these.
+        num_held_out: answers that were not.
+        num_rows: answer tokens seen, counted again in each epoch.
+        vocabulary_coverage: share of the training answers' tokens that the draft vocabulary holds.
+    """
+
+    settings: Eagle3Settings
+    target_fingerprint: str
+    num_samples: int
+    num_answer_tokens: int
+    num_held_out: int
+    num_steps: int
+    num_rows: int
+    elapsed_s: float
+    vocabulary_coverage: float
+    num_parameters: int
+
+
+def write_card(folder: Path, facts: CardFacts, numbers: TrainingFacts, evaluation: Evaluation) -> None:
+    """Writes ``README.md`` with the front matter that model hubs read."""
+    settings = numbers.settings
+    rows = [
+        ("target", f"{facts.target_name} (fingerprint `{numbers.target_fingerprint}`)"),
+        ("parameters", f"{numbers.num_parameters:,}"),
+        ("draft vocabulary", f"{settings.draft_vocab_size:,} tokens, {numbers.vocabulary_coverage:.2%} of the answers"),
+        ("trained on", f"{numbers.num_samples:,} answers, {numbers.num_answer_tokens:,} tokens"),
+        ("held out", f"{numbers.num_held_out:,} answers"),
+        ("steps", f"{numbers.num_steps:,} ({numbers.num_rows:,} tokens seen) in {numbers.elapsed_s / 60:.0f} min"),
+        ("seed", str(settings.seed)),
+    ]
+    text = f"""---
+license: {facts.license}
+base_model: {facts.target_name}
+tags: [eagle3, speculative-decoding]
+---
+
+# EAGLE-3.1 draft head for {facts.target_name}
+
+Guesses the next tokens of {facts.target_name} from its hidden states, for speculative decoding. It is no language model
+by itself, and changes nothing of what the target says. Flags: `fc_norm`, `norm_output` (the head is fed its output
+behind its final norm).
+
+| | |
+|---|---|
+{_table(rows)}
+
+## Data
+
+{facts.data}
+
+## Acceptance
+
+On held-out answers: a chain drafted greedily behind every answer token, compared with what the target went on to say.
+Mean accepted length counts the target's own token.
+
+{_acceptance("temperature 0", evaluation.greedy)}
+
+{_acceptance("sampled answers", evaluation.sampled)}
+
+## Again
+
+```
+{facts.command}
+```
+
+Settings: `{json.dumps(asdict(settings))}`
+"""
+    (folder / CARD_NAME).write_text(text, encoding="utf-8")
+
+
+def write_log(path: Path, settings: Eagle3Settings, log: Sequence[dict[str, Any]], evaluation: Evaluation) -> None:
+    """Writes everything that was reported, and the evaluation, as JSON."""
+    content = {
+        "settings": asdict(settings),
+        "acceptance": {"greedy": _numbers(evaluation.greedy), "sampled": _numbers(evaluation.sampled)},
+        "log": list(log),
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> str:
+    return "\n".join(f"| {name} | {value} |" for name, value in rows)
+
+
+def _acceptance(title: str, found: Acceptance) -> str:
+    if not found.reached:
+        return f"**{title}**: no such answers were held out."
+    positions = range(1, len(found.reached) + 1)
+    lines = [
+        f"**{title}**: mean accepted length {found.mean_accepted_length:.2f} at {len(found.reached)} draft tokens, "
+        f"from {found.reached[0]:,} positions",
+        "",
+        "| draft position | " + " | ".join(str(position) for position in positions) + " |",
+        "|---" * (len(found.reached) + 1) + "|",
+        "| accepted, all before it too | " + " | ".join(f"{rate:.3f}" for rate in found.unconditional) + " |",
+        "| accepted, given those before | " + " | ".join(f"{rate:.3f}" for rate in found.conditional) + " |",
+    ]
+    return "\n".join(lines)
+
+
+def _numbers(found: Acceptance) -> dict[str, Any]:
+    return {
+        "reached": found.reached,
+        "accepted": found.accepted,
+        "unconditional": found.unconditional,
+        "conditional": found.conditional,
+        "mean_accepted_length": found.mean_accepted_length,
+    }

@@ -1,0 +1,150 @@
+"""Lets the target answer prompts, many at once, and keeps what it said. Resumable: see :mod:`training.dataset`."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from engine.engine import Engine
+from engine.request import FinishReason, Request, SamplingParams
+from training.dataset import AnswerDataset, Sample
+from training.prompts import ChatFormat, is_usable_turn
+
+_SHARD_SAMPLES = 64
+_MAX_TURN_TOKENS = 300
+_TURN_TEMPERATURE = 0.9
+_TURN_TOP_P = 0.95
+_MIN_ANSWER_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class CollectSettings:
+    """
+    Attributes:
+        num_tokens: answer tokens to collect.
+        max_answer_tokens: of one answer.
+        max_prompt_tokens: longer prompts are left out.
+        temperatures: taken in turn; 0 is greedy.
+        self_prompt_share: part of the prompts that the target writes itself.
+        batch_size: conversations at once.
+    """
+
+    num_tokens: int
+    max_answer_tokens: int = 320
+    max_prompt_tokens: int = 512
+    temperatures: tuple[float, ...] = (0.0, 0.8)
+    self_prompt_share: float = 0.5
+    batch_size: int = 48
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class _Job:
+    """A user turn to be sampled, or a prompt to be answered."""
+
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    is_turn: bool
+    token_ids: list[int] = field(default_factory=list)
+
+
+class Collector:
+    """Fills a dataset.
+
+    Args:
+        engine: of the target, with nothing else to do.
+        prompts: user turns from files, read once from the first to the last, then again at other seeds.
+        report: called with the number of answer tokens on disk, after each shard.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        chat: ChatFormat,
+        eos_token_ids: frozenset[int],
+        prompts: Sequence[str],
+        dataset: AnswerDataset,
+        settings: CollectSettings,
+        report: Callable[[int], None] = lambda num_tokens: None,
+    ) -> None:
+        self._engine = engine
+        self._chat = chat
+        self._eos_token_ids = eos_token_ids
+        self._prompts = prompts
+        self._dataset = dataset
+        self._settings = settings
+        self._report = report
+        self._jobs: dict[str, _Job] = {}
+        self._ready: deque[_Job] = deque()
+        self._finished: list[Sample] = []
+        self._turns_seen: set[str] = set()
+        self._num_jobs = 0
+
+    def run(self) -> None:
+        """Returns when the dataset has the tokens asked for. Interrupted, it goes on where the last shard ended."""
+        fresh = self._fresh_jobs()
+        while self._dataset.num_answer_tokens < self._settings.num_tokens:
+            while len(self._jobs) < self._settings.batch_size:
+                self._start(self._ready.popleft() if self._ready else next(fresh))
+            for output in self._engine.step():
+                job = self._jobs[output.request_id]
+                job.token_ids.extend(output.token_ids)
+                if output.finish_reason is not None:
+                    self._finish(self._jobs.pop(output.request_id), output.finish_reason)
+            if len(self._finished) >= _SHARD_SAMPLES:
+                self._dataset.append(self._finished)
+                self._finished = []
+                self._report(self._dataset.num_answer_tokens)
+
+    def _fresh_jobs(self) -> Iterator[_Job]:
+        """Turns from the files and turns yet to be sampled, in the share that was asked for."""
+        progress, share = self._dataset.progress, self._settings.self_prompt_share
+        own_part = 0.0
+        while True:
+            own_part += share if self._prompts else 1.0
+            if own_part >= 1.0:
+                own_part -= 1.0
+                index = progress.get("sampled_turns", 0)
+                progress["sampled_turns"] = index + 1
+                params = SamplingParams(
+                    max_tokens=_MAX_TURN_TOKENS,
+                    temperature=_TURN_TEMPERATURE,
+                    top_p=_TURN_TOP_P,
+                    seed=self._settings.seed + 2 * index,
+                )
+                yield _Job(self._chat.before_user, params, is_turn=True)
+                continue
+            index = progress.get("file_prompts", 0)
+            progress["file_prompts"] = index + 1
+            yield self._answer_job(self._prompts[index % len(self._prompts)], index)
+
+    def _answer_job(self, turn: str, index: int) -> _Job:
+        settings = self._settings
+        rounds = index // max(1, len(self._prompts))
+        params = SamplingParams(
+            max_tokens=settings.max_answer_tokens,
+            temperature=settings.temperatures[(index + rounds) % len(settings.temperatures)],
+            seed=settings.seed + 2 * index + 1,
+        )
+        return _Job(self._chat.prompt(turn), params, is_turn=False)
+
+    def _start(self, job: _Job) -> None:
+        if len(job.prompt_token_ids) > self._settings.max_prompt_tokens:
+            return
+        request_id = str(self._num_jobs)
+        self._num_jobs += 1
+        self._jobs[request_id] = job
+        self._engine.scheduler.add(
+            Request(request_id, list(job.prompt_token_ids), job.params, self._eos_token_ids, arrival_s=self._num_jobs)
+        )
+
+    def _finish(self, job: _Job, reason: FinishReason) -> None:
+        if not job.is_turn:
+            if len(job.token_ids) >= _MIN_ANSWER_TOKENS:
+                self._finished.append(Sample((*job.prompt_token_ids, *job.token_ids), len(job.prompt_token_ids)))
+            return
+        turn = self._chat.tokenizer.decode(job.token_ids).strip()
+        if reason is FinishReason.STOP and is_usable_turn(turn) and turn not in self._turns_seen:
+            self._turns_seen.add(turn)
+            self._ready.append(self._answer_job(turn, len(self._turns_seen)))
