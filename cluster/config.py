@@ -20,7 +20,11 @@ PREFILL = "prefill"
 DECODE = "decode"
 POOLS = (PREFILL, DECODE)
 
-SpeculationMethod = Literal["auto", "none", "ngram", "suffix"]
+DRAFT_METHODS = ("draft_model", "eagle", "eagle3", "medusa")
+"""Speculation methods that need a draft of their kind."""
+
+SpeculationMethod = Literal["auto", "none", "draft_model", "eagle", "eagle3", "lookahead", "medusa", "ngram", "suffix"]
+AcceptanceRule = Literal["match", "residual", "typical"]
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveSeconds = Annotated[float, Field(gt=0, le=86_400)]
 NonEmptyString = Annotated[str, Field(min_length=1)]
@@ -102,10 +106,21 @@ class SpeculationConfig(Section):
     of several tokens rounds otherwise than one of a single token, so nearly equal tokens can change places.
     """
 
-    method: SpeculationMethod = "none"
+    method: SpeculationMethod = "auto"
     """auto: whatever promises most tokens per millisecond, or nothing; none; or the name of a method."""
+    draft: NonEmptyString = "auto"
+    """A draft checkpoint (EAGLE or Medusa heads, or a smaller model of the same vocabulary): a folder or a hub id.
+    auto: the one that comes with the default model, for other models none. none: no such draft."""
+    draft_on_prefill: bool = True
+    """Prefill workers run the draft over the prompt, and its KV travels with the model's."""
     max_draft_tokens: Annotated[int, Field(ge=1, le=64)] = 8
     """Per request and step."""
+    acceptance: AcceptanceRule = "match"
+    """match: the model draws its own token at every place, and drafts are kept as long as they equal it; seeds give the
+    same tokens as without speculation. residual: drafts are drawn too, and accepted or corrected so that the
+    distribution is the model's (Leviathan et al.). typical: LOSSY; plausible drafts are kept (Medusa)."""
+    typical_epsilon: Annotated[float, Field(gt=0, le=1)] = 0.09
+    typical_alpha: Annotated[float, Field(gt=0, le=1)] = 0.3
     remember_outputs: bool = False
     """Let ``suffix`` draft from the outputs of earlier requests too. Who can see how many drafts were right could tell
     what others were answered, so leave it off where clients must not know of each other."""
@@ -113,8 +128,6 @@ class SpeculationConfig(Section):
 
 class DecodeConfig(PoolConfig):
     """The decode pool."""
-
-    speculation: SpeculationConfig = SpeculationConfig()
 
 
 class EngineConfig(Section):
@@ -188,6 +201,7 @@ class BatonConfig(Section):
     router: RouterConfig = RouterConfig()
     prefill: PrefillConfig = PrefillConfig()
     decode: DecodeConfig = DecodeConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
     engine: EngineConfig = EngineConfig()
     kv_transfer: KVTransferConfig = KVTransferConfig()
     ray: RayConfig = RayConfig()

@@ -46,6 +46,7 @@ class ModelCard:
 
     Attributes:
         max_model_len: prompt and output tokens together.
+        draft_methods: speculation methods for which a draft is loaded; those without a draft are always there.
     """
 
     name: str
@@ -53,6 +54,7 @@ class ModelCard:
     vocab_size: int
     created_unix_s: int
     eos_token_ids: frozenset[int] = field(default_factory=frozenset)
+    draft_methods: frozenset[str] = frozenset()
 
 
 class Generator(Protocol):

@@ -34,6 +34,7 @@ class WorkerInfo:
     Attributes:
         address: of its gRPC server, ``host:port``.
         kv_fingerprint: of its KV layout; equal across both pools.
+        draft_method: the speculation method that its draft is for; empty without a draft.
     """
 
     worker_id: str
@@ -50,6 +51,7 @@ class WorkerInfo:
     kv_bytes_per_token: int
     block_size: int
     dtype: str
+    draft_method: str
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -9,6 +9,7 @@ import grpc.aio
 
 from cluster.config import BatonConfig, PoolConfig
 from cluster.wire import worker_pb2
+from engine.draft.loading import LoadedDraft
 from engine.model_runner import ModelRunner
 
 
@@ -20,6 +21,7 @@ class WorkerContext:
         config: of the whole cluster.
         pool: of this worker's pool.
         runner: model and cache; outlive the role.
+        draft: what speculates for the model, if the role runs it; the runner knows it.
         max_model_len: prompt and output tokens of one request.
         num_threads: CPU threads of the engine.
     """
@@ -28,6 +30,7 @@ class WorkerContext:
     config: BatonConfig
     pool: PoolConfig
     runner: ModelRunner
+    draft: LoadedDraft | None
     max_model_len: int
     num_threads: int
 

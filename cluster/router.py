@@ -90,7 +90,11 @@ class Router:
     def model(self) -> ModelCard:
         """The model as all present workers can serve it: the smallest KV cache bounds the context."""
         lengths = [worker.info.max_model_len for worker in self._registry.workers]
-        return replace(self._model, max_model_len=min(lengths, default=self._model.max_model_len))
+        return replace(
+            self._model,
+            max_model_len=min(lengths, default=self._model.max_model_len),
+            draft_methods=frozenset(worker.info.draft_method for worker in self._registry.pool(DECODE)) - {""},
+        )
 
     @property
     def num_in_flight(self) -> int:

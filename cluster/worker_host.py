@@ -13,7 +13,7 @@ import ray
 import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from cluster.config import BatonConfig, PoolConfig
+from cluster.config import DECODE, BatonConfig, PoolConfig
 from cluster.logs import configure_logging
 from cluster.placement import hide_ungranted_gpus
 from cluster.registry import WorkerInfo
@@ -21,6 +21,7 @@ from cluster.role import WorkerContext, WorkerRole
 from cluster.rpc import create_server
 from cluster.wire import worker_pb2_grpc
 from cluster.worker_service import WorkerService
+from engine.draft.loading import LoadedDraft, load_draft
 from engine.errors import ConfigError, InternalError
 from engine.kv_spec import KVCacheSpec
 from engine.model_loader import load_model, pick_device
@@ -63,7 +64,7 @@ class WorkerHost:
         Raises:
             BatonError: the model cannot be loaded or cannot run here.
         """
-        source, runner = await asyncio.to_thread(self._load)
+        source, runner, draft = await asyncio.to_thread(self._load)
         # The engine's thread sets its own number; what runs beside it must not fight it for cores.
         torch.set_num_threads(1)
         context = WorkerContext(
@@ -71,6 +72,7 @@ class WorkerHost:
             self._config,
             self._pool_config,
             runner,
+            draft,
             _max_model_len(self._config, runner),
             self._num_threads,
         )
@@ -82,7 +84,7 @@ class WorkerHost:
         await role.start(server)
         await server.start()
         self._role, self._server = role, server
-        return self._info(source, runner, port, context.max_model_len).to_dict()
+        return self._info(source, runner, port, context).to_dict()
 
     async def wait(self) -> None:
         """Returns after :meth:`stop`; a caller's reference to it fails the moment that the process dies.
@@ -110,22 +112,31 @@ class WorkerHost:
         return self._config.engine.threads or os.cpu_count() or 1
 
     @property
+    def _runs_draft(self) -> bool:
+        """Whether this pool has a use for the draft."""
+        return self._pool == DECODE or self._config.speculation.draft_on_prefill
+
+    @property
     def _pool_config(self) -> PoolConfig:
         return self._config.pool(self._pool)
 
-    def _load(self) -> tuple[ModelSource, ModelRunner]:
+    def _load(self) -> tuple[ModelSource, ModelRunner, LoadedDraft | None]:
         config = self._config
         torch.set_num_threads(self._num_threads)
         source = resolve_model(config.model)
         loaded = load_model(source, config.dtype, pick_device(config.engine.device))
+        draft = load_draft(config.speculation.draft, config.model, source.path, loaded) if self._runs_draft else None
+        network = None if draft is None else draft.network
         spec = loaded.kv_spec(config.engine.block_size)
+        if network is not None:
+            spec = spec.with_draft("", network.layer_specs)
         num_blocks = _num_blocks(self._pool_config, spec, loaded.model.device)
-        runner = ModelRunner(loaded, num_blocks, config.engine.block_size, config.engine.attention_backend)
+        runner = ModelRunner(loaded, num_blocks, config.engine.block_size, config.engine.attention_backend, network)
         if config.engine.self_check:
             runner.self_check()
-        return source, runner
+        return source, runner, draft
 
-    def _info(self, source: ModelSource, runner: ModelRunner, port: int, max_model_len: int) -> WorkerInfo:
+    def _info(self, source: ModelSource, runner: ModelRunner, port: int, context: WorkerContext) -> WorkerInfo:
         return WorkerInfo(
             worker_id=self._worker_id,
             pool=self._pool,
@@ -134,13 +145,14 @@ class WorkerHost:
             pid=os.getpid(),
             device=_device_name(runner.device),
             model_name=self._config.served_model_name or source.name,
-            max_model_len=max_model_len,
+            max_model_len=context.max_model_len,
             vocab_size=runner.loaded.vocab_size,
             eos_token_ids=tuple(sorted(runner.loaded.eos_token_ids)),
             kv_fingerprint=runner.spec.fingerprint(),
             kv_bytes_per_token=runner.spec.bytes_per_token,
             block_size=runner.spec.block_size,
             dtype=runner.spec.dtype,
+            draft_method=context.draft.method if context.draft else "",
         )
 
 

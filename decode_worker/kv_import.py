@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from cluster.kv_transfer.base import PartHeader, TransferOffer
+from cluster.kv_transfer.base import PartHeader, Reservation, TransferOffer
 from cluster.kv_transfer.codec import checksum as compute_checksum
 from engine.async_engine import AsyncEngine
 from engine.errors import (
@@ -35,6 +35,7 @@ class Import:
         holder: owns the reserved blocks; never scheduled. Its ``block_ids`` belong to the engine's thread.
         next_token: for each layer, the position up to which KV has arrived; empty until there is room for it.
         committed: resolves when the KV is complete, or with the error that ended the transfer.
+        takes_draft: whether the draft's KV and state come with the model's.
         committed_s: when it was complete; monotonic clock.
     """
 
@@ -42,6 +43,9 @@ class Import:
     committed: asyncio.Future[None]
     holder: Request | None = None
     next_token: list[int] = field(default_factory=list)
+    num_cached_tokens: int = 0
+    takes_draft: bool = False
+    draft_state: bytes | None = None
     committed_s: float = 0.0
     num_bytes: int = 0
     claimed: bool = False
@@ -57,10 +61,18 @@ class KVImporter:
 
     Args:
         claim_timeout_s: how long committed KV waits for its request, and a request for its KV.
+        adopt_draft: told of every request that gets its KV here, with the draft's state if one came along and the first
+            position that travelled; engine's thread.
     """
 
-    def __init__(self, engine: AsyncEngine, claim_timeout_s: float) -> None:
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        claim_timeout_s: float,
+        adopt_draft: Callable[[Request, bytes | None, int], None] = lambda request, state, first_new: None,
+    ) -> None:
         self._engine = engine
+        self._adopt_draft = adopt_draft
         self._claim_timeout_s = claim_timeout_s
         self._imports: dict[str, Import] = {}
         self._turn = asyncio.Lock()
@@ -73,7 +85,7 @@ class KVImporter:
         """Transfers that hold blocks or wait for some, claimed ones not counted."""
         return sum(1 for entry in self._imports.values() if entry.holder is not None and not entry.failed)
 
-    async def reserve(self, offer: TransferOffer) -> int:
+    async def reserve(self, offer: TransferOffer) -> Reservation:
         """See :class:`KVSink`. Waits for room until the offer's deadline."""
         spec = self._engine.runner.spec
         if differences := spec.differences(offer.spec):
@@ -99,8 +111,10 @@ class KVImporter:
         except BaseException as error:
             self._fail(entry, str(error) or "the sender went away")
             raise
-        entry.next_token = [cached] * len(spec.layers)
-        return cached
+        entry.num_cached_tokens = cached
+        entry.takes_draft = spec.shares_draft_with(offer.spec)
+        entry.next_token = [cached] * len(spec.all_layers if entry.takes_draft else spec.layers)
+        return Reservation(cached, entry.takes_draft)
 
     async def _wait_for_room(self, entry: Import, holder: Request, deadline_s: float) -> int | None:
         """Leading tokens that are cached; None when the transfer fails meanwhile."""
@@ -141,9 +155,9 @@ class KVImporter:
         """See :class:`KVSink`. Runs to its end without a pause, so no block can be given away underneath it."""
         entry, holder = self._open_import(transfer_id)
         spec = self._engine.runner.spec
-        if not 0 <= header.layer_start < header.layer_end <= len(spec.layers):
+        if not 0 <= header.layer_start < header.layer_end <= len(entry.next_token):
             raise TransferError(
-                f"a KV part names layers {header.layer_start} to {header.layer_end} of {len(spec.layers)}."
+                f"a KV part names layers {header.layer_start} to {header.layer_end} of {len(entry.next_token)}."
             )
         due = entry.next_token[header.layer_start : header.layer_end]
         if any(token != header.token_start for token in due) or not 0 < header.token_count <= (
@@ -165,7 +179,7 @@ class KVImporter:
         entry.num_bytes += len(payload)
         self.num_bytes_received += len(payload)
 
-    async def commit(self, transfer_id: str) -> int:
+    async def commit(self, transfer_id: str, draft_state: bytes | None = None) -> int:
         """See :class:`KVSink`."""
         entry, holder = self._open_import(transfer_id)
         if any(token != holder.num_tokens for token in entry.next_token):
@@ -175,6 +189,7 @@ class KVImporter:
         await self._engine.call(lambda: self._engine.blocks.remember(holder, holder.num_tokens))
         if entry.committed.done():
             raise TransferError(f"transfer {transfer_id} was given up while it was committed.")
+        entry.draft_state = draft_state
         entry.committed_s = time.monotonic()
         entry.committed.set_result(None)
         if not entry.claimed:
@@ -231,6 +246,7 @@ class KVImporter:
         request.block_hashes = holder.block_hashes
         request.num_computed_tokens = holder.num_tokens
         self._holders.discard(holder)
+        self._adopt_draft(request, entry.draft_state, entry.num_cached_tokens)
 
     def release(self, entry: Import) -> None:
         """Gives back what was not handed over."""

@@ -21,21 +21,24 @@ class DecodeRole:
 
     def __init__(self, context: WorkerContext) -> None:
         config, pool = context.config, context.pool
-        speculation = config.decode.speculation
+        speculation = config.speculation
+        controller = create_controller(
+            speculation.method,
+            speculation.max_draft_tokens,
+            context.runner,
+            context.draft,
+            remember_outputs=speculation.remember_outputs,
+        )
         self._engine = AsyncEngine(
             context.runner,
             SchedulerLimits(pool.chunk_tokens, pool.max_num_seqs, context.max_model_len),
             prefix_caching=config.engine.prefix_caching,
             verifier=SampleAndMatch(),
-            proposer=create_controller(
-                speculation.method,
-                speculation.max_draft_tokens,
-                remember_outputs=speculation.remember_outputs,
-            ),
+            proposer=controller,
             max_draft_tokens=speculation.max_draft_tokens,
             num_threads=context.num_threads,
         )
-        self._importer = KVImporter(self._engine, config.kv_transfer.claim_timeout_s)
+        self._importer = KVImporter(self._engine, config.kv_transfer.claim_timeout_s, controller.adopt)
 
     async def start(self, server: grpc.aio.Server) -> None:
         worker_pb2_grpc.add_DecodeServicer_to_server(DecodeService(self._engine, self._importer), server)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from cluster.kv_transfer.base import KVSendStream, KVTransport, TransferOffer, plan_parts
@@ -49,7 +49,8 @@ class ExportSummary:
 
 @dataclass(slots=True, eq=False)
 class Export:
-    """One transfer under way. ``leased_until``, ``lease_ids`` and ``closed`` belong to the engine's thread."""
+    """One transfer under way. ``leased_until``, ``lease_ids`` and ``closed`` belong to the engine's thread, which
+    sets ``draft_state`` before it queues the last range."""
 
     transfer_id: str
     peer: str
@@ -58,8 +59,14 @@ class Export:
     started: asyncio.Event = field(default_factory=asyncio.Event)
     ranges: asyncio.Queue[ComputedRange] = field(default_factory=asyncio.Queue)
     leased_until: int = 0
+    draft_state: bytes | None = None
     lease_ids: list[str] = field(default_factory=list)
     closed: bool = False
+
+
+def no_draft_state(request_id: str) -> None:
+    """For workers without a draft."""
+    return
 
 
 class KVExporter:
@@ -68,13 +75,23 @@ class KVExporter:
     Args:
         part_bytes: largest message.
         reserve_timeout_s: how long a receiver may wait for room.
+        export_draft_state: of a request by its id, once its prompt is computed; None when its draft KV is of no use.
+            Called in the engine's thread.
     """
 
-    def __init__(self, engine: AsyncEngine, transport: KVTransport, part_bytes: int, reserve_timeout_s: float) -> None:
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        transport: KVTransport,
+        part_bytes: int,
+        reserve_timeout_s: float,
+        export_draft_state: Callable[[str], bytes | None] = no_draft_state,
+    ) -> None:
         self._engine = engine
         self._transport = transport
         self._part_bytes = part_bytes
         self._reserve_timeout_s = reserve_timeout_s
+        self._export_draft_state = export_draft_state
         self._exports: dict[Request, Export] = {}  # by identity: ids may repeat when a request is tried again
         self._loop: asyncio.AbstractEventLoop | None = None
         self.num_bytes_sent = 0
@@ -114,7 +131,8 @@ class KVExporter:
         try:
             export.events[Event.TRANSFER_RESERVED] = time.monotonic()
             num_parts, num_bytes = await self._send_all(export, stream)
-            num_acknowledged = await stream.commit()
+            takes_draft = stream.reservation.takes_draft
+            num_acknowledged = await stream.commit(export.draft_state if takes_draft else None)
             if num_acknowledged != num_bytes:
                 raise TransferError(f"{num_bytes} KV bytes were sent, but {num_acknowledged} were acknowledged.")
             committed = True
@@ -123,7 +141,7 @@ class KVExporter:
                 await stream.abort()
         committed_s = time.monotonic()
         export.events[Event.TRANSFER_ACKNOWLEDGED] = committed_s
-        cached = stream.num_cached_tokens
+        cached = stream.reservation.num_cached_tokens
         num_tokens = export.request.num_prompt_tokens - cached
         return ExportSummary(num_bytes, num_parts, num_tokens, cached, committed_s - started_s)
 
@@ -141,8 +159,9 @@ class KVExporter:
         num_parts = num_bytes = done = 0
         while done < export.request.num_prompt_tokens:
             ready = await export.ranges.get()
-            start = max(ready.start, stream.num_cached_tokens)
-            for header in plan_parts(spec, start, ready.end, self._part_bytes):
+            start = max(ready.start, stream.reservation.num_cached_tokens)
+            with_draft = stream.reservation.takes_draft
+            for header in plan_parts(spec, start, ready.end, self._part_bytes, with_draft=with_draft):
                 # A thread of its own: reading the cache must not hold up the first tokens of other requests.
                 payload = await asyncio.to_thread(
                     cache.export_bytes, ready.block_ids, header.token_start, header.token_end, header.layers
@@ -190,4 +209,6 @@ class KVExporter:
         self._engine.blocks.pool.lease(lease_id, block_ids[start // block_size :])
         export.lease_ids.append(lease_id)
         export.leased_until = end
+        if end == request.num_prompt_tokens:
+            export.draft_state = self._export_draft_state(request.request_id)
         self._loop.call_soon_threadsafe(export.ranges.put_nowait, ComputedRange(start, end, block_ids))

@@ -10,9 +10,11 @@ from cluster.role import WorkerContext
 from cluster.role_stats import fill_engine_stats
 from cluster.wire import worker_pb2, worker_pb2_grpc
 from engine.async_engine import AsyncEngine
+from engine.draft.states import create_draft_state
 from engine.scheduler import SchedulerLimits
-from prefill_worker.kv_export import KVExporter
+from prefill_worker.kv_export import KVExporter, no_draft_state
 from prefill_worker.ordering.registry import create_ordering
+from prefill_worker.prompt_draft import PromptDraft
 from prefill_worker.server import PrefillService
 
 
@@ -22,16 +24,24 @@ class PrefillRole:
     def __init__(self, context: WorkerContext) -> None:
         config, pool = context.config, context.pool
         ordering = pool.ordering if isinstance(pool, PrefillConfig) else "fcfs"
+        self._draft = PromptDraft(create_draft_state(context.draft.network, context.runner)) if context.draft else None
         self._engine = AsyncEngine(
             context.runner,
             SchedulerLimits(pool.chunk_tokens, pool.max_num_seqs, context.max_model_len),
             prefix_caching=config.engine.prefix_caching,
             ordering=create_ordering(ordering),
+            proposer=self._draft,
             num_threads=context.num_threads,
         )
         kv = config.kv_transfer
         self._transport = create_transport(kv.transport, kv.max_bytes_per_second, kv.transfer_timeout_s)
-        self._exporter = KVExporter(self._engine, self._transport, kv.part_bytes, kv.reserve_timeout_s)
+        self._exporter = KVExporter(
+            self._engine,
+            self._transport,
+            kv.part_bytes,
+            kv.reserve_timeout_s,
+            self._draft.export_state if self._draft else no_draft_state,
+        )
 
     async def start(self, server: grpc.aio.Server) -> None:
         worker_pb2_grpc.add_PrefillServicer_to_server(PrefillService(self._engine, self._exporter), server)

@@ -56,6 +56,7 @@ def make_info(worker_id: str, pool: str, address: str = "127.0.0.1:1", **changes
         "kv_bytes_per_token": 1,
         "block_size": 16,
         "dtype": "float32",
+        "draft_method": "",
     }
     return WorkerInfo.from_dict({**values, **changes})
 

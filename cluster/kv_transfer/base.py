@@ -48,14 +48,24 @@ class PartHeader:
         return self.token_count * spec.layer_bytes_per_token(self.layer_start, self.layer_end)
 
 
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What the receiver answers to an offer.
+
+    Attributes:
+        num_cached_tokens: leading tokens that need not travel.
+        takes_draft: whether the KV of the draft's layers, and its state, should travel with the model's.
+    """
+
+    num_cached_tokens: int
+    takes_draft: bool = False
+
+
 class KVSink(Protocol):
     """The receiving side. Implementations own the blocks until they are claimed or aborted."""
 
-    async def reserve(self, offer: TransferOffer) -> int:
+    async def reserve(self, offer: TransferOffer) -> Reservation:
         """Makes room.
-
-        Returns:
-            The number of leading tokens that need not travel.
 
         Raises:
             LayoutMismatchError: sender and receiver do not hold KV alike.
@@ -67,8 +77,12 @@ class KVSink(Protocol):
         """Stores a part. Raises ``ChecksumError`` or ``TransferError``."""
         ...
 
-    async def commit(self, transfer_id: str) -> int:
-        """Makes the transfer claimable and returns its bytes. Raises ``TransferError`` when parts are missing."""
+    async def commit(self, transfer_id: str, draft_state: bytes | None = None) -> int:
+        """Makes the transfer claimable and returns its bytes. Raises ``TransferError`` when parts are missing.
+
+        Args:
+            draft_state: see :meth:`engine.draft.network.DraftState.adopt`.
+        """
         ...
 
     def abort(self, transfer_id: str, reason: str) -> None:
@@ -80,16 +94,16 @@ class KVSendStream(Protocol):
     """One transfer, from the sender's side. Every method raises ``BatonError`` when the transfer broke."""
 
     @property
-    def num_cached_tokens(self) -> int:
-        """Leading tokens that the receiver holds already."""
+    def reservation(self) -> Reservation:
+        """The receiver's answer."""
         ...
 
     async def send(self, header: PartHeader, payload: Payload) -> None:
         """Returns once the transport has taken the part; it waits while too much is on its way to a slow receiver."""
         ...
 
-    async def commit(self) -> int:
-        """Waits for the receiver's acknowledgement; returns the bytes that it counted."""
+    async def commit(self, draft_state: bytes | None = None) -> int:
+        """Waits for the receiver's acknowledgement; returns the bytes of KV that it counted."""
         ...
 
     async def abort(self) -> None:
@@ -113,13 +127,17 @@ class KVTransport(Protocol):
         ...
 
 
-def plan_parts(spec: KVCacheSpec, start: int, end: int, part_bytes: int) -> Iterator[PartHeader]:
-    """Cuts positions ``[start, end)`` of all layers into parts of at most ``part_bytes``.
+def plan_parts(
+    spec: KVCacheSpec, start: int, end: int, part_bytes: int, *, with_draft: bool = False
+) -> Iterator[PartHeader]:
+    """Cuts positions ``[start, end)`` of the model's layers, and of the draft's if wanted, into parts.
+
+    A part has at most ``part_bytes``.
 
     A part spans as many layers as fit; where one layer alone is too large, its tokens are split. One token of one
     layer is never split, however small ``part_bytes`` is.
     """
-    num_layers = len(spec.layers)
+    num_layers = len(spec.all_layers if with_draft else spec.layers)
     layer = 0
     while layer < num_layers and start < end:
         layer_end = layer + 1

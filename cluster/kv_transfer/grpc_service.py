@@ -52,13 +52,16 @@ class KVTransferService:
         if header.WhichOneof("kind") != "reserve":
             raise TransferError(f"a KV transfer began with a frame of kind {header.WhichOneof('kind')}, not reserve.")
         offer = _offer_of(header.reserve)
-        num_cached_tokens = await self._sink.reserve(offer)
+        reservation = await self._sink.reserve(offer)
         committed = False
         reason = "the sender went away"
         try:
-            await _reply(context, kv_pb2.KVReply(reserved=kv_pb2.KVReserved(num_cached_tokens=num_cached_tokens)))
-            await self._take_parts(context, offer.transfer_id)
-            num_bytes = await self._sink.commit(offer.transfer_id)
+            reserved = kv_pb2.KVReserved(
+                num_cached_tokens=reservation.num_cached_tokens, takes_draft=reservation.takes_draft
+            )
+            await _reply(context, kv_pb2.KVReply(reserved=reserved))
+            draft_state = await self._take_parts(context, offer.transfer_id)
+            num_bytes = await self._sink.commit(offer.transfer_id, draft_state)
             committed = True
             await _reply(context, kv_pb2.KVReply(committed=kv_pb2.KVCommitted(num_bytes=num_bytes)))
         except grpc.aio.BaseError:
@@ -70,8 +73,8 @@ class KVTransferService:
             if not committed:
                 self._sink.abort(offer.transfer_id, reason)
 
-    async def _take_parts(self, context: grpc.aio.ServicerContext[Any, Any], transfer_id: str) -> None:
-        """Writes parts until the commit comes."""
+    async def _take_parts(self, context: grpc.aio.ServicerContext[Any, Any], transfer_id: str) -> bytes | None:
+        """Writes parts until the commit comes; gives the draft's state that is in it."""
         num_parts = num_bytes = 0
         while (data := await context.read()) is not grpc.aio.EOF:
             header, payload = decode_frame(data)
@@ -82,7 +85,7 @@ class KVTransferService:
                         f"{header.commit.num_parts} KV parts with {header.commit.num_bytes} bytes were sent, "
                         f"{num_parts} with {num_bytes} bytes arrived."
                     )
-                return
+                return header.commit.draft_state if header.commit.HasField("draft_state") else None
             if kind != "part":
                 raise TransferError(f"a KV frame of kind {kind} came out of order.")
             await self._sink.write(transfer_id, _part_of(header.part), payload, header.part.checksum)

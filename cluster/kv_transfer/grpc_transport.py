@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from cluster.kv_transfer.base import PartHeader, Payload, TransferOffer
+from cluster.kv_transfer.base import PartHeader, Payload, Reservation, TransferOffer
 from cluster.kv_transfer.codec import checksum, encode_frame, pack_header
 from cluster.kv_transfer.throttle import Throttle
 from cluster.rpc import create_channel, error_from_rpc
@@ -82,7 +82,7 @@ class GrpcSendStream:
         self._peer = peer
         self._throttle = throttle
         self._max_inflight_bytes = max_inflight_bytes
-        self._num_cached_tokens: int | None = None
+        self._reservation: Reservation | None = None
         self._num_parts = 0
         self._num_bytes = 0
         self._num_bytes_received = 0
@@ -92,8 +92,8 @@ class GrpcSendStream:
         self._reader = asyncio.create_task(self._read_replies())
 
     @property
-    def num_cached_tokens(self) -> int:
-        return self._num_cached_tokens or 0
+    def reservation(self) -> Reservation:
+        return self._reservation or Reservation(0)
 
     @property
     def num_inflight_bytes(self) -> int:
@@ -111,7 +111,7 @@ class GrpcSendStream:
             deadline_s=offer.deadline_s,
         )
         await self._write(encode_frame(kv_pb2.KVFrame(reserve=request)))
-        await self._until(lambda: self._num_cached_tokens is not None)
+        await self._until(lambda: self._reservation is not None)
 
     async def send(self, header: PartHeader, payload: Payload) -> None:
         await self._until(
@@ -126,8 +126,8 @@ class GrpcSendStream:
         self._num_bytes += len(payload)
         await self._write(encode_frame(head, payload))
 
-    async def commit(self) -> int:
-        commit = kv_pb2.KVCommit(num_parts=self._num_parts, num_bytes=self._num_bytes)
+    async def commit(self, draft_state: bytes | None = None) -> int:
+        commit = kv_pb2.KVCommit(num_parts=self._num_parts, num_bytes=self._num_bytes, draft_state=draft_state)
         await self._write(encode_frame(kv_pb2.KVFrame(commit=commit)))
         await self._until(lambda: self._num_bytes_committed is not None)
         return self._num_bytes_committed or 0
@@ -192,7 +192,7 @@ class GrpcSendStream:
     def _take(self, reply: kv_pb2.KVReply) -> None:
         kind = reply.WhichOneof("kind")
         if kind == "reserved":
-            self._num_cached_tokens = reply.reserved.num_cached_tokens
+            self._reservation = Reservation(reply.reserved.num_cached_tokens, reply.reserved.takes_draft)
         elif kind == "received":
             self._num_bytes_received = reply.received.num_bytes
         elif kind == "committed":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 
-from cluster.kv_transfer.base import KVSink, PartHeader, Payload, TransferOffer
+from cluster.kv_transfer.base import KVSink, PartHeader, Payload, Reservation, TransferOffer
 from cluster.kv_transfer.codec import checksum
 from cluster.kv_transfer.throttle import Throttle
 from engine.errors import BatonError, TransferError, WorkerLostError
@@ -35,16 +35,16 @@ class InProcessKVTransport:
 class InProcessSendStream:
     """Implements :class:`cluster.kv_transfer.base.KVSendStream`."""
 
-    def __init__(self, sink: KVSink, transfer_id: str, num_cached_tokens: int, throttle: Throttle | None) -> None:
+    def __init__(self, sink: KVSink, transfer_id: str, reservation: Reservation, throttle: Throttle | None) -> None:
         self._sink = sink
         self._transfer_id = transfer_id
-        self._num_cached_tokens = num_cached_tokens
+        self._reservation = reservation
         self._throttle = throttle
         self._over = False
 
     @property
-    def num_cached_tokens(self) -> int:
-        return self._num_cached_tokens
+    def reservation(self) -> Reservation:
+        return self._reservation
 
     async def send(self, header: PartHeader, payload: Payload) -> None:
         if self._throttle is not None:
@@ -57,10 +57,10 @@ class InProcessSendStream:
             self._sink.abort(self._transfer_id, error.message)
             raise
 
-    async def commit(self) -> int:
+    async def commit(self, draft_state: bytes | None = None) -> int:
         self._check_open()
         try:
-            return await self._sink.commit(self._transfer_id)
+            return await self._sink.commit(self._transfer_id, draft_state)
         except BaseException as error:
             self._sink.abort(self._transfer_id, str(error) or "the sender went away")
             raise

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
+from cluster.config import DRAFT_METHODS
 from cluster.generation import ModelCard
 from cluster.openai_api.json_body import shown
 from cluster.openai_api.limits import GatewayLimits
@@ -73,7 +74,7 @@ class Planner:
         _check_completion_options(request)
         prompts = split_prompts(request.prompt)
         self._check_shared(request, len(prompts))
-        return self._plan(request, [await self._plan_prompt(prompt, request, card) for prompt in prompts])
+        return self._plan(request, [await self._plan_prompt(prompt, request, card) for prompt in prompts], card)
 
     async def _plan_prompt(self, prompt: str | list[int], request: CompletionRequest, card: ModelCard) -> PromptPlan:
         if isinstance(prompt, str):
@@ -111,9 +112,10 @@ class Planner:
         )
         max_tokens = resolve_max_tokens(len(token_ids), requested, None, card, ("messages", max_tokens_param))
         params = build_sampling_params(request, card, max_tokens, num_top)
-        return self._plan(request, [PromptPlan(tuple(token_ids), params, is_continued=request.continue_final_message)])
+        prompt = PromptPlan(tuple(token_ids), params, is_continued=request.continue_final_message)
+        return self._plan(request, [prompt], card)
 
-    def _plan(self, request: BaseRequest, prompts: list[PromptPlan]) -> GenerationPlan:
+    def _plan(self, request: BaseRequest, prompts: list[PromptPlan], card: ModelCard) -> GenerationPlan:
         options = request.stream_options
         return GenerationPlan(
             prompts=tuple(prompts),
@@ -128,7 +130,7 @@ class Planner:
             include_usage=options is not None and options.include_usage,
             continuous_usage=options is not None and options.continuous_usage_stats,
             return_token_ids=request.return_token_ids,
-            speculation_method=request.speculation.method if request.speculation else None,
+            speculation_method=_speculation_method(request, card),
         )
 
     def _check_shared(self, request: BaseRequest, num_prompts: int) -> None:
@@ -195,6 +197,19 @@ def check_model(name: str, card: ModelCard) -> None:
         raise ModelNotFoundError(
             f"The model {name[:100]!r} does not exist here; this endpoint serves {card.name!r}.", param="model"
         )
+
+
+def _speculation_method(request: BaseRequest, card: ModelCard) -> str | None:
+    """Raises :class:`InvalidRequestError` for a method whose draft the cluster does not have."""
+    method = request.speculation.method if request.speculation else None
+    if method in DRAFT_METHODS and method not in card.draft_methods:
+        loaded = ", ".join(sorted(card.draft_methods)) or "none"
+        raise InvalidRequestError(
+            f"speculation.method {method} needs a draft of its kind, but the drafts loaded here are for: {loaded}. "
+            "Choose auto, none, or a method without a draft.",
+            param="speculation",
+        )
+    return method
 
 
 def _check_completion_options(request: CompletionRequest) -> None:

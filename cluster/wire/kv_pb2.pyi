@@ -49,12 +49,14 @@ class KVPart(_message.Message):
     def __init__(self, token_start: _Optional[int] = ..., token_count: _Optional[int] = ..., layer_start: _Optional[int] = ..., layer_end: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class KVCommit(_message.Message):
-    __slots__ = ("num_parts", "num_bytes")
+    __slots__ = ("num_parts", "num_bytes", "draft_state")
     NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_STATE_FIELD_NUMBER: _ClassVar[int]
     num_parts: int
     num_bytes: int
-    def __init__(self, num_parts: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+    draft_state: bytes
+    def __init__(self, num_parts: _Optional[int] = ..., num_bytes: _Optional[int] = ..., draft_state: _Optional[bytes] = ...) -> None: ...
 
 class KVReply(_message.Message):
     __slots__ = ("reserved", "committed", "received", "failed")
@@ -69,10 +71,12 @@ class KVReply(_message.Message):
     def __init__(self, reserved: _Optional[_Union[KVReserved, _Mapping]] = ..., committed: _Optional[_Union[KVCommitted, _Mapping]] = ..., received: _Optional[_Union[KVReceived, _Mapping]] = ..., failed: _Optional[_Union[KVFailed, _Mapping]] = ...) -> None: ...
 
 class KVReserved(_message.Message):
-    __slots__ = ("num_cached_tokens",)
+    __slots__ = ("num_cached_tokens", "takes_draft")
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TAKES_DRAFT_FIELD_NUMBER: _ClassVar[int]
     num_cached_tokens: int
-    def __init__(self, num_cached_tokens: _Optional[int] = ...) -> None: ...
+    takes_draft: bool
+    def __init__(self, num_cached_tokens: _Optional[int] = ..., takes_draft: _Optional[bool] = ...) -> None: ...
 
 class KVCommitted(_message.Message):
     __slots__ = ("num_bytes",)

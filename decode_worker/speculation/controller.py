@@ -13,6 +13,7 @@ from decode_worker.speculation.acceptance import AcceptanceTracker
 from decode_worker.speculation.draft_length import DraftingPolicy, DraftPasses, VerificationPolicy, node_survival
 from decode_worker.speculation.step_cost import StepCost
 from engine.batch import ForwardBatch
+from engine.draft.network import DraftState
 from engine.drafts import Draft
 from engine.request import Request
 from engine.scheduler import ScheduledSequence
@@ -33,11 +34,13 @@ class NetworkMethod:
     """A method whose drafts cost passes of a network, so that it is asked only when it is likely to pay.
 
     Attributes:
+        state: of the network; hears of requests that were prefilled elsewhere.
         passes: keeps account of what its passes cost; the proposer knows it too.
     """
 
     name: str
     proposer: Proposer
+    state: DraftState
     passes: DraftPasses
 
 
@@ -107,6 +110,12 @@ class SpeculationController:
         if self._network is not None and name == self._network.name:
             self._learn_worth(request, len(result.accepted))
         self._guard(name, lambda: method.observe(result), None)
+
+    def adopt(self, request: Request, state: bytes | None, first_new: int) -> None:
+        """A request comes with its prompt's KV; see :meth:`engine.draft.network.DraftState.adopt`."""
+        network = self._network
+        if network is not None:
+            self._guard(network.name, lambda: network.state.adopt(request, state, first_new), None)
 
     def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
         self._cost.record(num_sequences, num_tokens, ms)

@@ -79,6 +79,7 @@ class FeatureState:
     def computed(self, batch: ForwardBatch, results: Mapping[str, VerifyResult]) -> None:
         """Takes a forward's hidden states up. Rows of rejected drafts are left out."""
         hidden = self.head.fuse(self._features.take().to(self.head.dtype))
+        self._has_kv[batch.slots.cpu()] = False  # until the head has seen their rows
         due: list[tuple[WaitingRows, int]] = []
         for sequence, first in zip(batch.sequences, batch.starts, strict=True):
             request, start = sequence.request, sequence.request.num_computed_tokens
@@ -132,33 +133,26 @@ class FeatureState:
         """Forgets a request."""
         self._waiting.pop(request_id, None)
 
-    def export_row(self, request_id: str) -> bytes:
+    def export_state(self, request_id: str) -> bytes:
         """The hidden state of a request's last row, with which another worker can go on; empty if there is none."""
         waiting = self._waiting.get(request_id)
         if waiting is None or not waiting.token_ids:
             return b""
         return bytes(waiting.hidden[-1].contiguous().view(torch.uint8).cpu().numpy())
 
-    def import_row(self, request: Request, data: bytes) -> None:
-        """Goes on where :meth:`export_row` left off elsewhere; the request has its prompt's KV and its first token.
-
-        Args:
-            data: empty when no draft KV came with the prompt's; the head then sees only what comes from now on.
-
-        Raises:
-            ValueError: the data has another length than a hidden state of this head.
-        """
+    def adopt(self, request: Request, state: bytes | None, first_new: int = 0) -> None:
+        """See :class:`engine.draft.network.DraftState`. Without a state the head sees only what comes from now on."""
         end = request.num_computed_tokens
-        slots = slots_of(request.block_ids, 0, end, self._runner.spec.block_size)
-        if not data:
-            self._has_kv[slots] = False
+        arrived = slots_of(request.block_ids, first_new, end, self._runner.spec.block_size)
+        self._has_kv[arrived] = False
+        if not state:
             return
-        hidden = torch.frombuffer(bytearray(data), dtype=self.head.dtype).to(self._runner.device)
+        hidden = torch.frombuffer(bytearray(state), dtype=self.head.dtype).to(self._runner.device)
         if hidden.numel() != self.head.hidden_size:
-            raise ValueError(f"a draft state of {len(data)} bytes came, expected {self.head.hidden_size} numbers")
-        self._has_kv[slots[:-1]] = True
+            raise ValueError(f"a draft state of {len(state)} bytes came, expected {self.head.hidden_size} numbers")
+        self._has_kv[arrived[:-1]] = True
         self._waiting[request.request_id] = WaitingRows(
-            request, end - 1, hidden[None], request.tokens_between(end, end + 1), 0
+            request, end - 1, hidden[None], request.tokens_between(end, end + 1), self._first_key(request, end - 1)
         )
 
     def _add(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
+from engine.batch import ForwardBatch
 from engine.kv_spec import LayerSpec
+from engine.request import Request
+from engine.verification import VerifyResult
 
 
 class DraftNetwork(Protocol):
@@ -23,4 +27,37 @@ class DraftNetwork(Protocol):
 
     def fingerprint(self) -> str:
         """Hex digest over everything that it computes with. Costs a pass over its weights."""
+        ...
+
+
+class DraftState(Protocol):
+    """What a worker keeps for a network between steps, request by request. Used from the engine's thread only."""
+
+    def computed(self, batch: ForwardBatch, results: Mapping[str, VerifyResult]) -> None:
+        """Sees a forward of the target; see :meth:`engine.verification.Proposer.computed`."""
+        ...
+
+    def flush(self, request_id: str) -> None:
+        """Brings a request's draft KV up to date before its blocks are given away or sent."""
+        ...
+
+    def release(self, request_id: str) -> None:
+        """Forgets a request."""
+        ...
+
+    def export_state(self, request_id: str) -> bytes:
+        """What another worker needs, besides the draft KV of the request's blocks, to go on with the request."""
+        ...
+
+    def adopt(self, request: Request, state: bytes | None, first_new: int = 0) -> None:
+        """Takes over a request whose KV was computed elsewhere, before its first step here.
+
+        Args:
+            request: has the KV of its prompt in its blocks, and its first token.
+            state: from :meth:`export_state` there; None when no draft KV came with the target's.
+            first_new: first position whose KV came; that of the ones before was here.
+
+        Raises:
+            ValueError: the state is none of this network's.
+        """
         ...

@@ -52,6 +52,7 @@ def info_of(worker: HostedWorker, pool: str) -> WorkerInfo:
         eos_token_ids=(),
         kv_fingerprint=spec.fingerprint(),
         kv_bytes_per_token=spec.bytes_per_token,
+        draft_method="",
         block_size=spec.block_size,
         dtype=spec.dtype,
     )

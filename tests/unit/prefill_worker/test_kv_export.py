@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from cluster.kv_transfer.base import KVSendStream, PartHeader, Payload, TransferOffer
+from cluster.kv_transfer.base import KVSendStream, PartHeader, Payload, Reservation, TransferOffer
 from cluster.kv_transfer.in_process import InProcessKVTransport
 from engine.async_engine import AsyncEngine
 from engine.errors import BatonError, LayoutMismatchError, OutOfBlocksError, TransferError
@@ -267,8 +267,8 @@ class FailingTransport:
     num_bytes: int = 0
 
     @property
-    def num_cached_tokens(self) -> int:
-        return 0
+    def reservation(self) -> Reservation:
+        return Reservation(0)
 
     async def _at(self, stage: str) -> None:
         if stage == self.stage:
@@ -287,7 +287,7 @@ class FailingTransport:
         self.num_bytes += len(payload)
         await self._at("third send" if self.num_parts == 3 else "send")
 
-    async def commit(self) -> int:
+    async def commit(self, draft_state: bytes | None = None) -> int:
         await self._at("commit")
         return self.num_bytes - 1 if self.stage == "acknowledgement" else self.num_bytes
 

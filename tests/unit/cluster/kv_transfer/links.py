@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
-from cluster.kv_transfer.base import KVSendStream, KVSink, KVTransport, PartHeader, TransferOffer
+from cluster.kv_transfer.base import KVSendStream, KVSink, KVTransport, PartHeader, Reservation, TransferOffer
 from cluster.kv_transfer.grpc_service import KVTransferService
 from cluster.kv_transfer.grpc_transport import GrpcKVTransport
 from cluster.kv_transfer.in_process import InProcessKVTransport
@@ -50,7 +50,7 @@ async def link(
 
 async def send_all(stream: KVSendStream, source: SourceKV, part_bytes: int = 700) -> int:
     """Every missing part, then the commit; returns the acknowledged bytes."""
-    for header, payload in source.parts(stream.num_cached_tokens, part_bytes):
+    for header, payload in source.parts(stream.reservation.num_cached_tokens, part_bytes):
         await stream.send(header, payload)
     return await stream.commit()
 
@@ -71,9 +71,9 @@ class RecordingSink:
     aborts: list[str] = field(default_factory=list)
     reserved: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def reserve(self, offer: TransferOffer) -> int:
+    async def reserve(self, offer: TransferOffer) -> Reservation:
         self.reserved.set()
-        return 0
+        return Reservation(0)
 
     async def write(self, transfer_id: str, header: PartHeader, payload: memoryview, checksum: int) -> None:
         await self.gate.wait()
@@ -81,7 +81,7 @@ class RecordingSink:
             raise self.failure
         self.num_bytes += len(payload)
 
-    async def commit(self, transfer_id: str) -> int:
+    async def commit(self, transfer_id: str, draft_state: bytes | None = None) -> int:
         await self.gate.wait()
         return self.num_bytes
 

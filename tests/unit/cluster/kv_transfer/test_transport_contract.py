@@ -62,7 +62,7 @@ async def test_every_byte_arrives_where_it_belongs(
     way: Link, receiver: Receiver, source: SourceKV, part_bytes: int
 ) -> None:
     stream = await way.transport.open(source.offer(), way.peer)
-    assert stream.num_cached_tokens == 0
+    assert stream.reservation.num_cached_tokens == 0
     assert await send_all(stream, source, part_bytes) == len(PROMPT) * source.spec.bytes_per_token
 
     imported = await receiver.importer.claim("transfer-1")
@@ -78,7 +78,7 @@ async def test_a_prefix_that_the_receiver_holds_need_not_travel(way: Link, recei
 
     longer = SourceKV(receiver.spec, [*PROMPT, 7, 8, 9, 10, 11], seed=1)
     stream = await way.transport.open(longer.offer("second"), way.peer)
-    assert stream.num_cached_tokens == 20  # five full blocks of four; the sixth was not full
+    assert stream.reservation.num_cached_tokens == 20  # five full blocks of four; the sixth was not full
     assert await send_all(stream, longer) == 7 * receiver.spec.bytes_per_token
     imported = await receiver.importer.claim("second")
     prefix = 20 * receiver.spec.layer_bytes_per_token(0, 1) // 2
@@ -92,7 +92,7 @@ async def test_a_fully_cached_prompt_travels_as_nothing(way: Link, receiver: Rec
     source = SourceKV(receiver.spec, PROMPT[:20])
     await deliver(way, source, "first", receiver)
     stream = await way.transport.open(source.offer("second"), way.peer)
-    assert stream.num_cached_tokens == 20
+    assert stream.reservation.num_cached_tokens == 20
     assert await stream.commit() == 0
     receiver.importer.release(await receiver.importer.claim("second"))
     await receiver.all_given_back()

@@ -1,0 +1,131 @@
+"""From a draft checkpoint of whatever kind to a network that is ready for one target."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.default_model import is_default_model
+from engine.draft.checkpoint import CONFIG_NAME, find_checkpoint, read_config
+from engine.draft.draft_model import load_draft_model
+from engine.draft.eagle import EagleHead
+from engine.draft.eagle_checkpoint import load_eagle
+from engine.draft.eagle_probe import settle_feature_layers
+from engine.draft.medusa import load_medusa
+from engine.draft.network import DraftNetwork
+from engine.errors import ConfigError
+from engine.kv_cache import TORCH_DTYPES
+from engine.model_loader import LoadedModel
+from engine.model_source import resolve_model
+from engine.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+AUTO = "auto"
+NONE = "none"
+_DEFAULT_HEAD = "smollm2-135m-instruct-eagle3"
+_MEDUSA_KEYS = ("medusa_num_heads", "medusa_num_layers")
+_EAGLE_KEYS = ("draft_vocab_size", "speculators_model_type", "eagle_config")
+# Any text will do: what counts is how often head and target agree on it.
+_PROBE_TEXT = """
+A library lends books, and a reader brings them back. In the morning the doors open, people come in from the rain, and
+someone asks for a map of the old town. The librarian walks to the third shelf, takes a thin green volume and says that
+it must stay in the reading room. So the visitor sits down at the window, turns the pages and copies the names of the
+streets by hand. Later, when the sun is out again, the map goes back to its place between the others, and the visitor
+finds the way to the river without asking anyone. That is what maps are for.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """
+    Attributes:
+        method: name of the speculation method that uses it.
+        name: what was asked for.
+    """
+
+    method: str
+    name: str
+    network: DraftNetwork
+
+
+def default_draft(model: str) -> Path | None:
+    """The draft that comes with baton for the model that a configuration names; None for others."""
+    if not is_default_model(model):
+        return None
+    folder = Path(str(resources.files("engine.draft") / "assets" / _DEFAULT_HEAD))
+    return folder if (folder / CONFIG_NAME).is_file() else None
+
+
+def load_draft(reference: str, model: str, model_path: str, target: LoadedModel) -> LoadedDraft | None:
+    """Loads what ``speculation.draft`` names, in the target's dtype and on its device.
+
+    Args:
+        reference: ``auto``, ``none``, a folder or a hub id.
+        model: the target, as the configuration names it.
+        model_path: where its tokenizer is.
+
+    Returns:
+        None when there is nothing to load.
+
+    Raises:
+        ConfigError: the checkpoint is missing or broken.
+        UnsupportedModelError: it belongs to another target or cannot be used; the message says what differs.
+    """
+    if reference == NONE:
+        return None
+    found = default_draft(model) if reference == AUTO else reference
+    if found is None:
+        return None
+    dtype, device = TORCH_DTYPES[target.dtype_name], target.model.device
+    kind = _kind_of(found)
+    if kind == "medusa":
+        return LoadedDraft("medusa", str(found), load_medusa(found, target.model, dtype, device))
+    tokenizer = Tokenizer.load(model_path)
+    if kind == "draft_model":
+        draft = load_draft_model(str(found), target, tokenizer, device, target.dtype_name)
+        return LoadedDraft("draft_model", str(found), draft)
+    head = load_eagle(found, target.model, dtype, device)
+    if len(head.feature_layer_choices) > 1:
+        _settle(head, target, tokenizer, str(found))
+    return LoadedDraft("eagle" if head.settings.version == 1 else "eagle3", str(found), head)
+
+
+def _kind_of(reference: str | Path) -> str:
+    """Tells the kinds apart by what only one of them has; whether it is sound, its loader finds out."""
+    folder = _folder_of(reference)
+    if folder is None:
+        return "draft_model"
+    config: Mapping[str, Any] = read_config(folder) if (folder / CONFIG_NAME).is_file() else {}
+    has_medusa_file = any(folder.glob("medusa_lm_head.*"))
+    if has_medusa_file or config.get("model_type") == "medusa" or any(key in config for key in _MEDUSA_KEYS):
+        return "medusa"
+    if any(key in config for key in _EAGLE_KEYS) or not (folder / "tokenizer_config.json").is_file():
+        return "eagle"
+    return "draft_model"
+
+
+def _folder_of(reference: str | Path) -> Path | None:
+    """None for what only :func:`engine.model_source.resolve_model` knows: the default model and GGUF files."""
+    if isinstance(reference, str) and (is_default_model(reference) or reference.endswith(".gguf")):
+        resolve_model(reference)
+        return None
+    return find_checkpoint(reference)
+
+
+@torch.inference_mode()
+def _settle(head: EagleHead, target: LoadedModel, tokenizer: Tokenizer, name: str) -> None:
+    """Finds out what the checkpoint's layer ids mean. The target must not have been given to a runner yet."""
+    token_ids = torch.tensor(tokenizer.encode(_PROBE_TEXT.strip().replace("\n", " ")), device=target.model.device)
+    if len(token_ids) < 2:
+        raise ConfigError(f"draft checkpoint {name}: the target's tokenizer makes nothing of a plain English text.")
+    output: Any = target.model(input_ids=token_ids[None], output_hidden_states=True, use_cache=False)
+    states = {layer: state[0] for layer, state in enumerate(output.hidden_states)}
+    agreement = settle_feature_layers(head, states, token_ids, output.logits[0].argmax(dim=-1))
+    logger.info("draft %s reads layers %s (agreement by reading: %s)", name, head.feature_layers, agreement)

@@ -1,0 +1,64 @@
+"""Runs the draft over prompts, so that a decode worker can speculate from its first step on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from engine.batch import ForwardBatch
+from engine.draft.network import DraftState
+from engine.drafts import Draft
+from engine.scheduler import ScheduledSequence
+from engine.verification import VerifyResult
+
+logger = logging.getLogger(__name__)
+
+
+class PromptDraft:
+    """Implements :class:`engine.verification.Proposer` without ever proposing anything. Engine's thread only.
+
+    A draft that breaks is left out from then on: prompts travel without its KV, and no request fails for it.
+    """
+
+    def __init__(self, state: DraftState) -> None:
+        self._state: DraftState | None = state
+        self.num_failures = 0
+
+    def export_state(self, request_id: str) -> bytes | None:
+        """What the decode worker needs besides the draft's KV; None when that KV is of no use."""
+        state = self._state
+        return None if state is None else state.export_state(request_id)
+
+    def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
+        return {}
+
+    def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
+        """Writes the draft's KV of what was computed; the KV hand-off sends it when this is done."""
+
+        def write(state: DraftState) -> None:
+            state.computed(batch, results)
+            for request_id in results:
+                state.flush(request_id)
+
+        self._guarded(write)
+
+    def observe(self, result: VerifyResult) -> None:
+        """There are no drafts to learn from."""
+
+    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
+        """There are no drafts to pay for."""
+
+    def release(self, request_id: str) -> None:
+        self._guarded(lambda state: state.release(request_id))
+
+    def _guarded(self, work: Callable[[DraftState], None]) -> None:
+        if self._state is None:
+            return
+        try:
+            work(self._state)
+        except Exception:
+            logger.exception("the draft broke and is left out from now on")
+            self.num_failures += 1
+            self._state = None
