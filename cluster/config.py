@@ -114,7 +114,11 @@ class SpeculationConfig(Section):
     draft_on_prefill: bool = True
     """Prefill workers run the draft over the prompt, and its KV travels with the model's."""
     max_draft_tokens: Annotated[int, Field(ge=1, le=64)] = 8
-    """Per request and step."""
+    """Of a chain, per request and step."""
+    max_tree_tokens: Annotated[int, Field(ge=1, le=64)] = 32
+    """The same for methods that draft trees."""
+    tree_max_batch: Annotated[int, Field(ge=0, le=64)] = 4
+    """EAGLE heads draft trees while a step has no more sequences than that, and chains beyond; 0: always chains."""
     acceptance: AcceptanceRule = "match"
     """match: the model draws its own token at every place, and drafts are kept as long as they equal it; seeds give the
     same tokens as without speculation. residual: drafts are drawn too, and accepted or corrected so that the

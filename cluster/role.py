@@ -21,18 +21,18 @@ class WorkerContext:
         config: of the whole cluster.
         pool: of this worker's pool.
         runner: model and cache; outlive the role.
-        draft: what speculates for the model, if the role runs it; the runner knows it.
         max_model_len: prompt and output tokens of one request.
         num_threads: CPU threads of the engine.
+        draft: what speculates for the model, if the role runs it; the runner knows it.
     """
 
     worker_id: str
     config: BatonConfig
     pool: PoolConfig
     runner: ModelRunner
-    draft: LoadedDraft | None
     max_model_len: int
     num_threads: int
+    draft: LoadedDraft | None = None
 
 
 class WorkerRole(Protocol):

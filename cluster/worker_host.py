@@ -72,9 +72,9 @@ class WorkerHost:
             self._config,
             self._pool_config,
             runner,
-            draft,
             _max_model_len(self._config, runner),
             self._num_threads,
+            draft,
         )
         role = _import_role(self._role_path)(context)
         server = create_server()

@@ -10,8 +10,8 @@ from cluster.role_stats import fill_engine_stats
 from cluster.wire import worker_pb2, worker_pb2_grpc
 from decode_worker.kv_import import KVImporter
 from decode_worker.server import DecodeService
-from decode_worker.speculation.registry import create_controller
-from decode_worker.speculation.verification import SampleAndMatch
+from decode_worker.speculation.registry import SpeculationLimits, create_controller
+from decode_worker.speculation.verification import create_verifier
 from engine.async_engine import AsyncEngine
 from engine.scheduler import SchedulerLimits
 
@@ -24,18 +24,23 @@ class DecodeRole:
         speculation = config.speculation
         controller = create_controller(
             speculation.method,
-            speculation.max_draft_tokens,
+            SpeculationLimits(
+                max_draft_tokens=speculation.max_draft_tokens,
+                max_tree_tokens=speculation.max_tree_tokens,
+                tree_max_batch=speculation.tree_max_batch,
+                draws=speculation.acceptance == "residual",
+                remember_outputs=speculation.remember_outputs,
+            ),
             context.runner,
             context.draft,
-            remember_outputs=speculation.remember_outputs,
         )
         self._engine = AsyncEngine(
             context.runner,
             SchedulerLimits(pool.chunk_tokens, pool.max_num_seqs, context.max_model_len),
             prefix_caching=config.engine.prefix_caching,
-            verifier=SampleAndMatch(),
+            verifier=create_verifier(speculation.acceptance, speculation.typical_epsilon, speculation.typical_alpha),
             proposer=controller,
-            max_draft_tokens=speculation.max_draft_tokens,
+            max_draft_tokens=max(speculation.max_draft_tokens, speculation.max_tree_tokens),
             num_threads=context.num_threads,
         )
         self._importer = KVImporter(self._engine, config.kv_transfer.claim_timeout_s, controller.adopt)

@@ -27,7 +27,8 @@ class Draft:
         parents: of each node the index of its parent, or :data:`ROOT`; empty for a chain, nearest token first.
             Siblings have different tokens.
         confidences: for each node the estimated probability that the target agrees, given that it agreed with the
-            node's ancestors. Where only the first nodes can be verified, those should be the likeliest ones.
+            node's ancestors and with none of its earlier siblings. The likeliest nodes should come first, since the
+            last ones are left out where not all can be verified.
         probs: ``[len(token_ids), vocab_size]``, the processed distribution that each node was drawn from, together
             with its siblings and without replacement; None for guesses that were not drawn.
     """

@@ -63,8 +63,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledTok
     sampled = [index for index, row in enumerate(rows) if not row.params.is_greedy]
     if sampled:
         probs = torch.softmax(processed[sampled], dim=-1, dtype=torch.float64)
-        params = [(rows[index].params.seed, rows[index].position) for index in sampled]
-        choice[sampled] = draw(probs, [uniform(seed, position) for seed, position in params])
+        choice[sampled] = draw(probs, [uniform(rows[index].params.seed, rows[index].position) for index in sampled])
     valid = torch.isfinite(best).tolist()
     token_ids = choice.tolist()
     logprobs = logprobs_at(logits, rows, token_ids)

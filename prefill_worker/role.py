@@ -24,7 +24,7 @@ class PrefillRole:
     def __init__(self, context: WorkerContext) -> None:
         config, pool = context.config, context.pool
         ordering = pool.ordering if isinstance(pool, PrefillConfig) else "fcfs"
-        self._draft = PromptDraft(create_draft_state(context.draft.network, context.runner)) if context.draft else None
+        self._draft = _create_draft(context)
         self._engine = AsyncEngine(
             context.runner,
             SchedulerLimits(pool.chunk_tokens, pool.max_num_seqs, context.max_model_len),
@@ -58,3 +58,9 @@ class PrefillRole:
     async def stop(self) -> None:
         await self._engine.stop()
         await self._transport.close()
+
+
+def _create_draft(context: WorkerContext) -> PromptDraft | None:
+    if context.draft is None:
+        return None
+    return PromptDraft(create_draft_state(context.draft.network, context.runner, ships_prompts=True))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
+
+Outcome = TypeVar("Outcome", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +23,8 @@ class ChiSquare:
     p_value: float
 
 
-def chi_square[T: Hashable](
-    counts: Mapping[T, int], expected: Mapping[T, float], least_expected: float = 5.0
+def chi_square(
+    counts: Mapping[Outcome, int], expected: Mapping[Outcome, float], least_expected: float = 5.0
 ) -> ChiSquare:
     """Pearson's test of goodness of fit.
 

@@ -13,13 +13,14 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 from unittest import mock
 
 import torch
 
-_USERS = ("engine.sampler", "decode_worker.speculation.noise", "decode_worker.speculation.acceptance_rules")
 _MAX_RUNS = 100_000
 
+Outcome = TypeVar("Outcome", bound=Hashable)
 Key = tuple[int, int, int]
 
 
@@ -115,14 +116,14 @@ class Unknown(float):
     __hash__ = float.__hash__
 
 
-def law_of[T: Hashable](program: Callable[[], T]) -> dict[T, float]:
+def law_of(program: Callable[[], Outcome]) -> dict[Outcome, float]:
     """The probability of each thing that ``program`` can return, those of probability 0 included.
 
     Raises:
         RuntimeError: there are too many ways to go through.
     """
     search = Search()
-    found: dict[T, float] = {}
+    found: dict[Outcome, float] = {}
     with _decided_by(search):
         for _ in range(_MAX_RUNS):
             search.begin()
@@ -143,7 +144,9 @@ def _decided_by(search: Search) -> Iterator[None]:
     def draw(probs: torch.Tensor, noise: Sequence[Unknown]) -> torch.Tensor:
         return torch.tensor([search.pick(number.key, row) for number, row in zip(noise, probs, strict=True)])
 
-    with mock.patch.multiple("engine.sampler", uniform=uniform, draw=draw):
-        with mock.patch.multiple("decode_worker.speculation.noise", uniform=uniform, draw=draw):
-            with mock.patch.multiple("decode_worker.speculation.acceptance_rules", uniform=uniform):
-                yield
+    with (
+        mock.patch.multiple("engine.sampler", uniform=uniform, draw=draw),
+        mock.patch.multiple("decode_worker.speculation.noise", uniform=uniform, draw=draw),
+        mock.patch("decode_worker.speculation.acceptance_rules.uniform", uniform),
+    ):
+        yield

@@ -56,6 +56,13 @@ def tiny_target(num_layers: int = NUM_LAYERS, hidden: int = HIDDEN, vocab: int =
     return LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=False)).eval().requires_grad_(False)
 
 
+def tiny_draft_lm(num_layers: int = 2, vocab: int = VOCAB, max_positions: int = 128) -> LlamaForCausalLM:
+    """A smaller model of the target's vocabulary, or of nearly that."""
+    torch.manual_seed(1)
+    sizes = {**LAYER, "num_hidden_layers": num_layers, "vocab_size": vocab, "max_position_embeddings": max_positions}
+    return LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=False)).eval().requires_grad_(False)
+
+
 class _Weights:
     """Draws each tensor so that it matters."""
 

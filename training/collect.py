@@ -14,7 +14,7 @@ from training.prompts import ChatFormat, is_usable_turn
 _SHARD_SAMPLES = 64
 _MAX_TURN_TOKENS = 300
 _TURN_TEMPERATURE = 0.9
-_TURN_TOP_P = 0.95
+_TURN_TOP_K = 50
 _MIN_ANSWER_TOKENS = 8
 
 
@@ -110,7 +110,7 @@ class Collector:
                 params = SamplingParams(
                     max_tokens=_MAX_TURN_TOKENS,
                     temperature=_TURN_TEMPERATURE,
-                    top_p=_TURN_TOP_P,
+                    top_k=_TURN_TOP_K,
                     seed=self._settings.seed + 2 * index,
                 )
                 yield _Job(self._chat.before_user, params, is_turn=True)

@@ -23,7 +23,7 @@ from training.dataset import AnswerDataset, Sample
 from training.evaluate import Evaluation, evaluate
 from training.head_init import head_settings, initial_head
 from training.settings import Eagle3Settings
-from training.states import CachedStates, LiveStates, States
+from training.states import CachedStates, JoinedStates, LiveStates, States
 from training.target import FrozenTarget
 from training.trainer import Eagle3Trainer, Progress
 from training.training_state import load_state, save_state
@@ -31,7 +31,7 @@ from training.vocabulary import choose_vocabulary, count_answer_tokens, coverage
 
 _STATE_NAME = "training_state.pt"
 _STATES_FOLDER = "states"
-_SAMPLES_TO_FIT = 96
+_SAMPLES_TO_FIT = 256
 # A resumed run may have others.
 _FREE_SETTINGS = frozenset({"budget_s", "report_every_steps", "save_every_s", "num_evaluated_samples"})
 
@@ -55,7 +55,7 @@ class TrainingResult:
 def train_eagle3(
     settings: Eagle3Settings,
     target: LoadedModel,
-    dataset: AnswerDataset,
+    datasets: Sequence[AnswerDataset],
     output: Path,
     work: Path,
     facts: CardFacts,
@@ -68,7 +68,7 @@ def train_eagle3(
     Interrupted, it goes on from the last state in ``work`` when it is called again with the same arguments.
 
     Args:
-        target: must be the model that gave the answers. Its attention is switched to the ordinary one.
+        target: must be the model that gave all the answers. Its attention is switched to the ordinary one.
         output: folder of the checkpoint; files of an earlier one are replaced.
         work: folder of what is needed until the end and not afterwards.
         facts: what the card says beyond what is measured.
@@ -77,25 +77,30 @@ def train_eagle3(
             that it runs once instead of once an epoch.
 
     Raises:
-        ConfigError: the dataset is empty, or of another target; or ``work`` belongs to another run.
+        ConfigError: the datasets are empty, or one is of another target; or ``work`` belongs to another run.
         UnsupportedModelError: there can be no such head for this target.
     """
     start = time.perf_counter()
-    _check_dataset(dataset, target)
-    samples = list(dataset)
+    _check_datasets(datasets, target)
+    answers = [list(dataset) for dataset in datasets]
+    samples = [sample for group in answers for sample in group]
     training, held_out = split_samples(samples, settings.held_out_share, settings.seed)
     if not training or not held_out:
         raise ConfigError(
-            f"training: {dataset.folder} has {len(samples)} samples, of which {len(training) + len(held_out)} are long "
+            f"training: {_names(datasets)}: {len(samples)} samples, of which {len(training) + len(held_out)} are long "
             "enough. Expected at least 2. Collect more answers."
         )
     counts = count_answer_tokens(samples[index] for index in training)
     vocabulary = choose_vocabulary(counts, settings.draft_vocab_size, target.vocab_size, target.eos_token_ids)
     shape = head_settings(target.model, settings, len(vocabulary))
     frozen = FrozenTarget(target.model, shape.feature_layers)
-    states = _states(frozen, target, samples, work, report) if cache_states else LiveStates(frozen, samples)
-    fit_on = states.load(training[:_SAMPLES_TO_FIT])
-    head = initial_head(shape, target.model, vocabulary, fit_on, settings.seed).to(target.model.device)
+    states: States = LiveStates(frozen, samples)
+    if cache_states:
+        states = _cached_states(frozen, target, answers, work, report)
+    fit_on = training[:_SAMPLES_TO_FIT]
+    head = initial_head(
+        shape, target.model, vocabulary, [samples[index] for index in fit_on], states.load(fit_on), settings.seed
+    ).to(target.model.device)
     trainer = Eagle3Trainer(head, target.model, vocabulary, samples, training, held_out, states, settings, report)
 
     path = work / _STATE_NAME
@@ -111,32 +116,44 @@ def train_eagle3(
     return TrainingResult(output, trainer.state.num_steps, trainer.state.elapsed_s, evaluation)
 
 
-def _check_dataset(dataset: AnswerDataset, target: LoadedModel) -> None:
-    if not len(dataset):
-        raise ConfigError(f"training: {dataset.folder} holds no answers. Collect some with the target first.")
-    if (found := dataset.settings.get("target")) != target.fingerprint:
-        raise ConfigError(
-            f"training: the answers in {dataset.folder} come from another model (fingerprint {found}) than the target "
-            f"({target.fingerprint}). Train on answers of the target itself."
-        )
-
-
-def _states(
-    frozen: FrozenTarget, target: LoadedModel, samples: Sequence[Sample], work: Path, report: Callable[[Progress], None]
-) -> States:
-    states = CachedStates(work / _STATES_FOLDER, frozen, target.fingerprint, samples)
-    start = time.perf_counter()
-
-    def tell(num_computed: int, num_left: int) -> None:
-        speed = num_computed / max(time.perf_counter() - start, 1e-9)
-        report(
-            Progress(
-                "states", progress=num_computed / (num_computed + num_left), tokens_per_s=speed, eta_s=num_left / speed
+def _check_datasets(datasets: Sequence[AnswerDataset], target: LoadedModel) -> None:
+    if not any(len(dataset) for dataset in datasets):
+        raise ConfigError(f"training: {_names(datasets)}: no answers. Collect some with the target first.")
+    for dataset in datasets:
+        if (found := dataset.settings.get("target")) != target.fingerprint:
+            raise ConfigError(
+                f"training: the answers in {dataset.folder} come from another model (fingerprint {found}) than the "
+                f"target ({target.fingerprint}). Train on answers of the target itself."
             )
-        )
 
-    states.fill(tell)
-    return states
+
+def _names(datasets: Sequence[AnswerDataset]) -> str:
+    return ", ".join(str(dataset.folder) for dataset in datasets) or "no dataset"
+
+
+def _cached_states(
+    frozen: FrozenTarget,
+    target: LoadedModel,
+    answers: Sequence[Sequence[Sample]],
+    work: Path,
+    report: Callable[[Progress], None],
+) -> States:
+    """A cache per dataset, so that datasets that grow keep what is there."""
+    parts = [
+        CachedStates(work / f"{_STATES_FOLDER}-{index}", frozen, target.fingerprint, samples)
+        for index, samples in enumerate(answers)
+    ]
+    total, done, start = sum(part.num_missing_tokens() for part in parts), 0, time.perf_counter()
+
+    def tell(num_tokens: int) -> None:
+        nonlocal done
+        done += num_tokens
+        speed = done / max(time.perf_counter() - start, 1e-9)
+        report(Progress("states", progress=done / total, tokens_per_s=speed, eta_s=(total - done) / speed))
+
+    for part in parts:
+        part.fill(tell)
+    return JoinedStates(parts, [len(samples) for samples in answers])
 
 
 def _identity(settings: Eagle3Settings, target: LoadedModel, samples: Sequence[Sample]) -> dict[str, Any]:

@@ -6,10 +6,11 @@ folder/states-00000.safetensors  features [total, num_layers * hidden_size], fin
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,6 +43,21 @@ class LiveStates:
         return self._target.states_of([self._samples[index] for index in indices])
 
 
+class JoinedStates:
+    """Several sources as one, whose samples follow each other."""
+
+    def __init__(self, parts: Sequence[States], sizes: Sequence[int]) -> None:
+        self._parts = parts
+        self._starts = _starts(sizes)
+
+    def load(self, indices: Sequence[int]) -> list[SampleStates]:
+        found: list[SampleStates] = []
+        for index in indices:
+            part = bisect.bisect_right(self._starts, index) - 1
+            found += self._parts[part].load([index - self._starts[part]])
+        return found
+
+
 class CachedStates:
     """Reads them from disk, where :meth:`fill` has put them.
 
@@ -60,27 +76,31 @@ class CachedStates:
         self._answer_starts = _starts(_num_answer_rows(sample) for sample in samples)
         self._files: dict[int, Any] = {}
 
-    def fill(self, report: Callable[[int, int], None] = lambda num_computed, num_left: None) -> None:
+    def num_missing_tokens(self) -> int:
+        """Tokens that :meth:`fill` would run the target over."""
+        return sum(self._num_tokens(index) for index in self._missing())
+
+    def fill(self, report: Callable[[int], None] = lambda num_tokens: None) -> None:
         """Computes what is missing, shard by shard, each of which appears whole or not at all.
 
         Args:
-            report: called after each shard with the tokens computed so far in this call, and those left.
+            report: called after each shard with the number of its tokens.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        shards = [index for index in range(self._num_shards) if not self._is_valid(index)]
-        sizes = [sum(len(sample.token_ids) for sample in self._shard_samples(index)) for index in shards]
-        done = 0
-        for index, size in zip(shards, sizes, strict=True):
+        for index in self._missing():
             self._write(index)
-            done += size
-            report(done, sum(sizes) - done)
+            report(self._num_tokens(index))
 
     def load(self, indices: Sequence[int]) -> list[SampleStates]:
         return [self._load(index) for index in indices]
 
-    @property
-    def _num_shards(self) -> int:
-        return -(-len(self._samples) // _SHARD_SAMPLES)
+    def _missing(self) -> list[int]:
+        """Shards that are to be computed."""
+        num_shards = -(-len(self._samples) // _SHARD_SAMPLES)
+        return [index for index in range(num_shards) if not self._is_valid(index)]
+
+    def _num_tokens(self, index: int) -> int:
+        return sum(len(sample.token_ids) for sample in self._shard_samples(index))
 
     def _load(self, index: int) -> SampleStates:
         shard = index // _SHARD_SAMPLES
@@ -134,7 +154,7 @@ def _num_answer_rows(sample: Sample) -> int:
     return len(sample.token_ids) - max(0, sample.num_prompt_tokens - 1)
 
 
-def _starts(lengths: Any) -> list[int]:
+def _starts(lengths: Iterable[int]) -> list[int]:
     return [0, *itertools.accumulate(lengths)]
 
 

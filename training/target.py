@@ -42,7 +42,9 @@ class FrozenTarget:
     def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int]) -> None:
         self.model = model.eval().requires_grad_(False)
         self.feature_layers = tuple(feature_layers)
-        model.set_attn_implementation("sdpa" if getattr(model, "_supports_sdpa", False) else "eager")
+        # On CPUs, plain matrix products beat the fused kernel at the length of an answer.
+        is_fused = model.device.type != "cpu" and getattr(model, "_supports_sdpa", False)
+        model.set_attn_implementation("sdpa" if is_fused else "eager")
         self._decoder: Any = model.get_decoder()
         self._lm_head: Any = model.get_output_embeddings()
 

@@ -12,6 +12,8 @@ import torch
 
 from engine.errors import ConfigError
 
+_ADVICE = "Delete it to start from the beginning."
+
 
 @dataclass(slots=True)
 class TrainingState:
@@ -61,10 +63,10 @@ def load_state(path: Path, identity: dict[str, Any]) -> tuple[TrainingState, dic
         stored = content["identity"]
         state = TrainingState(**content["state"])
         optimizer: dict[str, Any] = content["optimizer"]
-    except (OSError, RuntimeError, LookupError, TypeError, EOFError, pickle.UnpicklingError) as error:
-        raise ConfigError(
-            f"training: {path} cannot be read: {error}. Delete it to start from the beginning."
-        ) from error
+    except pickle.UnpicklingError as error:  # whose message speaks to programmers
+        raise ConfigError(f"training: {path} is no state of a training run. {_ADVICE}") from error
+    except (OSError, RuntimeError, LookupError, TypeError, EOFError) as error:
+        raise ConfigError(f"training: {path} cannot be read: {error}. {_ADVICE}") from error
     if stored != identity:
         names = sorted(name for name in stored.keys() | identity.keys() if stored.get(name) != identity.get(name))
         raise ConfigError(

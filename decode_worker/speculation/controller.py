@@ -10,8 +10,9 @@ from typing import TypeVar
 import torch
 
 from decode_worker.speculation.acceptance import AcceptanceTracker
-from decode_worker.speculation.draft_length import DraftingPolicy, DraftPasses, VerificationPolicy, node_survival
+from decode_worker.speculation.draft_length import DraftingPolicy, DraftPasses, VerificationPolicy
 from decode_worker.speculation.step_cost import StepCost
+from decode_worker.speculation.tree import reach_probabilities
 from engine.batch import ForwardBatch
 from engine.draft.network import DraftState
 from engine.drafts import Draft
@@ -53,6 +54,7 @@ class SpeculationController:
             expected tokens is taken.
         default: for requests that do not choose: a method's name, ``auto`` or ``none``.
         max_draft_tokens: per request and step.
+        most: the same for methods that may draft more or less.
         cost: of the target's steps; ``network`` knows the same one.
         network: one more method, of which ``auto`` makes use where the others have nothing better.
     """
@@ -63,6 +65,7 @@ class SpeculationController:
         auto_methods: Collection[str],
         default: str,
         max_draft_tokens: int,
+        most: Mapping[str, int] | None = None,
         cost: StepCost | None = None,
         network: NetworkMethod | None = None,
     ) -> None:
@@ -70,6 +73,7 @@ class SpeculationController:
         self._auto_methods = frozenset(auto_methods)
         self._default = default
         self._max_draft_tokens = max_draft_tokens
+        self._most = dict(most or {})
         self._cost = cost or StepCost()
         self._verification = VerificationPolicy(self._cost)
         self._network = network
@@ -81,16 +85,15 @@ class SpeculationController:
 
     def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
         """The drafts that are worth their verification."""
-        limits = {request_id: min(count, self._max_draft_tokens) for request_id, count in room.items()}
-        wanting = [sequence for sequence in plan if sequence.request.request_id in limits]
+        wanting = [sequence for sequence in plan if sequence.request.request_id in room]
         best: dict[str, tuple[float, str, Draft]] = {}
         for name in list(self._methods):
             asking = [s for s in wanting if self._may_use(s.request, name, name in self._auto_methods)]
-            _keep_better(best, name, self._ask(name, asking, limits))
+            _keep_better(best, name, self._ask(name, asking, room))
         num_sequences = sum(sequence.samples for sequence in plan)
         num_tokens = sum(sequence.num_tokens for sequence in plan)
         if self._network is not None:
-            drafts = self._ask_network(self._network, wanting, limits, best, num_sequences, num_tokens)
+            drafts = self._ask_network(self._network, wanting, room, best, num_sequences, num_tokens)
             _keep_better(best, self._network.name, drafts)
         chosen = self._choose(plan, best, num_sequences, num_tokens)
         self._proposed_by = {request_id: best[request_id][1] for request_id in chosen}
@@ -160,7 +163,7 @@ class SpeculationController:
         self,
         network: NetworkMethod,
         wanting: Sequence[ScheduledSequence],
-        limits: Mapping[str, int],
+        room: Mapping[str, int],
         best: Mapping[str, tuple[float, str, Draft]],
         num_sequences: int,
         num_tokens: int,
@@ -181,7 +184,7 @@ class SpeculationController:
         if by_name:
             network.passes.rate = None
         asking = [s for s in wanting if s.request.request_id in chosen | by_name]
-        drafts = self._ask(network.name, asking, limits)
+        drafts = self._ask(network.name, asking, room)
         for draft in drafts.values():
             self._worth.record("drafted", _PRIOR_DRAFTED, len(draft))
         return drafts
@@ -200,7 +203,8 @@ class SpeculationController:
         method = self._all().get(name)
         if not wanting or method is None:
             return {}
-        asked = {s.request.request_id: room[s.request.request_id] for s in wanting}
+        most = self._most.get(name, self._max_draft_tokens)
+        asked = {s.request.request_id: min(most, room[s.request.request_id]) for s in wanting}
         return self._guard(name, lambda: method.propose(wanting, asked), {})
 
     def _guard(self, name: str, work: Callable[[], T], otherwise: T) -> T:
@@ -218,7 +222,7 @@ class SpeculationController:
 
 def _keep_better(best: dict[str, tuple[float, str, Draft]], name: str, drafts: Mapping[str, Draft]) -> None:
     for request_id, draft in drafts.items():
-        expected = sum(node_survival(draft))
+        expected = sum(reach_probabilities(draft))
         if len(draft) and (request_id not in best or expected > best[request_id][0]):
             best[request_id] = (expected, name, draft)
 

@@ -15,33 +15,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from decode_worker.speculation.step_cost import StepCost
-from engine.drafts import ROOT, Draft
+from decode_worker.speculation.tree import reach_probabilities
+from engine.drafts import Draft
 
 # Speculation must promise this much more than plain decoding before it begins, and half of it to go on.
 _MIN_GAIN = 0.03
 # The share of decisions against drafting that are tried all the same, to notice when drafts have become better.
 _DECISIONS_PER_PROBE = 64
 _OPTIMISM = 1.5
-
-
-def survival(confidences: Sequence[float]) -> list[float]:
-    """Running product: the chance that a slot and all before it are accepted."""
-    product, out = 1.0, []
-    for confidence in confidences:
-        product *= confidence
-        out.append(product)
-    return out
-
-
-def node_survival(draft: Draft) -> list[float]:
-    """For each node the chance that it and all its ancestors are accepted."""
-    if draft.is_chain:
-        return survival(draft.confidences)
-    found: list[float] = []
-    for node, confidence in enumerate(draft.confidences):
-        parent = draft.parent(node)
-        found.append(confidence * (1.0 if parent == ROOT else found[parent]))
-    return found
 
 
 class DraftPasses:
@@ -151,7 +132,7 @@ class VerificationPolicy:
         # what is taken of a draft is a tree as well, if its nodes are in the same order.
         slots = sorted(
             ((chance, -node, request_id) for request_id, draft in drafts.items()
-             for node, chance in enumerate(node_survival(draft))),
+             for node, chance in enumerate(reach_probabilities(draft))),
             reverse=True,
         )  # fmt: skip
         plain = num_sequences / self._cost.ms(num_sequences, num_tokens)

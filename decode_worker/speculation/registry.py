@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 from decode_worker.speculation.controller import AUTO, NONE, NetworkMethod, SpeculationController
 from decode_worker.speculation.draft_length import DraftPasses
+from decode_worker.speculation.draft_model import DraftModelProposer
 from decode_worker.speculation.eagle import EagleProposer
+from decode_worker.speculation.eagle_tree import EagleTreeProposer, EagleTreeSettings
+from decode_worker.speculation.lookahead import LookaheadProposer
+from decode_worker.speculation.medusa import MedusaProposer
 from decode_worker.speculation.ngram import NgramProposer
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.suffix import SuffixProposer
-from engine.draft.eagle import EagleHead
 from engine.draft.feature_state import FeatureState
 from engine.draft.loading import LoadedDraft
+from engine.draft.medusa_state import MedusaState
 from engine.draft.network import DraftState
+from engine.draft.states import create_draft_state
+from engine.draft.token_state import TokenState
 from engine.errors import ConfigError
 from engine.model_runner import ModelRunner
 from engine.verification import Proposer
 
-_MODEL_FREE = ("ngram", "suffix")
+_MODEL_FREE = ("lookahead", "ngram", "suffix")
 _NETWORKS = ("draft_model", "eagle", "eagle3", "medusa")
 # What `auto` tries before a network; n-grams are a special case of suffixes.
 _AUTO_METHODS = ("suffix",)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationLimits:
+    """
+    Attributes:
+        max_draft_tokens: of a chain.
+        max_tree_tokens: of a tree.
+        tree_max_batch: sequences in a step up to which EAGLE heads draft trees; 0 for never.
+        draws: sampled requests get drafts that are drawn from the network's distribution.
+        remember_outputs: lets ``suffix`` draft from the outputs of other requests.
+    """
+
+    max_draft_tokens: int = 8
+    max_tree_tokens: int = 32
+    tree_max_batch: int = 0
+    draws: bool = False
+    remember_outputs: bool = False
 
 
 def method_names() -> tuple[str, ...]:
@@ -30,40 +54,60 @@ def method_names() -> tuple[str, ...]:
 
 
 def create_controller(
-    default: str, max_draft_tokens: int, runner: ModelRunner, draft: LoadedDraft | None, *, remember_outputs: bool
+    default: str, limits: SpeculationLimits, runner: ModelRunner, draft: LoadedDraft | None
 ) -> SpeculationController:
     """All methods that can run here, each at a request's choice.
 
     Raises:
         ConfigError: ``default`` is not a known name, or needs a draft that was not loaded.
     """
+    _check_available(default, draft)
     cost = StepCost()
-    network = None if draft is None else _create_network(draft, runner, cost)
-    available = {AUTO, NONE, *_MODEL_FREE, *([] if draft is None else [draft.method])}
+    methods: dict[str, Proposer] = {
+        "lookahead": LookaheadProposer(),
+        "ngram": NgramProposer(),
+        "suffix": SuffixProposer(remembers_outputs=limits.remember_outputs),
+    }
+    most = {"lookahead": limits.max_tree_tokens}
+    network = None
+    if draft is not None:
+        network = _create_network(draft, runner, cost, limits)
+        if isinstance(network.proposer, EagleTreeProposer | MedusaProposer):
+            most[network.name] = limits.max_tree_tokens
+    return SpeculationController(methods, _AUTO_METHODS, default, limits.max_draft_tokens, most, cost, network)
+
+
+def _check_available(default: str, draft: LoadedDraft | None) -> None:
     if default not in method_names():
         raise ConfigError(f"speculation.method is {default!r}; known are: {', '.join(method_names())}.")
-    if default not in available:
+    if default in _NETWORKS and (draft is None or draft.method != default):
         loaded = "no draft is loaded" if draft is None else f"{draft.name} is for the method {draft.method}"
         raise ConfigError(f"speculation.method is {default}, but {loaded}. Set speculation.draft to such a checkpoint.")
-    methods: dict[str, Proposer] = {
-        "ngram": NgramProposer(),
-        "suffix": SuffixProposer(remembers_outputs=remember_outputs),
-    }
-    return SpeculationController(methods, _AUTO_METHODS, default, max_draft_tokens, cost, network)
 
 
-def _create_network(draft: LoadedDraft, runner: ModelRunner, cost: StepCost) -> NetworkMethod:
+def _create_network(
+    draft: LoadedDraft, runner: ModelRunner, cost: StepCost, limits: SpeculationLimits
+) -> NetworkMethod:
     passes = DraftPasses(cost)
-    create: dict[str, Callable[[], tuple[Proposer, DraftState]]] = {
-        "eagle": lambda: _eagle(draft, runner, passes),
-        "eagle3": lambda: _eagle(draft, runner, passes),
-    }
-    proposer, state = create[draft.method]()
-    return NetworkMethod(draft.method, proposer, state, passes)
+    state = create_draft_state(draft.network, runner)
+    return NetworkMethod(draft.method, _create_proposer(state, passes, limits), state, passes)
 
 
-def _eagle(draft: LoadedDraft, runner: ModelRunner, passes: DraftPasses) -> tuple[Proposer, DraftState]:
-    if not isinstance(draft.network, EagleHead):
-        raise TypeError(f"{type(draft.network).__name__} is no EAGLE head")
-    state = FeatureState(draft.network, runner)
-    return EagleProposer(state, passes), state
+def _create_proposer(state: DraftState, passes: DraftPasses, limits: SpeculationLimits) -> Proposer:
+    if isinstance(state, FeatureState):
+        return _create_eagle(state, passes, limits)
+    if isinstance(state, MedusaState):
+        return MedusaProposer(state, passes)
+    if isinstance(state, TokenState):
+        return DraftModelProposer(state, passes, draws=limits.draws)
+    raise TypeError(f"no speculation method is known for {type(state).__name__}")
+
+
+def _create_eagle(state: FeatureState, passes: DraftPasses, limits: SpeculationLimits) -> Proposer:
+    chains = EagleProposer(state, passes, draws=limits.draws)
+    if not limits.tree_max_batch or limits.draws:
+        return chains
+    settings = EagleTreeSettings(
+        max_nodes=limits.max_tree_tokens, max_batch=limits.tree_max_batch, max_chain=limits.max_draft_tokens
+    )
+    return EagleTreeProposer(state, passes, chains, settings)

@@ -2,27 +2,111 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from engine.attention.base import ATTENTION_NAME, AttentionSlot, bind_slot
+from engine.attention_groups import Span
+from engine.draft.rows import DraftRows
 from engine.errors import ConfigError, UnsupportedModelError
-from engine.model_loader import LoadedModel, load_model
+from engine.kv_spec import LayerSpec
+from engine.model_loader import LoadedModel, accepts_logits_to_keep, load_model
+from engine.model_runner import ModelRunner
 from engine.model_source import resolve_model
 from engine.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """
+    """Implements :class:`engine.draft.network.DraftNetwork`.
+
     Attributes:
-        loaded: the draft, ready for a :class:`engine.model_runner.ModelRunner` of its own.
+        loaded: the draft.
         num_shared_tokens: both models know the ids below this. The rows of logits from there on are padding of one
             model, which the other neither reads nor says.
     """
 
     loaded: LoadedModel
     num_shared_tokens: int
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """It reads tokens alone."""
+        return ()
+
+    @property
+    def layer_specs(self) -> tuple[LayerSpec, ...]:
+        return tuple(layer.spec for layer in self.loaded.attention_layers)
+
+    @property
+    def max_positions(self) -> int:
+        """The draft's own context length; it never sees a token behind it."""
+        return self.loaded.max_model_len
+
+    def fingerprint(self) -> str:
+        return self.loaded.fingerprint
+
+
+class PagedDraftModel:
+    """A draft model at work in the cache of its target.
+
+    Args:
+        draft: what runs; its attention layers belong to this cache from now on.
+        runner: of the target, built with ``draft`` as its draft.
+
+    Raises:
+        ValueError: the runner was built without this draft, or its cache has another dtype.
+    """
+
+    def __init__(self, draft: DraftModel, runner: ModelRunner) -> None:
+        if runner.spec.draft_fingerprint != draft.fingerprint() or runner.spec.draft_layers != draft.layer_specs:
+            raise ValueError("the runner was built without this draft")
+        if draft.loaded.dtype_name != runner.spec.dtype:
+            raise ValueError(
+                f"the draft model computes in {draft.loaded.dtype_name}, but the cache holds {runner.spec.dtype}"
+            )
+        self.draft = draft
+        self._runner = runner
+        self._mask_dtype = runner.cache.keys[-1].dtype
+        first_layer = len(runner.spec.layers)
+        self._slots = [
+            AttentionSlot(first_layer + index, runner.backend, layer.sliding_window)
+            for index, layer in enumerate(draft.loaded.attention_layers)
+        ]
+        for layer, slot in zip(draft.loaded.attention_layers, self._slots, strict=True):
+            bind_slot(layer.module, slot)
+        draft.loaded.model.set_attn_implementation(ATTENTION_NAME)
+        self._selects_rows = accepts_logits_to_keep(draft.loaded.model)
+
+    def forward(self, spans: Sequence[Span], token_ids: Sequence[int]) -> torch.Tensor:
+        """Computes rows, each of which is a token at its own position, and stores their KV.
+
+        Args:
+            spans: where the rows are.
+            token_ids: of all rows, one span after the other.
+
+        Returns:
+            Logits ``[len(spans), num_shared_tokens]`` of each span's last row.
+        """
+        device = self._runner.device
+        rows = DraftRows.build(spans, self._runner.spec.block_size, device, self._mask_dtype)
+        # A token that only the target knows is padding; whatever the draft takes it for is as good.
+        tokens = torch.tensor(list(token_ids)).clamp_max(self.draft.loaded.vocab_size - 1).to(device)
+        last = torch.tensor(rows.last).to(device)
+        kwargs = {"logits_to_keep": last} if self._selects_rows else {}
+        for slot in self._slots:
+            slot.batch = rows
+        try:
+            output = self.draft.loaded.model(
+                input_ids=tokens[None], position_ids=rows.positions[None], use_cache=False, **kwargs
+            )
+        finally:
+            for slot in self._slots:
+                slot.batch = None
+        logits: torch.Tensor = output.logits[0] if self._selects_rows else output.logits[0][last]
+        return logits[:, : self.draft.num_shared_tokens]
 
 
 def load_draft_model(
@@ -36,7 +120,7 @@ def load_draft_model(
 
     Args:
         reference: anything that ``model:`` may name.
-        dtype: as for :func:`engine.model_loader.load_model`.
+        dtype: as for :func:`engine.model_loader.load_model`; to share a cache, it must be the target's.
 
     Raises:
         ConfigError: the model or its tokenizer cannot be found or read.

@@ -26,8 +26,9 @@ from engine.draft.checkpoint import (
     read_config,
     read_tensors,
 )
-from engine.draft.eagle import TargetShape
+from engine.draft.eagle import FINAL_HIDDEN, TargetShape
 from engine.errors import ConfigError, UnsupportedModelError
+from engine.kv_spec import LayerSpec
 
 _WEIGHT_NAMES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", *WEIGHT_NAMES)
 _PREFIX = re.compile(r"^medusa_heads?\.")
@@ -90,6 +91,24 @@ class MedusaHeads(nn.Module):
         )
         if settings.maps_vocabulary:
             self.register_buffer("token_map", torch.zeros(settings.draft_vocab_size, dtype=torch.int64))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """See :class:`engine.draft.network.DraftNetwork`."""
+        return (FINAL_HIDDEN,)
+
+    @property
+    def layer_specs(self) -> tuple[LayerSpec, ...]:
+        """The heads do not attend."""
+        return ()
+
+    @property
+    def hidden_size(self) -> int:
+        return self.settings.hidden_size
 
     @property
     def num_heads(self) -> int:

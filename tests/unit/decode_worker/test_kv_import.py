@@ -50,7 +50,7 @@ async def write(receiver: Receiver, header: PartHeader, payload: bytearray, tran
 
 async def push(receiver: Receiver, source: SourceKV, num_parts: int | None = None) -> None:
     """Reserves and writes the first ``num_parts`` parts, or all."""
-    cached = await receiver.importer.reserve(source.offer(ID))
+    cached = (await receiver.importer.reserve(source.offer(ID))).num_cached_tokens
     for header, payload in list(source.parts(cached))[:num_parts]:
         await write(receiver, header, payload)
 
@@ -140,7 +140,7 @@ async def test_whoever_comes_late_hears_why_it_broke_off(hasty: Receiver, source
         await hasty.importer.claim(ID)
 
     again = SourceKV(hasty.spec, PROMPT)
-    assert await hasty.importer.reserve(again.offer(ID)) == 0  # and then the name is free again
+    assert (await hasty.importer.reserve(again.offer(ID))).num_cached_tokens == 0  # and then the name is free again
     hasty.importer.abort(ID, "enough")
     await asyncio.sleep(0.2)
     with pytest.raises(TransferError, match="nothing new"):
@@ -223,7 +223,7 @@ async def test_room_that_one_reservation_gives_back_goes_to_the_next(receiver: R
     await asyncio.sleep(0.05)
     assert not second.done()
     receiver.importer.abort("first", "making room")
-    assert await asyncio.wait_for(second, 1.0) == 0
+    assert (await asyncio.wait_for(second, 1.0)).num_cached_tokens == 0
     receiver.importer.abort("second", "over")
     await receiver.all_given_back()
 
@@ -275,7 +275,7 @@ async def test_nothing_is_written_while_the_reservation_waits(receiver: Receiver
     with pytest.raises(TransferError, match="not open"):
         await receiver.importer.commit(ID)
     await receiver.give_back(taken)
-    assert await reservation == 0
+    assert (await reservation).num_cached_tokens == 0
     receiver.importer.abort(ID, "over")
     await receiver.all_given_back()
 
@@ -332,7 +332,7 @@ async def test_committed_blocks_are_found_again_if_prefixes_are_cached(
         await push(receiver, source)
         await receiver.importer.commit(ID)
         receiver.importer.release(await receiver.importer.claim(ID))
-        cached = await receiver.importer.reserve(source.offer("again"))
+        cached = (await receiver.importer.reserve(source.offer("again"))).num_cached_tokens
         assert cached == (20 if prefix_caching else 0)
         receiver.importer.abort("again", "over")
         await receiver.all_given_back()
@@ -341,7 +341,7 @@ async def test_committed_blocks_are_found_again_if_prefixes_are_cached(
 async def test_an_aborted_transfer_leaves_nothing_in_the_prefix_cache(receiver: Receiver, source: SourceKV) -> None:
     await push(receiver, source)
     receiver.importer.abort(ID, "before the commit")
-    assert await receiver.importer.reserve(source.offer("again")) == 0
+    assert (await receiver.importer.reserve(source.offer("again"))).num_cached_tokens == 0
     receiver.importer.abort("again", "over")
     await receiver.all_given_back()
 

@@ -43,7 +43,7 @@ class Party:
     async def send(self) -> None:
         """What the gRPC service does with a stream, the giving up included."""
         deadline_s = self._chance.choice((0.0, 0.02, 1.0))
-        cached = await self._importer.reserve(self._source.offer(self._id, deadline_s))
+        cached = (await self._importer.reserve(self._source.offer(self._id, deadline_s))).num_cached_tokens
         committed = False
         try:
             for header, payload in self._source.parts(cached, part_bytes=self._chance.choice((200, 900, 10_000))):
@@ -102,7 +102,7 @@ async def test_transfers_that_share_a_prefix_at_the_same_time_do_not_disturb_eac
         importer = receiver.importer
         first, second = SourceKV(receiver.spec, prompt, seed=1), SourceKV(receiver.spec, prompt, seed=1)
         for name in ("first", "second"):
-            assert await importer.reserve(first.offer(name)) == 0
+            assert (await importer.reserve(first.offer(name))).num_cached_tokens == 0
         for (header, payload), (_, same) in zip(first.parts(), second.parts(), strict=True):
             await importer.write("first", header, memoryview(payload), checksum(payload))
             await importer.write("second", header, memoryview(same), checksum(same))

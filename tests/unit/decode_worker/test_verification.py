@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -11,13 +12,14 @@ import torch
 from decode_worker.speculation.verification import SampleAndMatch
 from engine.async_engine import AsyncEngine
 from engine.block_manager import BlockManager
+from engine.drafts import Draft
 from engine.engine import Engine
 from engine.model_runner import ModelRunner
 from engine.request import FinishReason, Request, SamplingParams
 from engine.scheduler import Scheduler, SchedulerLimits
 from engine.verification import Proposer
 from tests.engine_runs import Outcome, build_engine, build_runner, greedy, run
-from tests.tiny_models import random_prompts, tiny_model
+from tests.tiny_models import VOCAB_SIZE, random_prompts, tiny_model
 from tests.toy_proposers import STYLES, Oracle
 
 NUM_TOKENS = 20
@@ -117,6 +119,44 @@ def test_under_preemption(runner: ModelRunner, plain: list[Outcome], style: str,
     assert_same(run(engine, PROMPTS, PARAMS), plain)
     assert engine.scheduler.num_preemptions > 0
     assert engine.scheduler.blocks.check([]) == []
+
+
+class RandomTrees(Oracle):
+    """Trees of any shape, in which the right tokens are somewhere, deep or not at all."""
+
+    def _draft(self, chain: list[int], limit: int) -> Draft:
+        paths: list[list[int]] = [[]]
+        parents: list[int] = []
+        for _ in range(self.chance.randint(1, limit)):
+            parent = self.chance.randrange(len(paths)) - 1
+            path = paths[parent + 1]
+            right = chain[len(path)] if path == chain[: len(path)] and len(path) < len(chain) else None
+            token = right if right is not None and self.chance.random() < 0.8 else self.chance.randrange(VOCAB_SIZE)
+            if [*path, token] not in paths:
+                paths.append([*path, token])
+                parents.append(parent)
+        return Draft(tuple(path[-1] for path in paths[1:]), tuple(parents))
+
+
+@pytest.mark.parametrize("num_blocks", [None, 20])
+@pytest.mark.parametrize("seed", range(4))
+def test_trees_of_any_shape_give_the_tokens_of_plain_decoding(
+    runner: ModelRunner, plain: list[Outcome], seed: int, num_blocks: int | None
+) -> None:
+    longer = [prompt + outcome.token_ids for prompt, outcome in zip(PROMPTS, plain, strict=True)]
+    expected = run(build_engine(runner, prefix_caching=False), longer, greedy(6))
+    truth = {f"request-{index}": outcome.token_ids for index, outcome in enumerate(plain)}
+    oracle = RandomTrees(truth, "right", chance=random.Random(seed))
+    engine = speculating(runner, oracle, num_blocks=num_blocks)
+    assert_same(run(engine, PROMPTS, PARAMS), plain)
+    assert engine.scheduler.blocks.check([]) == []
+    assert (engine.scheduler.num_preemptions > 0) == (num_blocks is not None)
+    assert any(result.nodes != tuple(range(len(result.nodes))) for result in oracle.results)
+    assert any(len(result.nodes) >= 3 for result in oracle.results)
+
+    # What the accepted nodes left in the cache is right, too.
+    oracle.truth = {f"request-{index}": outcome.token_ids for index, outcome in enumerate(expected)}
+    assert_same(run(engine, longer, greedy(6)), expected)
 
 
 def test_right_drafts_save_steps_and_wrong_ones_cost_none(runner: ModelRunner, plain: list[Outcome]) -> None:

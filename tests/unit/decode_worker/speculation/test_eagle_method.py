@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,18 +10,21 @@ import torch
 
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.eagle import EagleProposer
+from decode_worker.speculation.noise import draw_drafts
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.verification import SampleAndMatch
 from engine.block_manager import BlockManager
 from engine.draft.eagle import EagleHead
 from engine.draft.eagle_checkpoint import load_eagle
 from engine.draft.feature_state import FeatureState
+from engine.drafts import Draft
 from engine.engine import Engine
 from engine.model_loader import prepare_model
 from engine.model_runner import ModelRunner
 from engine.request import Request, SamplingParams
 from engine.scheduler import Scheduler, SchedulerLimits
-from tests.tiny_drafts import TinyDraft, tiny_eagle, tiny_eagle3, tiny_speculators, tiny_target
+from engine.verification import sampling_row
+from tests.tiny_drafts import VOCAB, TinyDraft, tiny_eagle, tiny_eagle3, tiny_speculators, tiny_target
 
 BLOCK_SIZE = 4
 DRAFTS: dict[str, Callable[[], TinyDraft]] = {
@@ -35,21 +38,21 @@ DRAFTS: dict[str, Callable[[], TinyDraft]] = {
 class Setup:
     """A tiny target and a head of random weights over one cache."""
 
-    def __init__(self, make: Callable[[], TinyDraft], folder: Path) -> None:
+    def __init__(self, make: Callable[[], TinyDraft], folder: Path, *, draws: bool = False) -> None:
         self.untouched = tiny_target()
         target = tiny_target()
         self.head: EagleHead = load_eagle(make().write(folder), target, torch.float32, torch.device("cpu"))
         self.runner = ModelRunner(prepare_model(target, "float32"), 96, BLOCK_SIZE, draft=self.head)
         for tensor in (*self.runner.cache.keys, *self.runner.cache.values):
             tensor.fill_(torch.nan)  # whatever is read without having been written shows
-        self.proposer = EagleProposer(FeatureState(self.head, self.runner), DraftPasses(StepCost()))
-        self.drafted: dict[tuple[str, int], tuple[int, ...]] = {}
+        self.proposer = EagleProposer(FeatureState(self.head, self.runner), DraftPasses(StepCost()), draws=draws)
+        self.drafted: dict[tuple[str, int], Draft] = {}
 
     def engine(self, *, speculate: bool, chunk_tokens: int = 32, num_blocks: int = 96) -> Engine:
         blocks = BlockManager(num_blocks, BLOCK_SIZE)
         scheduler = Scheduler(SchedulerLimits(chunk_tokens, 8, 120), blocks)
-        engine = Engine(self.runner, scheduler, SampleAndMatch(), self.proposer if speculate else None, max_draft_tokens=5)
-        return engine
+        proposer = self.proposer if speculate else None
+        return Engine(self.runner, scheduler, SampleAndMatch(), proposer, max_draft_tokens=5)
 
     def run(self, engine: Engine, prompts: list[list[int]], max_tokens: int = 20) -> list[list[int]]:
         requests = []
@@ -73,26 +76,30 @@ class Setup:
                 request = sequence.request
                 if request.request_id in drafts:
                     known = (request.request_id, request.num_tokens)
-                    self.drafted[known] = drafts[request.request_id].token_ids
+                    self.drafted[known] = drafts[request.request_id]
             return drafts
 
         engine.proposer.propose = spied  # type: ignore[method-assign, union-attr]
 
     @torch.inference_mode()
-    def reference_draft(self, token_ids: list[int], count: int) -> tuple[int, ...]:
-        """What the head drafts behind ``token_ids``, computed over the whole sequence and without any cache."""
+    def reference_logits(self, token_ids: list[int], drafts: Sequence[int]) -> torch.Tensor:
+        """Of the head behind ``token_ids`` and some drafts of its own, over the whole sequence and without any cache.
+
+        Returns:
+            ``[len(drafts) + 1, draft_vocab_size]``, one row for each draft and one for the next.
+        """
         states = self.untouched(torch.tensor([token_ids[:-1]]), output_hidden_states=True).hidden_states
         layers = self.head.feature_layers
         features = torch.cat([states[layer][0] for layer in layers], dim=-1)
         hidden = self.head.fuse(features)
         tokens = list(token_ids[1:])
-        drafts: list[int] = []
-        for _ in range(count):
+        logits: list[torch.Tensor] = []
+        for draft in [*drafts, 0]:
             fed, normed = self.head(torch.tensor(tokens), hidden, torch.arange(len(tokens)))
-            drafts.append(int(self.head.to_target_ids(self.head.logits(normed[-1:]).argmax(dim=-1))[0]))
-            tokens.append(drafts[-1])
+            logits.append(self.head.logits(normed[-1:]))
+            tokens.append(draft)
             hidden = torch.cat((hidden, fed[-1:]))
-        return tuple(drafts)
+        return torch.cat(logits)
 
 
 def prompts(*lengths: int) -> list[list[int]]:
@@ -109,10 +116,11 @@ def test_drafts_are_the_heads_own_and_tokens_the_targets(name: str, chunk_tokens
     assert setup.run(setup.engine(speculate=True, chunk_tokens=chunk_tokens), texts) == plain
 
     assert len(setup.drafted) > 40
-    for (name_of, num_tokens), drafts in setup.drafted.items():
+    for (name_of, num_tokens), draft in setup.drafted.items():
         index = int(name_of)
         known = (texts[index] + plain[index])[:num_tokens]
-        assert drafts == setup.reference_draft(known, len(drafts)), f"request {index} at {num_tokens}"
+        expected = setup.head.to_target_ids(setup.reference_logits(known, draft.token_ids[:-1]).argmax(dim=-1))
+        assert draft.token_ids == tuple(expected.tolist()), f"request {index} at {num_tokens}"
 
 
 def test_the_same_under_preemption(tmp_path: Path) -> None:
@@ -122,3 +130,25 @@ def test_the_same_under_preemption(tmp_path: Path) -> None:
     engine = setup.engine(speculate=True, num_blocks=20)
     assert setup.run(engine, texts) == plain
     assert engine.scheduler.num_preemptions > 0
+
+
+def test_drawn_drafts_are_drawn_from_the_heads_processed_distribution(tmp_path: Path) -> None:
+    """The head knows 40 of the target's 96 tokens; the others have no probability."""
+    setup = Setup(tiny_eagle3, tmp_path, draws=True)
+    texts = prompts(9, 14)
+    outputs = setup.run(setup.engine(speculate=True), texts)
+    said = setup.head.to_target_ids(torch.arange(setup.head.draft_vocab_size))
+    drawn = {known: draft for known, draft in setup.drafted.items() if known[0] == "1"}
+    assert all(draft.probs is None for known, draft in setup.drafted.items() if known[0] == "0")
+    assert len(drawn) > 10
+    for (_, num_tokens), draft in drawn.items():
+        assert draft.probs is not None
+        known = (texts[1] + outputs[1])[:num_tokens]
+        expected = torch.zeros(len(draft), VOCAB)
+        logits = setup.reference_logits(known, draft.token_ids[:-1])
+        expected[:, said] = torch.softmax(logits / 0.7, dim=-1)
+        torch.testing.assert_close(draft.probs, expected, atol=1e-5, rtol=1e-4)
+        params = SamplingParams(max_tokens=20, temperature=0.7, seed=1)
+        behind = Request("1", known[:14], params, output_token_ids=known[14:])
+        rows = [sampling_row(behind, draft.token_ids[:depth]) for depth in range(len(draft))]
+        assert [[token] for token in draft.token_ids] == draw_drafts(draft.probs, rows)

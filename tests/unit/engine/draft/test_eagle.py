@@ -217,8 +217,8 @@ class Paged:
         order = [int(sequence.request.request_id) for sequence in batch.sequences]
         tokens = torch.cat([rows[index][0] for index in order])
         hidden = torch.cat([rows[index][1] for index in order])
-        rows = DraftRows(batch.positions, batch.slots, batch.groups, [])
-        output, _ = self.head(tokens, hidden, batch.positions, PagedAttend(self.backend, rows, 0))
+        placed = DraftRows(batch.positions, batch.slots, batch.groups, [])
+        output, _ = self.head(tokens, hidden, batch.positions, PagedAttend(self.backend, placed, 0))
         sizes = [len(rows[index][0]) for index in order]
         for index, size in zip(order, sizes, strict=True):
             self.requests[index].num_computed_tokens += size

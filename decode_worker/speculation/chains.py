@@ -1,0 +1,221 @@
+"""Chains of drafts that a network grows a token a pass: what EAGLE heads and draft models have in common."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from decode_worker.speculation.acceptance import AcceptanceTracker
+from decode_worker.speculation.certainty import bucket_of, prior_of
+from decode_worker.speculation.draft_length import DraftPasses
+from decode_worker.speculation.noise import draw_drafts
+from engine.drafts import Draft
+from engine.logits import process_logits
+from engine.request import Request
+from engine.sampler import probabilities
+from engine.verification import VerifyResult, sampling_row
+
+_DEEPEST_KEY = 4
+_PRIOR_AT_DEPTH = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Guesses that are alike, and so are accepted alike.
+
+    Attributes:
+        bucket: of the probability of the likeliest token. It says nothing about which token was drawn, as the rule
+            for drawn drafts demands of whatever decides how many there are.
+    """
+
+    depth: int
+    bucket: int
+    is_greedy: bool
+    is_drawn: bool
+
+    @property
+    def prior(self) -> float:
+        return prior_of(self.bucket)
+
+
+@dataclass(slots=True)
+class Chain:
+    """A draft in the making.
+
+    Attributes:
+        room: most tokens that it may have.
+        probs: one ``[vocab_size]`` per token if they are drawn; see :class:`engine.drafts.Draft`.
+        kinds: of the tokens, from which the confidences come.
+        survival: the chance that all of them are accepted.
+    """
+
+    request: Request
+    room: int
+    token_ids: list[int] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)
+    probs: list[torch.Tensor] = field(default_factory=list)
+    kinds: list[_Kind] = field(default_factory=list)
+    survival: float = 1.0
+
+    def draft(self) -> Draft:
+        probs = torch.stack(self.probs) if self.probs else None
+        return Draft(tuple(self.token_ids), confidences=tuple(self.confidences), probs=probs)
+
+
+class VocabularyMap:
+    """Which of the target's tokens the columns of a draft's logits stand for.
+
+    Args:
+        target_ids: int64 ``[num_columns]``, all different.
+        target_size: columns of the target's logits.
+    """
+
+    def __init__(self, target_ids: torch.Tensor, target_size: int) -> None:
+        self._target_ids = target_ids
+        self._target_size = target_size
+
+    def to_target(self, columns: torch.Tensor) -> torch.Tensor:
+        return self._target_ids[columns]
+
+    def spread(self, logits: torch.Tensor) -> torch.Tensor:
+        """``[num_rows, num_columns]`` → ``[num_rows, target_size]``; what the draft cannot say gets ``-inf``."""
+        out = logits.new_full((logits.shape[0], self._target_size), float("-inf"))
+        out[:, self._target_ids] = logits
+        return out
+
+
+class ChainPasses(Protocol):
+    """The passes of a draft network in one step, over some sequences at once."""
+
+    def first(self) -> torch.Tensor:
+        """Ingests what the draft has not seen of the sequences.
+
+        Returns:
+            Logits ``[num_sequences, num_columns]`` of the token behind each one's last.
+        """
+        ...
+
+    def next(self, kept: Sequence[int], token_ids: Sequence[int]) -> torch.Tensor:
+        """Goes on with some of the sequences of the pass before.
+
+        Args:
+            kept: indices among them, ascending.
+            token_ids: the target's id of the latest guess for each.
+
+        Returns:
+            Logits ``[len(kept), num_columns]``.
+        """
+        ...
+
+
+class ChainDrafter:
+    """Grows chains, pass by pass, and learns what they are worth.
+
+    Args:
+        vocabulary: of the draft.
+        passes: says when a further pass no longer pays.
+        draws: True draws the tokens of sampled requests from the draft's processed distribution, which the verifier
+            must know how to use; False always takes the likeliest one.
+    """
+
+    def __init__(self, vocabulary: VocabularyMap, passes: DraftPasses, *, draws: bool) -> None:
+        self._vocabulary = vocabulary
+        self._passes = passes
+        self._draws = draws
+        self._by_kind = AcceptanceTracker()
+        self._by_depth = AcceptanceTracker()
+        self._kinds: dict[str, list[_Kind]] = {}
+
+    def draft(self, chains: Sequence[Chain], network: ChainPasses) -> dict[str, Draft]:
+        """Drafts by request id.
+
+        Args:
+            chains: empty ones with room for one token at least, in the order of the network's sequences.
+        """
+        started_s = time.monotonic()
+        active = list(chains)
+        logits = network.first()
+        while True:
+            self._extend(active, logits.float())
+            now_s = time.monotonic()
+            self._passes.record(len(active), (now_s - started_s) * 1e3)
+            started_s = now_s
+            kept = [index for index, chain in enumerate(active) if len(chain.token_ids) < chain.room]
+            if not kept or not self._passes.another([self._next_chance(active[index]) for index in kept]):
+                break
+            active = [active[index] for index in kept]
+            logits = network.next(kept, [chain.token_ids[-1] for chain in active])
+        self._kinds = {chain.request.request_id: chain.kinds for chain in chains}
+        return {chain.request.request_id: chain.draft() for chain in chains if chain.token_ids}
+
+    def observe(self, result: VerifyResult) -> None:
+        """Learns what became of a draft."""
+        kinds = self._kinds.get(result.sequence.request.request_id, [])
+        num_drafted, num_accepted = min(result.num_drafted, len(kinds)), len(result.accepted)
+        self._by_kind.record_chain(num_drafted, num_accepted, lambda depth: (kinds[depth], kinds[depth].prior))
+        self._by_depth.record_chain(num_drafted, num_accepted, lambda depth: (depth, _PRIOR_AT_DEPTH))
+
+    def release(self, request_id: str) -> None:
+        self._kinds.pop(request_id, None)
+
+    def _next_chance(self, chain: Chain) -> float:
+        """That one more draft would be accepted, before it is made."""
+        return chain.survival * self._by_depth.estimate(len(chain.token_ids), _PRIOR_AT_DEPTH)
+
+    def _extend(self, chains: Sequence[Chain], logits: torch.Tensor) -> None:
+        """Adds a token to each chain."""
+        processed = [index for index, chain in enumerate(chains) if self._is_processed(chain.request)]
+        best, columns = torch.softmax(logits, dim=-1).max(dim=-1)
+        token_ids = self._vocabulary.to_target(columns).tolist()
+        certainties = best.tolist()
+        for index, token, certainty in zip(range(len(chains)), token_ids, certainties, strict=True):
+            if index not in processed:
+                self._add(chains[index], token, certainty, drawn=False)
+        if processed:
+            self._extend_processed([chains[index] for index in processed], logits[processed])
+
+    def _extend_processed(self, chains: Sequence[Chain], logits: torch.Tensor) -> None:
+        """Adds a token to each chain whose request's parameters matter to the draft."""
+        rows = [sampling_row(chain.request, chain.token_ids) for chain in chains]
+        logits = self._vocabulary.spread(logits)
+        drawn = [index for index, chain in enumerate(chains) if self._is_drawn(chain.request)]
+        likeliest = [index for index in range(len(chains)) if index not in drawn]
+        if likeliest:
+            shaped = process_logits(logits[likeliest], [rows[index] for index in likeliest])
+            best, tokens = torch.softmax(shaped, dim=-1).max(dim=-1)
+            for index, token, certainty in zip(likeliest, tokens.tolist(), best.tolist(), strict=True):
+                self._add(chains[index], token, certainty, drawn=False)
+        if drawn:
+            # Rounded before it is drawn from: the verifier has to know the very numbers.
+            probs = probabilities(logits[drawn], [rows[index] for index in drawn]).float()
+            tokens_of = draw_drafts(probs, [rows[index] for index in drawn])
+            for index, tokens_drawn, row, certainty in zip(
+                drawn, tokens_of, probs, probs.amax(dim=-1).tolist(), strict=True
+            ):
+                if not tokens_drawn:  # the draft's logits were not numbers
+                    chains[index].room = len(chains[index].token_ids)
+                    continue
+                chains[index].probs.append(row)
+                self._add(chains[index], tokens_drawn[0], certainty, drawn=True)
+
+    def _add(self, chain: Chain, token: int, certainty: float, *, drawn: bool) -> None:
+        """Appends a token with what such guesses have been worth so far."""
+        kind = _Kind(
+            min(len(chain.token_ids), _DEEPEST_KEY), bucket_of(certainty), chain.request.params.is_greedy, drawn
+        )
+        chain.kinds.append(kind)
+        chain.token_ids.append(token)
+        chain.confidences.append(self._by_kind.estimate(kind, kind.prior))
+        chain.survival *= chain.confidences[-1]
+
+    def _is_drawn(self, request: Request) -> bool:
+        return self._draws and not request.params.is_greedy
+
+    def _is_processed(self, request: Request) -> bool:
+        """Whether the request's parameters change what to guess. Temperature and filters keep the likeliest token."""
+        params = request.params
+        return self._is_drawn(request) or params.needs_penalties or bool(params.logit_bias) or params.min_tokens > 0

@@ -1,0 +1,323 @@
+"""Lookahead decoding: the target looks ahead of itself by Jacobi iteration and verifies the n-grams that it found so.
+
+Fu et al., arXiv 2402.02057. A window stands behind the last known token. It has ``W`` columns of ``N - 1`` levels; the
+last known token itself is level 0 of column 0:
+
+position          p     p+1   p+2   p+3   p+4  p+5      W = 3, N = 4
+level 0           root  a1    a2
+level 1                 b0    b1    b2
+level 2                       c0    c1    c2
+found                               d0    d1   d2       d1 is the target's likeliest token behind … root a1 b1 c1
+
+A token sees level 0 up to its own column, then its column above it, so that the window is a tree, and one draft with
+the n-grams that are verified. After the step the n-grams ``a1 b1 c1 d1`` go to the pool under their first token, and
+the levels move up: ``b`` becomes level 0 of a window that stands one token further on, ``d`` its last level.
+
+Guesses come from arg maxima of unprocessed logits, whatever the request samples with: what they are good for is
+decided by verification alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from decode_worker.speculation.acceptance import AcceptanceTracker
+from decode_worker.speculation.tree import merge_paths
+from engine.batch import ForwardBatch
+from engine.drafts import ROOT, Draft
+from engine.errors import ConfigError
+from engine.request import Request
+from engine.scheduler import ScheduledSequence
+from engine.verification import VerifyResult
+
+Source = Literal["text", "found", "window"]
+_Key = tuple[Source, int, int]
+
+_PRIORS: dict[Source, float] = {"text": 0.4, "found": 0.3, "window": 0.1}
+_MAX_POOLED_NGRAMS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class LookaheadSettings:
+    """
+    Attributes:
+        window: columns of the window, ``W``; 0 verifies n-grams of the text only.
+        ngram: tokens of an n-gram, ``N``; the window has one level less.
+        guesses: n-grams verified in a step, ``G``, and kept for each first token.
+        learns_from_text: whether n-grams of prompt and output are pooled too.
+
+    Raises:
+        ConfigError: a number is out of its range.
+    """
+
+    window: int = 5
+    ngram: int = 4
+    guesses: int = 5
+    learns_from_text: bool = True
+
+    def __post_init__(self) -> None:
+        for name, least in (("window", 0), ("ngram", 2), ("guesses", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"lookahead's {name} must be at least {least}, got {getattr(self, name)!r}.")
+
+    def shares(self, room: int, num_guesses: int) -> tuple[int, int]:
+        """How many n-grams to verify and how many columns to compute with ``room`` nodes.
+
+        N-grams get half of the room, and whatever a whole window leaves. At least one of them is verified, since the
+        window only pays through them.
+
+        Args:
+            num_guesses: n-grams at hand.
+        """
+        length = self.ngram - 1
+        whole_window = max(0, self.window * length - 1)
+        most = max(1, max(room // 2, room - whole_window) // length)
+        num_guesses = min(num_guesses, self.guesses, most)
+        num_columns = (room - num_guesses * length + 1) // length
+        return num_guesses, max(0, min(self.window, num_columns))
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A pooled n-gram without its first token."""
+
+    token_ids: tuple[int, ...]
+    source: Source
+
+
+class NgramPool:
+    """N-grams of one request by their first token. The least recently used ones leave first.
+
+    Args:
+        per_token: n-grams kept for each first token.
+        capacity: n-grams in all.
+    """
+
+    def __init__(self, per_token: int, capacity: int = _MAX_POOLED_NGRAMS) -> None:
+        self._per_token = per_token
+        self._capacity = capacity
+        self._by_first: OrderedDict[int, OrderedDict[tuple[int, ...], Source]] = OrderedDict()
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add(self, ngram: Sequence[int], source: Source) -> None:
+        """Makes an n-gram the newest one of its first token."""
+        first, rest = ngram[0], tuple(ngram[1:])
+        own = self._by_first.setdefault(first, OrderedDict())
+        self._by_first.move_to_end(first)
+        self._size += rest not in own
+        own[rest] = source
+        own.move_to_end(rest)
+        if len(own) > self._per_token:
+            self._drop_oldest(own)
+        while self._size > self._capacity:
+            oldest = next(iter(self._by_first))
+            self._drop_oldest(self._by_first[oldest])
+            if not self._by_first[oldest]:
+                del self._by_first[oldest]
+
+    def following(self, token: int) -> list[Guess]:
+        """What may follow a token, newest first."""
+        own = self._by_first.get(token)
+        if own is None:
+            return []
+        self._by_first.move_to_end(token)
+        return [Guess(rest, source) for rest, source in reversed(own.items())]
+
+    def _drop_oldest(self, own: OrderedDict[tuple[int, ...], Source]) -> None:
+        own.popitem(last=False)
+        self._size -= 1
+
+
+@dataclass(slots=True)
+class JacobiWindow:
+    """The window of one request.
+
+    Attributes:
+        num_levels: tokens of a column.
+        position: of level 0 of the first column.
+        columns: each with its level 0 first.
+    """
+
+    num_levels: int
+    position: int = 0
+    columns: list[list[int]] = field(default_factory=list)
+
+    def place(self, request: Request, num_columns: int, chance: random.Random) -> None:
+        """Puts the window behind the request's last known token. New columns start as pieces of its text."""
+        last = request.num_tokens - 1
+        del self.columns[: max(0, last - self.position)]
+        self.position = last
+        while len(self.columns) < num_columns:
+            start = chance.randrange(max(1, request.num_tokens - self.num_levels + 1))
+            places = range(start, start + self.num_levels)
+            self.columns.append([request.token_at(min(place, last)) for place in places])
+        if self.columns:
+            self.columns[0][0] = request.token_at(last)
+
+    def paths(self, num_columns: int) -> list[tuple[int, ...]]:
+        """For each of the first columns what leads from the last known token to its last level."""
+        chain = [column[0] for column in self.columns[:num_columns]]
+        return [(*chain[1 : index + 1], *self.columns[index][1:]) for index in range(len(chain))]
+
+    def advance(self, found: Sequence[int]) -> list[tuple[int, ...]]:
+        """Moves one token on. Columns that were not computed are dropped.
+
+        Args:
+            found: the tokens behind the paths of the first columns.
+
+        Returns:
+            Their n-grams.
+        """
+        ngrams = [(*column, token) for column, token in zip(self.columns, found, strict=False)]
+        self.columns = [list(ngram[1:]) for ngram in ngrams]
+        self.position += 1
+        return ngrams
+
+
+@dataclass(slots=True)
+class _State:
+    """What is known of one request.
+
+    Attributes:
+        num_learned: tokens of its text whose n-grams are in the pool.
+        num_columns: of the window that are in the draft now.
+        keys: for each node of the draft, which of the acceptance estimates is its.
+    """
+
+    pool: NgramPool
+    window: JacobiWindow
+    chance: random.Random
+    num_learned: int = 0
+    num_columns: int = 0
+    keys: list[_Key] = field(default_factory=list)
+
+
+class LookaheadProposer:
+    """Implements :class:`engine.verification.Proposer`. A draft has its n-grams first, then the window.
+
+    Nodes of the window are rarely accepted; they are worth their place by what their rows of the logits say. Where
+    only a part of a draft is verified, the columns that are left out start anew.
+    """
+
+    name = "lookahead"
+
+    def __init__(self, settings: LookaheadSettings | None = None) -> None:
+        self._settings = settings or LookaheadSettings()
+        self._states: dict[str, _State] = {}
+        self._acceptance = AcceptanceTracker()
+
+    def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
+        """A draft for every sequence that has room for one."""
+        drafts = {}
+        for scheduled in plan:
+            request = scheduled.request
+            limit = room.get(request.request_id, 0)
+            if limit and len(draft := self._propose_one(request, limit)):
+                drafts[request.request_id] = draft
+        return drafts
+
+    @torch.inference_mode()
+    def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
+        """Moves the windows on by what the target says behind their columns."""
+        due: list[tuple[_State, int]] = []
+        rows: list[int] = []
+        for sequence, own_rows in zip(batch.sequences, batch.rows_of, strict=True):
+            request = sequence.request
+            state, result = self._states.get(request.request_id), results.get(request.request_id)
+            if state is None or result is None or result.next_token is None:
+                continue
+            if state.num_columns and state.window.position == request.num_tokens - 1:
+                nodes = _ends(sequence.draft, state.window.paths(state.num_columns))
+                due.append((state, len(nodes)))
+                rows += [own_rows.start + 1 + node for node in nodes]
+            state.num_columns = 0
+        if not rows:
+            return
+        found = logits[rows].argmax(dim=-1).tolist()
+        for state, count in due:
+            own, found = found[:count], found[count:]
+            if own:
+                for ngram in state.window.advance(own):
+                    state.pool.add(ngram, "found")
+
+    def observe(self, result: VerifyResult) -> None:
+        state = self._states.get(result.sequence.request.request_id)
+        if state is None:
+            return
+        draft, accepted = result.sequence.draft, set(result.nodes)
+        for node, key in enumerate(state.keys[: len(draft)]):
+            parent = draft.parent(node)
+            if parent == ROOT or parent in accepted:
+                self._acceptance.record(key, _PRIORS[key[0]], float(node in accepted))
+
+    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
+        """No costs but those of the target."""
+
+    def release(self, request_id: str) -> None:
+        self._states.pop(request_id, None)
+
+    def _propose_one(self, request: Request, room: int) -> Draft:
+        state = self._state(request)
+        guesses = state.pool.following(request.token_at(request.num_tokens - 1))
+        num_guesses, num_columns = self._settings.shares(room, len(guesses))
+        guesses = guesses[:num_guesses]
+        state.window.place(request, num_columns, state.chance)
+        state.num_columns = num_columns
+        columns = state.window.paths(num_columns)
+        paths = [*(guess.token_ids[:room] for guess in guesses), *columns]
+        starts: list[tuple[Source, int]] = [(guess.source, rank) for rank, guess in enumerate(guesses)]
+        starts += [("window", 0)] * len(columns)
+        keys: list[list[_Key]] = [
+            [(source, rank, depth) for depth in range(len(path))]
+            for path, (source, rank) in zip(paths, starts, strict=True)
+        ]
+        probs = [[self._acceptance.estimate(key, _PRIORS[key[0]]) for key in path] for path in keys]
+        draft, places = merge_paths(paths, probs)
+        # Where paths share a node, it counts for the first of them.
+        of_node = {
+            node: key
+            for own_nodes, own_keys in zip(reversed(places), reversed(keys), strict=True)
+            for node, key in zip(own_nodes, own_keys, strict=True)
+        }
+        state.keys = [of_node[node] for node in range(len(draft))]
+        return draft
+
+    def _state(self, request: Request) -> _State:
+        """A request's state, up to date with its text."""
+        settings = self._settings
+        state = self._states.get(request.request_id)
+        if state is None:
+            state = self._states[request.request_id] = _State(
+                NgramPool(settings.guesses), JacobiWindow(settings.ngram - 1), random.Random(request.params.seed)
+            )
+        if settings.learns_from_text:
+            # Of a long prompt only as much as the pool would keep.
+            start = max(state.num_learned - settings.ngram + 1, request.num_tokens - _MAX_POOLED_NGRAMS, 0)
+            text = request.tokens_between(start, request.num_tokens)
+            for end in range(max(settings.ngram, state.num_learned - start + 1), len(text) + 1):
+                state.pool.add(text[end - settings.ngram : end], "text")
+            state.num_learned = request.num_tokens
+        return state
+
+
+def _ends(draft: Draft, paths: Sequence[Sequence[int]]) -> list[int]:
+    """The nodes where paths end, up to the first path that is not in the draft."""
+    children = {(draft.parent(node), token): node for node, token in enumerate(draft.token_ids)}
+    ends: list[int] = []
+    for path in paths:
+        node: int | None = ROOT
+        for token in path:
+            node = children.get((node, token)) if node is not None else None
+        if node is None:
+            break
+        ends.append(node)
+    return ends

@@ -1,0 +1,130 @@
+"""Medusa heads as a method: all guesses from one hidden state, verified as a tree (Cai et al., arXiv 2401.10774).
+
+Head i guesses the token at depth i, whatever the tokens before it turn out to be; so the candidates are the product of
+the heads' likeliest tokens. Which of them are worth a place is decided for each request by how often guesses of that
+head, that rank and about that probability have been right (section 2.3.3, with probabilities besides the ranks).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from decode_worker.speculation.acceptance import AcceptanceTracker
+from decode_worker.speculation.acceptance_rules import children_of
+from decode_worker.speculation.certainty import bucket_of, prior_of
+from decode_worker.speculation.draft_length import DraftPasses
+from decode_worker.speculation.tree import best_choices, static_tree
+from engine.batch import ForwardBatch
+from engine.draft.medusa_state import MedusaState
+from engine.drafts import ROOT, Draft
+from engine.request import Request
+from engine.scheduler import ScheduledSequence
+from engine.verification import VerifyResult
+
+# Tokens of each head that may become nodes.
+_MAX_RANKS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Guesses that are alike, and so are accepted alike."""
+
+    head: int
+    rank: int
+    bucket: int
+    is_greedy: bool
+
+
+class MedusaProposer:
+    """Implements :class:`engine.verification.Proposer` with trees; where a chain is expected to yield as much, with it.
+
+    Args:
+        state: of the heads that guess.
+        passes: keeps account of what a pass of the heads costs.
+    """
+
+    def __init__(self, state: MedusaState, passes: DraftPasses) -> None:
+        self._state = state
+        self._heads = state.heads
+        self._passes = passes
+        self._acceptance = AcceptanceTracker()
+        self._kinds: dict[str, list[_Kind]] = {}
+
+    @torch.inference_mode()
+    def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
+        """Drafts for the sequences whose newest hidden state is known; the others get theirs a step later."""
+        known = [
+            (sequence.request, hidden)
+            for sequence in plan
+            if sequence.request.request_id in room and (hidden := self._state.hidden(sequence.request)) is not None
+        ]
+        if not known:
+            return {}
+        started_s = time.monotonic()
+        logits = self._heads(torch.stack([hidden for _, hidden in known]))
+        probs, columns = torch.softmax(logits.float(), dim=-1).topk(min(_MAX_RANKS, logits.shape[-1]), dim=-1)
+        # [num_heads, num_requests, num_ranks] → by request
+        token_ids = self._heads.to_target_ids(columns).transpose(0, 1).tolist()
+        certainties = probs.transpose(0, 1).tolist()
+        self._kinds = {}
+        drafts: dict[str, Draft] = {}
+        for (request, _), tokens, own in zip(known, token_ids, certainties, strict=True):
+            draft = self._tree(request, tokens, own, room[request.request_id])
+            if len(draft):
+                drafts[request.request_id] = draft
+        self._passes.record(len(known), (time.monotonic() - started_s) * 1e3)
+        return drafts
+
+    def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
+        self._state.computed(batch, results)
+
+    def observe(self, result: VerifyResult) -> None:
+        """Of the nodes only those count whose parent was accepted: the target chose among them, or none of them."""
+        kinds = self._kinds.get(result.sequence.request.request_id, [])
+        children = children_of(result.sequence.draft.first(len(kinds)))
+        accepted = set(result.nodes)
+        for parent in (ROOT, *result.nodes):
+            for node in children.get(parent, ()):
+                self._acceptance.record(kinds[node], prior_of(kinds[node].bucket), float(node in accepted))
+
+    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
+        """The passes keep account of costs."""
+
+    def release(self, request_id: str) -> None:
+        self._state.release(request_id)
+        self._kinds.pop(request_id, None)
+
+    def _tree(
+        self,
+        request: Request,
+        token_ids: Sequence[Sequence[int]],
+        certainties: Sequence[Sequence[float]],
+        room: int,
+    ) -> Draft:
+        """The most promising nodes, best first.
+
+        Args:
+            token_ids, certainties: of each head its likeliest tokens, and what it thinks of them.
+        """
+        kinds = [
+            [_Kind(head, rank, bucket_of(own), request.params.is_greedy) for rank, own in enumerate(row)]
+            for head, row in enumerate(certainties)
+        ]
+        accuracies = [
+            _at_most_one([self._acceptance.estimate(kind, prior_of(kind.bucket)) for kind in row]) for row in kinds
+        ]
+        choices = best_choices(accuracies, room)
+        if not choices:
+            return Draft()
+        self._kinds[request.request_id] = [kinds[len(path) - 1][path[-1]] for path in choices]
+        return static_tree(choices).draft(token_ids, accuracies)
+
+
+def _at_most_one(accuracies: Sequence[float]) -> list[float]:
+    """Only one of them can be right."""
+    scale = max(1.0, sum(accuracies))
+    return [accuracy / scale for accuracy in accuracies]

@@ -1,0 +1,109 @@
+"""Runs requests through an engine with a speculation method, and keeps what the method drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from decode_worker.speculation.verification import create_verifier
+from engine.block_manager import BlockManager
+from engine.drafts import ROOT, Draft
+from engine.engine import Engine
+from engine.model_runner import ModelRunner
+from engine.request import Request, SamplingParams
+from engine.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
+from engine.verification import Proposer, VerifyResult
+from tests.tiny_drafts import VOCAB
+
+MAX_DRAFT_TOKENS = 5
+
+
+class Recording:
+    """A proposer, with what it drafted and what became of it. It is not asked for requests that forbid speculation.
+
+    Attributes:
+        drafts: by request id and number of known tokens.
+        accepted: of each sequence's step, in order.
+        change: what verification gets to see instead of a draft.
+    """
+
+    def __init__(self, proposer: Proposer, change: Callable[[Draft], Draft] = lambda draft: draft) -> None:
+        self.drafts: dict[tuple[str, int], Draft] = {}
+        self.accepted: list[int] = []
+        self._proposer = proposer
+        self._change = change
+        self.computed = proposer.computed
+        self.observe_step = proposer.observe_step
+        self.release = proposer.release
+
+    def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
+        willing = {s.request.request_id for s in plan if s.request.speculation_method != "none"}
+        drafts = self._proposer.propose(plan, {name: limit for name, limit in room.items() if name in willing})
+        assert drafts.keys() <= willing
+        for sequence in plan:
+            request = sequence.request
+            if request.request_id in drafts:
+                self.drafts[request.request_id, request.num_tokens] = drafts[request.request_id]
+        return {name: self._change(draft) for name, draft in drafts.items()}
+
+    def observe(self, result: VerifyResult) -> None:
+        self.accepted.append(len(result.accepted))
+        self._proposer.observe(result)
+
+
+def spoil(runner: ModelRunner) -> None:
+    """Fills the cache with what shows wherever it is read without having been written."""
+    for tensor in (*runner.cache.keys, *runner.cache.values):
+        tensor.fill_(torch.nan)
+
+
+def engine_over(
+    runner: ModelRunner,
+    proposer: Proposer | None = None,
+    *,
+    chunk_tokens: int = 32,
+    num_blocks: int | None = None,
+    acceptance: str = "match",
+) -> Engine:
+    blocks = BlockManager(num_blocks or runner.cache.num_blocks, runner.spec.block_size)
+    scheduler = Scheduler(SchedulerLimits(chunk_tokens, 8, 120), blocks)
+    return Engine(runner, scheduler, create_verifier(acceptance), proposer, max_draft_tokens=MAX_DRAFT_TOKENS)
+
+
+def run(engine: Engine, requests: Sequence[Request]) -> list[list[int]]:
+    """Output tokens of each."""
+    for request in requests:
+        engine.scheduler.add(request)
+    while engine.scheduler.has_work():
+        engine.step()
+    assert engine.scheduler.blocks.check([]) == []
+    return [request.output_token_ids for request in requests]
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(11)
+    return [torch.randint(1, 90, (length,), generator=generator).tolist() for length in lengths]
+
+
+def requests_for(
+    texts: Sequence[Sequence[int]], max_tokens: int = 20, plain: Sequence[int] = (), prefix: str = ""
+) -> list[Request]:
+    """Every other one is sampled; those in ``plain`` forbid speculation."""
+    return [
+        Request(
+            f"{prefix}{index}",
+            list(text),
+            SamplingParams(max_tokens=max_tokens, temperature=0.7 * (index % 2), seed=index),
+            arrival_s=index,
+            speculation_method="none" if index in plain else None,
+        )
+        for index, text in enumerate(texts)
+    ]
+
+
+def bushy(draft: Draft) -> Draft:
+    """The draft's first tokens at the end of a tree, whose other nodes are wrong."""
+    tokens, wrong = draft.token_ids[:2], (draft.token_ids[0] + 1) % VOCAB
+    parents = (ROOT, ROOT, 1)[: len(tokens) + 1]
+    return Draft((wrong, *tokens), parents, (0.5,) * len(parents))

@@ -1,0 +1,315 @@
+"""Lookahead: windows move as Jacobi iteration says, pools stay within bounds, and no token of the target changes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedModel
+
+from decode_worker.speculation.controller import SpeculationController
+from decode_worker.speculation.lookahead import (
+    JacobiWindow,
+    LookaheadProposer,
+    LookaheadSettings,
+    NgramPool,
+    Source,
+)
+from decode_worker.speculation.verification import SampleAndMatch
+from engine.batch import ForwardBatch
+from engine.block_manager import BlockManager
+from engine.drafts import ROOT, Draft
+from engine.engine import Engine
+from engine.errors import ConfigError
+from engine.model_runner import ModelRunner
+from engine.request import Request, SamplingParams
+from engine.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
+from engine.verification import Proposer, VerifyResult
+from tests.engine_runs import BLOCK_SIZE, build_runner
+from tests.tiny_models import tiny_model
+from tests.toy_language import Table, batch_of, known_tokens, logits_of
+
+SETTINGS = LookaheadSettings()
+JACOBI_ONLY = LookaheadSettings(learns_from_text=False)
+
+
+class Windows(LookaheadProposer):
+    """Notes for each draft what its window was, and for each step what it became."""
+
+    def __init__(self, own: LookaheadSettings) -> None:
+        super().__init__(own)
+        self.before: list[tuple[list[int], list[tuple[int, ...]]]] = []
+        self.after: list[list[int]] = []
+        self.largest_pool = 0
+
+    def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
+        moving = []
+        for sequence in batch.sequences:
+            state = self._states.get(sequence.request.request_id)
+            if state is not None and state.num_columns:
+                self.before.append((known_tokens(sequence.request), state.window.paths(state.num_columns)))
+                moving.append(state)
+        super().computed(batch, logits, results)
+        self.after += [[column[-1] for column in state.window.columns] for state in moving]
+        self.largest_pool = max(self.largest_pool, *(len(state.pool) for state in self._states.values()), 0)
+
+
+def poison(runner: ModelRunner) -> None:
+    for tensor in (*runner.cache.keys, *runner.cache.values):
+        tensor.fill_(torch.nan)
+
+
+def generate(
+    runner: ModelRunner,
+    proposer: Proposer | None,
+    *,
+    temperature: float = 0.0,
+    chunk_tokens: int = 64,
+    num_blocks: int | None = None,
+    max_draft_tokens: int = 24,
+    methods: Sequence[str | None] = (None,),
+    logit_bias: tuple[tuple[int, float], ...] = (),
+) -> tuple[list[list[int]], int, Engine]:
+    """Eight requests at once: their tokens, and how many drafts were accepted."""
+    poison(runner)
+    chance = random.Random(3)
+    blocks = BlockManager(num_blocks or runner.cache.num_blocks, BLOCK_SIZE)
+    scheduler = Scheduler(SchedulerLimits(chunk_tokens, 16, 128), blocks)
+    engine = Engine(runner, scheduler, SampleAndMatch(), proposer, max_draft_tokens=max_draft_tokens)
+    requests = []
+    for index in range(8):
+        prompt = [chance.randrange(3, 9) for _ in range(chance.randrange(1, 30))]
+        params = SamplingParams(
+            max_tokens=30, temperature=temperature, seed=index, top_k=6, presence_penalty=0.1, logit_bias=logit_bias
+        )
+        method = methods[index % len(methods)]
+        requests.append(Request(str(index), prompt, params, arrival_s=index, speculation_method=method))
+        scheduler.add(requests[-1])
+    accepted = 0
+    while scheduler.has_work():
+        accepted += sum(output.num_accepted for output in engine.step())
+    assert blocks.check([]) == []
+    return [request.output_token_ids for request in requests], accepted, engine
+
+
+@pytest.fixture(scope="module")
+def runner() -> ModelRunner:
+    return build_runner(tiny_model("llama"), num_blocks=256)
+
+
+FEW_TOKENS = ((3, 60.0), (4, 60.0))  # sampled guesses are often right
+
+
+@pytest.mark.parametrize("own", [SETTINGS, JACOBI_ONLY, LookaheadSettings(3, 2, 2), LookaheadSettings(window=0)])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_tokens_are_those_of_plain_decoding(runner: ModelRunner, temperature: float, own: LookaheadSettings) -> None:
+    bias = FEW_TOKENS if temperature else ()
+    plain, _, _ = generate(runner, None, temperature=temperature, logit_bias=bias)
+    proposer = LookaheadProposer(own)
+    tokens, accepted, _ = generate(runner, proposer, temperature=temperature, logit_bias=bias)
+    assert tokens == plain
+    assert accepted > (0 if temperature and not own.learns_from_text else 10)
+    assert not proposer._states, "requests that ended are forgotten"
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt2"])
+def test_other_models_too(name: str) -> None:
+    runner = build_runner(tiny_model(name), num_blocks=256)
+    plain, _, _ = generate(runner, None)
+    tokens, accepted, _ = generate(runner, LookaheadProposer())
+    assert tokens == plain
+    assert accepted > 10
+
+
+@pytest.mark.parametrize("max_draft_tokens", [1, 2, 3, 5, 8])
+def test_with_little_room(runner: ModelRunner, max_draft_tokens: int) -> None:
+    plain, _, _ = generate(runner, None)
+    tokens, accepted, _ = generate(runner, LookaheadProposer(), max_draft_tokens=max_draft_tokens)
+    assert tokens == plain
+    assert accepted > 0
+
+
+def test_preemption_and_chunks_change_nothing(runner: ModelRunner) -> None:
+    plain, _, _ = generate(runner, None)
+    tokens, accepted, engine = generate(runner, LookaheadProposer(), chunk_tokens=17, num_blocks=30)
+    assert tokens == plain
+    assert accepted > 0
+    assert engine.scheduler.num_preemptions > 0
+
+
+class _Eager(SpeculationController):
+    """Drafts whatever the costs say."""
+
+    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None: ...
+
+
+@pytest.mark.parametrize("auto_methods", [(), ("lookahead",)], ids=["by name", "automatic"])
+def test_beside_requests_that_forbid_speculation(runner: ModelRunner, auto_methods: tuple[str, ...]) -> None:
+    """By name a draft is verified as it is; an automatic one may be cut anywhere."""
+    wanted = "auto" if auto_methods else "lookahead"
+    plain, _, _ = generate(runner, None, logit_bias=FEW_TOKENS)
+    controller = _Eager({"lookahead": LookaheadProposer()}, auto_methods, "none", 24)
+    tokens, accepted, _ = generate(runner, controller, methods=(wanted, "none", None), logit_bias=FEW_TOKENS)
+    assert tokens == plain
+    assert accepted > 0
+    assert controller.num_failures == 0
+
+
+@torch.inference_mode()
+def likeliest(model: PreTrainedModel, token_ids: Sequence[int]) -> int:
+    return int(model(input_ids=torch.tensor([list(token_ids)])).logits[0, -1].argmax())
+
+
+def test_windows_move_as_jacobi_iteration_says() -> None:
+    """The last level is what the untouched model says behind the known tokens and each column's own path."""
+    untouched = tiny_model("llama")
+    proposer = Windows(JACOBI_ONLY)
+    generate(build_runner(tiny_model("llama"), num_blocks=256), proposer, max_draft_tokens=12)
+    assert len(proposer.before) > 30
+    for (known, paths), found in list(zip(proposer.before, proposer.after, strict=True))[::7]:
+        assert found == [likeliest(untouched, [*known, *path]) for path in paths]
+    assert any(len(paths) > 2 for _, paths in proposer.before)
+    assert proposer.largest_pool > 5
+
+
+class Walk:
+    """A request that goes on without an engine: the toy language says what the target makes of every draft."""
+
+    def __init__(self, proposer: LookaheadProposer, table: Table, prompt: Sequence[int]) -> None:
+        self.proposer = proposer
+        self.table = table
+        self.request = Request("toy", list(prompt), SamplingParams(max_tokens=500, temperature=0))
+
+    def step(self, room: int, keep: Callable[[Draft], Draft] = lambda draft: draft) -> tuple[Draft, VerifyResult]:
+        self.request.num_computed_tokens = self.request.num_tokens - 1
+        plain = ScheduledSequence(self.request, 1)
+        draft = keep(self.proposer.propose([plain], {"toy": room}).get("toy", Draft()))
+        sequence = ScheduledSequence(self.request, 1, draft)
+        batch, logits = batch_of([sequence]), logits_of(self.table, sequence)
+        [result] = SampleAndMatch().verify(batch, logits)
+        self.proposer.computed(batch, logits, {"toy": result})
+        self.proposer.observe(result)
+        for token in result.token_ids:
+            self.request.append_output(token)
+        return draft, result
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    own=st.builds(
+        LookaheadSettings, window=st.integers(0, 6), ngram=st.integers(2, 5), guesses=st.integers(1, 5),
+        learns_from_text=st.booleans(),
+    ),
+    rooms=st.lists(st.integers(0, 40), min_size=1, max_size=15),
+    cuts=st.lists(st.integers(0, 40), min_size=1, max_size=5),
+    prompt=st.lists(st.integers(0, 4), min_size=1, max_size=12),
+)  # fmt: skip
+def test_drafts_are_trees_within_their_room(
+    own: LookaheadSettings, rooms: list[int], cuts: list[int], prompt: list[int]
+) -> None:
+    walk = Walk(LookaheadProposer(own), Table(5, seed=1), prompt)
+    for step, room in enumerate(rooms):
+        draft, _ = walk.step(room, lambda draft, step=step: draft.first(cuts[step % len(cuts)]))  # type: ignore[misc]
+        assert len(draft) <= room
+        branches = [(draft.parent(node), token) for node, token in enumerate(draft.token_ids)]
+        assert len(set(branches)) == len(branches)
+        assert all(ROOT <= parent < node for node, (parent, _) in enumerate(branches))
+        assert all(0 <= confidence <= 1 for confidence in draft.confidences)
+        assert len(draft.confidences) == len(draft)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    per_token=st.integers(1, 4),
+    capacity=st.integers(1, 12),
+    ngrams=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.integers(0, 2)), max_size=60),
+)
+def test_pools_keep_the_newest_within_bounds(per_token: int, capacity: int, ngrams: list[tuple[int, int, int]]) -> None:
+    pool = NgramPool(per_token, capacity)
+    for count, ngram in enumerate(ngrams, start=1):
+        pool.add(ngram, "text")
+        kept = {first: [guess.token_ids for guess in pool.following(first)] for first in range(6)}
+        assert sum(map(len, kept.values())) == len(pool) <= capacity
+        assert all(len(own) <= per_token for own in kept.values())
+        assert kept[ngram[0]][0] == ngram[1:]
+        for first, own in kept.items():
+            newest = list(dict.fromkeys(rest for start, *rest_ in reversed(ngrams[:count])
+                                        if start == first for rest in [tuple(rest_)]))  # fmt: skip
+            assert own == newest[: len(own)]
+
+
+def test_the_least_recently_used_ngrams_leave_first() -> None:
+    pool = NgramPool(2, capacity=3)
+    source: Source = "found"
+    for ngram in ((1, 10), (2, 20), (3, 30)):
+        pool.add(ngram, source)
+    pool.following(1)
+    pool.add((4, 40), source)
+    assert [bool(pool.following(token)) for token in (1, 2, 3, 4)] == [True, False, True, True]
+
+
+def test_a_window_is_level_zero_and_then_its_own_column() -> None:
+    request = Request("a", [7, 8, 9], SamplingParams())
+    window = JacobiWindow(3, position=2, columns=[[0, 10, 20], [1, 11, 21], [2, 12, 22]])
+    window.place(request, 3, random.Random(0))
+    assert window.paths(3) == [(10, 20), (1, 11, 21), (1, 2, 12, 22)]
+    assert window.advance([30, 31]) == [(9, 10, 20, 30), (1, 11, 21, 31)]
+    request.output_token_ids += [50, 51]  # one draft was accepted, so that the window skips one position
+    window.place(request, 2, random.Random(0))
+    assert window.position == 4
+    assert window.columns[0] == [51, 21, 31]
+    assert len(window.columns) == 2
+    assert set(window.columns[1]) <= {7, 8, 9, 50, 51}
+
+
+@pytest.mark.parametrize(
+    ("room", "num_guesses", "expected"),
+    [(29, 5, (5, 5)), (29, 0, (0, 5)), (14, 5, (2, 3)), (14, 0, (0, 5)), (8, 5, (1, 2)), (3, 5, (1, 0)), (3, 0, (0, 1)),
+     (1, 0, (0, 0)), (1, 2, (1, 0)), (100, 9, (5, 5))],
+)  # fmt: skip
+def test_room_is_shared(room: int, num_guesses: int, expected: tuple[int, int]) -> None:
+    assert SETTINGS.shares(room, num_guesses) == expected
+
+
+@pytest.mark.parametrize("wrong", [{"window": -1}, {"ngram": 1}, {"guesses": 0}])
+def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))} must be at least"):
+        LookaheadSettings(**wrong)
+
+
+def test_text_of_a_long_prompt_is_learned_from_its_end() -> None:
+    prompt = list(range(10_000))
+    proposer = LookaheadProposer()
+    request = Request("a", [*prompt, 9_000], SamplingParams())
+    request.num_computed_tokens = request.num_tokens - 1
+    draft = proposer.propose([ScheduledSequence(request, 1)], {"a": 6})["a"]
+    assert draft.token_ids[:3] == (9_001, 9_002, 9_003)
+    assert len(proposer._states["a"].pool) <= 4096
+
+
+def test_what_is_accepted_raises_confidence() -> None:
+    """A language that repeats itself: the n-grams of its text are soon trusted."""
+    proposer = LookaheadProposer(LookaheadSettings(window=2, ngram=3, guesses=1))
+    request = Request("a", [1, 2, 3] * 6, SamplingParams(max_tokens=200, temperature=0))
+    following = {1: 2, 2: 3, 3: 1}
+    first: float | None = None
+    for _ in range(12):
+        request.num_computed_tokens = request.num_tokens - 1
+        draft = proposer.propose([ScheduledSequence(request, 1)], {"a": 8})["a"]
+        first = draft.confidences[0] if first is None else first
+        sequence = ScheduledSequence(request, 1, draft)
+        tokens = [request.token_at(request.num_tokens - 1), *draft.token_ids]
+        logits = torch.eye(4)[[following[token] for token in tokens]]
+        [result] = SampleAndMatch().verify(batch_of([sequence]), logits)
+        proposer.computed(batch_of([sequence]), logits, {"a": result})
+        proposer.observe(result)
+        for token in result.token_ids:
+            request.append_output(token)
+        assert len(result.accepted) >= 2
+    assert first is not None
+    assert draft.confidences[0] > first

@@ -1,0 +1,112 @@
+"""Rows of hidden states across hand-offs and shared blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.draft.eagle_checkpoint import load_eagle
+from engine.draft.feature_state import FeatureState
+from engine.model_loader import prepare_model
+from engine.model_runner import ModelRunner
+from engine.request import Request, SamplingParams
+from engine.scheduler import ScheduledSequence
+from engine.verification import PlainSampling
+from tests.tiny_drafts import HIDDEN, tiny_eagle3, tiny_target
+
+BLOCK_SIZE = 4
+PROMPT = list(range(5, 17))
+
+
+class Worker:
+    """One engine's worth of target and head."""
+
+    def __init__(self, folder: Path) -> None:
+        target = tiny_target()
+        head = load_eagle(tiny_eagle3().write(folder), target, torch.float32, torch.device("cpu"))
+        self.runner = ModelRunner(prepare_model(target, "float32"), 16, BLOCK_SIZE, draft=head)
+        self.state = FeatureState(head, self.runner)
+
+    def compute(self, request: Request) -> None:
+        """All of a request's known tokens in one step."""
+        count = request.num_tokens - request.num_computed_tokens
+        batch = self.runner.build_batch([ScheduledSequence(request, count)])
+        results = {r.sequence.request.request_id: r for r in PlainSampling().verify(batch, self.runner.forward(batch))}
+        self.state.computed(batch, results)
+        request.num_computed_tokens += count
+        request.output_token_ids += results[request.request_id].token_ids
+
+
+def request(name: str, blocks: list[int]) -> Request:
+    return Request(name, list(PROMPT), SamplingParams(max_tokens=8, temperature=0), block_ids=blocks)
+
+
+def arrived(source: Request, blocks: list[int]) -> Request:
+    moved = request("moved", blocks)
+    moved.num_computed_tokens = len(PROMPT)
+    moved.output_token_ids = list(source.output_token_ids)
+    return moved
+
+
+def test_a_request_goes_on_elsewhere_with_the_same_row(tmp_path: Path) -> None:
+    here, there = Worker(tmp_path), Worker(tmp_path)
+    source = request("source", [3, 1, 2])
+    here.compute(source)
+    here.state.flush("source")
+    moved = arrived(source, [7, 8, 9])
+    there.state.adopt(moved, here.state.export_state("source"))
+    before, after = here.state.waiting("source"), there.state.waiting("moved")
+    assert before is not None
+    assert after is not None
+    assert (after.start, after.token_ids, after.first_key) == (before.start, before.token_ids, before.first_key)
+    assert torch.equal(after.hidden, before.hidden)
+
+
+@pytest.mark.parametrize(("is_known", "first_key"), [(True, 0), (False, 8)])
+def test_only_what_came_is_vouched_for(*, is_known: bool, first_key: int, tmp_path: Path) -> None:
+    """The first two blocks were here, with draft KV or without; the last one came."""
+    worker = Worker(tmp_path)
+    source = request("source", [3, 1, 2])
+    worker.compute(source)
+    if is_known:
+        worker.state.flush("source")
+    moved = arrived(source, [3, 1, 9])
+    worker.state.adopt(moved, bytes(4 * HIDDEN), first_new=8)
+    waiting = worker.state.waiting("moved")
+    assert waiting is not None
+    assert waiting.first_key == first_key
+
+
+def test_without_a_state_the_head_sees_what_comes_from_now_on(tmp_path: Path) -> None:
+    worker = Worker(tmp_path)
+    moved = arrived(request("source", []), [7, 8, 9, 10])
+    moved.output_token_ids = [4]
+    worker.state.adopt(moved, None)
+    assert worker.state.waiting("moved") is None
+    worker.compute(moved)
+    waiting = worker.state.waiting("moved")
+    assert waiting is not None
+    assert (waiting.start, waiting.first_key) == (12, 12)
+
+
+def test_slots_are_not_vouched_for_while_their_new_rows_wait(tmp_path: Path) -> None:
+    worker = Worker(tmp_path)
+    before = request("before", [3, 1, 2])
+    worker.compute(before)
+    worker.state.flush("before")
+    worker.state.release("before")
+    worker.compute(request("owner", [3, 1, 2]))  # its rows wait
+    sharing = request("sharing", [3, 1, 6])
+    sharing.num_computed_tokens = 8
+    worker.compute(sharing)
+    waiting = worker.state.waiting("sharing")
+    assert waiting is not None
+    assert waiting.first_key == 8
+
+
+def test_another_heads_state_is_refused(tmp_path: Path) -> None:
+    worker = Worker(tmp_path)
+    with pytest.raises(ValueError, match="12 bytes came"):
+        worker.state.adopt(arrived(request("source", []), [7, 8, 9]), bytes(12))

@@ -1,0 +1,193 @@
+"""A whole run: it learns, it resumes, it writes what servers load, and it refuses what cannot work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from engine.draft.eagle_checkpoint import load_eagle
+from engine.errors import ConfigError
+from engine.model_loader import LoadedModel
+from training.card import CardFacts
+from training.dataset import AnswerDataset
+from training.eagle3 import TrainingResult, train_eagle3
+from training.settings import Eagle3Settings
+from training.trainer import Progress
+
+MakeDataset = Callable[..., AnswerDataset]
+MakeSettings = Callable[..., Eagle3Settings]
+
+
+class KilledError(Exception):
+    """Ends a run from outside."""
+
+
+@pytest.fixture
+def train(
+    tmp_path: Path, target: LoadedModel, make_dataset: MakeDataset, facts: CardFacts
+) -> Callable[..., TrainingResult]:
+    def run(settings: Eagle3Settings, name: str = "a", dataset: AnswerDataset | None = None, **kwargs: object):
+        answers = make_dataset() if dataset is None else dataset
+        return train_eagle3(
+            settings,
+            target,
+            [answers],
+            tmp_path / name,
+            tmp_path / f"{name}-work",
+            facts,
+            **kwargs,  # type: ignore[arg-type]
+        )
+
+    return run
+
+
+def test_training_beats_the_initial_head(train: Callable[..., TrainingResult], settings: MakeSettings) -> None:
+    untrained = train(settings(learning_rate=1e-12, num_epochs=1), "untrained").evaluation.greedy
+    reports: list[Progress] = []
+    trained = train(settings(num_epochs=20), "trained", report=reports.append).evaluation.greedy
+    assert trained.reached == untrained.reached
+    assert trained.mean_accepted_length > untrained.mean_accepted_length + 0.5
+    assert trained.unconditional[0] > 0.6
+    losses = [told.loss for told in reports if told.stage == "training"]
+    assert losses[-1] < losses[0]
+    agreement = next(told.agreement for told in reversed(reports) if told.stage == "held_out")
+    assert len(agreement) == 3
+    assert min(agreement) > 0.5
+
+
+def test_same_seed_gives_the_same_head(train: Callable[..., TrainingResult], settings: MakeSettings) -> None:
+    runs = [train(settings(num_epochs=2, seed=seed), name) for name, seed in (("a", 0), ("b", 0), ("c", 1))]
+    first, second, other = ((run.folder / "model.safetensors").read_bytes() for run in runs)
+    assert first == second
+    assert first != other
+
+
+@pytest.mark.parametrize("last_step", [7, 30])
+def test_a_killed_run_goes_on_to_the_same_head(
+    train: Callable[..., TrainingResult], settings: MakeSettings, last_step: int
+) -> None:
+    always_saved = settings(num_epochs=4, save_every_s=1e-9, report_every_steps=1)
+
+    def kill(told: Progress) -> None:
+        if told.num_steps == last_step:
+            raise KilledError
+
+    whole = train(always_saved, "whole")
+    with pytest.raises(KilledError):
+        train(always_saved, "killed", report=kill)
+    steps: list[int] = []
+    resumed = train(
+        always_saved, "killed", report=lambda told: steps.append(told.num_steps) if told.stage == "training" else None
+    )
+    assert steps[0] == last_step  # what had been computed when it was killed had not been saved
+    assert resumed.num_steps == whole.num_steps > last_step
+    ours, theirs = (load_file(run.folder / "model.safetensors") for run in (resumed, whole))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert resumed.evaluation == whole.evaluation
+
+
+def test_a_state_of_other_settings_is_refused(train: Callable[..., TrainingResult], settings: MakeSettings) -> None:
+    short = settings(num_epochs=1)
+    train(short)
+    with pytest.raises(ConfigError, match=r"belongs to a run with other settings \(learning_rate differ\)"):
+        train(replace(short, learning_rate=1e-4))
+
+
+def test_a_budget_ends_the_run_with_the_learning_rate_at_zero(
+    train: Callable[..., TrainingResult], settings: MakeSettings
+) -> None:
+    reports: list[Progress] = []
+    result = train(settings(num_epochs=10_000, budget_s=2.0, report_every_steps=1), report=reports.append)
+    assert 1.5 < result.elapsed_s < 4.0
+    rates = [told.learning_rate for told in reports if told.stage == "training"]
+    assert rates[-1] < 0.1 * max(rates)
+
+
+def test_live_states_train_the_same_head(train: Callable[..., TrainingResult], settings: MakeSettings) -> None:
+    cached, live = (train(settings(num_epochs=2), name, cache_states=name == "a") for name in ("a", "b"))
+    assert (cached.folder.parent / "a-work" / "states-0").is_dir()
+    assert not (live.folder.parent / "b-work" / "states-0").exists()
+    assert live.evaluation.greedy.mean_accepted_length == pytest.approx(
+        cached.evaluation.greedy.mean_accepted_length, abs=0.1
+    )
+
+
+def test_checkpoint_loads_as_the_head_that_was_trained(
+    train: Callable[..., TrainingResult], settings: MakeSettings, target: LoadedModel
+) -> None:
+    result = train(settings(num_epochs=1))
+    head = load_eagle(result.folder, target.model, torch.float32, torch.device("cpu"))
+    assert (head.settings.version, head.settings.fc_norm, head.settings.norm_output) == (3, True, True)
+    assert head.feature_layers == (2, 4, 5)
+    assert head.draft_vocab_size == 64
+    stored = load_file(result.folder / "model.safetensors")
+    assert stored["lm_head.weight"].dtype == torch.bfloat16
+    assert stored["t2d"][95]  # the token that ends a turn, which the answers never have
+    assert "embed_tokens.weight" not in stored
+
+
+def test_card_and_log(train: Callable[..., TrainingResult], settings: MakeSettings, target: LoadedModel) -> None:
+    result = train(settings(num_epochs=1, seed=3, evaluate_every_steps=5))
+    card = (result.folder / "README.md").read_text(encoding="utf-8")
+    greedy = result.evaluation.greedy
+    for expected in (
+        "license: apache-2.0",
+        "base_model: owner/tiny",
+        "Answers to random tokens.",
+        "baton train eagle3 --target owner/tiny",
+        target.fingerprint,
+        f"mean accepted length {greedy.mean_accepted_length:.2f} at 5 draft tokens",
+        " | ".join(f"{rate:.3f}" for rate in greedy.unconditional),
+        " | ".join(f"{rate:.3f}" for rate in greedy.conditional),
+        "| seed | 3 |",
+        f"| steps | {result.num_steps:,} (",
+        '"seed": 3',
+    ):
+        assert expected in card
+    log = json.loads((result.folder / "training_log.json").read_text(encoding="utf-8"))
+    assert log["acceptance"]["greedy"]["accepted"] == greedy.accepted
+    assert [entry["num_steps"] for entry in log["log"] if entry["stage"] == "held_out"][:2] == [5, 10]
+
+
+def test_no_answers(train: Callable[..., TrainingResult], settings: MakeSettings, make_dataset: MakeDataset) -> None:
+    with pytest.raises(ConfigError, match=r"no answers\. Collect some with the target first"):
+        train(settings(), dataset=make_dataset(0))
+
+
+def test_too_few_answers(
+    train: Callable[..., TrainingResult], settings: MakeSettings, make_dataset: MakeDataset
+) -> None:
+    with pytest.raises(ConfigError, match=r"answers-0: 1 samples, of which 1 are long enough\. Expected at least 2"):
+        train(settings(), dataset=make_dataset(1))
+
+
+def test_answers_of_another_target(
+    train: Callable[..., TrainingResult], settings: MakeSettings, make_dataset: MakeDataset
+) -> None:
+    with pytest.raises(ConfigError, match=r"come from another model \(fingerprint abc\)"):
+        train(settings(), dataset=make_dataset(fingerprint="abc"))
+
+
+def test_a_broken_state_says_what_to_do(
+    train: Callable[..., TrainingResult], settings: MakeSettings, tmp_path: Path
+) -> None:
+    (tmp_path / "a-work").mkdir()
+    (tmp_path / "a-work" / "training_state.pt").write_bytes(b"no state")
+    with pytest.raises(ConfigError, match=r"training_state\.pt is no state of a training run\. Delete it"):
+        train(settings())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("num_ttt_steps", 0), ("step_decay", 1.5), ("tv_weight", -0.1), ("held_out_share", 0.0), ("budget_s", 0.0)],
+)
+def test_settings_out_of_range(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"training: {name} is {value!r}, expected"):
+        Eagle3Settings(**{name: value})  # type: ignore[arg-type]
