@@ -34,6 +34,8 @@ app = typer.Typer(
 )
 model_app = typer.Typer(help="Models on this machine.", no_args_is_help=True)
 app.add_typer(model_app, name="model")
+bench_app = typer.Typer(help="Measure what this machine makes of it.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
 
 EndpointOption = Annotated[
     str | None,
@@ -217,6 +219,51 @@ def model_pull(
     with _Reporter() as report:
         folder = pull(name, report, verify=verify)
     sys.stdout.write(f"{folder}\n")
+
+
+@bench_app.command("speculation")
+def bench_speculation(
+    config: Annotated[Path | None, typer.Option("-c", "--config", help="YAML file, as for `baton up`.")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one of its values.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="For --set model=...")] = None,
+    draft: Annotated[str | None, typer.Option(help="For --set speculation.draft=... (auto, none, folder, id).")] = None,
+    dtype: Annotated[str | None, typer.Option(help="For --set dtype=... At float32 the tokens must be equal.")] = None,
+    threads: Annotated[int | None, typer.Option(help="For --set engine.threads=...")] = None,
+    methods: Annotated[str, typer.Option(help="With commas between. Default: all that can run with this draft.")] = "",
+    workloads: Annotated[
+        str, typer.Option(help="Of chat, code, summarise, story and those of --prompts. Default: all of them.")
+    ] = "",
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=FILE", help='One more workload, or another NAME: JSONL of {"prompt": ...}.'),
+    ] = None,
+    temperatures: Annotated[str, typer.Option(help="0 is greedy.")] = "0,0.8",
+    batches: Annotated[str, typer.Option(help="Sequences at once.")] = "1,4,16",
+    max_tokens: Annotated[int, typer.Option(help="Of each answer; none ends before.")] = 64,
+    rounds: Annotated[int, typer.Option(help="Runs with and without speculation, in turn, behind one to warm up.")] = 3,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for speculation.json and .png.")] = Path("out"),
+) -> None:
+    """Measure every speculation method against plain decoding: accepted lengths, milliseconds, TPOT.
+
+    Loads the model into this process, without Ray, and needs the machine for itself. With all methods and the default
+    model it takes an hour or two on a CPU. The JSON report is there after the first cell, and grows.
+    """
+    from cluster.cli_bench import bench_speculation, integers, names, numbers
+    from cluster.config_reading import parse_override
+
+    overrides = dict(parse_override(text) for text in assignments or [])
+    given = {"model": model, "speculation.draft": draft, "dtype": dtype, "engine.threads": threads}
+    overrides |= {key: value for key, value in given.items() if value is not None}
+    with _Reporter() as report:
+        shown = bench_speculation(
+            config, overrides, report,
+            methods=names(methods), workloads=names(workloads), prompts=tuple(prompts or ()),
+            temperatures=numbers("--temperatures", temperatures), batches=integers("--batches", batches),
+            max_tokens=max_tokens, rounds=rounds, out=out,
+        )  # fmt: skip
+    _output().print(shown)
 
 
 @app.command()

@@ -82,6 +82,8 @@ class SpeculationController:
         self._proposed_by: dict[str, str] = {}
         self.num_failures = 0
         """Times that a method broke. Its requests went on without it."""
+        self.num_drafted = 0
+        """Tokens that methods drafted, those that were not worth their verification included."""
 
     def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
         """The drafts that are worth their verification."""
@@ -113,6 +115,10 @@ class SpeculationController:
         if self._network is not None and name == self._network.name:
             self._learn_worth(request, len(result.accepted))
         self._guard(name, lambda: method.observe(result), None)
+
+    def drafted_by(self, request_id: str) -> str | None:
+        """The method whose draft the request's last step verified; None when it verified none."""
+        return self._proposed_by.get(request_id)
 
     def adopt(self, request: Request, state: bytes | None, first_new: int) -> None:
         """A request comes with its prompt's KV; see :meth:`engine.draft.network.DraftState.adopt`."""
@@ -205,7 +211,9 @@ class SpeculationController:
             return {}
         most = self._most.get(name, self._max_draft_tokens)
         asked = {s.request.request_id: min(most, room[s.request.request_id]) for s in wanting}
-        return self._guard(name, lambda: method.propose(wanting, asked), {})
+        drafts: dict[str, Draft] = self._guard(name, lambda: method.propose(wanting, asked), {})
+        self.num_drafted += sum(map(len, drafts.values()))
+        return drafts
 
     def _guard(self, name: str, work: Callable[[], T], otherwise: T) -> T:
         """A draft is only a bet: whatever is wrong with it, the requests go on without."""

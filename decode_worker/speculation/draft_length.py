@@ -128,6 +128,8 @@ class VerificationPolicy:
             num_sequences: sequences of the step that yield a token anyway.
             num_tokens: tokens of the step without any draft.
         """
+        if not drafts:
+            return {}
         # Slots in the order of survival over the whole batch. A child never survives more often than its parent, so
         # what is taken of a draft is a tree as well, if its nodes are in the same order.
         slots = sorted(

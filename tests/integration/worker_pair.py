@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,11 +25,13 @@ from cluster.worker_client import WorkerClient
 from cluster.worker_service import WorkerService
 from decode_worker.role import DecodeRole
 from engine.async_engine import AsyncEngine
+from engine.draft.loading import LoadedDraft
 from engine.errors import rebuild_error
+from engine.model_loader import prepare_model
 from engine.model_runner import ModelRunner
 from engine.request import FinishReason, SamplingParams, TokenLogprobs
 from prefill_worker.role import PrefillRole
-from tests.engine_runs import build_runner
+from tests.engine_runs import BLOCK_SIZE, build_runner
 
 TIMEOUT_S = 30.0
 
@@ -156,6 +158,25 @@ class Runners:
 
     prefill: ModelRunner
     decode: ModelRunner
+    prefill_draft: LoadedDraft | None = None
+    decode_draft: LoadedDraft | None = None
+
+    @classmethod
+    def with_drafts(
+        cls,
+        model: PreTrainedModel,
+        prefill_draft: Callable[[PreTrainedModel], LoadedDraft] | None,
+        decode_draft: Callable[[PreTrainedModel], LoadedDraft] | None,
+        num_blocks: int = 512,
+    ) -> Runners:
+        """Each side with a draft of its own, made for its copy of the model; None for a side without."""
+        models = copy.deepcopy(model), copy.deepcopy(model)
+        drafts = [make and make(own) for make, own in zip((prefill_draft, decode_draft), models, strict=True)]
+        runners = [
+            ModelRunner(prepare_model(own, "float32"), num_blocks, BLOCK_SIZE, draft=draft.network if draft else None)
+            for own, draft in zip(models, drafts, strict=True)
+        ]
+        return cls(runners[0], runners[1], drafts[0], drafts[1])
 
     @classmethod
     def of(cls, model: PreTrainedModel, num_blocks: int = 512, num_decode_blocks: int | None = None) -> Runners:
@@ -180,7 +201,8 @@ def pair_config(**sections: dict[str, Any]) -> BatonConfig:
         "decode": {"chunk_tokens": 64},
         "kv_transfer": {"part_bytes": 4096, "claim_timeout_s": 5.0, "reserve_timeout_s": 5.0},
     }
-    return BatonConfig.from_dict({name: {**values, **sections.get(name, {})} for name, values in defaults.items()})
+    names = defaults.keys() | sections.keys()
+    return BatonConfig.from_dict({name: {**defaults.get(name, {}), **sections.get(name, {})} for name in names})
 
 
 @asynccontextmanager
@@ -188,8 +210,8 @@ async def worker_pair(runners: Runners, config: BatonConfig | None = None) -> As
     """Starts both workers with empty caches; stops them at the end."""
     config = config or pair_config()
     runners.forget()
-    prefill = await _host("prefill", PrefillRole, runners.prefill, config)
-    decode = await _host("decode", DecodeRole, runners.decode, config)
+    prefill = await _host("prefill", PrefillRole, runners.prefill, runners.prefill_draft, config)
+    decode = await _host("decode", DecodeRole, runners.decode, runners.decode_draft, config)
     try:
         yield WorkerPair(prefill, decode)
     finally:
@@ -199,8 +221,12 @@ async def worker_pair(runners: Runners, config: BatonConfig | None = None) -> As
             await worker.role.stop()
 
 
-async def _host(pool: str, role_class: Any, runner: ModelRunner, config: BatonConfig) -> HostedWorker:
-    context = WorkerContext(f"{pool}-1", config, config.pool(pool), runner, runner.loaded.max_model_len, num_threads=1)
+async def _host(
+    pool: str, role_class: Any, runner: ModelRunner, draft: LoadedDraft | None, config: BatonConfig
+) -> HostedWorker:
+    context = WorkerContext(
+        f"{pool}-1", config, config.pool(pool), runner, runner.loaded.max_model_len, num_threads=1, draft=draft
+    )
     role = role_class(context)
     server = create_server()
     worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(f"{pool}-1", pool, role), server)

@@ -11,8 +11,8 @@ import torch
 from cluster.config import SpeculationMethod
 from decode_worker.speculation.acceptance import AcceptanceTracker
 from decode_worker.speculation.controller import SpeculationController
-from decode_worker.speculation.draft_length import VerificationPolicy, survival
-from decode_worker.speculation.registry import create_controller, method_names
+from decode_worker.speculation.draft_length import DraftingPolicy, DraftPasses, VerificationPolicy
+from decode_worker.speculation.registry import SpeculationLimits, create_controller, method_names
 from decode_worker.speculation.step_cost import StepCost
 from engine.batch import ForwardBatch
 from engine.drafts import Draft
@@ -20,6 +20,8 @@ from engine.errors import ConfigError
 from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence
 from engine.verification import VerifyResult
+from tests.engine_runs import build_runner
+from tests.tiny_models import tiny_model
 
 
 def scheduled(name: str, method: str | None = None) -> ScheduledSequence:
@@ -82,10 +84,6 @@ def test_costs_are_learned_and_interpolated() -> None:
     assert cost.ms(1, 1) < 20_000.0
 
 
-def test_survival_multiplies() -> None:
-    assert survival([0.5, 0.5, 1.0]) == [0.5, 0.25, 0.25]
-
-
 class TestDraftLength:
     def cost(self, slope: float) -> StepCost:
         cost = StepCost()
@@ -119,6 +117,42 @@ class TestDraftLength:
         assert policy.choose(barely, num_sequences=1, num_tokens=1) == {"a": 1}
 
 
+class TestDraftingForANetwork:
+    def policy(self, pass_ms: float) -> tuple[DraftingPolicy, DraftPasses]:
+        cost = StepCost()
+        for num_sequences in (1, 2, 4, 8, 16):
+            for num_tokens in (1, 2, 4, 8, 16, 32, 64):
+                if num_tokens >= num_sequences:
+                    cost.record(num_sequences, num_tokens, 20.0 + 0.5 * num_tokens)
+        passes = DraftPasses(cost)
+        passes.record(1, pass_ms)
+        return DraftingPolicy(cost, passes), passes
+
+    def test_drafting_that_pays_is_done_and_raises_the_bar_for_more_passes(self) -> None:
+        policy, passes = self.policy(2.0)
+        assert policy.choose({"a": 1.2}, num_drafted=3, num_passes=3, num_sequences=1, num_tokens=1) == {"a"}
+        assert passes.rate is not None
+        assert passes.rate > 1 / 20.5
+        assert passes.another([0.9])
+        assert not passes.another([0.05])
+
+    def test_passes_that_cost_more_than_they_bring_are_left_alone(self) -> None:
+        policy, _ = self.policy(30.0)
+        assert policy.choose({"a": 1.2}, num_drafted=3, num_passes=3, num_sequences=1, num_tokens=1) == set()
+
+    def test_requests_whose_drafts_fail_are_left_out(self) -> None:
+        policy, _ = self.policy(2.0)
+        worth = {"good": 2.5, "bad": 0.01}
+        assert policy.choose(worth, num_drafted=3, num_passes=3, num_sequences=2, num_tokens=2) == {"good"}
+
+    def test_a_refusal_is_probed_now_and_then(self) -> None:
+        policy, _ = self.policy(2.0)
+        chosen = [policy.choose({"a": 0.3}, 3, 3, num_sequences=1, num_tokens=1) for _ in range(640)]
+        assert 5 <= sum(map(bool, chosen)) <= 15
+        hopeless = [policy.choose({"a": 0.0}, 3, 3, num_sequences=1, num_tokens=1) for _ in range(640)]
+        assert not any(hopeless)
+
+
 class TestController:
     def test_a_request_chooses_or_forbids(self) -> None:
         one, two = Drafter([0.9], token=1), Drafter([0.8], token=2)
@@ -131,6 +165,11 @@ class TestController:
         methods = {"short": Drafter([0.9], token=1), "long": Drafter([0.8, 0.8], token=2)}
         controller = SpeculationController(methods, methods, "auto", 4)
         assert controller.propose([scheduled("a")], {"a": 8})["a"].token_ids == (2, 2)
+
+    def test_a_step_in_which_nothing_is_sampled_gets_no_drafts(self) -> None:
+        controller = SpeculationController({"one": Drafter([0.9])}, ["one"], "auto", 4)
+        request = Request("a", [1, 2, 3], SamplingParams(max_tokens=50))
+        assert controller.propose([ScheduledSequence(request, 2)], {}) == {}
 
     def test_only_who_proposed_learns(self) -> None:
         one, two = Drafter([0.9]), Drafter([0.2])
@@ -150,7 +189,11 @@ class TestController:
 
     def test_unknown_defaults_are_refused(self) -> None:
         with pytest.raises(ConfigError, match="ngram"):
-            create_controller("telepathy", 8, remember_outputs=False)
+            create_controller("telepathy", SpeculationLimits(), build_runner(tiny_model("llama")), None)
+
+    def test_a_default_that_needs_a_draft_is_refused_without_one(self) -> None:
+        with pytest.raises(ConfigError, match="no draft is loaded"):
+            create_controller("eagle3", SpeculationLimits(), build_runner(tiny_model("llama")), None)
 
 
 def test_configuration_and_workers_know_the_same_names() -> None:

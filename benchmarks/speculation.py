@@ -1,0 +1,163 @@
+"""``baton bench speculation``: what each speculation method is worth, by workload, temperature and batch.
+
+One process and one engine step at a time, prefill and decode together, without Ray: what is measured is decoding.
+Every cell of the table alternates runs without and with speculation over the same requests, so that both see the same
+machine. TPOT counts from when every request of a run has its first token.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from benchmarks.speculation_plot import HOW_TO_INSTALL, can_plot, plot
+from benchmarks.speculation_report import SpeculationReport
+from benchmarks.speculation_runs import Cell, CellResult, measure
+from benchmarks.speculation_target import EngineFactory, SpeculativeEngine, Target, load_target
+from benchmarks.speculation_workloads import WORKLOADS, Workload, check_names, load_workloads, parse_prompt_files
+from cluster.config import BatonConfig
+from decode_worker.speculation.registry import method_names
+from engine.engine import Engine
+from engine.errors import ConfigError
+
+JSON_NAME = "speculation.json"
+PLOT_NAME = "speculation.png"
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationSettings:
+    """
+    Attributes:
+        methods: names; empty for every method that can run.
+        workloads: names; empty for the known ones and those of ``prompts``.
+        prompts: ``NAME=FILE``, see :func:`benchmarks.speculation_workloads.parse_prompt_files`.
+        max_tokens: of each answer; none ends before.
+        rounds: pairs of runs of each cell. Every pair has other prompts, as far as there are enough.
+        out: folder of the JSON report and the plot.
+
+    Raises:
+        ConfigError: a value is out of its range, or a name is not known.
+    """
+
+    methods: tuple[str, ...] = ()
+    workloads: tuple[str, ...] = ()
+    prompts: tuple[str, ...] = ()
+    temperatures: tuple[float, ...] = (0.0, 0.8)
+    batches: tuple[int, ...] = (1, 4, 16)
+    max_tokens: int = 64
+    rounds: int = 3
+    out: Path = Path("out")
+
+    def __post_init__(self) -> None:
+        check_names("speculation method", self.methods, method_names())
+        check_names("workload", self.workloads, self.known_workloads)
+        for name, values in (("--batches", self.batches), ("--temperatures", self.temperatures)):
+            if not values:
+                raise ConfigError(f"{name} needs at least one number.")
+        if min(self.batches) < 1 or self.rounds < 1:
+            raise ConfigError("--batches and --rounds must be at least 1.")
+        if self.max_tokens < 2:
+            raise ConfigError("--max-tokens must be at least 2: the first token is the prefill's.")
+        if not all(0 <= temperature <= 100 for temperature in self.temperatures):
+            raise ConfigError("--temperatures must be between 0 and 100.")
+
+    @property
+    def known_workloads(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*WORKLOADS, *parse_prompt_files(self.prompts)]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {**asdict(self), "out": str(self.out)}
+
+
+def run(config: BatonConfig, report: Report, **settings: Any) -> RenderableType:
+    """Measures every cell and writes the JSON report, after each of them anew, and in the end the plot.
+
+    Args:
+        config: names model and draft, and how to speculate; pools and router do not matter.
+        report: called with one line of progress at a time.
+        settings: of :class:`SpeculationSettings`.
+
+    Returns:
+        What there is to show.
+
+    Raises:
+        BatonError: settings, model, draft or prompts cannot be used; the message says why.
+    """
+    wanted = SpeculationSettings(**settings)
+    if not can_plot():
+        report(HOW_TO_INSTALL)
+    report(f"loading {config.model}")
+    target = load_target(config)
+    names = wanted.workloads or wanted.known_workloads
+    workloads = load_workloads(names, parse_prompt_files(wanted.prompts), target.tokenizer)
+    found = run_on(target, workloads, wanted, report)
+    return Group(found.render(), *_written(found, wanted.out))
+
+
+def run_on(
+    target: Target, workloads: Sequence[Workload], settings: SpeculationSettings, report: Report
+) -> SpeculationReport:
+    """The same, on a model that is loaded, without the plot."""
+    longest = max(len(prompt) for workload in workloads for prompt in workload.prompts)
+    factory = EngineFactory(target, max(settings.batches), longest, settings.max_tokens)
+    engines, left_out = factory.choose_methods(settings.methods)
+    plain = factory.plain()
+    found = SpeculationReport(_environment(target), settings.to_dict(), left_out)
+    cells = list(product(workloads, settings.temperatures, settings.batches, engines.items()))
+    for number, (workload, temperature, batch, (method, engine)) in enumerate(cells, start=1):
+        cell = Cell(method, workload.name, temperature, batch)
+        report(f"{number} of {len(cells)}: {cell}")
+        result = _measure(cell, plain, engine, workload, settings)
+        found.results.append(result)
+        found.write(settings.out / JSON_NAME)
+        report(f"{number} of {len(cells)}: {cell}: tau {result.tally.tau:.2f}, speed-up {result.speedup:.2f}")
+    return found
+
+
+def _measure(
+    cell: Cell, plain: Engine, speculative: SpeculativeEngine, workload: Workload, settings: SpeculationSettings
+) -> CellResult:
+    batches = [workload.take(index * cell.batch, cell.batch) for index in range(settings.rounds)]
+    result = measure(cell, plain, speculative.engine, speculative.meter, batches, settings.max_tokens)
+    result.num_failures = speculative.controller.num_failures
+    return result
+
+
+def _written(found: SpeculationReport, out: Path) -> list[Text]:
+    if not can_plot():
+        return [Text(f"report: {out / JSON_NAME}"), Text(HOW_TO_INSTALL, style="yellow")]
+    plot(found.results, out / PLOT_NAME)
+    return [Text(f"report: {out / JSON_NAME}    plot: {out / PLOT_NAME}")]
+
+
+def _environment(target: Target) -> dict[str, Any]:
+    config, device, draft = target.config, target.loaded.model.device, target.draft
+    return {
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "model": config.model,
+        "draft": None if draft is None else {"name": draft.name, "method": draft.method},
+        "dtype": target.loaded.dtype_name,
+        "acceptance": config.speculation.acceptance,
+        "speculation": config.speculation.model_dump(mode="json"),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "num_cores": os.cpu_count(),
+        "num_threads": torch.get_num_threads(),
+        "load_average_before": list(os.getloadavg()),
+        "versions": {
+            "python": platform.python_version(),
+            **{package: metadata.version(package) for package in ("baton-serve", "torch", "transformers")},
+        },
+    }

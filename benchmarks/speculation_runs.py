@@ -1,0 +1,203 @@
+"""Runs the same requests with and without speculation, in turn, and compares."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.speculation_rounds import RoundMeter, RoundTally, merged
+from engine.engine import Engine
+from engine.errors import InternalError
+from engine.request import Request, SamplingParams
+
+_SEED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One row of the benchmark's table.
+
+    Attributes:
+        workload: its name.
+        batch: sequences at once.
+    """
+
+    method: str
+    workload: str
+    temperature: float
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.method}, {self.workload}, temperature {self.temperature:g}, batch {self.batch}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What one batch of requests took to decode, counted from when every one of them had its first token.
+
+    Attributes:
+        token_ids: of each request, in the order in which they were given.
+        tpots_ms: of each request, milliseconds per token up to its last one.
+        decode_ms: until the last request was done.
+        num_decode_tokens: of all requests together, in that time.
+    """
+
+    token_ids: tuple[tuple[int, ...], ...]
+    tpots_ms: tuple[float, ...]
+    decode_ms: float
+    num_decode_tokens: int
+
+    @property
+    def tpot_ms(self) -> float:
+        """Median over the requests."""
+        return statistics.median(self.tpots_ms)
+
+
+@dataclass(slots=True)
+class CellResult:
+    """
+    Attributes:
+        plain, speculative: the runs of a cell, pair by pair.
+        tally: over the rounds of all speculative runs.
+        num_failures: times that the method broke until then. It is off from there on, so that the figures mean little.
+    """
+
+    cell: Cell
+    plain: list[RunResult] = field(default_factory=list)
+    speculative: list[RunResult] = field(default_factory=list)
+    tally: RoundTally = field(default_factory=RoundTally)
+    num_failures: int = 0
+
+    @property
+    def plain_tpot_ms(self) -> float:
+        """Median over all requests."""
+        return statistics.median(ms for run in self.plain for ms in run.tpots_ms)
+
+    @property
+    def tpot_ms(self) -> float:
+        """Median over all requests."""
+        return statistics.median(ms for run in self.speculative for ms in run.tpots_ms)
+
+    @property
+    def speedups(self) -> list[float]:
+        """TPOT without speculation over TPOT with it, of each pair of runs: what a slow minute does to one of the
+        pair it mostly does to the other as well."""
+        return [
+            plain.tpot_ms / speculative.tpot_ms for plain, speculative in zip(self.plain, self.speculative, strict=True)
+        ]
+
+    @property
+    def speedup(self) -> float:
+        """Median over the pairs."""
+        return statistics.median(self.speedups)
+
+    @property
+    def plain_ms_per_token(self) -> float:
+        """Decoding time of all runs over the tokens of all requests."""
+        return _ms_per_token(self.plain)
+
+    @property
+    def ms_per_token(self) -> float:
+        """Decoding time of all runs over the tokens of all requests."""
+        return _ms_per_token(self.speculative)
+
+    @property
+    def num_requests(self) -> int:
+        return sum(len(run.token_ids) for run in self.plain)
+
+    @property
+    def num_different(self) -> int:
+        """Requests that got other tokens with speculation than without."""
+        return sum(
+            one != other
+            for plain, speculative in zip(self.plain, self.speculative, strict=True)
+            for one, other in zip(plain.token_ids, speculative.token_ids, strict=True)
+        )
+
+
+def _ms_per_token(runs: Sequence[RunResult]) -> float:
+    return sum(run.decode_ms for run in runs) / sum(run.num_decode_tokens for run in runs)
+
+
+def measure(
+    cell: Cell,
+    plain: Engine,
+    speculative: Engine,
+    meter: RoundMeter,
+    batches: Sequence[Sequence[tuple[int, ...]]],
+    max_tokens: int,
+) -> CellResult:
+    """Plain and speculative runs in turn over the same requests, a pair for each of ``batches``.
+
+    A pair that is not counted goes first, over the last of the batches, so that costs and acceptance at this size are
+    known to the method as they are to a worker that has served for a while.
+
+    Args:
+        speculative: has ``meter`` as its proposer.
+        batches: of prompts.
+        max_tokens: that each request gets; it does not stop before.
+    """
+    result = CellResult(cell)
+    tallies: list[RoundTally] = []
+    for number, prompts in enumerate([batches[-1], *batches]):
+        without = run_batch(plain, list(_requests(cell, prompts, max_tokens)))
+        with_drafts = run_batch(speculative, list(_requests(cell, prompts, max_tokens)), meter)
+        tally = meter.stop()
+        if number:
+            result.plain.append(without)
+            result.speculative.append(with_drafts)
+            tallies.append(tally)
+    result.tally = merged(tallies)
+    return result
+
+
+def run_batch(engine: Engine, requests: Sequence[Request], meter: RoundMeter | None = None) -> RunResult:
+    """Decodes requests to their end.
+
+    Args:
+        meter: the engine's proposer; begins to count, and to draft, when every request has its first token.
+
+    Raises:
+        InternalError: a request failed, or nothing can be scheduled.
+    """
+    for request in requests:
+        engine.scheduler.add(request)
+    while not all(request.output_token_ids for request in requests):
+        _step(engine)
+    known = {request.request_id: len(request.output_token_ids) for request in requests}
+    if meter is not None:
+        meter.start()
+    started_s = time.perf_counter()
+    ended_s = dict.fromkeys(known, started_s)
+    while engine.scheduler.has_work():
+        progressed = _step(engine)
+        ended_s |= dict.fromkeys(progressed, time.perf_counter())
+    new = {request.request_id: len(request.output_token_ids) - known[request.request_id] for request in requests}
+    return RunResult(
+        token_ids=tuple(tuple(request.output_token_ids) for request in requests),
+        tpots_ms=tuple((ended_s[name] - started_s) * 1e3 / count for name, count in new.items() if count),
+        decode_ms=(max(ended_s.values()) - started_s) * 1e3,
+        num_decode_tokens=sum(new.values()),
+    )
+
+
+def _step(engine: Engine) -> list[str]:
+    """Ids of the requests that got tokens."""
+    outputs = engine.step()
+    if not engine.last_step_ran:
+        raise InternalError("requests are waiting, but the engine can schedule nothing")
+    for output in outputs:
+        if output.error is not None:
+            raise InternalError(f"a request of the benchmark failed: {output.error}")
+    return [output.request_id for output in outputs]
+
+
+def _requests(cell: Cell, prompts: Sequence[tuple[int, ...]], max_tokens: int) -> Iterator[Request]:
+    """New requests, always the same ones."""
+    for index, prompt in enumerate(prompts):
+        params = SamplingParams(
+            max_tokens=max_tokens, temperature=cell.temperature, ignore_eos=True, seed=_SEED + index
+        )
+        yield Request(f"request-{index}", list(prompt), params, arrival_s=index)

@@ -1,0 +1,148 @@
+"""The model under test, its draft, and engines over both: in one process, put together as on a decode worker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.speculation_rounds import RoundMeter
+from cluster.config import BatonConfig
+from decode_worker.speculation.controller import NONE, SpeculationController
+from decode_worker.speculation.registry import SpeculationLimits, create_controller, method_names
+from decode_worker.speculation.verification import create_verifier
+from engine.block_manager import BlockManager
+from engine.draft.loading import LoadedDraft, load_draft
+from engine.engine import Engine
+from engine.errors import ConfigError
+from engine.model_loader import LoadedModel, load_model, pick_device
+from engine.model_runner import ModelRunner
+from engine.model_source import resolve_model
+from engine.scheduler import Scheduler, SchedulerLimits
+from engine.tokenizer import Tokenizer
+
+_MOST_PREFILL_TOKENS = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A loaded model with its draft, before it is known how large its cache must be."""
+
+    config: BatonConfig
+    loaded: LoadedModel
+    tokenizer: Tokenizer
+    draft: LoadedDraft | None
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeEngine:
+    """An engine with one method, and what watches it.
+
+    Attributes:
+        meter: the engine's proposer, around ``controller``.
+    """
+
+    engine: Engine
+    controller: SpeculationController
+    meter: RoundMeter
+
+
+def load_target(config: BatonConfig) -> Target:
+    """Loads what the configuration names, and gives torch its threads.
+
+    Raises:
+        BatonError: model or draft cannot be found or used; the message says why.
+    """
+    torch.set_num_threads(config.engine.threads or os.cpu_count() or 1)
+    source = resolve_model(config.model)
+    loaded = load_model(source, config.dtype, pick_device(config.engine.device))
+    draft = load_draft(config.speculation.draft, config.model, source.path, loaded)
+    return Target(config, loaded, Tokenizer.load(source.path), draft)
+
+
+class EngineFactory:
+    """Builds engines that share one cache; only one of them may have requests at a time.
+
+    Args:
+        batch: most sequences at once.
+        prompt_tokens: of the longest prompt.
+        max_tokens: of each answer.
+
+    Raises:
+        ConfigError: prompt and answer are longer than the model's context.
+    """
+
+    def __init__(self, target: Target, batch: int, prompt_tokens: int, max_tokens: int) -> None:
+        config, loaded = target.config, target.loaded
+        longest = prompt_tokens + max_tokens
+        if longest > loaded.max_model_len:
+            raise ConfigError(
+                f"The longest prompt has {prompt_tokens} tokens; with {max_tokens} to generate it does not fit into "
+                f"the model's context of {loaded.max_model_len}. Lower --max-tokens, or give shorter --prompts."
+            )
+        self._config = config
+        self._draft = target.draft
+        speculation = config.speculation
+        self._max_draft_tokens = max(speculation.max_draft_tokens, speculation.max_tree_tokens)
+        num_blocks = 1 + batch * -(-(longest + self._max_draft_tokens) // config.engine.block_size)
+        network = None if target.draft is None else target.draft.network
+        self._runner = ModelRunner(
+            loaded, num_blocks, config.engine.block_size, config.engine.attention_backend, network
+        )
+        # All prompts in one step, if that is no monster: then no sequence waits for another's prefill while it decodes.
+        chunk_tokens = min(batch * prompt_tokens, _MOST_PREFILL_TOKENS)
+        self._limits = SchedulerLimits(max(chunk_tokens, config.decode.chunk_tokens), batch, loaded.max_model_len)
+
+    def plain(self) -> Engine:
+        """Without anything of speculation."""
+        return Engine(self._runner, self._scheduler())
+
+    def speculative(self, method: str) -> SpeculativeEngine:
+        """With a method as the default of its requests.
+
+        Raises:
+            ConfigError: the method is not known or needs another draft.
+        """
+        speculation = self._config.speculation
+        limits = SpeculationLimits(
+            max_draft_tokens=speculation.max_draft_tokens,
+            max_tree_tokens=speculation.max_tree_tokens,
+            tree_max_batch=speculation.tree_max_batch,
+            draws=speculation.acceptance == "residual",
+            # The benchmark sends the same prompts again and again, so that memory would be all that it measures.
+            remember_outputs=False,
+        )
+        controller = create_controller(method, limits, self._runner, self._draft)
+        meter = RoundMeter(controller, controller.drafted_by, lambda: controller.num_drafted)
+        verifier = create_verifier(speculation.acceptance, speculation.typical_epsilon, speculation.typical_alpha)
+        engine = Engine(self._runner, self._scheduler(), verifier, meter, max_draft_tokens=self._max_draft_tokens)
+        return SpeculativeEngine(engine, controller, meter)
+
+    def choose_methods(self, wanted: Sequence[str]) -> tuple[dict[str, SpeculativeEngine], dict[str, str]]:
+        """An engine for each method, by name.
+
+        Args:
+            wanted: names; empty for every method that can run here.
+
+        Returns:
+            The engines, and of the methods that were not named and cannot run the reason why.
+
+        Raises:
+            ConfigError: a method that was named cannot run here.
+        """
+        engines: dict[str, SpeculativeEngine] = {}
+        left_out: dict[str, str] = {}
+        for name in wanted or [name for name in method_names() if name != NONE]:
+            try:
+                engines[name] = self.speculative(name)
+            except ConfigError as error:
+                if wanted:
+                    raise
+                left_out[name] = error.message
+        return engines, left_out
+
+    def _scheduler(self) -> Scheduler:
+        blocks = BlockManager(self._runner.cache.num_blocks, self._runner.spec.block_size, prefix_caching=False)
+        return Scheduler(self._limits, blocks)

@@ -1,0 +1,104 @@
+"""What the speculation benchmark lets the model answer: a few prompts of each kind, or those of a user's own files."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ConfigError
+from engine.tokenizer import Tokenizer
+
+WORKLOADS = ("chat", "code", "summarise", "story")
+"""``summarise`` has its text in the prompt, to be summarised, quoted or edited; ``story`` is the other extreme."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """
+    Attributes:
+        prompts: token ids, with the model's chat template around them if it has one.
+    """
+
+    name: str
+    prompts: tuple[tuple[int, ...], ...]
+
+    def take(self, start: int, count: int) -> list[tuple[int, ...]]:
+        """``count`` prompts from number ``start`` on; behind the last one comes the first again."""
+        return [self.prompts[index % len(self.prompts)] for index in range(start, start + count)]
+
+
+def parse_prompt_files(assignments: Iterable[str]) -> dict[str, Path]:
+    """Reads ``NAME=FILE``, each of which adds a workload or takes the place of the one of that name.
+
+    Raises:
+        ConfigError: it is not of that form.
+    """
+    files = {}
+    for text in assignments:
+        name, found, file = text.partition("=")
+        if not (name.strip() and found and file.strip()):
+            raise ConfigError(f"--prompts takes NAME=FILE, for example chat=prompts.jsonl, got {text!r}.")
+        files[name.strip()] = Path(file.strip()).expanduser()
+    return files
+
+
+def load_workloads(names: Sequence[str], files: Mapping[str, Path], tokenizer: Tokenizer) -> list[Workload]:
+    """The workloads of these names, in order. See :func:`check_names` for what may be named.
+
+    Raises:
+        ConfigError: a file cannot be read or has something else than prompts in it.
+    """
+    return [Workload(name, tuple(_encode(tokenizer, text) for text in _texts(name, files))) for name in names]
+
+
+def check_names(kind: str, names: Iterable[str], known: Sequence[str]) -> None:
+    """Raises :class:`ConfigError` for the first of ``names`` that is not ``known``.
+
+    Args:
+        kind: what they are names of, for the message.
+    """
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"There is no {kind} {name!r}; known are: {', '.join(known)}.{hint}")
+
+
+def _texts(name: str, files: Mapping[str, Path]) -> list[str]:
+    if name in files:
+        try:
+            content = files[name].read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"prompts: {files[name]} cannot be read: {error}") from error
+        return _parse(content, str(files[name]))
+    own = resources.files("benchmarks") / "speculation_prompts" / f"{name}.jsonl"
+    return _parse(own.read_text(encoding="utf-8"), own.name)
+
+
+def _parse(content: str, source: str) -> list[str]:
+    prompts = []
+    for number, line in enumerate(content.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            values: Any = json.loads(line)
+        except ValueError as error:
+            raise ConfigError(f"prompts: {source}, line {number} is not JSON: {error}") from error
+        prompt = values.get("prompt") if isinstance(values, dict) else None
+        if not isinstance(prompt, str) or not prompt.strip():
+            raise ConfigError(f'prompts: {source}, line {number} must be an object with text in "prompt".')
+        prompts.append(prompt)
+    if not prompts:
+        raise ConfigError(f"prompts: {source} has no prompts; expected one JSON object a line.")
+    return prompts
+
+
+def _encode(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    if not tokenizer.has_chat_template:
+        return tuple(tokenizer.encode(text))
+    return tuple(tokenizer.apply_chat_template([{"role": "user", "content": text}]))

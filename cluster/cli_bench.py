@@ -1,0 +1,61 @@
+"""``baton bench``: reads lists from options and starts the benchmarks, which are named by string as roles are.
+
+They load models into this process, which the rest of the command line never does.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+
+from cluster.config import load_config
+from engine.errors import ConfigError
+
+_SPECULATION = "benchmarks.speculation:run"
+
+
+def bench_speculation(
+    config: Path | None, overrides: Mapping[str, Any], report: Callable[[str], None], **settings: Any
+) -> RenderableType:
+    """See :func:`benchmarks.speculation.run`.
+
+    Args:
+        config: YAML file; None for the defaults.
+        overrides: dotted key → value, laid over it.
+
+    Raises:
+        BatonError: something that was asked for is not known or cannot run.
+    """
+    result: RenderableType = _load(_SPECULATION)(load_config(config, overrides), report, **settings)
+    return result
+
+
+def names(text: str) -> tuple[str, ...]:
+    """``"a, b"`` → ``("a", "b")``, each once; nothing → none."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def integers(option: str, text: str) -> tuple[int, ...]:
+    """``"1,4"`` → ``(1, 4)``. Raises :class:`ConfigError`, which names ``option``, for anything else."""
+    try:
+        return tuple(int(part) for part in names(text))
+    except ValueError as error:
+        raise ConfigError(f"{option} takes whole numbers with commas between, such as 1,4,16; got {text!r}.") from error
+
+
+def numbers(option: str, text: str) -> tuple[float, ...]:
+    """``"0,0.8"`` → ``(0.0, 0.8)``. Raises :class:`ConfigError`, which names ``option``, for anything else."""
+    try:
+        return tuple(float(part) for part in names(text))
+    except ValueError as error:
+        raise ConfigError(f"{option} takes numbers with commas between, such as 0,0.8; got {text!r}.") from error
+
+
+def _load(path: str) -> Callable[..., Any]:
+    module_name, _, function_name = path.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module_name), function_name)
+    return function
