@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from engine.block_manager import BlockManager
+from engine.drafts import Draft
 from engine.model_loader import load_model, pick_device
 from engine.model_runner import ModelRunner
 from engine.model_source import resolve_model
@@ -32,7 +33,7 @@ def measure_ms(runner: ModelRunner, batch: int, tokens: int, context: int, repea
         request = Request(str(index), [7] * (context + 1), SamplingParams(max_tokens=tokens + 1))
         blocks.grow(request, context + tokens)
         request.num_computed_tokens = context
-        plan.append(ScheduledSequence(request, 1, (5,) * (tokens - 1)))
+        plan.append(ScheduledSequence(request, 1, Draft((5,) * (tokens - 1))))
     times = []
     for _ in range(repeats + 2):
         started_s = time.perf_counter()

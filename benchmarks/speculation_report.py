@@ -17,19 +17,19 @@ from rich.text import Text
 
 from benchmarks.speculation_rounds import NO_METHOD, RoundTally
 from benchmarks.speculation_runs import CellResult
+from decode_worker.speculation.controller import AUTO
 from decode_worker.speculation.verification import MATCH
 
 FORMAT = "baton-bench-speculation"
 _FORMAT_VERSION = 1
 _SHOWN_POSITIONS = 5
 _DIGITS = 4
-_TEXTS = ("method", "drafts from")
 _HEADINGS = (
     "method",
     "T",
     "batch",
     "tau",
-    "accepted by position, %",
+    "% at position",
     "drafted",
     "verified",
     "right",
@@ -38,9 +38,13 @@ _HEADINGS = (
     "TPOT off",
     "TPOT on",
     "speed-up",
-    "other tokens",
-    "drafts from",
+    "differ",
 )
+_LEGEND = """\
+tau: tokens per sequence and step, 1 without speculation. % at position: drafts that were accepted up to the first,
+second, ... token. drafted, verified, right: tokens. draft and verify: median milliseconds of a step. TPOT: median
+milliseconds per token, prefill excluded. speed-up: median over pairs of runs (lowest to highest). differ: requests that
+got other tokens than without speculation."""
 
 
 @dataclass(slots=True)
@@ -88,23 +92,32 @@ class SpeculationReport:
         """A table for each workload, and below what there is to say about all of them."""
         parts: list[RenderableType] = []
         for workload in dict.fromkeys(result.cell.workload for result in self.results):
-            parts += [Text(workload, style="bold"), self._table(workload), Text("")]
+            parts += [Text(workload, style="bold"), self._table(workload), *self._auto_notes(workload), Text("")]
+        parts += [Text(_LEGEND, style="dim"), Text("")]
         notes = [self._equality_note(), *self._failure_notes()]
         notes += [Text(f"left out: {name}: {reason}", style="yellow") for name, reason in self.left_out.items()]
         return Group(*parts, *notes)
 
     @property
     def _expects_equal(self) -> bool:
-        return self.environment["dtype"] == "float32" and self.environment["acceptance"] == MATCH
+        return bool(self.environment["dtype"] == "float32" and self.environment["acceptance"] == MATCH)
 
     def _table(self, workload: str) -> Table:
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
         for heading in _HEADINGS:
-            table.add_column(heading, justify="left" if heading in _TEXTS else "right")
+            table.add_column(heading, justify="left" if heading == "method" else "right")
         for result in self.results:
             if result.cell.workload == workload:
                 table.add_row(*_row(result), style="dim" if result.num_failures else None)
         return table
+
+    def _auto_notes(self, workload: str) -> list[Text]:
+        """Whose drafts were verified, where the method is free to choose."""
+        return [
+            Text(f"auto at T {result.cell.temperature:g}, batch {result.cell.batch}: {_shares_in_words(result.tally)}")
+            for result in self.results
+            if result.cell.workload == workload and result.cell.method == AUTO
+        ]
 
     def _equality_note(self) -> Text:
         counts, dtype = self.equality(), self.environment["dtype"]
@@ -153,7 +166,6 @@ def _row(result: CellResult) -> list[str | Text]:
         f"{result.tpot_ms:.1f}",
         Text(f"{result.speedup:.2f} ({min(speedups):.2f}-{max(speedups):.2f})", style=_style(result.speedup)),
         f"{result.num_different} of {result.num_requests}",
-        ", ".join(f"{name} {100 * share:.0f}%" for name, share in _shares(tally).items() if name != NO_METHOD) or "-",
     ]
 
 
@@ -193,8 +205,15 @@ def _cell_dict(result: CellResult) -> dict[str, Any]:
 
 
 def _shares(tally: RoundTally) -> dict[str, float]:
-    """By method, the largest first."""
+    """Parts of the rounds by method, the largest first."""
     return {name: count / tally.num_rounds for name, count in tally.by_method.most_common()}
+
+
+def _shares_in_words(tally: RoundTally) -> str:
+    return ", ".join(
+        f"{'no draft' if name == NO_METHOD else name} in {100 * share:.0f}% of rounds"
+        for name, share in _shares(tally).items()
+    )
 
 
 def _median(values: Sequence[float]) -> float:

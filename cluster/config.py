@@ -252,8 +252,8 @@ class BatonConfig(Section):
 def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> BatonConfig:
     """Reads a configuration file and lays overrides over it; without either, the defaults.
 
-    A ``model`` that names a local folder or file becomes an absolute path, so that workers in other working folders
-    find it. A relative one is looked up from the configuration's folder first, then from the current one.
+    A ``model`` or a draft that names a local folder or file becomes an absolute path, so that workers in other working
+    folders find it. A relative one is looked up from the configuration's folder first, then from the current one.
 
     Args:
         overrides: dotted key → value, as ``parse_override`` reads them from ``--set``.
@@ -264,8 +264,16 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
     overrides = overrides or {}
     values = {} if path is None else read_yaml(path)
     config = _build(merge_overrides(values, overrides), str(path or "configuration"), overrides)
-    folders = [Path.cwd()] if path is None or "model" in overrides else [path.absolute().parent, Path.cwd()]
-    return config.model_copy(update={"model": _locate_model(config.model, folders)})
+
+    def located(key: str, reference: str) -> str:
+        folders = [Path.cwd()] if path is None or key in overrides else [path.absolute().parent, Path.cwd()]
+        return _locate(key, reference, folders)
+
+    speculation = config.speculation
+    if speculation.draft not in ("auto", "none"):
+        draft = located("speculation.draft", speculation.draft)
+        speculation = speculation.model_copy(update={"draft": draft})
+    return config.model_copy(update={"model": located("model", config.model), "speculation": speculation})
 
 
 def _build(values: Mapping[str, Any], source: str, overrides: Mapping[str, Any]) -> BatonConfig:
@@ -279,15 +287,15 @@ def _build(values: Mapping[str, Any], source: str, overrides: Mapping[str, Any])
         raise ConfigError(explain(error, BatonConfig, source, tuple(overrides))) from error
 
 
-def _locate_model(model: str, folders: Sequence[Path]) -> str:
-    if is_default_model(model):
-        return model
-    expanded = Path(model).expanduser()
+def _locate(key: str, reference: str, folders: Sequence[Path]) -> str:
+    if is_default_model(reference):
+        return reference
+    expanded = Path(reference).expanduser()
     for folder in folders:
         candidate = folder / expanded
         if candidate.exists():
             return str(candidate.resolve())
-    if expanded.is_absolute() or model.startswith((".", "~")) or expanded.suffix == ".gguf":
+    if expanded.is_absolute() or reference.startswith((".", "~")) or expanded.suffix == ".gguf":
         looked = " and ".join(str(folder / expanded) for folder in folders)
-        raise ConfigError(f"model: {model} names a local folder or file, but there is none at {looked}.")
-    return model
+        raise ConfigError(f"{key}: {reference} names a local folder or file, but there is none at {looked}.")
+    return reference

@@ -24,8 +24,21 @@ _WORKER_GAUGES: dict[str, tuple[str, str]] = {
     "baton_worker_steps": ("num_steps", "Engine steps since the worker started."),
     "baton_worker_prefill_tokens": ("prefill_tokens", "Prompt tokens computed since the worker started."),
     "baton_worker_generated_tokens": ("generated_tokens", "Tokens sampled since the worker started."),
+    "baton_worker_draft_failures": (
+        "num_draft_failures",
+        "Times that a speculation method broke and was switched off. Its requests went on without it.",
+    ),
     "baton_worker_kv_bytes_sent": ("kv_bytes_sent", "KV bytes sent since the worker started."),
     "baton_worker_kv_bytes_received": ("kv_bytes_received", "KV bytes received since the worker started."),
+}
+
+_METHOD_GAUGES = {
+    "baton_worker_drafts": (
+        "num_drafts",
+        "Drafts of a method that were verified since the worker started.",
+    ),
+    "baton_worker_drafted_tokens": ("num_drafted_tokens", "Tokens in these drafts."),
+    "baton_worker_accepted_tokens": ("num_accepted_tokens", "Of these tokens, the ones that the model agreed with."),
 }
 
 
@@ -57,6 +70,10 @@ class RouterMetrics:
         self.queue = histogram("baton_queue_seconds", "In the prefill worker's queue.", _SECONDS)
         self.prefill = histogram("baton_prefill_seconds", "Computing the prompt.", _SECONDS)
         self.duration = histogram("baton_request_seconds", "From receipt to the end.", _SECONDS)
+        self._methods = {
+            name: Gauge(name, text, ["worker", "method"], registry=self.registry)
+            for name, (_, text) in _METHOD_GAUGES.items()
+        }
         self._workers = {
             name: Gauge(name, text, ["pool", "worker"], registry=self.registry)
             for name, (_, text) in _WORKER_GAUGES.items()
@@ -93,6 +110,12 @@ class RouterMetrics:
             gauge.clear()
             for (pool, worker_id), stats in workers.items():
                 gauge.labels(pool, worker_id).set(getattr(stats, field_name))
+        for name, (field_name, _) in _METHOD_GAUGES.items():
+            gauge = self._methods[name]
+            gauge.clear()
+            for (_, worker_id), stats in workers.items():
+                for method in stats.methods:
+                    gauge.labels(worker_id, method.method).set(getattr(method, field_name))
 
     def render(self) -> bytes:
         """Prometheus' text format."""

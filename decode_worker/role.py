@@ -34,6 +34,7 @@ class DecodeRole:
             context.runner,
             context.draft,
         )
+        self._speculation = controller
         self._engine = AsyncEngine(
             context.runner,
             SchedulerLimits(pool.chunk_tokens, pool.max_num_seqs, context.max_model_len),
@@ -57,6 +58,14 @@ class DecodeRole:
         fill_engine_stats(stats, await self._engine.stats())
         stats.num_transfers = self._importer.num_active
         stats.kv_bytes_received = self._importer.num_bytes_received
+        stats.num_draft_failures = self._speculation.num_failures
+        for method, counts in list(self._speculation.counts.items()):
+            stats.methods.add(
+                method=method,
+                num_drafts=counts.num_drafts,
+                num_drafted_tokens=counts.num_drafted,
+                num_accepted_tokens=counts.num_accepted,
+            )
 
     async def stop(self) -> None:
         await self._engine.stop()

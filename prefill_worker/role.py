@@ -54,6 +54,7 @@ class PrefillRole:
         fill_engine_stats(stats, await self._engine.stats())
         stats.num_transfers = self._exporter.num_active
         stats.kv_bytes_sent = self._exporter.num_bytes_sent
+        stats.num_draft_failures = self._draft.num_failures if self._draft else 0
 
     async def stop(self) -> None:
         await self._engine.stop()

@@ -168,7 +168,7 @@ class StatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerStats(_message.Message):
-    __slots__ = ("worker_id", "role", "num_running", "num_waiting", "num_transfers", "kv_blocks_total", "kv_blocks_used", "kv_blocks_cached", "num_leaked_blocks", "num_preemptions", "num_steps", "prefill_tokens", "generated_tokens", "kv_bytes_sent", "kv_bytes_received", "uptime_s")
+    __slots__ = ("worker_id", "role", "num_running", "num_waiting", "num_transfers", "kv_blocks_total", "kv_blocks_used", "kv_blocks_cached", "num_leaked_blocks", "num_preemptions", "num_steps", "prefill_tokens", "generated_tokens", "kv_bytes_sent", "kv_bytes_received", "uptime_s", "num_draft_failures", "methods")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +185,8 @@ class WorkerStats(_message.Message):
     KV_BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    METHODS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: str
     num_running: int
@@ -201,4 +203,18 @@ class WorkerStats(_message.Message):
     kv_bytes_sent: int
     kv_bytes_received: int
     uptime_s: float
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_transfers: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks_cached: _Optional[int] = ..., num_leaked_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_steps: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., uptime_s: _Optional[float] = ...) -> None: ...
+    num_draft_failures: int
+    methods: _containers.RepeatedCompositeFieldContainer[MethodStats]
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_transfers: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks_cached: _Optional[int] = ..., num_leaked_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_steps: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., uptime_s: _Optional[float] = ..., num_draft_failures: _Optional[int] = ..., methods: _Optional[_Iterable[_Union[MethodStats, _Mapping]]] = ...) -> None: ...
+
+class MethodStats(_message.Message):
+    __slots__ = ("method", "num_drafts", "num_drafted_tokens", "num_accepted_tokens")
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    method: str
+    num_drafts: int
+    num_drafted_tokens: int
+    num_accepted_tokens: int
+    def __init__(self, method: _Optional[str] = ..., num_drafts: _Optional[int] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ...) -> None: ...

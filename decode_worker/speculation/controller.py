@@ -45,6 +45,15 @@ class NetworkMethod:
     passes: DraftPasses
 
 
+@dataclass(slots=True)
+class MethodCounts:
+    """Since the worker started: drafts that were verified, the tokens in them, and those that were accepted."""
+
+    num_drafts: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+
 class SpeculationController:
     """Implements :class:`engine.verification.Proposer` over several methods.
 
@@ -82,6 +91,8 @@ class SpeculationController:
         self._proposed_by: dict[str, str] = {}
         self.num_failures = 0
         """Times that a method broke. Its requests went on without it."""
+        self.counts: dict[str, MethodCounts] = {}
+        """By method, what was verified."""
         self.num_drafted = 0
         """Tokens that methods drafted, those that were not worth their verification included."""
 
@@ -112,6 +123,10 @@ class SpeculationController:
         method = self._all().get(name or "")
         if name is None or method is None or not result.num_drafted:
             return
+        counts = self.counts.setdefault(name, MethodCounts())
+        counts.num_drafts += 1
+        counts.num_drafted += result.num_drafted
+        counts.num_accepted += len(result.accepted)
         if self._network is not None and name == self._network.name:
             self._learn_worth(request, len(result.accepted))
         self._guard(name, lambda: method.observe(result), None)

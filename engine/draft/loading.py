@@ -122,7 +122,8 @@ def _folder_of(reference: str | Path) -> Path | None:
 @torch.inference_mode()
 def _settle(head: EagleHead, target: LoadedModel, tokenizer: Tokenizer, name: str) -> None:
     """Finds out what the checkpoint's layer ids mean. The target must not have been given to a runner yet."""
-    token_ids = torch.tensor(tokenizer.encode(_PROBE_TEXT.strip().replace("\n", " ")), device=target.model.device)
+    known = [token for token in tokenizer.encode(_PROBE_TEXT.strip().replace("\n", " ")) if token < target.vocab_size]
+    token_ids = torch.tensor(known, device=target.model.device)
     if len(token_ids) < 2:
         raise ConfigError(f"draft checkpoint {name}: the target's tokenizer makes nothing of a plain English text.")
     output: Any = target.model(input_ids=token_ids[None], output_hidden_states=True, use_cache=False)

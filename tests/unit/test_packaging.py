@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from cluster.config import load_config
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("cluster", "decode_worker", "engine", "prefill_worker")
+PACKAGES = ("benchmarks", "cluster", "decode_worker", "engine", "prefill_worker")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
@@ -52,9 +52,15 @@ def undeclared(imported: set[str], declared: set[str]) -> set[str]:
 
 
 def test_every_import_of_the_packages_is_a_declared_dependency():
-    imported = set().union(*(imported_packages(ROOT / package) for package in PACKAGES))
+    served = [package for package in PACKAGES if package != "benchmarks"]
+    imported = set().union(*(imported_packages(ROOT / package) for package in served))
     # The generator of the stubs is a tool of development.
     assert undeclared(imported - {"grpc_tools"}, names_of(PROJECT["dependencies"])) == set()
+
+
+def test_what_only_benchmarks_import_is_in_their_extra():
+    declared = names_of(PROJECT["dependencies"]) | names_of(PROJECT["optional-dependencies"]["bench"])
+    assert undeclared(imported_packages(ROOT / "benchmarks"), declared) == set()
 
 
 def test_every_import_of_the_tests_is_declared():

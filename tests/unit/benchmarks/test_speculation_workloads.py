@@ -1,0 +1,86 @@
+"""Prompts of the benchmark, its own and those of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.speculation_workloads import (
+    WORKLOADS,
+    Workload,
+    check_names,
+    load_workloads,
+    parse_prompt_files,
+)
+from engine.errors import ConfigError
+from tests.tiny_tokenizers import byte_level_tokenizer
+
+
+def test_every_workload_has_different_prompts_enough_for_its_largest_usual_batch():
+    loaded = load_workloads(WORKLOADS, {}, byte_level_tokenizer())
+    assert [workload.name for workload in loaded] == list(WORKLOADS)
+    for workload in loaded:
+        assert len(set(workload.prompts)) == len(workload.prompts) >= 16
+    by_name = {workload.name: workload for workload in loaded}
+    assert min(map(len, by_name["summarise"].prompts)) > max(map(len, by_name["story"].prompts))
+
+
+def test_the_chat_template_is_put_around_prompts_where_there_is_one(tmp_path):
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"prompt": "hello"}\n')
+    chat, plain = byte_level_tokenizer(), byte_level_tokenizer(chat_template=None)
+    (of_chat,) = load_workloads(["p"], {"p": file}, chat)[0].prompts
+    (of_plain,) = load_workloads(["p"], {"p": file}, plain)[0].prompts
+    assert chat.decode(of_chat, skip_special_tokens=False).endswith("hello<|im_end|>\n<|im_start|>assistant\n")
+    assert plain.decode(of_plain) == "hello"
+
+
+def test_batches_go_on_where_the_last_ended_and_begin_anew():
+    workload = Workload("w", ((1,), (2,), (3,)))
+    assert workload.take(0, 2) == [(1,), (2,)]
+    assert workload.take(2, 3) == [(3,), (1,), (2,)]
+
+
+def test_a_file_takes_the_place_of_a_workload(tmp_path):
+    file = tmp_path / "own.jsonl"
+    file.write_text('{"prompt": "one"}\n\n{"prompt": "two", "id": 7}\n')
+    assert parse_prompt_files([f"chat={file}"]) == {"chat": file}
+    (workload,) = load_workloads(["chat"], {"chat": file}, byte_level_tokenizer())
+    assert len(workload.prompts) == 2
+
+
+@pytest.mark.parametrize("text", ["chat", "=file", "chat=", ""])
+def test_other_forms_than_name_and_file_are_refused(text):
+    with pytest.raises(ConfigError, match="NAME=FILE"):
+        parse_prompt_files([text])
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ('{"prompt": "a"}\n{"prompt": 5}\n', "line 2"),
+        ('{"text": "a"}\n', "line 1"),
+        ("[1]\n", "line 1"),
+        ("hello\n", "line 1 is not JSON"),
+        ('{"prompt": " "}\n', "line 1"),
+        ("\n", "no prompts"),
+    ],
+)
+def test_a_file_with_something_else_is_refused_with_the_line(tmp_path, content, complaint):
+    file = tmp_path / "bad.jsonl"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=complaint):
+        load_workloads(["bad"], {"bad": file}, byte_level_tokenizer())
+
+
+def test_a_file_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_workloads(["x"], {"x": Path("nowhere.jsonl")}, byte_level_tokenizer())
+
+
+def test_unknown_names_are_refused_with_the_known_ones():
+    with pytest.raises(
+        ConfigError, match=r"no workload 'sumarise'; known are: chat, summarise. Did you mean summarise"
+    ):
+        check_names("workload", ["chat", "sumarise"], ["chat", "summarise"])

@@ -1,0 +1,86 @@
+"""What ``speculation.draft`` may name, and what is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.draft.loading import default_draft, load_draft
+from engine.errors import ConfigError, UnsupportedModelError
+from engine.model_loader import LoadedModel, prepare_model
+from tests.tiny_drafts import (
+    TinyDraft,
+    tiny_draft_lm,
+    tiny_eagle,
+    tiny_eagle3,
+    tiny_medusa_v1,
+    tiny_medusa_vllm,
+    tiny_speculators,
+    tiny_target,
+)
+from tests.tiny_tokenizers import byte_level_tokenizer
+
+SIZE = byte_level_tokenizer().vocab_size
+
+
+@pytest.fixture
+def target() -> LoadedModel:
+    return prepare_model(tiny_target(), "float32")
+
+
+@pytest.fixture
+def model_path(tmp_path: Path) -> str:
+    byte_level_tokenizer()._hf.save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+KINDS: dict[str, tuple[Callable[[], TinyDraft], str, str]] = {
+    "EAGLE": (tiny_eagle, "model.safetensors", "eagle"),
+    "EAGLE-3": (tiny_eagle3, "model.safetensors", "eagle3"),
+    "speculators": (tiny_speculators, "model.safetensors", "eagle3"),
+    "Medusa": (tiny_medusa_v1, "medusa_lm_head.pt", "medusa"),
+    "vLLM's Medusa": (tiny_medusa_vllm, "model.safetensors", "medusa"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kind_is_found_out(kind: str, target: LoadedModel, model_path: str, tmp_path: Path) -> None:
+    make, name, method = KINDS[kind]
+    folder = make().write(tmp_path / "draft", name)
+    draft = load_draft(str(folder), "some/model", model_path, target)
+    assert draft is not None
+    assert (draft.method, draft.name) == (method, str(folder))
+
+
+def test_a_model_with_a_tokenizer_is_a_draft_model(tmp_path: Path) -> None:
+    folder = tmp_path / "small"
+    tiny_draft_lm(vocab=SIZE).save_pretrained(folder)
+    byte_level_tokenizer()._hf.save_pretrained(folder)
+    target = prepare_model(tiny_target(vocab=SIZE), "float32")
+    draft = load_draft(str(folder), "some/model", str(folder), target)
+    assert draft is not None
+    assert draft.method == "draft_model"
+
+
+def test_ambiguous_layer_ids_are_settled_by_trying(target: LoadedModel, model_path: str, tmp_path: Path) -> None:
+    folder = tiny_eagle3(eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}).write(tmp_path / "draft")
+    draft = load_draft(str(folder), "some/model", model_path, target)
+    assert draft is not None
+    assert draft.network.feature_layers in ((1, 3, 5), (2, 4, 6))
+
+
+def test_nothing_is_loaded_where_nothing_is_wanted(target: LoadedModel, model_path: str) -> None:
+    assert load_draft("none", "default", model_path, target) is None
+    assert load_draft("auto", "some/model", model_path, target) is None
+    assert default_draft("some/model") is None
+
+
+def test_what_is_not_there_is_refused(target: LoadedModel, model_path: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere"):
+        load_draft(str(tmp_path / "nowhere"), "some/model", model_path, target)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises((ConfigError, UnsupportedModelError), match="empty"):
+        load_draft(str(empty), "some/model", model_path, target)
