@@ -126,6 +126,7 @@ def _settle(head: EagleHead, target: LoadedModel, tokenizer: Tokenizer, name: st
     token_ids = torch.tensor(known, device=target.model.device)
     if len(token_ids) < 2:
         raise ConfigError(f"draft checkpoint {name}: the target's tokenizer makes nothing of a plain English text.")
+    target.model.set_attn_implementation("eager")  # which one was set before, a runner changes anyway
     output: Any = target.model(input_ids=token_ids[None], output_hidden_states=True, use_cache=False)
     states = {layer: state[0] for layer, state in enumerate(output.hidden_states)}
     agreement = settle_feature_layers(head, states, token_ids, output.logits[0].argmax(dim=-1))
