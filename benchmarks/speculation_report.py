@@ -22,7 +22,7 @@ from decode_worker.speculation.verification import MATCH
 
 FORMAT = "baton-bench-speculation"
 _FORMAT_VERSION = 1
-_SHOWN_POSITIONS = 5
+_SHOWN_POSITIONS = 4
 _DIGITS = 4
 _HEADINGS = (
     "method",
@@ -33,17 +33,17 @@ _HEADINGS = (
     "drafted",
     "verified",
     "right",
-    "draft ms",
-    "verify ms",
-    "TPOT off",
-    "TPOT on",
+    "draft\nms",
+    "verify\nms",
+    "TPOT\noff",
+    "TPOT\non",
     "speed-up",
     "differ",
 )
 _LEGEND = """\
 tau: tokens per sequence and step, 1 without speculation. % at position: drafts that were accepted up to the first,
 second, ... token. drafted, verified, right: tokens. draft and verify: median milliseconds of a step. TPOT: median
-milliseconds per token, prefill excluded. speed-up: median over pairs of runs (lowest to highest). differ: requests that
+milliseconds per token, prefill excluded. speed-up: median over pairs of runs and lowest-highest. differ: requests that
 got other tokens than without speculation."""
 
 
@@ -105,7 +105,7 @@ class SpeculationReport:
     def _table(self, workload: str) -> Table:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
         for heading in _HEADINGS:
-            table.add_column(heading, justify="left" if heading == "method" else "right")
+            table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
         for result in self.results:
             if result.cell.workload == workload:
                 table.add_row(*_row(result), style="dim" if result.num_failures else None)
@@ -164,7 +164,7 @@ def _row(result: CellResult) -> list[str | Text]:
         f"{_median(tally.verify_ms):.1f}",
         f"{result.plain_tpot_ms:.1f}",
         f"{result.tpot_ms:.1f}",
-        Text(f"{result.speedup:.2f} ({min(speedups):.2f}-{max(speedups):.2f})", style=_style(result.speedup)),
+        Text(f"{result.speedup:.2f} {min(speedups):.2f}-{max(speedups):.2f}", style=_style(result.speedup)),
         f"{result.num_different} of {result.num_requests}",
     ]
 

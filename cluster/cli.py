@@ -227,13 +227,15 @@ def bench_speculation(
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one of its values.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="For --set model=...")] = None,
-    draft: Annotated[str | None, typer.Option(help="For --set speculation.draft=... (auto, none, folder, id).")] = None,
-    dtype: Annotated[str | None, typer.Option(help="For --set dtype=... At float32 the tokens must be equal.")] = None,
-    threads: Annotated[int | None, typer.Option(help="For --set engine.threads=...")] = None,
-    methods: Annotated[str, typer.Option(help="With commas between. Default: all that can run with this draft.")] = "",
+    model: Annotated[str | None, typer.Option(help="The same as --set model=...")] = None,
+    draft: Annotated[
+        str | None, typer.Option(help="As --set speculation.draft=...: auto, none, a folder, a hub id.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="As --set dtype=... With float32, tokens must be equal.")] = None,
+    threads: Annotated[int | None, typer.Option(help="The same as --set engine.threads=...")] = None,
+    methods: Annotated[str, typer.Option(help="Such as auto,ngram. Default: all that can run with this draft.")] = "",
     workloads: Annotated[
-        str, typer.Option(help="Of chat, code, summarise, story and those of --prompts. Default: all of them.")
+        str, typer.Option(help="Of chat,code,summarise,story and those of --prompts. Default: all of them.")
     ] = "",
     prompts: Annotated[
         list[str] | None,
@@ -247,10 +249,10 @@ def bench_speculation(
 ) -> None:
     """Measure every speculation method against plain decoding: accepted lengths, milliseconds, TPOT.
 
-    Loads the model into this process, without Ray, and needs the machine for itself. With all methods and the default
-    model it takes an hour or two on a CPU. The JSON report is there after the first cell, and grows.
+    Loads the model into this process, without Ray, and wants the machine for itself. Everything at its default takes
+    about an hour on a small CPU; the JSON report is there after the first cell, and grows.
     """
-    from cluster.cli_bench import bench_speculation, integers, names, numbers
+    from cluster.cli_bench import REPORT_COLUMNS, bench_speculation, integers, names, numbers
     from cluster.config_reading import parse_override
 
     overrides = dict(parse_override(text) for text in assignments or [])
@@ -263,7 +265,7 @@ def bench_speculation(
             temperatures=numbers("--temperatures", temperatures), batches=integers("--batches", batches),
             max_tokens=max_tokens, rounds=rounds, out=out,
         )  # fmt: skip
-    _output().print(shown)
+    Console(width=max(_output().width, REPORT_COLUMNS)).print(shown)
 
 
 @app.command()

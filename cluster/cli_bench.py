@@ -15,6 +15,8 @@ from rich.console import RenderableType
 from cluster.config import load_config
 from engine.errors import ConfigError
 
+REPORT_COLUMNS = 140
+"""Tables of figures are never cut: narrower terminals break their lines."""
 _SPECULATION = "benchmarks.speculation:run"
 
 

@@ -105,11 +105,16 @@ class SpeculationController:
             _keep_better(best, name, self._ask(name, asking, room))
         num_sequences = sum(sequence.samples for sequence in plan)
         num_tokens = sum(sequence.num_tokens for sequence in plan)
+        drafts: dict[str, Draft] = {}
         if self._network is not None:
             drafts = self._ask_network(self._network, wanting, room, best, num_sequences, num_tokens)
             _keep_better(best, self._network.name, drafts)
         chosen = self._choose(plan, best, num_sequences, num_tokens)
         self._proposed_by = {request_id: best[request_id][1] for request_id in chosen}
+        for sequence in wanting:  # drafts of the network that were not worth verifying were worth nothing
+            request_id = sequence.request.request_id
+            if request_id not in chosen and request_id in drafts:
+                self._learn_worth(sequence.request, 0)
         return chosen
 
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:

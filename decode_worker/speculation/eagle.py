@@ -45,6 +45,7 @@ class EagleProposer:
             if sequence.request.request_id in room
             and (rows := self._state.waiting(sequence.request.request_id)) is not None
             and rows.token_ids
+            and sequence.num_tokens == 1  # not those of a request that has to start again
         ]
         if not waiting:
             return {}
@@ -73,19 +74,13 @@ class _HeadPasses:
     def __init__(self, state: FeatureState, waiting: Sequence[WaitingRows]) -> None:
         self._state = state
         self._waiting = list(waiting)
-        self._hidden: torch.Tensor = waiting[0].hidden
+        self._hidden = torch.empty(0)
         self._num_guesses = 0
 
     def first(self) -> torch.Tensor:
         """All rows that wait, in one pass."""
-        rows = self._state.rows_of(self._waiting)
-        token_ids = torch.tensor([token for own in self._waiting for token in own.token_ids])
-        hidden = torch.cat([own.hidden for own in self._waiting])
-        fed, normed = self._state.head(token_ids.to(hidden.device), hidden, rows.positions, self._state.attend(rows))
-        for own in self._waiting:
-            self._state.mark_seen(own, len(own.token_ids))
-        self._hidden = fed[rows.last]
-        return self._state.head.logits(normed[rows.last])
+        self._hidden, logits = self._state.catch_up(self._waiting)
+        return logits
 
     def next(self, kept: Sequence[int], token_ids: Sequence[int]) -> torch.Tensor:
         self._waiting = [self._waiting[index] for index in kept]

@@ -250,7 +250,7 @@ class EagleTreeProposer:
         """Pass by pass, one depth of all trees each."""
         waiting.sort(key=lambda rows: (len(rows.token_ids), -rows.end))
         started_s = time.monotonic()
-        hidden, logits = self._catch_up(waiting)
+        hidden, logits = self._state.catch_up(waiting)
         growths = [
             _Growth(rows, rows.start, min(room[rows.request.request_id], self._settings.max_nodes), hidden[[index]])
             for index, rows in enumerate(waiting)
@@ -265,16 +265,6 @@ class EagleTreeProposer:
             if not active or not self._passes.another([self._next_chance(growth) for growth in active]):
                 return growths
             logits = self._pass(active)
-
-    def _catch_up(self, waiting: Sequence[WaitingRows]) -> tuple[torch.Tensor, torch.Tensor]:
-        """All rows that wait, in one pass. Of each sequence the last row's output and logits."""
-        rows = self._state.rows_of(waiting)
-        token_ids = torch.tensor([token for own in waiting for token in own.token_ids])
-        hidden = torch.cat([own.hidden for own in waiting])
-        fed, normed = self._head(token_ids.to(hidden.device), hidden, rows.positions, self._state.attend(rows))
-        for own in waiting:
-            self._state.mark_seen(own, len(own.token_ids))
-        return fed[rows.last], self._head.logits(normed[rows.last])
 
     def _pass(self, growths: Sequence[_Growth]) -> torch.Tensor:
         """Feeds all beams to the head; the logits behind their nodes."""

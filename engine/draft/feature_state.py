@@ -28,24 +28,52 @@ _MAX_WAITING_ROWS = 64
 
 
 @dataclass(slots=True)
+class _Piece:
+    """Some rows of a forward's hidden states.
+
+    Attributes:
+        states: of the whole forward: the target's features ``[num_tokens, num_features]``, or, if ``is_fused``, what
+            the head makes of them, ``[num_tokens, hidden_size]``. Picking and fusing wait until the head drafts.
+    """
+
+    states: torch.Tensor
+    rows: list[int]
+    is_fused: bool = False
+
+
+@dataclass(slots=True)
 class WaitingRows:
     """Rows of one request, at consecutive positions from ``start`` on.
 
     Attributes:
-        hidden: ``[num_rows, hidden_size]``, fused.
+        pieces: the hidden states of the rows, in order.
         token_ids: of each row, the token behind its position.
         first_key: first position from which on the draft's KV is complete.
     """
 
     request: Request
     start: int
-    hidden: torch.Tensor
+    pieces: list[_Piece]
     token_ids: list[int]
     first_key: int
 
     @property
     def end(self) -> int:
         return self.start + len(self.token_ids)
+
+    def take(self, count: int) -> list[_Piece]:
+        """Removes the first ``count`` rows; gives their hidden states."""
+        taken: list[_Piece] = []
+        self.start += count
+        del self.token_ids[:count]
+        while count:
+            piece = self.pieces[0]
+            taken.append(_Piece(piece.states, piece.rows[:count], piece.is_fused))
+            piece.rows = piece.rows[count:]
+            count -= len(taken[-1].rows)
+            if not piece.rows:
+                self.pieces.pop(0)
+        return taken
 
 
 class FeatureState:
@@ -78,32 +106,37 @@ class FeatureState:
     @torch.inference_mode()
     def computed(self, batch: ForwardBatch, results: Mapping[str, VerifyResult]) -> None:
         """Takes a forward's hidden states up. Rows of rejected drafts are left out."""
-        hidden = self.head.fuse(self._features.take().to(self.head.dtype))
+        features = self._features.take()
         self._has_kv[batch.slots.cpu()] = False  # until the head has seen their rows
         due: list[tuple[WaitingRows, int]] = []
         for sequence, first in zip(batch.sequences, batch.starts, strict=True):
             request, start = sequence.request, sequence.request.num_computed_tokens
-            end = start + sequence.num_tokens
+            end, behind = start + sequence.num_tokens, first + sequence.num_tokens
             result = results.get(request.request_id)
             if result is None:  # in the middle of the prompt, so every row's token is known and no guess is wanted
-                waiting = self._add(request, start, hidden[first : first + end - start], (start + 1, end + 1), ())
+                piece = _Piece(features, list(range(first, behind)))
+                waiting = self._add(request, start, piece, request.tokens_between(start + 1, end + 1))
                 due.append((waiting, len(waiting.token_ids)))
             elif result.next_token is None:
                 self.release(request.request_id)
             else:
-                rows = [*range(first, first + end - start), *(first + end - start + node for node in result.nodes)]
-                waiting = self._add(request, start, hidden[rows], (start + 1, end), result.token_ids)
+                piece = _Piece(features, [*range(first, behind), *(behind + node for node in result.nodes)])
+                token_ids = [*request.tokens_between(start + 1, end), *result.token_ids]
+                waiting = self._add(request, start, piece, token_ids)
                 if len(waiting.token_ids) > _MAX_WAITING_ROWS:
                     due.append((waiting, len(waiting.token_ids) - 1))
-        if due:
-            self._write(due)
+        self._write(due)
 
-    def rows_of(self, waiting: Sequence[WaitingRows]) -> DraftRows:
-        """The place of all waiting rows of some requests."""
-        spans = [
-            Span(rows.request.block_ids, rows.start, len(rows.token_ids), first_key=rows.first_key) for rows in waiting
-        ]
-        return self.build_rows(spans)
+    def catch_up(self, waiting: Sequence[WaitingRows]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Shows the head all rows that wait, in one pass.
+
+        Returns:
+            Of each request's last row what the head is fed next, ``[num_requests, hidden_size]``, and its logits.
+        """
+        rows = self._rows_of([(own, len(own.token_ids)) for own in waiting])
+        token_ids, hidden = self._take([(own, len(own.token_ids)) for own in waiting])
+        fed, normed = self.head(token_ids, hidden, rows.positions, self.attend(rows))
+        return fed[rows.last], self.head.logits(normed[rows.last])
 
     def build_rows(self, spans: Sequence[Span]) -> DraftRows:
         """Lays rows out for one pass of the head."""
@@ -112,16 +145,6 @@ class FeatureState:
     def attend(self, rows: DraftRows) -> PagedAttend:
         """Attention over the draft's own layers of the cache."""
         return PagedAttend(self._runner.backend, rows, self._first_layer)
-
-    def mark_seen(self, waiting: WaitingRows, num_rows: int) -> None:
-        """The first ``num_rows`` rows have their KV in the cache."""
-        places = slots_of(
-            waiting.request.block_ids, waiting.start, waiting.start + num_rows, self._runner.spec.block_size
-        )
-        self._has_kv[places] = True
-        waiting.start += num_rows
-        waiting.hidden = waiting.hidden[num_rows:]
-        del waiting.token_ids[:num_rows]
 
     def flush(self, request_id: str) -> None:
         """Writes what waits of a request, but for its last row, since its blocks may soon be somebody else's prefix."""
@@ -138,7 +161,9 @@ class FeatureState:
         waiting = self._waiting.get(request_id)
         if waiting is None or not waiting.token_ids:
             return b""
-        return bytes(waiting.hidden[-1].contiguous().view(torch.uint8).cpu().numpy())
+        last = waiting.pieces[-1]
+        (hidden,) = self._fused([_Piece(last.states, last.rows[-1:], last.is_fused)])
+        return bytes(hidden.contiguous().view(torch.uint8).cpu().numpy())
 
     def adopt(self, request: Request, state: bytes | None, first_new: int = 0) -> None:
         """See :class:`engine.draft.network.DraftState`. Without a state the head sees only what comes from now on."""
@@ -151,26 +176,19 @@ class FeatureState:
         if hidden.numel() != self.head.hidden_size:
             raise ValueError(f"a draft state of {len(state)} bytes came, expected {self.head.hidden_size} numbers")
         self._has_kv[arrived[:-1]] = True
+        piece, token_ids = _Piece(hidden[None], [0], is_fused=True), request.tokens_between(end, end + 1)
         self._waiting[request.request_id] = WaitingRows(
-            request, end - 1, hidden[None], request.tokens_between(end, end + 1), self._first_key(request, end - 1)
+            request, end - 1, [piece], token_ids, self._first_key(request, end - 1)
         )
 
-    def _add(
-        self,
-        request: Request,
-        start: int,
-        hidden: torch.Tensor,
-        known: tuple[int, int],
-        new_token_ids: tuple[int, ...],
-    ) -> WaitingRows:
-        """Appends rows from position ``start`` on; their tokens are those at ``known``, and then the new ones."""
-        token_ids = [*request.tokens_between(*known), *new_token_ids]
+    def _add(self, request: Request, start: int, piece: _Piece, token_ids: list[int]) -> WaitingRows:
+        """Appends rows from position ``start`` on."""
         waiting = self._waiting.get(request.request_id)
         if waiting is None or waiting.end != start or waiting.request is not request:
-            waiting = WaitingRows(request, start, hidden, token_ids, self._first_key(request, start))
+            waiting = WaitingRows(request, start, [piece], token_ids, self._first_key(request, start))
             self._waiting[request.request_id] = waiting
         else:
-            waiting.hidden = torch.cat((waiting.hidden, hidden))
+            waiting.pieces.append(piece)
             waiting.token_ids += token_ids
         return waiting
 
@@ -180,21 +198,43 @@ class FeatureState:
         missing = (~self._has_kv[slots]).nonzero()
         return int(missing[-1]) + 1 if len(missing) else 0
 
+    @torch.inference_mode()
     def _write(self, due: Sequence[tuple[WaitingRows, int]]) -> None:
         """KV of each request's first rows. A head of one layer needs no attention for it."""
         due = [(waiting, count) for waiting, count in due if count]
         if not due:
             return
-        rows = self.build_rows(
-            [Span(rows.request.block_ids, rows.start, count, first_key=rows.first_key) for rows, count in due]
-        )
-        hidden = torch.cat([waiting.hidden[:count] for waiting, count in due])
-        token_ids = torch.tensor([token for waiting, count in due for token in waiting.token_ids[:count]])
-        token_ids = token_ids.to(hidden.device)
+        rows = self._rows_of(due)
+        token_ids, hidden = self._take(due)
         if self.head.is_local:
             keys, values = self.head.keys_values(token_ids, hidden, rows.positions)
             self._runner.cache.write(self._first_layer, rows.slots, keys, values)
         else:
             self.head(token_ids, hidden, rows.positions, self.attend(rows))
+
+    def _rows_of(self, due: Sequence[tuple[WaitingRows, int]]) -> DraftRows:
+        """The places of some requests' first rows."""
+        return self.build_rows(
+            [Span(own.request.block_ids, own.start, count, first_key=own.first_key) for own, count in due]
+        )
+
+    def _take(self, due: Sequence[tuple[WaitingRows, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Removes some requests' first rows, whose KV is about to be written; their tokens and hidden states."""
+        token_ids = [token for waiting, count in due for token in waiting.token_ids[:count]]
+        pieces: list[_Piece] = []
         for waiting, count in due:
-            self.mark_seen(waiting, count)
+            block_size = self._runner.spec.block_size
+            self._has_kv[slots_of(waiting.request.block_ids, waiting.start, waiting.start + count, block_size)] = True
+            pieces += waiting.take(count)
+        hidden = torch.cat(self._fused(pieces))
+        return torch.tensor(token_ids).to(hidden.device), hidden
+
+    def _fused(self, pieces: Sequence[_Piece]) -> list[torch.Tensor]:
+        """What the head makes of the pieces' rows, in one pass for all that it has not made yet."""
+        picked = [piece.states[piece.rows] for piece in pieces]
+        raw = [states for states, piece in zip(picked, pieces, strict=True) if not piece.is_fused]
+        if not raw:
+            return picked
+        all_fused = self.head.fuse(torch.cat(raw).to(self.head.dtype))
+        fused = iter(torch.split(all_fused, [len(states) for states in raw]))
+        return [states if piece.is_fused else next(fused) for states, piece in zip(picked, pieces, strict=True)]

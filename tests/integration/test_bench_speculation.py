@@ -160,7 +160,7 @@ def test_prompts_longer_than_the_context_are_refused(target):
 @pytest.fixture
 def baton(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setenv("COLUMNS", "90")
 
     def run(*arguments: str) -> tuple[int, str, str]:
         status = cli.run(["bench", "speculation", *arguments])
@@ -205,6 +205,7 @@ def test_the_command_measures_a_model_folder(baton, model_folder, prompts, tmp_p
     assert status == 0, err
     assert "2 of 2: none, own, temperature 0, batch 2" in err
     assert "all 4 requests got the same tokens" in out
+    assert "…" not in "".join(out.splitlines()[:6])
     written = json.loads((tmp_path / "results" / "speculation.json").read_text())
     assert [cell["method"] for cell in written["cells"]] == ["auto", "none"]
     assert written["cells"][1]["tau"] == 1.0
