@@ -268,6 +268,25 @@ def bench_speculation(
     Console(width=max(_output().width, REPORT_COLUMNS)).print(shown)
 
 
+@bench_app.command("lossless")
+def bench_lossless(
+    config: Annotated[Path | None, typer.Option("-c", "--config", help="YAML file, as for `baton up`.")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one of its values.")
+    ] = None,
+    draws: Annotated[int, typer.Option(min=100, help="Answers per method.")] = 21_000,
+    seeds: Annotated[int, typer.Option(min=1, help="Groups of answers, each tested by itself too.")] = 3,
+) -> None:
+    """Test that sampling keeps the model's distribution under speculation: chi-square over triples of tokens."""
+    from cluster.cli_bench import bench_lossless
+    from cluster.config_reading import parse_override
+
+    overrides = dict(parse_override(text) for text in assignments or [])
+    with _Reporter() as report:
+        shown = bench_lossless(config, overrides, report, draws=draws, seeds=seeds)
+    _output().print(shown)
+
+
 @app.command()
 def version() -> None:
     """Print the versions of baton and of what it stands on."""

@@ -18,6 +18,7 @@ from engine.errors import ConfigError
 REPORT_COLUMNS = 140
 """Tables of figures are never cut: narrower terminals break their lines."""
 _SPECULATION = "benchmarks.speculation:run"
+_LOSSLESSNESS = "benchmarks.losslessness:run"
 
 
 def bench_speculation(
@@ -34,6 +35,18 @@ def bench_speculation(
     """
     result: RenderableType = _load(_SPECULATION)(load_config(config, overrides), report, **settings)
     return result
+
+
+def bench_lossless(
+    config: Path | None, overrides: Mapping[str, Any], report: Callable[[str], None], *, draws: int, seeds: int
+) -> RenderableType:
+    """See :func:`benchmarks.losslessness.run`; ``config`` and ``overrides`` as above.
+
+    Raises:
+        BatonError: model or draft cannot be loaded.
+    """
+    table: RenderableType = _load(_LOSSLESSNESS)(load_config(config, overrides), report, draws, seeds)
+    return table
 
 
 def names(text: str) -> tuple[str, ...]:

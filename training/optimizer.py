@@ -11,7 +11,7 @@ _BETAS = (0.9, 0.95)
 
 
 class MasterAdamW:
-    """Optimises a network of any dtype.
+    """Optimises those parameters of a network of any dtype that require gradients.
 
     Args:
         initial: float32 weights by parameter name; the network's own are replaced by them.
@@ -21,7 +21,7 @@ class MasterAdamW:
     def __init__(
         self, network: nn.Module, initial: dict[str, torch.Tensor], weight_decay: float, max_grad_norm: float
     ) -> None:
-        self._network = dict(network.named_parameters())
+        self._network = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
         self._masters = {
             name: nn.Parameter(initial[name].detach().to(parameter.device, torch.float32, copy=True))
             for name, parameter in self._network.items()

@@ -34,7 +34,7 @@ class _LinearSoftLoss(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: torch.Tensor, lm_head: torch.Tensor, targets: SoftTargets, tv_weight: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        needs_gradients = any(ctx.needs_input_grad)
+        needs_gradients, learns_lm_head = any(ctx.needs_input_grad), ctx.needs_input_grad[1]
         grad_hidden = torch.empty_like(hidden)
         grad_lm_head = torch.zeros_like(lm_head, dtype=torch.float32)
         choices = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
@@ -52,7 +52,8 @@ class _LinearSoftLoss(torch.autograd.Function):
                 continue
             grad = grad.mul_(weights[:, None]).to(rows.dtype)
             grad_hidden[span] = grad @ lm_head
-            grad_lm_head += grad.T @ rows
+            if learns_lm_head:
+                grad_lm_head += grad.T @ rows
         ctx.save_for_backward(grad_hidden, grad_lm_head.to(lm_head.dtype))
         ctx.mark_non_differentiable(choices)
         return total, choices

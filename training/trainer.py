@@ -1,4 +1,4 @@
-"""The training loop: batches, losses of unrolled steps, optimizer, reports."""
+"""The training loop: batches, losses, optimizer, reports. What is learned, an objective knows."""
 
 from __future__ import annotations
 
@@ -8,22 +8,17 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
-from transformers import PreTrainedModel
+from torch import nn
 
-from engine.draft.eagle import EagleHead
-from engine.kv_cache import TORCH_DTYPES
-from training.batches import RowBatch, epoch_batches, group_by_rows, make_rows, num_rows_of
+from training.batches import epoch_batches, group_by_rows, num_rows_of
 from training.dataset import Sample
+from training.objective import Losses, Objective
 from training.optimizer import MasterAdamW, learning_rate_at
-from training.settings import Eagle3Settings
-from training.soft_loss import SoftTargets, soft_loss
-from training.states import States
+from training.settings import TrainingSettings
+from training.stopping import Stop, StoppedError, check, never
 from training.training_state import TrainingState
-from training.unroll import unroll
-from training.vocabulary import draft_ids_of
 
 _HELD_OUT_ROWS = 16_384
-_ROWS_AT_ONCE = 512
 _SPEED_DECAY = 0.9
 
 
@@ -32,15 +27,16 @@ class Progress:
     """What a run is at.
 
     Attributes:
-        stage: ``states`` runs the target over the data, ``training`` and ``held_out`` report losses.
+        stage: ``states`` runs the target over the data, ``training`` and ``held_out`` report losses, ``evaluation``
+            drafts behind held-out answers.
         progress: of the stage, from 0 to 1.
         loss: since the last report, or over held-out answers.
-        agreement: by unrolled step, how often the head's first choice is the target's.
+        agreement: by draft position, how often the draft's first choice is the target's.
         tokens_per_s: tokens of the data in ``states``, answer tokens in ``training``.
         eta_s: seconds to the end of the stage.
     """
 
-    stage: Literal["states", "training", "held_out"]
+    stage: Literal["states", "training", "held_out", "evaluation"]
     progress: float = 0.0
     num_steps: int = 0
     epoch: int = 0
@@ -61,11 +57,11 @@ class _Sums:
         self.hits = [0] * num_steps
         self.rows = [0] * num_steps
 
-    def add(self, loss: float, hits: Sequence[int], rows: Sequence[int]) -> None:
-        self.loss += loss
+    def add(self, found: Losses) -> None:
+        self.loss += float(found.loss.detach())
         self.num_batches += 1
-        self.hits = [a + b for a, b in zip(self.hits, hits, strict=True)]
-        self.rows = [a + b for a, b in zip(self.rows, rows, strict=True)]
+        self.hits = [a + b for a, b in zip(self.hits, found.hits, strict=True)]
+        self.rows = [a + b for a, b in zip(self.rows, found.rows, strict=True)]
 
     @property
     def mean_loss(self) -> float:
@@ -76,48 +72,41 @@ class _Sums:
         return tuple(hits / max(1, rows) for hits, rows in zip(self.hits, self.rows, strict=True))
 
 
-class Eagle3Trainer:
+class Trainer:
     """One run.
 
     Args:
-        head: float32, with its first weights. Computes in the settings' dtype from now on.
-        vocabulary: the target's ids of the draft vocabulary.
+        objective: with the first weights of its network in float32. The network computes in ``dtype`` from now on.
         training: indices of samples to learn from.
         held_out: indices of samples that only losses are computed on.
+        stop: asked between two steps.
 
     Attributes:
         state: where the run stands.
-        dtype: what the head computes in.
     """
 
     def __init__(
         self,
-        head: EagleHead,
-        target: PreTrainedModel,
-        vocabulary: torch.Tensor,
+        objective: Objective,
+        dtype: torch.dtype,
         samples: Sequence[Sample],
         training: Sequence[int],
         held_out: Sequence[int],
-        states: States,
-        settings: Eagle3Settings,
+        settings: TrainingSettings,
         report: Callable[[Progress], None],
+        stop: Stop = never,
     ) -> None:
         self.state = TrainingState()
-        self.dtype = _compute_dtype(settings, target)
-        initial = {name: parameter.detach().clone() for name, parameter in head.named_parameters()}
-        self.head = head.to(self.dtype).train().requires_grad_(True)
-        self.optimizer = MasterAdamW(self.head, initial, settings.weight_decay, settings.max_grad_norm)
-        output: Any = target.get_output_embeddings()
-        chosen = vocabulary.to(target.device)
-        self._target_rows = output.weight.detach()[chosen]
-        self._target_bias = None if output.bias is None else output.bias.detach()[chosen]
-        self._draft_ids = draft_ids_of(vocabulary, output.weight.shape[0]).to(target.device)
+        self._objective = objective
+        initial = {name: parameter.detach().clone() for name, parameter in objective.network.named_parameters()}
+        self._network = objective.network.to(dtype).train()
+        self.optimizer = MasterAdamW(self._network, initial, settings.weight_decay, settings.max_grad_norm)
         self._samples = samples
         self._training = training
         self._held_out = _up_to_rows(held_out, samples, _HELD_OUT_ROWS)
-        self._states = states
         self._settings = settings
         self._report = report
+        self._stop = stop
 
     def resume(self, state: TrainingState, optimizer: dict[str, Any]) -> None:
         """Goes on where another trainer of the same settings was."""
@@ -130,26 +119,29 @@ class Eagle3Trainer:
         Args:
             start: when the work of this process began, by ``time.perf_counter()``.
             save: is called every ``save_every_s``, and at the end.
+
+        Raises:
+            StoppedError: the run was to stop; it was saved.
         """
         settings, state = self._settings, self.state
         start -= state.elapsed_s
         if state.num_steps == 0:
             state.started_s = time.perf_counter() - start
-        sums, speed, last_saved = _Sums(settings.num_ttt_steps), _Speed(), time.perf_counter()
+        sums, speed, last_saved = _Sums(self._objective.num_steps), _Speed(), time.perf_counter()
         batches = self._batches(state.epoch)
         while True:
             state.elapsed_s = time.perf_counter() - start
             progress = self._progress(len(batches))
             if progress >= 1.0:
                 break
-            batch = self._load(batches[state.next_batch])
+            self._save_if_stopped(save)
             rate = learning_rate_at(progress, state.num_steps, settings.learning_rate, settings.warmup_steps)
-            loss, hits, rows = self._losses(batch)
-            loss.backward()  # type: ignore[no-untyped-call]
+            found = self._objective.losses(batches[state.next_batch])
+            found.loss.backward()  # type: ignore[no-untyped-call]
             norm = self.optimizer.step(rate)
-            sums.add(float(loss.detach()), hits, rows)
-            speed.add(batch.num_rows)
-            state.num_rows += batch.num_rows
+            sums.add(found)
+            speed.add(found.num_rows)
+            state.num_rows += found.num_rows
             state.num_steps += 1
             state.next_batch += 1
             if state.next_batch == len(batches):
@@ -159,7 +151,7 @@ class Eagle3Trainer:
             progress = self._progress(len(batches))
             if state.num_steps % settings.report_every_steps == 0:
                 self._tell("training", sums, progress, rate, norm, speed.rows_per_s)
-                sums = _Sums(settings.num_ttt_steps)
+                sums = _Sums(self._objective.num_steps)
             if state.num_steps % settings.evaluate_every_steps == 0:
                 self._tell("held_out", self.held_out_losses(), progress)
             if time.perf_counter() - last_saved >= settings.save_every_s:
@@ -168,51 +160,26 @@ class Eagle3Trainer:
         self._tell("held_out", self.held_out_losses(), 1.0)
         save()
 
-    def trained_head(self) -> EagleHead:
-        """The head with the float32 weights that it has learned."""
-        head = self.head.float().eval().requires_grad_(False)
-        head.load_state_dict(self.optimizer.weights(), strict=False)
-        return head
+    def trained_network(self) -> nn.Module:
+        """The network with the float32 weights that it has learned."""
+        network = self._network.float().eval().requires_grad_(False)
+        network.load_state_dict(self.optimizer.weights(), strict=False)
+        return network
 
     @torch.no_grad()
     def held_out_losses(self) -> _Sums:
         """Over held-out answers, with the weights of now."""
-        sums = _Sums(self._settings.num_ttt_steps)
+        sums = _Sums(self._objective.num_steps)
         for group in group_by_rows(self._held_out, self._samples, self._settings.rows_per_batch):
-            loss, hits, rows = self._losses(self._load(group))
-            sums.add(float(loss), hits, rows)
+            sums.add(self._objective.losses(group))
         return sums
 
-    def _losses(self, batch: RowBatch) -> tuple[torch.Tensor, list[int], list[int]]:
-        """The loss over all steps, and by step the target's first choices that were hit, and the rows."""
-        settings = self._settings
-        wanted = self._draft_ids[batch.choices]
-        can_say = wanted >= 0
-        hidden, indices, weights = [], [], []
-        scale = 1.0 / sum(settings.step_decay**step for step in range(settings.num_ttt_steps))
-        for step, normed in enumerate(unroll(self.head, batch, settings.num_ttt_steps)):
-            rows = batch.rows_at(step)
-            rows = rows[can_say[rows + step]]
-            hidden.append(normed[rows])
-            indices.append(rows + step)
-            weights.append(torch.full((len(rows),), scale * settings.step_decay**step / max(1, len(rows))))
-        targets = SoftTargets(self._target_probs(batch.final), torch.cat(indices), torch.cat(weights).to(wanted.device))
-        loss, choices = soft_loss(torch.cat(hidden), self.head.lm_head.weight, targets, settings.tv_weight)
-        counts = [len(rows) for rows in indices]
-        hit = (choices == wanted[targets.indices]).split_with_sizes(counts)
-        return loss, [int(part.sum()) for part in hit], counts
-
-    @torch.no_grad()
-    def _target_probs(self, final: torch.Tensor) -> torch.Tensor:
-        """The target's distribution over the draft vocabulary, in the head's dtype."""
-        parts = []
-        for rows in torch.split(final, _ROWS_AT_ONCE):
-            logits = torch.nn.functional.linear(rows, self._target_rows, self._target_bias)
-            parts.append(logits.softmax(dim=-1, dtype=torch.float32).to(self.dtype))
-        return torch.cat(parts)
-
-    def _load(self, indices: Sequence[int]) -> RowBatch:
-        return make_rows([self._samples[index] for index in indices], self._states.load(indices))
+    def _save_if_stopped(self, save: Callable[[], None]) -> None:
+        try:
+            check(self._stop)
+        except StoppedError:
+            save()
+            raise
 
     def _batches(self, epoch: int) -> list[list[int]]:
         settings = self._settings
@@ -266,12 +233,6 @@ class _Speed:
         speed = num_rows / max(1e-9, now - self._last)
         self.rows_per_s = speed if not self.rows_per_s else _SPEED_DECAY * self.rows_per_s + (1 - _SPEED_DECAY) * speed
         self._last = now
-
-
-def _compute_dtype(settings: Eagle3Settings, target: PreTrainedModel) -> torch.dtype:
-    if settings.dtype != "auto":
-        return TORCH_DTYPES[settings.dtype]
-    return torch.bfloat16 if target.dtype == torch.bfloat16 else torch.float32
 
 
 def _up_to_rows(indices: Sequence[int], samples: Sequence[Sample], num_rows: int) -> list[int]:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.distribution_checks import chi_square
+from benchmarks.chi_square import chi_square
 
 _UNIFORM = dict.fromkeys(range(6), 1 / 6)
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.chi_square import ChiSquare, chi_square
 from decode_worker.speculation.acceptance_rules import AcceptanceRule, ResidualRule
 from decode_worker.speculation.verification import RuleVerifier, create_verifier
 from engine.block_manager import BlockManager
@@ -18,7 +19,6 @@ from engine.model_runner import ModelRunner
 from engine.request import Request, SamplingParams
 from engine.scheduler import Scheduler, SchedulerLimits
 from engine.verification import Proposer, Verifier, sampling_row
-from tests.distribution_checks import ChiSquare, chi_square
 from tests.drawing_proposer import DrawingProposer, NextTokenLogits
 from tests.engine_runs import Outcome, build_engine, build_runner, greedy, run
 from tests.tiny_models import random_prompts, tiny_model

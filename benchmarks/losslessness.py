@@ -1,0 +1,212 @@
+"""Whether sampled answers keep the model's distribution under speculation, on a real model.
+
+Many short answers to one prompt at different seeds are counted as triples of tokens: the first comes from the prompt,
+the other two from verified drafts. Few tokens may be sampled (top-k), so that the model itself can tell the
+probability of every triple. Pearson's test compares the counts with these.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from rich.table import Table
+
+from benchmarks.chi_square import ChiSquare, chi_square
+from benchmarks.speculation_target import Target, load_target
+from cluster.config import BatonConfig
+from decode_worker.speculation.controller import SpeculationController
+from decode_worker.speculation.registry import SpeculationLimits, create_controller
+from decode_worker.speculation.verification import create_verifier
+from engine.block_manager import BlockManager
+from engine.engine import Engine
+from engine.model_runner import ModelRunner
+from engine.request import Request, SamplingParams
+from engine.sampler import probabilities
+from engine.scheduler import Scheduler, SchedulerLimits
+from engine.verification import Verifier, sampling_row
+
+_LENGTH = 3
+_PROMPT = "Tell me about a city that you like."
+_SUSPICIOUS = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class LosslessnessSettings:
+    """
+    Attributes:
+        draws: answers per case.
+        seeds: of as many groups of answers, each of which is tested by itself too.
+        top_k: tokens that may be sampled at each place.
+        batch: answers at once.
+    """
+
+    draws: int
+    seeds: int
+    top_k: int = 3
+    temperature: float = 1.0
+    batch: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A method with a rule of acceptance, over chains or trees."""
+
+    method: str
+    acceptance: str
+    tree_max_batch: int = 0
+
+    @property
+    def name(self) -> str:
+        shape = "trees" if self.tree_max_batch else "chains"
+        return f"{self.method}, {self.acceptance}, {shape}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a case's answers say."""
+
+    case: Case
+    together: ChiSquare
+    by_seed: tuple[ChiSquare, ...]
+    num_drafted: int
+    num_accepted: int
+
+    @property
+    def is_suspicious(self) -> bool:
+        least = min(self.together.p_value, *(test.p_value * len(self.by_seed) for test in self.by_seed))
+        return least < _SUSPICIOUS
+
+
+def run(config: BatonConfig, report: Callable[[str], None], draws: int, seeds: int) -> Table:
+    """Tests every case that the configuration's draft allows; a table of p-values.
+
+    Raises:
+        BatonError: model or draft cannot be loaded.
+    """
+    settings = LosslessnessSettings(draws, seeds)
+    bench = _Bench(load_target(config), settings)
+    table = Table(title=f"Triples of tokens, {settings.draws} answers per case")
+    for heading in ("case", "accepted / drafted", "chi-square", "degrees", "p-value", "p-values by seed"):
+        table.add_column(heading)
+    for case in bench.cases():
+        outcome = bench.test(case)
+        report(f"{case.name}: p = {outcome.together.p_value:.3g}")
+        style = "bold red" if outcome.is_suspicious else ""
+        table.add_row(
+            case.name,
+            f"{outcome.num_accepted} / {outcome.num_drafted}",
+            f"{outcome.together.statistic:.1f}",
+            str(outcome.together.degrees_of_freedom),
+            f"{outcome.together.p_value:.3g}",
+            " ".join(f"{test.p_value:.3g}" for test in outcome.by_seed),
+            style=style,
+        )
+    return table
+
+
+class _Bench:
+    """One model, one prompt, and the probabilities of all triples behind it."""
+
+    def __init__(self, target: Target, settings: LosslessnessSettings) -> None:
+        self._target = target
+        self._settings = settings
+        self._prompt = self._encode()
+        network = None if target.draft is None else target.draft.network
+        blocks = 4 + settings.batch * 8
+        block_size = target.config.engine.block_size
+        self._runner = ModelRunner(target.loaded, blocks, block_size, draft=network)
+        self._expected = dict(self._extend([((), 1.0)], _LENGTH))
+
+    def cases(self) -> Iterator[Case]:
+        """Everything that drafts for a prompt of a few tokens."""
+        yield Case("lookahead", "match")
+        draft = self._target.draft
+        if draft is not None:
+            yield Case(draft.method, "match")
+            if draft.method in ("eagle", "eagle3"):
+                yield Case(draft.method, "match", tree_max_batch=64)
+            if draft.method != "medusa":
+                yield Case(draft.method, "residual")
+
+    def test(self, case: Case) -> Outcome:
+        settings = self._settings
+        limits = SpeculationLimits(
+            max_draft_tokens=_LENGTH - 1,
+            max_tree_tokens=6,
+            tree_max_batch=case.tree_max_batch,
+            draws=case.acceptance == "residual",
+        )
+        controller = create_controller(case.method, limits, self._runner, self._target.draft)
+        verifier = create_verifier(case.acceptance)
+        groups: list[Counter[tuple[int, ...]]] = []
+        for seed in range(settings.seeds):
+            groups.append(self._draw(verifier, controller, settings.draws // settings.seeds, seed))
+        tests = tuple(chi_square(group, self._expected) for group in groups)
+        together: Counter[tuple[int, ...]] = sum(groups, Counter())
+        counts = controller.counts.values()
+        return Outcome(
+            case,
+            chi_square(together, self._expected),
+            tests,
+            sum(count.num_drafted for count in counts),
+            sum(count.num_accepted for count in counts),
+        )
+
+    def _draw(
+        self, verifier: Verifier, controller: SpeculationController, count: int, seed: int
+    ) -> Counter[tuple[int, ...]]:
+        blocks = BlockManager(self._runner.cache.num_blocks, self._runner.spec.block_size)
+        limits = SchedulerLimits(4096, self._settings.batch, self._target.loaded.max_model_len)
+        # Trees need room for more nodes than tokens that are left.
+        engine = Engine(self._runner, Scheduler(limits, blocks), verifier, controller, max_draft_tokens=6)
+        found: Counter[tuple[int, ...]] = Counter()
+        open_requests: dict[str, Request] = {}
+        numbers = iter(range(count))
+        while True:
+            for number in itertools.islice(numbers, self._settings.batch - len(open_requests)):
+                params = replace(self._params(), seed=seed * 10_000_000 + number)
+                request = Request(str(number), list(self._prompt), params)
+                open_requests[request.request_id] = request
+                engine.scheduler.add(request)
+            if not open_requests:
+                return found
+            for output in engine.step():
+                if output.finish_reason is not None:
+                    found[tuple(open_requests.pop(output.request_id).output_token_ids[:_LENGTH])] += 1
+
+    def _params(self) -> SamplingParams:
+        settings = self._settings
+        # More tokens than are counted, so that there is room for drafts behind the last one that is.
+        return SamplingParams(
+            max_tokens=_LENGTH + 4, temperature=settings.temperature, top_k=settings.top_k, ignore_eos=True
+        )
+
+    def _encode(self) -> tuple[int, ...]:
+        tokenizer = self._target.tokenizer
+        if tokenizer.has_chat_template:
+            return tuple(tokenizer.apply_chat_template([{"role": "user", "content": _PROMPT}]))
+        return tuple(tokenizer.encode(_PROMPT))
+
+    def _extend(self, paths: list[tuple[tuple[int, ...], float]], depth: int) -> list[tuple[tuple[int, ...], float]]:
+        if not depth:
+            return paths
+        longer = []
+        for path, probability in paths:
+            for token, share in self._next(path).items():
+                longer.append(((*path, token), probability * share))
+        return self._extend(longer, depth - 1)
+
+    def _next(self, path: tuple[int, ...]) -> Mapping[int, float]:
+        """The tokens that may follow, by the engine's own forward over the whole text."""
+        blocks = BlockManager(self._runner.cache.num_blocks, self._runner.spec.block_size, prefix_caching=False)
+        scheduler = Scheduler(SchedulerLimits(4096, 1, self._target.loaded.max_model_len), blocks)
+        request = Request("probe", list(self._prompt), self._params(), output_token_ids=list(path))
+        scheduler.add(request)
+        logits = self._runner.forward(self._runner.build_batch(scheduler.schedule()))
+        probs = probabilities(logits, [sampling_row(request)])[0]
+        tokens = torch.nonzero(probs > 0).flatten().tolist()
+        return {token: float(probs[token]) for token in tokens}

@@ -1,0 +1,125 @@
+"""Every method on the real model in float32: greedy answers are, token for token, those of plain decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from decode_worker.speculation.registry import SpeculationLimits, create_controller
+from decode_worker.speculation.verification import create_verifier
+from engine.block_manager import BlockManager
+from engine.draft.loading import LoadedDraft, load_draft
+from engine.draft.medusa import load_medusa
+from engine.engine import Engine
+from engine.model_loader import LoadedModel, load_model
+from engine.model_runner import ModelRunner
+from engine.model_source import resolve_model
+from engine.request import Request, SamplingParams
+from engine.scheduler import Scheduler, SchedulerLimits
+from engine.tokenizer import Tokenizer
+from tests.medusa_copies import write_copies_of_the_lm_head
+
+NUM_TOKENS = 32
+QUESTIONS = (
+    "Repeat this sentence three times: The quick brown fox jumps over the lazy dog.",
+    "Write a Python function that adds two numbers.",
+    "What is the capital of France?",
+    "Count from one to twenty.",
+    "Tell me a short story about a sailor and a storm.",
+)
+
+
+class Lab:
+    """The default model twice: a draft ties a model to its cache, so each draft gets a copy of its own."""
+
+    def __init__(self) -> None:
+        self.source = resolve_model("default")
+        tokenizer = Tokenizer.load(self.source.path)
+        self.prompts = [
+            tokenizer.apply_chat_template([{"role": "user", "content": question}]) for question in QUESTIONS
+        ]
+        self.plain = self.run(self.load(), None, "none", SpeculationLimits())[0]
+
+    def load(self) -> LoadedModel:
+        return load_model(self.source, "float32", torch.device("cpu"))
+
+    def run(
+        self, model: LoadedModel, draft: LoadedDraft | None, method: str, limits: SpeculationLimits
+    ) -> tuple[list[list[int]], int]:
+        """Answers, and how many drafts were accepted. Every third request forbids speculation."""
+        network = None if draft is None else draft.network
+        runner = ModelRunner(model, 128, 16, draft=network)
+        blocks = BlockManager(128, 16)
+        scheduler = Scheduler(SchedulerLimits(512, 8, 1024), blocks)
+        controller = create_controller(method, limits, runner, draft)
+        engine = Engine(runner, scheduler, create_verifier(), controller, max_draft_tokens=32)
+        requests: Sequence[Request] = [
+            Request(
+                str(index),
+                list(prompt),
+                SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True),
+                speculation_method="none" if index % 3 == 2 else None,
+                arrival_s=index,
+            )
+            for index, prompt in enumerate(self.prompts)
+        ]
+        for request in requests:
+            scheduler.add(request)
+        accepted = 0
+        while scheduler.has_work():
+            accepted += sum(output.num_accepted for output in engine.step())
+        assert blocks.check([]) == []
+        assert controller.num_failures == 0
+        return [request.output_token_ids for request in requests], accepted
+
+
+@pytest.fixture(scope="module")
+def lab() -> Lab:
+    return Lab()
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix", "lookahead"])
+def test_without_a_draft(lab: Lab, method: str) -> None:
+    answers, accepted = lab.run(lab.load(), None, method, SpeculationLimits())
+    assert answers == lab.plain
+    assert accepted > 0
+
+
+@pytest.mark.parametrize(
+    ("method", "limits"),
+    [
+        ("eagle3", SpeculationLimits(max_draft_tokens=4)),
+        ("eagle3", SpeculationLimits(max_tree_tokens=12, tree_max_batch=8)),
+        ("auto", SpeculationLimits(max_tree_tokens=12, tree_max_batch=8)),
+    ],
+    ids=["chains", "trees", "auto"],
+)
+def test_with_the_head_that_comes_with_baton(lab: Lab, method: str, limits: SpeculationLimits) -> None:
+    model = lab.load()
+    draft = load_draft("auto", "default", lab.source.path, model)
+    assert draft is not None
+    answers, accepted = lab.run(model, draft, method, limits)
+    assert answers == lab.plain
+    assert accepted > 20
+
+
+def test_with_a_draft_model(lab: Lab) -> None:
+    """The model as its own draft, which is right nearly always: what remains is rounding."""
+    model = lab.load()
+    draft = load_draft("default", "default", lab.source.path, model)
+    assert draft is not None
+    answers, accepted = lab.run(model, draft, "draft_model", SpeculationLimits(max_draft_tokens=4))
+    assert answers == lab.plain
+    assert accepted > 50
+
+
+def test_with_medusa_heads(lab: Lab, tmp_path: Path) -> None:
+    """Untrained heads: each repeats the model's own guess of the next token."""
+    model = lab.load()
+    write_copies_of_the_lm_head(model.model, tmp_path, num_heads=3)
+    heads = load_medusa(tmp_path, model.model, torch.float32, torch.device("cpu"))
+    answers, _ = lab.run(model, LoadedDraft("medusa", "copies", heads), "medusa", SpeculationLimits(max_tree_tokens=12))
+    assert answers == lab.plain
