@@ -10,9 +10,9 @@ import torch
 
 from benchmarks.speculation_rounds import RoundMeter
 from cluster.config import BatonConfig
+from decode_worker.speculation.assembly import assemble_speculation
 from decode_worker.speculation.controller import NONE, SpeculationController
-from decode_worker.speculation.registry import SpeculationLimits, create_controller, method_names
-from decode_worker.speculation.verification import create_verifier
+from decode_worker.speculation.registry import method_names
 from engine.block_manager import BlockManager
 from engine.draft.loading import LoadedDraft, load_draft
 from engine.engine import Engine
@@ -105,19 +105,18 @@ class EngineFactory:
         Raises:
             ConfigError: the method is not known or needs another draft.
         """
-        speculation = self._config.speculation
-        limits = SpeculationLimits(
-            max_draft_tokens=speculation.max_draft_tokens,
-            max_tree_tokens=speculation.max_tree_tokens,
-            tree_max_batch=speculation.tree_max_batch,
-            draws=speculation.acceptance == "residual",
-            # The benchmark sends the same prompts again and again, so that memory would be all that it measures.
-            remember_outputs=False,
-        )
-        controller = create_controller(method, limits, self._runner, self._draft)
+        # The benchmark sends the same prompts again and again, so that memory would be all that it measures.
+        config = self._config.speculation.model_copy(update={"remember_outputs": False})
+        speculation = assemble_speculation(config, self._runner, self._draft, method=method)
+        controller = speculation.controller
         meter = RoundMeter(controller, controller.drafted_by, lambda: controller.num_drafted)
-        verifier = create_verifier(speculation.acceptance, speculation.typical_epsilon, speculation.typical_alpha)
-        engine = Engine(self._runner, self._scheduler(), verifier, meter, max_draft_tokens=self._max_draft_tokens)
+        engine = Engine(
+            self._runner,
+            self._scheduler(),
+            speculation.verifier,
+            meter,
+            max_draft_tokens=speculation.max_draft_tokens,
+        )
         return SpeculativeEngine(engine, controller, meter)
 
     def choose_methods(self, wanted: Sequence[str]) -> tuple[dict[str, SpeculativeEngine], dict[str, str]]:

@@ -10,8 +10,7 @@ from cluster.role_stats import fill_engine_stats
 from cluster.wire import worker_pb2, worker_pb2_grpc
 from decode_worker.kv_import import KVImporter
 from decode_worker.server import DecodeService
-from decode_worker.speculation.registry import SpeculationLimits, create_controller
-from decode_worker.speculation.verification import create_verifier
+from decode_worker.speculation.assembly import assemble_speculation
 from engine.async_engine import AsyncEngine
 from engine.scheduler import SchedulerLimits
 
@@ -21,30 +20,18 @@ class DecodeRole:
 
     def __init__(self, context: WorkerContext) -> None:
         config, pool = context.config, context.pool
-        speculation = config.speculation
-        controller = create_controller(
-            speculation.method,
-            SpeculationLimits(
-                max_draft_tokens=speculation.max_draft_tokens,
-                max_tree_tokens=speculation.max_tree_tokens,
-                tree_max_batch=speculation.tree_max_batch,
-                draws=speculation.acceptance == "residual",
-                remember_outputs=speculation.remember_outputs,
-            ),
-            context.runner,
-            context.draft,
-        )
-        self._speculation = controller
+        speculation = assemble_speculation(config.speculation, context.runner, context.draft)
+        self._speculation = speculation.controller
         self._engine = AsyncEngine(
             context.runner,
             SchedulerLimits(pool.chunk_tokens, pool.max_num_seqs, context.max_model_len),
             prefix_caching=config.engine.prefix_caching,
-            verifier=create_verifier(speculation.acceptance, speculation.typical_epsilon, speculation.typical_alpha),
-            proposer=controller,
-            max_draft_tokens=max(speculation.max_draft_tokens, speculation.max_tree_tokens),
+            verifier=speculation.verifier,
+            proposer=speculation.controller,
+            max_draft_tokens=speculation.max_draft_tokens,
             num_threads=context.num_threads,
         )
-        self._importer = KVImporter(self._engine, config.kv_transfer.claim_timeout_s, controller.adopt)
+        self._importer = KVImporter(self._engine, config.kv_transfer.claim_timeout_s, self._speculation.adopt)
 
     async def start(self, server: grpc.aio.Server) -> None:
         worker_pb2_grpc.add_DecodeServicer_to_server(DecodeService(self._engine, self._importer), server)

@@ -1,4 +1,4 @@
-"""What stands beside a trained head: a model card for people, a log for programs."""
+"""What stands beside a trained draft: a model card for people, a log for programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from training.evaluate import Acceptance, Evaluation
-from training.settings import Eagle3Settings
+from training.settings import TrainingSettings
+from training.tree_evaluation import TreeAcceptance
 
 CARD_NAME = "README.md"
 LOG_NAME = "training_log.json"
@@ -20,7 +21,7 @@ class CardFacts:
     """What only the caller knows.
 
     Attributes:
-        target_name: of the model that the head drafts for, a hub id for example.
+        target_name: of the model that the draft is for, a hub id for example.
         license: an SPDX identifier.
         data: one sentence or more on where the answers come from.
         command: the exact command line, to be repeated.
@@ -33,6 +34,23 @@ class CardFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Description:
+    """What a kind of draft is.
+
+    Attributes:
+        title: ``"EAGLE-3.1 draft head"`` for example.
+        tag: by which model hubs find it.
+        text: one sentence or more.
+        rows: names and values, of this very draft.
+    """
+
+    title: str
+    tag: str
+    text: str
+    rows: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingFacts:
     """What was measured.
 
@@ -41,10 +59,9 @@ class TrainingFacts:
         num_answer_tokens: in these.
         num_held_out: answers that were not.
         num_rows: answer tokens seen, counted again in each epoch.
-        vocabulary_coverage: share of the training answers' tokens that the draft vocabulary holds.
     """
 
-    settings: Eagle3Settings
+    settings: TrainingSettings
     target_fingerprint: str
     num_samples: int
     num_answer_tokens: int
@@ -52,33 +69,32 @@ class TrainingFacts:
     num_steps: int
     num_rows: int
     elapsed_s: float
-    vocabulary_coverage: float
     num_parameters: int
 
 
-def write_card(folder: Path, facts: CardFacts, numbers: TrainingFacts, evaluation: Evaluation) -> None:
+def write_card(
+    folder: Path, facts: CardFacts, description: Description, numbers: TrainingFacts, evaluation: Evaluation
+) -> None:
     """Writes ``README.md`` with the front matter that model hubs read."""
-    settings = numbers.settings
     rows = [
         ("target", f"{facts.target_name} (fingerprint `{numbers.target_fingerprint}`)"),
         ("parameters", f"{numbers.num_parameters:,}"),
-        ("draft vocabulary", f"{settings.draft_vocab_size:,} tokens, {numbers.vocabulary_coverage:.2%} of the answers"),
+        *description.rows,
         ("trained on", f"{numbers.num_samples:,} answers, {numbers.num_answer_tokens:,} tokens"),
         ("held out", f"{numbers.num_held_out:,} answers"),
         ("steps", f"{numbers.num_steps:,} ({numbers.num_rows:,} tokens seen) in {numbers.elapsed_s / 60:.0f} min"),
-        ("seed", str(settings.seed)),
+        ("seed", str(numbers.settings.seed)),
     ]
     text = f"""---
 license: {facts.license}
 base_model: {facts.target_name}
-tags: [eagle3, speculative-decoding]
+tags: [{description.tag}, speculative-decoding]
 ---
 
-# EAGLE-3.1 draft head for {facts.target_name}
+# {description.title} for {facts.target_name}
 
-Guesses the next tokens of {facts.target_name} from its hidden states, for speculative decoding. It is no language model
-by itself, and changes nothing of what the target says. Flags: `fc_norm`, `norm_output` (the head is fed its output
-behind its final norm).
+Guesses the next tokens of {facts.target_name}, for speculative decoding. It changes nothing of what the target says.
+{description.text}
 
 | | |
 |---|---|
@@ -93,9 +109,9 @@ behind its final norm).
 On held-out answers: a chain drafted greedily behind every answer token, compared with what the target went on to say.
 Mean accepted length counts the target's own token.
 
-{_acceptance("temperature 0", evaluation.greedy)}
+{_acceptance("temperature 0", evaluation.greedy, evaluation.greedy_tree)}
 
-{_acceptance("sampled answers", evaluation.sampled)}
+{_acceptance("sampled answers", evaluation.sampled, evaluation.sampled_tree)}
 
 ## Again
 
@@ -103,16 +119,19 @@ Mean accepted length counts the target's own token.
 {facts.command}
 ```
 
-Settings: `{json.dumps(asdict(settings))}`
+Settings: `{json.dumps(asdict(numbers.settings))}`
 """
     (folder / CARD_NAME).write_text(text, encoding="utf-8")
 
 
-def write_log(path: Path, settings: Eagle3Settings, log: Sequence[dict[str, Any]], evaluation: Evaluation) -> None:
+def write_log(path: Path, settings: TrainingSettings, log: Sequence[dict[str, Any]], evaluation: Evaluation) -> None:
     """Writes everything that was reported, and the evaluation, as JSON."""
     content = {
         "settings": asdict(settings),
-        "acceptance": {"greedy": _numbers(evaluation.greedy), "sampled": _numbers(evaluation.sampled)},
+        "acceptance": {
+            "greedy": _numbers(evaluation.greedy, evaluation.greedy_tree),
+            "sampled": _numbers(evaluation.sampled, evaluation.sampled_tree),
+        },
         "log": list(log),
     }
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -122,7 +141,7 @@ def _table(rows: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"| {name} | {value} |" for name, value in rows)
 
 
-def _acceptance(title: str, found: Acceptance) -> str:
+def _acceptance(title: str, found: Acceptance, tree: TreeAcceptance | None) -> str:
     if not found.reached:
         return f"**{title}**: no such answers were held out."
     positions = range(1, len(found.reached) + 1)
@@ -135,14 +154,17 @@ def _acceptance(title: str, found: Acceptance) -> str:
         "| accepted, all before it too | " + " | ".join(f"{rate:.3f}" for rate in found.unconditional) + " |",
         "| accepted, given those before | " + " | ".join(f"{rate:.3f}" for rate in found.conditional) + " |",
     ]
+    if tree is not None:
+        lines += ["", f"As a tree of {tree.num_nodes} tokens: mean accepted length {tree.mean_accepted_length:.2f}"]
     return "\n".join(lines)
 
 
-def _numbers(found: Acceptance) -> dict[str, Any]:
-    return {
+def _numbers(found: Acceptance, tree: TreeAcceptance | None) -> dict[str, Any]:
+    numbers = {
         "reached": found.reached,
         "accepted": found.accepted,
         "unconditional": found.unconditional,
         "conditional": found.conditional,
         "mean_accepted_length": found.mean_accepted_length,
     }
+    return numbers if tree is None else numbers | {"tree": asdict(tree)}

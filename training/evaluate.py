@@ -1,14 +1,15 @@
-"""How much of what a head drafts the target would have said: drafting as while serving, from every position at once."""
+"""How much of what a draft says the target would have said: drafting as while serving, from every position at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 
 from engine.draft.eagle import EagleHead
 from training.batches import RowBatch
+from training.tree_evaluation import TreeAcceptance
 from training.unroll import unroll
 
 # An answer sampled at temperature 0.8 has far fewer of the likeliest tokens; a greedy one misses some by rounding.
@@ -52,15 +53,35 @@ class Acceptance:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """What the target said behind each row of one sample, and what it found likeliest there; int64 ``[num_rows]``."""
+
+    next_token_ids: torch.Tensor
+    choices: torch.Tensor
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether it was given at temperature 0, as far as one can see."""
+        return float((self.choices == self.next_token_ids).float().mean()) >= _GREEDY_SHARE
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluation:
     """
     Attributes:
         greedy: over answers that the target gave at temperature 0.
         sampled: over the others, where the draft has to hit what chance made of it.
+        greedy_tree, sampled_tree: the same with trees, for drafts whose guesses make one.
     """
 
     greedy: Acceptance
     sampled: Acceptance
+    greedy_tree: TreeAcceptance | None = None
+    sampled_tree: TreeAcceptance | None = None
+
+    def of(self, answer: Answer) -> Acceptance:
+        """Where the chains of this answer count."""
+        return self.greedy if answer.is_greedy else self.sampled
 
 
 def share(part: float, whole: float) -> float:
@@ -76,9 +97,8 @@ def evaluate(head: EagleHead, batches: Iterable[RowBatch], num_draft_tokens: int
     found = Evaluation(Acceptance(), Acceptance())
     for batch in batches:
         drafted = _draft(head, batch, num_draft_tokens)
-        for part, drafts in zip(_samples(batch), drafted.split_with_sizes(list(batch.counts), dim=1), strict=True):
-            is_greedy = float((part.choices == part.next_token_ids).float().mean()) >= _GREEDY_SHARE
-            (found.greedy if is_greedy else found.sampled).add(_accepted(drafts, part.next_token_ids))
+        for part, drafts in zip(answers_of(batch), drafted.split_with_sizes(list(batch.counts), dim=1), strict=True):
+            found.of(part).add(accepted(drafts, part.next_token_ids))
     return found
 
 
@@ -96,21 +116,21 @@ def _draft(head: EagleHead, batch: RowBatch, num_draft_tokens: int) -> torch.Ten
     return torch.stack(tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    next_token_ids: torch.Tensor
-    choices: torch.Tensor
-
-
-def _samples(batch: RowBatch) -> Iterable[_Part]:
+def answers_of(batch: RowBatch) -> Iterator[Answer]:
+    """Of each sample."""
     counts = list(batch.counts)
     for next_ids, choices in zip(
         batch.next_token_ids.split_with_sizes(counts), batch.choices.split_with_sizes(counts), strict=True
     ):
-        yield _Part(next_ids, choices)
+        yield Answer(next_ids, choices)
 
 
-def _accepted(drafts: torch.Tensor, said: torch.Tensor) -> Acceptance:
+def accepted(drafts: torch.Tensor, said: torch.Tensor) -> Acceptance:
+    """Of the chains ``[num_draft_tokens, num_rows]`` that were drafted from each row.
+
+    Args:
+        said: what the target said behind each row's token, ``[num_rows]``.
+    """
     found = Acceptance()
     alive = torch.ones(len(said), dtype=torch.bool, device=said.device)
     for step, draft in enumerate(drafts):

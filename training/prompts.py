@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from engine.errors import ConfigError
 from engine.tokenizer import Tokenizer
@@ -48,9 +49,38 @@ def _prompt_of(line: str, where: str) -> str:
     return prompt
 
 
+class PromptFormat(Protocol):
+    """How a prompt becomes what the target reads.
+
+    Attributes:
+        before_user: token ids up to where a user's turn begins; None where the target cannot write one.
+    """
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def before_user(self) -> tuple[int, ...] | None: ...
+
+    def prompt(self, user_turn: str) -> tuple[int, ...]:
+        """Everything up to where the answer begins."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainFormat:
+    """Prompts as they are, for models that only continue texts. Implements :class:`PromptFormat`."""
+
+    tokenizer: Tokenizer
+    before_user: None = None
+
+    def prompt(self, user_turn: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(user_turn))
+
+
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """A chat template around the turns of one exchange, as token ids."""
+    """A chat template around the turns of one exchange, as token ids. Implements :class:`PromptFormat`."""
 
     tokenizer: Tokenizer
     before_user: tuple[int, ...]
@@ -65,7 +95,6 @@ class ChatFormat:
         return cls(tokenizer, tuple(tokenizer.encode(before, add_special_tokens=False)))
 
     def prompt(self, user_turn: str) -> tuple[int, ...]:
-        """Everything up to where the answer begins."""
         text = self.tokenizer.render_chat([{"role": "user", "content": user_turn}])
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
