@@ -37,7 +37,8 @@ _BATCH_PROMPTS = (
 )
 _MAX_TOKENS = 64
 _EXPLANATION = (
-    "TTFT: time to first token. TPOT: time per output token after the first. KV: handed over by gRPC. "
+    "right drafts: output tokens that speculation had guessed. TTFT: time to first token. TPOT: time per output "
+    "token after the first. KV: handed over by gRPC. "
     "transfer: from asking for room until the KV is there; most of it runs beside prefill."
 )
 _INTERRUPTED = 130
@@ -173,10 +174,10 @@ async def _measure(client: RouterClient, model: str, name: str, prompt: str, sho
         prompt_tokens=int(usage["prompt_tokens"]),
         cached_tokens=int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0),
         output_tokens=output_tokens,
+        drafted_tokens=int((usage.get("completion_tokens_details") or {}).get("accepted_prediction_tokens") or 0),
         ttft_ms=(first_s - started_s) * 1e3,
         tpot_ms=(ended_s - first_s) * 1e3 / (output_tokens - 1) if output_tokens > 1 else None,
         total_ms=(ended_s - started_s) * 1e3,
-        queue_ms=spans.get("queue"),
         prefill_ms=spans.get("prefill"),
         transfer_ms=spans.get("transfer"),
         kv_bytes=timeline["attributes"].get("kv_bytes"),

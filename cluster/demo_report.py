@@ -18,18 +18,19 @@ class Measurement:
     """What one request cost. Times in milliseconds; ttft, tpot and total as the client saw them.
 
     Attributes:
+        drafted_tokens: output tokens that speculation had guessed.
         tpot_ms: mean time per output token after the first; None when there was no second.
-        kv_bytes, transfer_ms, queue_ms, prefill_ms: from the router's timeline; None where it does not say.
+        kv_bytes, transfer_ms, prefill_ms: from the router's timeline; None where it does not say.
     """
 
     name: str
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
+    drafted_tokens: int
     ttft_ms: float
     tpot_ms: float | None
     total_ms: float
-    queue_ms: float | None
     prefill_ms: float | None
     transfer_ms: float | None
     kv_bytes: int | None
@@ -56,10 +57,10 @@ _COLUMNS = (
     _Column("prompt\ntokens", lambda one: one.prompt_tokens, adds_up=True),
     _Column("of them\ncached", lambda one: one.cached_tokens, adds_up=True),
     _Column("output\ntokens", lambda one: one.output_tokens, adds_up=True),
+    _Column("right\ndrafts", lambda one: one.drafted_tokens, adds_up=True),
     _Column("TTFT\nms", lambda one: one.ttft_ms),
     _Column("TPOT\nms", lambda one: one.tpot_ms),
     _Column("tokens\n/s", lambda one: one.tokens_per_second),
-    _Column("queue\nms", lambda one: one.queue_ms),
     _Column("prefill\nms", lambda one: one.prefill_ms),
     _Column("KV\nMiB", lambda one: one.kv_mib, adds_up=True),
     _Column("transfer\nms", lambda one: one.transfer_ms),

@@ -25,9 +25,10 @@ logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 NONE = "none"
-# Before a network was tried: accepted drafts of a step, drafts and passes that they took.
+# Before a network was tried: drafts that a step accepts and verifies for a sequence, and passes that a step takes.
 _PRIOR_ACCEPTED = 1.0
-_PRIOR_DRAFTED = 3.0
+_PRIOR_VERIFIED = 3.0
+_PRIOR_PASSES = 3.0
 
 
 @dataclass(slots=True)
@@ -134,6 +135,7 @@ class SpeculationController:
         counts.num_accepted += len(result.accepted)
         if self._network is not None and name == self._network.name:
             self._learn_worth(request, len(result.accepted))
+            self._worth.record("verified", _PRIOR_VERIFIED, result.num_drafted)
         self._guard(name, lambda: method.observe(result), None)
 
     def drafted_by(self, request_id: str) -> str | None:
@@ -204,15 +206,16 @@ class SpeculationController:
         network.passes.rate = None
         chosen: set[str] = set()
         if expected and self._drafting is not None:
-            drafted = self._worth.estimate("drafted", _PRIOR_DRAFTED)
-            # The first pass is made with what waits anyway, every other one for one more draft.
-            chosen = self._drafting.choose(expected, drafted, max(1.0, drafted), num_sequences, num_tokens)
+            verified = self._worth.estimate("verified", _PRIOR_VERIFIED)
+            num_passes = self._worth.estimate("passes", _PRIOR_PASSES)
+            chosen = self._drafting.choose(expected, verified, num_passes, num_sequences, num_tokens)
         if by_name:
             network.passes.rate = None
         asking = [s for s in wanting if s.request.request_id in chosen | by_name]
+        num_passes = network.passes.num_passes
         drafts = self._ask(network.name, asking, room)
-        for draft in drafts.values():
-            self._worth.record("drafted", _PRIOR_DRAFTED, len(draft))
+        if drafts:
+            self._worth.record("passes", _PRIOR_PASSES, network.passes.num_passes - num_passes)
         return drafts
 
     def _expected_worth(self, request: Request) -> float:

@@ -30,22 +30,23 @@ class DraftPasses:
 
     Attributes:
         rate: expected tokens per millisecond that a further pass must beat; None lets every pass through.
+        num_passes: since the worker started.
     """
 
     def __init__(self, cost: StepCost) -> None:
         self._cost = cost
         self._pass_cost = StepCost()
-        self._measured = False
         self.rate: float | None = None
+        self.num_passes = 0
 
     def record(self, num_sequences: int, ms: float) -> None:
         """Books a pass."""
         self._pass_cost.record(num_sequences, num_sequences, ms)
-        self._measured = True
+        self.num_passes += 1
 
     def ms(self, num_sequences: int) -> float:
         """Of one pass; 0 while nothing was measured."""
-        return self._pass_cost.ms(num_sequences, num_sequences) if self._measured else 0.0
+        return self._pass_cost.ms(num_sequences, num_sequences) if self.num_passes else 0.0
 
     def another(self, chances: Sequence[float]) -> bool:
         """Whether a pass that adds a draft to each of some sequences pays.
