@@ -1,4 +1,5 @@
-"""The ``baton`` command. Each command reads its options here and leaves the work to ``cluster/cli_*.py``.
+"""The ``baton`` command. Each command reads its options here and leaves the work to ``cluster/cli_*.py``; those of
+``baton train``, which are many, are read in ``cluster/cli_train.py``.
 
 ray, torch, transformers and openai are imported by the commands that need them, so that ``--help`` is quick.
 """
@@ -19,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from cluster.cli_train import app as train_app
 from cluster.client import RouterClient
 from cluster.state import find_endpoint
 from engine.errors import BatonError
@@ -36,6 +38,7 @@ model_app = typer.Typer(help="Models on this machine.", no_args_is_help=True)
 app.add_typer(model_app, name="model")
 bench_app = typer.Typer(help="Measure what this machine makes of it.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
+app.add_typer(train_app, name="train")
 
 EndpointOption = Annotated[
     str | None,

@@ -66,6 +66,10 @@ class Tokenizer:
 
         return cls(AutoTokenizer.from_pretrained(str(path)))
 
+    def save(self, folder: Path) -> None:
+        """Writes the files from which :meth:`load` makes the same tokenizer."""
+        self._hf.save_pretrained(str(folder))
+
     @property
     def vocab_size(self) -> int:
         """Number of tokens including the added ones; a model's embedding may have more rows."""

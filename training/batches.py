@@ -33,7 +33,8 @@ class RowBatch:
         positions: int64 ``[num_rows]``.
         counts: of each sample.
         next_token_ids: what the target really said behind each row's token, int64 ``[num_rows]``.
-        final: the target's state behind its final norm at each row's token, ``[num_rows, hidden_size]``.
+        before: the target's state behind its final norm one token before each row's, ``[num_rows, hidden_size]``.
+        final: the same at each row's token.
         choices: the token that the target found likeliest there, int64 ``[num_rows]``.
         num_left: rows of the same sample from this one on, int64 ``[num_rows]``; at step ``s``, rows with more than
             ``s`` have something to predict.
@@ -48,6 +49,7 @@ class RowBatch:
     positions: torch.Tensor
     counts: tuple[int, ...]
     next_token_ids: torch.Tensor
+    before: torch.Tensor
     final: torch.Tensor
     choices: torch.Tensor
     num_left: torch.Tensor
@@ -89,6 +91,7 @@ def make_rows(samples: Sequence[Sample], states: Sequence[SampleStates]) -> RowB
         positions=torch.cat([torch.arange(start, end) for start, end in spans]).to(device),
         counts=counts,
         next_token_ids=torch.cat([token[start + 2 : end + 2] for _, token, (start, end) in parts]).to(device),
+        before=torch.cat([state.final[: end - start] for state, _, (start, end) in parts]),
         final=torch.cat([state.final[1 : end - start + 1] for state, _, (start, end) in parts]),
         choices=torch.cat([state.choices[1 : end - start + 1] for state, _, (start, end) in parts]),
         num_left=torch.cat([torch.arange(count, 0, -1) for count in counts]).to(device),

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from engine.draft.eagle import EagleHead, EagleSettings, TargetShape
 from engine.draft.eagle_formats import default_feature_layers
 from engine.draft.layers import LayerSettings
+from engine.errors import ConfigError
 from engine.feature_tap import find_decoder_layers
 from training.batches import num_rows_of
 from training.dataset import Sample
@@ -42,6 +43,7 @@ def head_settings(target: PreTrainedModel, settings: Eagle3Settings, num_draft_t
         num_draft_tokens: size of the draft vocabulary.
 
     Raises:
+        ConfigError: ``num_kv_heads`` cannot be shared evenly.
         UnsupportedModelError: the target is too shallow, and ``feature_layers`` are not given.
     """
     shape = TargetShape.of(target)
@@ -95,6 +97,11 @@ def initial_head(
 
 def _layer_settings(config: Any, shape: TargetShape, num_kv_heads: int | None) -> LayerSettings:
     num_heads = int(config.num_attention_heads)
+    if num_kv_heads is not None and num_heads % num_kv_heads:
+        raise ConfigError(
+            f"training: num_kv_heads is {num_kv_heads}, which does not divide the {num_heads} attention heads that the "
+            "head has from its target."
+        )
     rope = dict(getattr(config, "rope_parameters", None) or {})
     if rope.get("rope_type") != "default":
         rope = {"rope_type": "default", "rope_theta": float(rope.get("rope_theta", 10000.0))}

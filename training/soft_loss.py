@@ -36,7 +36,7 @@ class _LinearSoftLoss(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         needs_gradients, learns_lm_head = any(ctx.needs_input_grad), ctx.needs_input_grad[1]
         grad_hidden = torch.empty_like(hidden)
-        grad_lm_head = torch.zeros_like(lm_head, dtype=torch.float32)
+        grad_lm_head = torch.zeros_like(lm_head if learns_lm_head else lm_head[:0], dtype=torch.float32)
         choices = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         for start in range(0, len(hidden), _ROWS_AT_ONCE):
@@ -59,9 +59,9 @@ class _LinearSoftLoss(torch.autograd.Function):
         return total, choices
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None, None]:
         grad_hidden, grad_lm_head = ctx.saved_tensors
-        return grad_hidden * grads[0], grad_lm_head * grads[0], None, None
+        return grad_hidden * grads[0], grad_lm_head * grads[0] if ctx.needs_input_grad[1] else None, None, None
 
 
 def soft_loss(

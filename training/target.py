@@ -36,15 +36,13 @@ class FrozenTarget:
 
     Args:
         model: any causal language model of transformers; left with its ordinary attention.
-        feature_layers: indices into transformers' ``hidden_states``.
+        feature_layers: indices into transformers' ``hidden_states``; none when only the last state counts.
     """
 
     def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int]) -> None:
         self.model = model.eval().requires_grad_(False)
         self.feature_layers = tuple(feature_layers)
-        # On CPUs, plain matrix products beat the fused kernel at the length of an answer.
-        is_fused = model.device.type != "cpu" and getattr(model, "_supports_sdpa", False)
-        model.set_attn_implementation("sdpa" if is_fused else "eager")
+        use_fast_attention(model)
         self._decoder: Any = model.get_decoder()
         self._lm_head: Any = model.get_output_embeddings()
 
@@ -52,24 +50,21 @@ class FrozenTarget:
     def states_of(self, samples: Sequence[Sample]) -> list[SampleStates]:
         """In the order of ``samples``. Long and short ones run apart, so that little is spent on padding."""
         found: dict[int, SampleStates] = {}
-        for indices in _batches_by_length([len(sample.token_ids) for sample in samples]):
+        for indices in batches_by_length([len(sample.token_ids) for sample in samples]):
             batch = [samples[index] for index in indices]
             found.update(zip(indices, self._run(batch), strict=True))
         return [found[index] for index in range(len(samples))]
 
     def _run(self, samples: Sequence[Sample]) -> list[SampleStates]:
-        device = self.model.device
-        longest = max(len(sample.token_ids) for sample in samples)
-        token_ids = torch.zeros(len(samples), longest, dtype=torch.int64)
-        for row, sample in enumerate(samples):
-            token_ids[row, : len(sample.token_ids)] = torch.tensor(sample.token_ids)
-        # Padding lies behind the tokens, where causal attention never looks: no mask is needed.
-        output = self._decoder(input_ids=token_ids.to(device), output_hidden_states=True, use_cache=False)
+        token_ids, wants_features = padded(samples).to(self.model.device), bool(self.feature_layers)
+        output = self._decoder(input_ids=token_ids, output_hidden_states=wants_features, use_cache=False)
         states = []
         for row, sample in enumerate(samples):
             end = len(sample.token_ids)
-            features = torch.cat([output.hidden_states[layer][row, :end] for layer in self.feature_layers], dim=-1)
             final = output.last_hidden_state[row, max(0, sample.num_prompt_tokens - 1) : end]
+            features = final.new_zeros(end, 0)
+            if wants_features:
+                features = torch.cat([output.hidden_states[layer][row, :end] for layer in self.feature_layers], dim=-1)
             states.append(SampleStates(features, final, self._choices(final)))
         return states
 
@@ -77,8 +72,23 @@ class FrozenTarget:
         return torch.cat([self._lm_head(part).max(dim=-1).indices for part in torch.split(final, _CHOICES_AT_ONCE)])
 
 
-def _batches_by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Indices in groups of similar length."""
+def use_fast_attention(model: PreTrainedModel) -> None:
+    """Of transformers' own, for whole samples."""
+    # On CPUs, plain matrix products beat the fused kernel at the length of an answer.
+    is_fused = model.device.type != "cpu" and getattr(model, "_supports_sdpa", False)
+    model.set_attn_implementation("sdpa" if is_fused else "eager")
+
+
+def padded(samples: Sequence[Sample]) -> torch.Tensor:
+    """Token ids ``[num_samples, longest]``. Padding lies behind the tokens, where causal attention never looks."""
+    token_ids = torch.zeros(len(samples), max(len(sample.token_ids) for sample in samples), dtype=torch.int64)
+    for row, sample in enumerate(samples):
+        token_ids[row, : len(sample.token_ids)] = torch.tensor(sample.token_ids)
+    return token_ids
+
+
+def batches_by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Indices in groups of similar length, which fit into the processor's cache."""
     order = sorted(range(len(lengths)), key=lambda index: (lengths[index], index))
     batch: list[int] = []
     for index in order:

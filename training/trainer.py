@@ -99,7 +99,7 @@ class Trainer:
         self.state = TrainingState()
         self._objective = objective
         initial = {name: parameter.detach().clone() for name, parameter in objective.network.named_parameters()}
-        self._network = objective.network.to(dtype).train()
+        self._network = _cast(objective.network, dtype).train()
         self.optimizer = MasterAdamW(self._network, initial, settings.weight_decay, settings.max_grad_norm)
         self._samples = samples
         self._training = training
@@ -162,7 +162,7 @@ class Trainer:
 
     def trained_network(self) -> nn.Module:
         """The network with the float32 weights that it has learned."""
-        network = self._network.float().eval().requires_grad_(False)
+        network = _cast(self._network, torch.float32).eval().requires_grad_(False)
         network.load_state_dict(self.optimizer.weights(), strict=False)
         return network
 
@@ -233,6 +233,13 @@ class _Speed:
         speed = num_rows / max(1e-9, now - self._last)
         self.rows_per_s = speed if not self.rows_per_s else _SPEED_DECAY * self.rows_per_s + (1 - _SPEED_DECAY) * speed
         self._last = now
+
+
+def _cast(network: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Parameters alone: buffers of transformers' models have to stay in float32."""
+    for parameter in network.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return network
 
 
 def _up_to_rows(indices: Sequence[int], samples: Sequence[Sample], num_rows: int) -> list[int]:

@@ -71,6 +71,6 @@ def load_state(path: Path, identity: dict[str, Any]) -> tuple[TrainingState, dic
         names = sorted(name for name in stored.keys() | identity.keys() if stored.get(name) != identity.get(name))
         raise ConfigError(
             f"training: {path} belongs to a run with other settings ({', '.join(names)} differ). "
-            "Use another output folder, or delete the file to start from the beginning."
+            "Use another work folder, or delete the file to start from the beginning."
         )
     return state, optimizer

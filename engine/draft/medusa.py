@@ -6,6 +6,7 @@ norm at position t; it predicts token t + 2 + i, the target's own head being the
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn.functional import silu
 from transformers import PreTrainedModel
@@ -84,13 +86,18 @@ class MedusaHeads(nn.Module):
     def __init__(self, settings: MedusaSettings, target: PreTrainedModel) -> None:
         super().__init__()
         self.settings = settings
-        self._shared = (target.get_output_embeddings(),)  # in a tuple, so that it is no part of this module
+        self._target = (target,)  # in a tuple, so that it is no part of this module
         self.blocks = nn.ModuleList(_Block(settings) for _ in range(settings.num_heads))
         self.lm_heads = nn.ModuleList(
             nn.Linear(settings.hidden_size, settings.draft_vocab_size, bias=False) for _ in range(settings.num_lm_heads)
         )
         if settings.maps_vocabulary:
             self.register_buffer("token_map", torch.zeros(settings.draft_vocab_size, dtype=torch.int64))
+
+    @property
+    def target(self) -> PreTrainedModel:
+        """What the heads draft for."""
+        return self._target[0]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -132,7 +139,7 @@ class MedusaHeads(nn.Module):
 
     def _lm_head(self, index: int) -> nn.Module:
         if not self.settings.num_lm_heads:
-            shared: Any = self._shared[0]
+            shared: Any = self.target.get_output_embeddings()
             module: nn.Module = shared
             return module
         return self.lm_heads[min(index, self.settings.num_lm_heads - 1)]
@@ -166,6 +173,36 @@ def load_medusa(
     floating = {name: t.to(dtype) if t.is_floating_point() else t.to(torch.int64) for name, t in tensors.items()}
     heads.load_state_dict(floating, assign=True)
     return heads.to(device).eval().requires_grad_(False)
+
+
+def save_medusa(heads: MedusaHeads, folder: Path, target_name: str) -> None:
+    """Writes ``config.json`` and ``model.safetensors`` in vLLM's format.
+
+    Args:
+        folder: is created; files of an earlier checkpoint in it are replaced.
+        target_name: what the config calls the target, a hub id for example.
+    """
+    settings = heads.settings
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in heads.state_dict().items()}
+    is_shared = settings.num_lm_heads == 1
+    if is_shared:
+        tensors["lm_head.weight"] = tensors.pop("lm_heads.0.weight")
+    config = {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "base_model_name_or_path": target_name,
+        "hidden_size": settings.hidden_size,
+        "vocab_size": TargetShape.of(heads.target).vocab_size,
+        "truncated_vocab_size": settings.draft_vocab_size,
+        "num_heads": settings.num_heads,
+        "num_hidden_layers": settings.num_blocks,
+        "medusa_fc_bias": settings.bias,
+        "original_lm_head": is_shared,
+        "torch_dtype": str(heads.dtype).removeprefix("torch."),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def _canonical_names(

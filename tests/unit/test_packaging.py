@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from cluster.config import load_config
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("benchmarks", "cluster", "decode_worker", "engine", "prefill_worker")
+PACKAGES = ("benchmarks", "cluster", "decode_worker", "engine", "prefill_worker", "training")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 

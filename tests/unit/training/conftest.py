@@ -1,33 +1,60 @@
-"""A tiny target and what it says, for all tests of training."""
+"""A tiny target and what it says, for all tests of training; trainers, and runs that are killed."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from safetensors.torch import load_file
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from engine.model_loader import LoadedModel, prepare_model
+from engine.tokenizer import Tokenizer
 from tests.tiny_drafts import VOCAB, tiny_target
+from tests.tiny_tokenizers import byte_level_tokenizer
 from training.card import CardFacts
 from training.dataset import AnswerDataset, Sample
-from training.settings import Eagle3Settings
+from training.draft_model import DraftModelMethod
+from training.eagle3 import Eagle3Method
+from training.medusa import MedusaMethod
+from training.run import Method, TrainingResult
+from training.run import train as train_method
+from training.settings import DraftModelSettings, Eagle3Settings, MedusaSettings, TrainingSettings
+from training.trainer import Progress
 
 PROMPT_TOKENS = 5
 ANSWER_TOKENS = 20
+# For all kinds of drafts, so that runs take a second.
+_QUICK: dict[str, Any] = {
+    "num_epochs": 8,
+    "rows_per_batch": 256,
+    "learning_rate": 3e-3,
+    "warmup_steps": 5,
+    "held_out_share": 0.15,
+}
 
 
-@pytest.fixture(scope="session")
-def target() -> LoadedModel:
+class KilledError(Exception):
+    """Ends a run from outside."""
+
+
+def sharp_target(vocab: int = VOCAB) -> LlamaForCausalLM:
     """Sharper than random weights are, so that there is something to learn."""
-    model = tiny_target()
+    model = tiny_target(vocab=vocab)
     for parameter in model.parameters():
         if parameter.ndim > 1:
             parameter.mul_(3.0)
     model.generation_config.eos_token_id = VOCAB - 1
+    return model
+
+
+@pytest.fixture(scope="session")
+def target() -> LoadedModel:
+    model = sharp_target()
     loaded = prepare_model(model, "float32")
     model.set_attn_implementation("sdpa")
     return loaded
@@ -63,19 +90,87 @@ def make_dataset(tmp_path: Path, target: LoadedModel, samples: list[Sample]) -> 
 
 @pytest.fixture
 def settings() -> Callable[..., Eagle3Settings]:
-    def make(**changes: object) -> Eagle3Settings:
-        defaults: dict[str, object] = {
-            "draft_vocab_size": 64,
-            "num_epochs": 8,
-            "rows_per_batch": 256,
-            "learning_rate": 3e-3,
-            "warmup_steps": 5,
-            "num_ttt_steps": 3,
-            "held_out_share": 0.15,
-        }
-        return Eagle3Settings(**{**defaults, **changes})  # type: ignore[arg-type]
+    def make(**changes: Any) -> Eagle3Settings:
+        return Eagle3Settings(**{**_QUICK, "draft_vocab_size": 64, "num_ttt_steps": 3, **changes})
 
     return make
+
+
+@pytest.fixture
+def medusa_settings() -> Callable[..., MedusaSettings]:
+    def make(**changes: Any) -> MedusaSettings:
+        return MedusaSettings(**{**_QUICK, "draft_vocab_size": 64, "num_heads": 3, **changes})
+
+    return make
+
+
+@pytest.fixture
+def draft_settings() -> Callable[..., DraftModelSettings]:
+    def make(**changes: Any) -> DraftModelSettings:
+        return DraftModelSettings(**{**_QUICK, "num_layers": 2, **changes})
+
+    return make
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    return byte_level_tokenizer()
+
+
+@pytest.fixture
+def train(
+    tmp_path: Path,
+    target: LoadedModel,
+    make_dataset: Callable[..., AnswerDataset],
+    facts: CardFacts,
+    tokenizer: Tokenizer,
+) -> Callable[..., TrainingResult]:
+    """Trains the kind of draft that the settings belong to."""
+
+    def method_of(settings: TrainingSettings) -> Method:
+        if isinstance(settings, MedusaSettings):
+            return MedusaMethod(settings, target)
+        if isinstance(settings, DraftModelSettings):
+            return DraftModelMethod(settings, target, tokenizer)
+        assert isinstance(settings, Eagle3Settings)
+        return Eagle3Method(settings, target)
+
+    def run(settings: TrainingSettings, name: str = "a", dataset: AnswerDataset | None = None, **kwargs: Any):
+        answers = make_dataset() if dataset is None else dataset
+        output, work = tmp_path / name, tmp_path / f"{name}-work"
+        return train_method(method_of(settings), target, [answers], output, work, facts, **kwargs)
+
+    return run
+
+
+@pytest.fixture
+def resumed_as_whole(train: Callable[..., TrainingResult]) -> Callable[[TrainingSettings, int], Sequence[int]]:
+    """Compares a run that was killed and resumed with one that was not."""
+
+    def compare(always_saved: TrainingSettings, last_step: int) -> Sequence[int]:
+        """Settings that save and report at every step. Returns the steps that the resumed part reported."""
+
+        def kill(told: Progress) -> None:
+            if told.num_steps == last_step:
+                raise KilledError
+
+        whole = train(always_saved, "whole")
+        with pytest.raises(KilledError):
+            train(always_saved, "killed", report=kill)
+        steps: list[int] = []
+        resumed = train(
+            always_saved,
+            "killed",
+            report=lambda told: steps.append(told.num_steps) if told.stage == "training" else None,
+        )
+        assert resumed.num_steps == whole.num_steps > last_step
+        ours, theirs = (load_file(run.folder / "model.safetensors") for run in (resumed, whole))
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+        assert resumed.evaluation == whole.evaluation
+        return steps
+
+    return compare
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,37 +14,14 @@ from safetensors.torch import load_file
 from engine.draft.eagle_checkpoint import load_eagle
 from engine.errors import ConfigError
 from engine.model_loader import LoadedModel
-from training.card import CardFacts
 from training.dataset import AnswerDataset
-from training.eagle3 import TrainingResult, train_eagle3
+from training.run import TrainingResult
 from training.settings import Eagle3Settings
+from training.stopping import StoppedError
 from training.trainer import Progress
 
 MakeDataset = Callable[..., AnswerDataset]
 MakeSettings = Callable[..., Eagle3Settings]
-
-
-class KilledError(Exception):
-    """Ends a run from outside."""
-
-
-@pytest.fixture
-def train(
-    tmp_path: Path, target: LoadedModel, make_dataset: MakeDataset, facts: CardFacts
-) -> Callable[..., TrainingResult]:
-    def run(settings: Eagle3Settings, name: str = "a", dataset: AnswerDataset | None = None, **kwargs: object):
-        answers = make_dataset() if dataset is None else dataset
-        return train_eagle3(
-            settings,
-            target,
-            [answers],
-            tmp_path / name,
-            tmp_path / f"{name}-work",
-            facts,
-            **kwargs,  # type: ignore[arg-type]
-        )
-
-    return run
 
 
 def test_training_beats_the_initial_head(train: Callable[..., TrainingResult], settings: MakeSettings) -> None:
@@ -70,27 +47,25 @@ def test_same_seed_gives_the_same_head(train: Callable[..., TrainingResult], set
 
 @pytest.mark.parametrize("last_step", [7, 30])
 def test_a_killed_run_goes_on_to_the_same_head(
-    train: Callable[..., TrainingResult], settings: MakeSettings, last_step: int
+    resumed_as_whole: Callable[[Eagle3Settings, int], Sequence[int]], settings: MakeSettings, last_step: int
 ) -> None:
-    always_saved = settings(num_epochs=4, save_every_s=1e-9, report_every_steps=1)
-
-    def kill(told: Progress) -> None:
-        if told.num_steps == last_step:
-            raise KilledError
-
-    whole = train(always_saved, "whole")
-    with pytest.raises(KilledError):
-        train(always_saved, "killed", report=kill)
-    steps: list[int] = []
-    resumed = train(
-        always_saved, "killed", report=lambda told: steps.append(told.num_steps) if told.stage == "training" else None
-    )
+    steps = resumed_as_whole(settings(num_epochs=4, save_every_s=1e-9, report_every_steps=1), last_step)
     assert steps[0] == last_step  # what had been computed when it was killed had not been saved
-    assert resumed.num_steps == whole.num_steps > last_step
-    ours, theirs = (load_file(run.folder / "model.safetensors") for run in (resumed, whole))
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert resumed.evaluation == whole.evaluation
+
+
+def test_a_stopped_run_saves_its_last_step(train: Callable[..., TrainingResult], settings: MakeSettings) -> None:
+    rare = settings(num_epochs=4, report_every_steps=1)
+    steps: list[int] = []
+
+    def record(told: Progress) -> None:
+        if told.stage == "training":
+            steps.append(told.num_steps)
+
+    with pytest.raises(StoppedError):
+        train(rare, report=record, stop=lambda: len(steps) >= 5)
+    train(rare, report=record)
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(steps) > 5
 
 
 def test_a_state_of_other_settings_is_refused(train: Callable[..., TrainingResult], settings: MakeSettings) -> None:

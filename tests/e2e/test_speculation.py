@@ -1,0 +1,82 @@
+"""Speculation in a live cluster: out of the box with the head that comes along, and as a request wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from tests.e2e.conftest import MODEL, RunningCluster
+
+# float32, so that tokens can be compared exactly
+SETTINGS = {"dtype": "float32", "prefill": {"kv_blocks": 512}, "decode": {"kv_blocks": 512}}
+QUESTION = "Write a list of ten animals, one on each line, and then write the same list again."
+
+
+def ask(cluster: RunningCluster, method: str | None, **parameters: Any) -> Any:
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "max_tokens": 48,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        **parameters,
+    }
+    if method is not None:
+        body["speculation"] = {"method": method}
+    return cluster.post("/v1/chat/completions", body)
+
+
+def drafted(answer: Any) -> tuple[int, int]:
+    """Accepted and rejected guesses."""
+    details = answer["usage"]["completion_tokens_details"]
+    return details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
+
+
+@pytest.mark.parametrize("parameters", [{}, {"temperature": 0.8, "seed": 11}], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("method", ["auto", "eagle3", "suffix", "ngram", "lookahead", None])
+def test_tokens_are_those_without_speculation(
+    cluster: RunningCluster, method: str | None, parameters: dict[str, Any]
+) -> None:
+    plain = ask(cluster, "none", **parameters)
+    assert drafted(plain) == (0, 0)
+    answer = ask(cluster, method, **parameters)
+    assert answer["choices"][0]["token_ids"] == plain["choices"][0]["token_ids"]
+
+
+def test_the_head_that_comes_along_guesses_right_now_and_then(cluster: RunningCluster) -> None:
+    accepted, rejected = drafted(ask(cluster, "eagle3"))
+    assert accepted >= 10
+    assert rejected > 0
+    lines = httpx.get(cluster.endpoint + "/metrics", timeout=30).text.splitlines()
+    (line,) = [line for line in lines if line.startswith("baton_worker_accepted_tokens") and 'method="eagle3"' in line]
+    assert float(line.rsplit(" ", 1)[1]) >= accepted
+    assert cluster.metric("baton_worker_draft_failures") == 0
+
+
+def test_a_method_whose_draft_is_not_loaded_is_refused(cluster: RunningCluster) -> None:
+    client = OpenAI(base_url=f"{cluster.endpoint}/v1", api_key="none", max_retries=0)
+    with pytest.raises(Exception, match=r"medusa needs a draft of its kind.*loaded here are for: eagle3"):
+        client.completions.create(
+            model=MODEL, prompt="Hello", max_tokens=4, extra_body={"speculation": {"method": "medusa"}}
+        )
+
+
+def test_the_timeline_tells_what_was_drafted(cluster: RunningCluster) -> None:
+    answer = ask(cluster, "eagle3")
+    accepted, rejected = drafted(answer)
+    attributes = cluster.get(f"/v1/requests/{answer['id']}/timeline")["attributes"]
+    assert (attributes["accepted_tokens"], attributes["drafted_tokens"]) == (accepted, accepted + rejected)
+
+
+def test_a_decode_pool_whose_prefill_pool_has_no_draft(start_cluster: Callable[..., Any]) -> None:
+    settings = {**SETTINGS, "speculation": {"draft_on_prefill": False}}
+    with start_cluster(settings) as cluster:
+        plain, answer = ask(cluster, "none"), ask(cluster, "eagle3")
+        assert answer["choices"][0]["token_ids"] == plain["choices"][0]["token_ids"]
+        assert drafted(answer)[0] > 0
+        cluster.assert_nothing_leaked()
