@@ -115,7 +115,7 @@ class SpeculationConfig(Section):
     """Prefill workers run the draft over the prompt, and its KV travels with the model's."""
     max_draft_tokens: Annotated[int, Field(ge=1, le=64)] = 8
     """Of a chain, per request and step."""
-    max_tree_tokens: Annotated[int, Field(ge=1, le=64)] = 32
+    max_tree_tokens: Annotated[int, Field(ge=1, le=64)] = 16
     """The same for methods that draft trees."""
     tree_max_batch: Annotated[int, Field(ge=0, le=64)] = 4
     """EAGLE heads draft trees while a step has no more sequences than that, and chains beyond; 0: always chains."""

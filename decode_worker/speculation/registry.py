@@ -42,7 +42,7 @@ class SpeculationLimits:
     """
 
     max_draft_tokens: int = 8
-    max_tree_tokens: int = 32
+    max_tree_tokens: int = 16
     tree_max_batch: int = 0
     draws: bool = False
     remember_outputs: bool = False
