@@ -209,6 +209,7 @@ class SpeculationController:
             verified = self._worth.estimate("verified", _PRIOR_VERIFIED)
             num_passes = self._worth.estimate("passes", _PRIOR_PASSES)
             chosen = self._drafting.choose(expected, verified, num_passes, num_sequences, num_tokens)
+            network.state.rest(resting=self._drafting.is_hopeless and not by_name)
         if by_name:
             network.passes.rate = None
         asking = [s for s in wanting if s.request.request_id in chosen | by_name]

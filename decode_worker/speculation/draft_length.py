@@ -22,7 +22,9 @@ from engine.drafts import Draft
 _MIN_GAIN = 0.03
 # The share of decisions against drafting that are tried all the same, to notice when drafts have become better.
 _DECISIONS_PER_PROBE = 64
-_OPTIMISM = 1.5
+# Accepted in a step where drafts are good, as they may be again with the next text.
+_GOOD_DRAFTS = 1.2
+_HOPELESS_DECISIONS = 16
 
 
 class DraftPasses:
@@ -74,6 +76,12 @@ class DraftingPolicy:
         self._passes = passes
         self._is_drafting = False
         self._num_refusals = 0
+        self._num_hopeless = 0
+
+    @property
+    def is_hopeless(self) -> bool:
+        """True when drafting has not paid for long, and would not with good drafts either: the batch is too large."""
+        return self._num_hopeless >= _HOPELESS_DECISIONS
 
     def choose(
         self, accepted: Mapping[str, float], num_drafted: float, num_passes: float, num_sequences: int, num_tokens: int
@@ -91,21 +99,24 @@ class DraftingPolicy:
         plain = num_sequences / self._cost.ms(num_sequences, num_tokens)
         ranked = sorted(accepted, key=lambda request_id: -accepted[request_id])
 
-        def best(factor: float) -> tuple[float, int]:
+        def best(least: float) -> tuple[float, int]:
             expected, found = float(num_sequences), (plain, 0)
             for count, request_id in enumerate(ranked, start=1):
-                expected += factor * accepted[request_id]
+                expected += max(least, accepted[request_id])
                 ms = self._cost.ms(num_sequences, round(num_tokens + count * num_drafted))
                 found = max(found, (expected / (ms + num_passes * self._passes.ms(count)), count))
             return found
 
-        rate, count = best(1.0)
+        rate, count = best(0.0)
         self._is_drafting = rate / plain - 1 > (_MIN_GAIN / 2 if self._is_drafting else _MIN_GAIN)
         if self._is_drafting:
+            self._num_hopeless = 0
             self._passes.rate = rate
             return set(ranked[:count])
         self._num_refusals += 1
-        if self._num_refusals % _DECISIONS_PER_PROBE == 0 and best(_OPTIMISM)[0] > plain:
+        has_hope = best(_GOOD_DRAFTS)[0] > plain
+        self._num_hopeless = 0 if has_hope else self._num_hopeless + 1
+        if self._num_refusals % _DECISIONS_PER_PROBE == 0 and has_hope:
             self._passes.rate = plain
             return set(ranked[:1])
         return set()

@@ -98,6 +98,7 @@ class FeatureState:
         self._waiting: dict[str, WaitingRows] = {}
         num_slots = runner.cache.num_blocks * runner.spec.block_size
         self._has_kv = torch.zeros(num_slots, dtype=torch.bool)
+        self._is_resting = False
 
     def waiting(self, request_id: str) -> WaitingRows | None:
         """Rows that the head has not seen; None when it cannot draft for the request now."""
@@ -123,7 +124,9 @@ class FeatureState:
                 piece = _Piece(features, [*range(first, behind), *(behind + node for node in result.nodes)])
                 token_ids = [*request.tokens_between(start + 1, end), *result.token_ids]
                 waiting = self._add(request, start, piece, token_ids)
-                if len(waiting.token_ids) > _MAX_WAITING_ROWS:
+                if self._is_resting:
+                    self._keep_last(waiting)
+                elif len(waiting.token_ids) > _MAX_WAITING_ROWS:
                     due.append((waiting, len(waiting.token_ids) - 1))
         self._write(due)
 
@@ -145,6 +148,10 @@ class FeatureState:
     def attend(self, rows: DraftRows) -> PagedAttend:
         """Attention over the draft's own layers of the cache."""
         return PagedAttend(self._runner.backend, rows, self._first_layer)
+
+    def rest(self, *, resting: bool) -> None:
+        """Resting, it lets all rows go but the last: nothing is written, and the head later sees only what follows."""
+        self._is_resting = resting
 
     def flush(self, request_id: str) -> None:
         """Writes what waits of a request, but for its last row, since its blocks may soon be somebody else's prefix."""
@@ -191,6 +198,11 @@ class FeatureState:
             waiting.pieces.append(piece)
             waiting.token_ids += token_ids
         return waiting
+
+    def _keep_last(self, waiting: WaitingRows) -> None:
+        if len(waiting.token_ids) > 1:
+            waiting.take(len(waiting.token_ids) - 1)
+            waiting.first_key = waiting.start
 
     def _first_key(self, request: Request, start: int) -> int:
         """Behind the last of the positions before ``start`` for which nobody has written draft KV."""

@@ -76,6 +76,9 @@ class MedusaState:
             for (request_id, num_tokens), own in zip(kept, hidden, strict=True):
                 self._newest[request_id] = _Newest(own, num_tokens)
 
+    def rest(self, *, resting: bool) -> None:
+        """There is nothing to save."""
+
     def flush(self, request_id: str) -> None:
         """Nothing waits to be written."""
 

@@ -37,6 +37,10 @@ class DraftState(Protocol):
         """Sees a forward of the target; see :meth:`engine.verification.Proposer.computed`."""
         ...
 
+    def rest(self, *, resting: bool) -> None:
+        """While nobody drafts for load alone, a state need not keep up: drafts that come later may see less."""
+        ...
+
     def flush(self, request_id: str) -> None:
         """Brings a request's draft KV up to date before its blocks are given away or sent."""
         ...

@@ -133,6 +133,9 @@ class TokenState:
         self._read(due)
 
     @torch.inference_mode()
+    def rest(self, *, resting: bool) -> None:
+        """Gaps cost nothing until somebody drafts."""
+
     def flush(self, request_id: str) -> None:
         """Reads the few tokens that are missing of a request, since its blocks may soon be somebody else's prefix."""
         record = self._records.get(request_id)

@@ -149,8 +149,12 @@ class TestDraftingForANetwork:
         policy, _ = self.policy(2.0)
         chosen = [policy.choose({"a": 0.3}, 3, 3, num_sequences=1, num_tokens=1) for _ in range(640)]
         assert 5 <= sum(map(bool, chosen)) <= 15
-        hopeless = [policy.choose({"a": 0.0}, 3, 3, num_sequences=1, num_tokens=1) for _ in range(640)]
-        assert not any(hopeless)
+        assert not policy.is_hopeless
+
+    def test_what_would_not_pay_with_good_drafts_either_is_not_probed(self) -> None:
+        policy, _ = self.policy(30.0)
+        assert not any(policy.choose({"a": 0.3}, 3, 3, num_sequences=1, num_tokens=1) for _ in range(640))
+        assert policy.is_hopeless
 
 
 class TestController:

@@ -110,3 +110,13 @@ def test_another_heads_state_is_refused(tmp_path: Path) -> None:
     worker = Worker(tmp_path)
     with pytest.raises(ValueError, match="12 bytes came"):
         worker.state.adopt(arrived(request("source", []), [7, 8, 9]), bytes(12))
+
+
+def test_a_resting_state_keeps_the_last_row_only_and_goes_on_from_there(tmp_path: Path) -> None:
+    worker = Worker(tmp_path)
+    source = request("source", [3, 1, 2, 4, 5])
+    worker.state.rest(resting=True)
+    worker.compute(source)
+    waiting = worker.state.waiting("source")
+    assert waiting is not None
+    assert (waiting.start, len(waiting.token_ids), waiting.first_key) == (len(PROMPT) - 1, 1, len(PROMPT) - 1)
