@@ -74,15 +74,18 @@ class Outcome:
     by_seed: tuple[ChiSquare, ...]
     num_drafted: int
     num_accepted: int
+    num_failures: int = 0
 
     @property
     def is_suspicious(self) -> bool:
+        if not self.num_drafted or self.num_failures:
+            return True
         least = min(self.together.p_value, *(test.p_value * len(self.by_seed) for test in self.by_seed))
         return least < _SUSPICIOUS
 
 
-def run(config: BatonConfig, report: Callable[[str], None], draws: int, seeds: int) -> Table:
-    """Tests every case that the configuration's draft allows; a table of p-values.
+def run(config: BatonConfig, report: Callable[[str], None], draws: int, seeds: int) -> tuple[Table, bool]:
+    """Tests every case that the configuration's draft allows; a table of p-values, and whether all passed.
 
     Raises:
         BatonError: model or draft cannot be loaded.
@@ -92,8 +95,10 @@ def run(config: BatonConfig, report: Callable[[str], None], draws: int, seeds: i
     table = Table(title=f"Triples of tokens, {settings.draws} answers per case")
     for heading in ("case", "accepted / drafted", "chi-square", "degrees", "p-value", "p-values by seed"):
         table.add_column(heading)
+    is_sound = True
     for case in bench.cases():
         outcome = bench.test(case)
+        is_sound = is_sound and not outcome.is_suspicious
         report(f"{case.name}: p = {outcome.together.p_value:.3g}")
         style = "bold red" if outcome.is_suspicious else ""
         table.add_row(
@@ -105,7 +110,7 @@ def run(config: BatonConfig, report: Callable[[str], None], draws: int, seeds: i
             " ".join(f"{test.p_value:.3g}" for test in outcome.by_seed),
             style=style,
         )
-    return table
+    return table, is_sound
 
 
 class _Bench:
@@ -131,6 +136,8 @@ class _Bench:
                 yield Case(draft.method, "match", tree_max_batch=64)
             if draft.method != "medusa":
                 yield Case(draft.method, "residual")
+                yield Case("auto", "residual")
+            yield Case("auto", "match")
 
     def test(self, case: Case) -> Outcome:
         settings = self._settings
@@ -154,6 +161,7 @@ class _Bench:
             tests,
             sum(count.num_drafted for count in counts),
             sum(count.num_accepted for count in counts),
+            controller.num_failures,
         )
 
     def _draw(

@@ -286,8 +286,10 @@ def bench_lossless(
 
     overrides = dict(parse_override(text) for text in assignments or [])
     with _Reporter() as report:
-        shown = bench_lossless(config, overrides, report, draws=draws, seeds=seeds)
+        shown, is_sound = bench_lossless(config, overrides, report, draws=draws, seeds=seeds)
     _output().print(shown)
+    if not is_sound:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -39,14 +39,14 @@ def bench_speculation(
 
 def bench_lossless(
     config: Path | None, overrides: Mapping[str, Any], report: Callable[[str], None], *, draws: int, seeds: int
-) -> RenderableType:
+) -> tuple[RenderableType, bool]:
     """See :func:`benchmarks.losslessness.run`; ``config`` and ``overrides`` as above.
 
     Raises:
         BatonError: model or draft cannot be loaded.
     """
-    table: RenderableType = _load(_LOSSLESSNESS)(load_config(config, overrides), report, draws, seeds)
-    return table
+    result: tuple[RenderableType, bool] = _load(_LOSSLESSNESS)(load_config(config, overrides), report, draws, seeds)
+    return result
 
 
 def names(text: str) -> tuple[str, ...]:

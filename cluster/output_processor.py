@@ -174,6 +174,7 @@ class OutputProcessor:
             pieces.append(self._advance(self._detokenizer.flush()))
             if not self.is_finished:
                 pieces.append(self._finish(chunk.finish_reason))
+        self.num_accepted = min(self.num_accepted, self.num_completion_tokens)  # a stop string may have cut some off
         taken = chunk.token_ids[: self.num_completion_tokens - num_before]
         return OutputDelta("".join(pieces), self._release_entries(), self.finish_reason, taken)
 

@@ -124,7 +124,7 @@ class Engine:
             finish_reason=reason,
             num_cached_tokens=request.num_cached_tokens,
             num_drafted=result.num_drafted,
-            num_accepted=len(result.accepted),
+            num_accepted=min(len(result.accepted), len(kept)),
             error=error,
         )
 

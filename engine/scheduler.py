@@ -255,7 +255,7 @@ class Scheduler:
         Returns:
             By request id, how many tokens may be drafted; requests without room are left out.
         """
-        sampling = [sequence.request for sequence in plan if sequence.samples]
+        sampling = [s.request for s in plan if s.samples and s.request.speculation_method != "none"]
         share = min(max_draft_tokens, self.limits.chunk_tokens // max(1, len(sampling)))
         room: dict[str, int] = {}
         for request in sampling:

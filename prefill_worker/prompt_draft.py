@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -13,6 +14,7 @@ from engine.drafts import Draft
 from engine.scheduler import ScheduledSequence
 from engine.verification import VerifyResult
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
@@ -28,8 +30,7 @@ class PromptDraft:
 
     def export_state(self, request_id: str) -> bytes | None:
         """What the decode worker needs besides the draft's KV; None when that KV is of no use."""
-        state = self._state
-        return None if state is None else state.export_state(request_id)
+        return self._guarded(lambda state: state.export_state(request_id))
 
     def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
         return {}
@@ -53,12 +54,13 @@ class PromptDraft:
     def release(self, request_id: str) -> None:
         self._guarded(lambda state: state.release(request_id))
 
-    def _guarded(self, work: Callable[[DraftState], None]) -> None:
+    def _guarded(self, work: Callable[[DraftState], T]) -> T | None:
         if self._state is None:
-            return
+            return None
         try:
-            work(self._state)
+            return work(self._state)
         except Exception:
             logger.exception("the draft broke and is left out from now on")
             self.num_failures += 1
             self._state = None
+            return None

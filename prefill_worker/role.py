@@ -31,6 +31,7 @@ class PrefillRole:
             prefix_caching=config.engine.prefix_caching,
             ordering=create_ordering(ordering),
             proposer=self._draft,
+            max_draft_tokens=0,
             num_threads=context.num_threads,
         )
         kv = config.kv_transfer

@@ -107,9 +107,10 @@ class SpeculationController:
         num_sequences = sum(sequence.samples for sequence in plan)
         num_tokens = sum(sequence.num_tokens for sequence in plan)
         drafts: dict[str, Draft] = {}
-        if self._network is not None:
-            drafts = self._ask_network(self._network, wanting, room, best, num_sequences, num_tokens)
-            _keep_better(best, self._network.name, drafts)
+        network = self._network
+        if network is not None:
+            drafts = self._ask_network(network, wanting, room, best, num_sequences, num_tokens)
+            _keep_better(best, network.name, drafts)
         chosen = self._choose(plan, best, num_sequences, num_tokens)
         self._proposed_by = {request_id: best[request_id][1] for request_id in chosen}
         for sequence in wanting:  # drafts of the network that were not worth verifying were worth nothing
@@ -145,8 +146,17 @@ class SpeculationController:
     def adopt(self, request: Request, state: bytes | None, first_new: int) -> None:
         """A request comes with its prompt's KV; see :meth:`engine.draft.network.DraftState.adopt`."""
         network = self._network
-        if network is not None:
-            self._guard(network.name, lambda: network.state.adopt(request, state, first_new), None)
+        if network is None:
+            return
+        try:
+            network.state.adopt(request, state, first_new)
+        except ValueError as error:  # the fault of this one hand-off: the request goes on as if no draft KV had come
+            logger.warning("the draft state of request %s cannot be used: %s", request.request_id, error)
+            self.num_failures += 1
+            self._guard(network.name, lambda: network.state.adopt(request, None, first_new), None)
+        except Exception:
+            logger.exception("the speculation method %s broke and is switched off", network.name)
+            self._switch_off(network.name)
 
     def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
         self._cost.record(num_sequences, num_tokens, ms)
@@ -175,14 +185,18 @@ class SpeculationController:
         num_sequences: int,
         num_tokens: int,
     ) -> dict[str, Draft]:
-        """Who asked for a method by name gets its drafts; of the others as much as pays."""
+        """Who asked for a method by name gets its drafts; of the others as much as pays.
+
+        Drafts that were drawn are verified whole: their number must not depend on what was drawn.
+        """
         automatic: dict[str, Draft] = {}
         chosen: dict[str, Draft] = {}
         for sequence in plan:
             request_id = sequence.request.request_id
             if request_id in best:
-                group = automatic if self._chosen_method(sequence.request) == AUTO else chosen
-                group[request_id] = best[request_id][2]
+                draft = best[request_id][2]
+                is_weighed = self._chosen_method(sequence.request) == AUTO and draft.probs is None
+                (automatic if is_weighed else chosen)[request_id] = draft
         num_tokens += sum(len(draft) for draft in chosen.values())
         lengths = self._verification.choose(automatic, num_sequences, num_tokens)
         return chosen | {request_id: automatic[request_id].first(count) for request_id, count in lengths.items()}
@@ -209,9 +223,10 @@ class SpeculationController:
             verified = self._worth.estimate("verified", _PRIOR_VERIFIED)
             num_passes = self._worth.estimate("passes", _PRIOR_PASSES)
             chosen = self._drafting.choose(expected, verified, num_passes, num_sequences, num_tokens)
-            network.state.rest(resting=self._drafting.is_hopeless and not by_name)
         if by_name:
             network.passes.rate = None
+        resting = not by_name and self._drafting is not None and self._drafting.is_hopeless
+        self._guard(network.name, lambda: network.state.rest(resting=resting), None)
         asking = [s for s in wanting if s.request.request_id in chosen | by_name]
         num_passes = network.passes.num_passes
         drafts = self._ask(network.name, asking, room)
@@ -245,17 +260,22 @@ class SpeculationController:
             return work()
         except Exception:
             logger.exception("the speculation method %s broke and is switched off", name)
-            self.num_failures += 1
-            self._methods.pop(name, None)
-            if self._network is not None and self._network.name == name:
-                self._network = None
+            self._switch_off(name)
             return otherwise
+
+    def _switch_off(self, name: str) -> None:
+        self.num_failures += 1
+        self._methods.pop(name, None)
+        if self._network is not None and self._network.name == name:
+            self._network = None
 
 
 def _keep_better(best: dict[str, tuple[float, str, Draft]], name: str, drafts: Mapping[str, Draft]) -> None:
     for request_id, draft in drafts.items():
         expected = sum(reach_probabilities(draft))
-        if len(draft) and (request_id not in best or expected > best[request_id][0]):
+        # What was drawn was asked for because it promised more; what came out must not change that.
+        is_better = draft.probs is not None or request_id not in best or expected > best[request_id][0]
+        if len(draft) and is_better:
             best[request_id] = (expected, name, draft)
 
 

@@ -22,6 +22,8 @@ from engine.drafts import Draft
 _MIN_GAIN = 0.03
 # The share of decisions against drafting that are tried all the same, to notice when drafts have become better.
 _DECISIONS_PER_PROBE = 64
+# The same where nothing is to be gained as far as is known, which may be wrong.
+_DECISIONS_PER_HOPELESS_PROBE = 1024
 # Accepted in a step where drafts are good, as they may be again with the next text.
 _GOOD_DRAFTS = 1.2
 _HOPELESS_DECISIONS = 16
@@ -116,7 +118,8 @@ class DraftingPolicy:
         self._num_refusals += 1
         has_hope = best(_GOOD_DRAFTS)[0] > plain
         self._num_hopeless = 0 if has_hope else self._num_hopeless + 1
-        if self._num_refusals % _DECISIONS_PER_PROBE == 0 and has_hope:
+        is_due = self._num_refusals % (_DECISIONS_PER_PROBE if has_hope else _DECISIONS_PER_HOPELESS_PROBE) == 0
+        if is_due:
             self._passes.rate = plain
             return set(ranked[:1])
         return set()
@@ -132,6 +135,7 @@ class VerificationPolicy:
     def __init__(self, cost: StepCost) -> None:
         self._cost = cost
         self._is_drafting = False
+        self._num_refusals = 0
 
     def choose(self, drafts: Mapping[str, Draft], num_sequences: int, num_tokens: int) -> dict[str, int]:
         """Number of nodes by request id; requests that get none are left out.
@@ -159,7 +163,10 @@ class VerificationPolicy:
         gain = best_rate / plain - 1
         self._is_drafting = gain > (_MIN_GAIN / 2 if self._is_drafting else _MIN_GAIN)
         if not self._is_drafting:
-            return {}
+            self._num_refusals += 1
+            if self._num_refusals % _DECISIONS_PER_HOPELESS_PROBE:
+                return {}
+            best_count = len(slots)  # costs are known of those sizes only that were tried lately
         lengths: dict[str, int] = {}
         for _, _, request_id in slots[:best_count]:
             lengths[request_id] = lengths.get(request_id, 0) + 1

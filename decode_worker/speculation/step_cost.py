@@ -31,7 +31,8 @@ class StepCost:
         size = (_size_of(num_sequences), _size_of(num_tokens))
         known = self._ms.get(size)
         if known is None:
-            self._ms[size] = ms
+            # The first step of a size may have been a cold one; without this it would never be tried again.
+            self._ms[size] = min(ms, _OUTLIER * self.ms(num_sequences, num_tokens)) if self._ms else ms
         else:
             self._ms[size] = known + _LEARNING_RATE * (min(ms, _OUTLIER * known) - known)
 

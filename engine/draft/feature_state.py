@@ -10,7 +10,7 @@ After every step of the target true hidden states take the place of what the hea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -57,9 +57,19 @@ class WaitingRows:
     token_ids: list[int]
     first_key: int
 
+    blocks: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.blocks = self.request.block_ids
+
     @property
     def end(self) -> int:
         return self.start + len(self.token_ids)
+
+    @property
+    def is_stale(self) -> bool:
+        """True when the request lost its blocks since, and its rows their places."""
+        return self.blocks is not self.request.block_ids
 
     def take(self, count: int) -> list[_Piece]:
         """Removes the first ``count`` rows; gives their hidden states."""
@@ -102,7 +112,8 @@ class FeatureState:
 
     def waiting(self, request_id: str) -> WaitingRows | None:
         """Rows that the head has not seen; None when it cannot draft for the request now."""
-        return self._waiting.get(request_id)
+        waiting = self._waiting.get(request_id)
+        return None if waiting is None or waiting.is_stale else waiting
 
     @torch.inference_mode()
     def computed(self, batch: ForwardBatch, results: Mapping[str, VerifyResult]) -> None:
@@ -155,17 +166,20 @@ class FeatureState:
 
     def flush(self, request_id: str) -> None:
         """Writes what waits of a request, but for its last row, since its blocks may soon be somebody else's prefix."""
-        waiting = self._waiting.get(request_id)
-        if waiting is not None and len(waiting.token_ids) > 1:
+        waiting = self.waiting(request_id)
+        if waiting is not None:
             self._write([(waiting, len(waiting.token_ids) - 1)])
 
     def release(self, request_id: str) -> None:
-        """Forgets a request."""
+        """Forgets a request, whose blocks may serve as somebody's prefix. All its rows have their KV then."""
+        waiting = self.waiting(request_id)
+        if waiting is not None and not self._is_resting:
+            self._write([(waiting, len(waiting.token_ids))])
         self._waiting.pop(request_id, None)
 
     def export_state(self, request_id: str) -> bytes:
         """The hidden state of a request's last row, with which another worker can go on; empty if there is none."""
-        waiting = self._waiting.get(request_id)
+        waiting = self.waiting(request_id)
         if waiting is None or not waiting.token_ids:
             return b""
         last = waiting.pieces[-1]
@@ -191,7 +205,7 @@ class FeatureState:
     def _add(self, request: Request, start: int, piece: _Piece, token_ids: list[int]) -> WaitingRows:
         """Appends rows from position ``start`` on."""
         waiting = self._waiting.get(request.request_id)
-        if waiting is None or waiting.end != start or waiting.request is not request:
+        if waiting is None or waiting.is_stale or waiting.end != start or waiting.request is not request:
             waiting = WaitingRows(request, start, [piece], token_ids, self._first_key(request, start))
             self._waiting[request.request_id] = waiting
         else:
@@ -213,7 +227,7 @@ class FeatureState:
     @torch.inference_mode()
     def _write(self, due: Sequence[tuple[WaitingRows, int]]) -> None:
         """KV of each request's first rows. A head of one layer needs no attention for it."""
-        due = [(waiting, count) for waiting, count in due if count]
+        due = [(waiting, count) for waiting, count in due if count > 0]
         if not due:
             return
         rows = self._rows_of(due)

@@ -46,6 +46,10 @@ def test_tokens_are_those_without_speculation(
     assert drafted(plain) == (0, 0)
     answer = ask(cluster, method, **parameters)
     assert answer["choices"][0]["token_ids"] == plain["choices"][0]["token_ids"]
+    accepted, rejected = drafted(answer)
+    assert accepted <= answer["usage"]["completion_tokens"]
+    if method not in ("auto", None):
+        assert accepted + rejected > 0
 
 
 def test_the_head_that_comes_along_guesses_right_now_and_then(cluster: RunningCluster) -> None:

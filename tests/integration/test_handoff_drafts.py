@@ -153,9 +153,15 @@ async def test_other_drafts_on_the_two_sides_do_not_mix(tmp_path: Path) -> None:
         await pair.settle()
 
 
-@pytest.mark.parametrize("side", ["prefill", "decode"])
-@pytest.mark.parametrize("name", DRAFTS)
-async def test_a_draft_that_breaks_while_serving_costs_no_request(name: str, side: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("side", "what"),
+    [("prefill", "computed"), ("prefill", "flush"), ("prefill", "release"), ("prefill", "export_state"),
+     ("decode", "computed"), ("decode", "release"), ("decode", "adopt"), ("decode", "rest"), ("decode", "propose")],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["eagle3", "medusa", "draft_model"])
+async def test_a_draft_that_breaks_while_serving_costs_no_request(
+    name: str, side: str, what: str, tmp_path: Path
+) -> None:
     make_draft = make(name, tmp_path)
     runners = Runners.with_drafts(tiny_target(), make_draft, make_draft)
     plain = Runners.of(tiny_target())
@@ -172,7 +178,8 @@ async def test_a_draft_that_breaks_while_serving_costs_no_request(name: str, sid
 
         work = asyncio.gather(*(pair.generate(prompt, PARAMS) for prompt in prompts()), return_exceptions=True)
         await asyncio.sleep(0.05)
-        state.computed = broken
+        broken_part = proposer._network.proposer if what == "propose" else state
+        setattr(broken_part, what, broken)
         answers = await work
         assert not [answer for answer in answers if isinstance(answer, BatonError | Exception)]
         assert [answer.token_ids for answer in answers] == expected

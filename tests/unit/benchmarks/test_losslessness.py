@@ -40,7 +40,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> _Bench:
     return _Bench(target, LosslessnessSettings(draws=900, seeds=3))
 
 
-@pytest.mark.parametrize("index", range(4))
+@pytest.mark.parametrize("index", range(6))
 def test_lossless_rules_pass(bench: _Bench, index: int) -> None:
     outcome = bench.test(list(bench.cases())[index])
     assert outcome.num_drafted > 900

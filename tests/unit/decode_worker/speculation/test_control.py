@@ -41,12 +41,13 @@ class Drafter:
         self.confidences = tuple(confidences)
         self.token = token
         self.breaks = breaks
+        self.probs: torch.Tensor | None = None
         self.observed: list[VerifyResult] = []
 
     def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
         if self.breaks:
             raise RuntimeError("this draft model is broken")
-        draft = Draft((self.token,) * len(self.confidences), confidences=self.confidences)
+        draft = Draft((self.token,) * len(self.confidences), confidences=self.confidences, probs=self.probs)
         return {s.request.request_id: draft for s in plan if s.request.request_id in room}
 
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None: ...
@@ -117,6 +118,13 @@ class TestDraftLength:
         assert policy.choose(barely, num_sequences=1, num_tokens=1) == {"a": 1}
 
 
+def test_a_cold_first_step_of_a_size_does_not_rule_it_out() -> None:
+    cost = StepCost()
+    cost.record(1, 1, 10.0)
+    cost.record(1, 9, 150.0)
+    assert cost.ms(1, 9) < 40.0
+
+
 class TestDraftingForANetwork:
     def policy(self, pass_ms: float) -> tuple[DraftingPolicy, DraftPasses]:
         cost = StepCost()
@@ -151,9 +159,10 @@ class TestDraftingForANetwork:
         assert 5 <= sum(map(bool, chosen)) <= 15
         assert not policy.is_hopeless
 
-    def test_what_would_not_pay_with_good_drafts_either_is_not_probed(self) -> None:
+    def test_what_would_not_pay_with_good_drafts_either_is_hardly_ever_probed(self) -> None:
         policy, _ = self.policy(30.0)
-        assert not any(policy.choose({"a": 0.3}, 3, 3, num_sequences=1, num_tokens=1) for _ in range(640))
+        chosen = [policy.choose({"a": 0.3}, 3, 3, num_sequences=1, num_tokens=1) for _ in range(2100)]
+        assert sum(map(bool, chosen)) == 2
         assert policy.is_hopeless
 
 
@@ -169,6 +178,13 @@ class TestController:
         methods = {"short": Drafter([0.9], token=1), "long": Drafter([0.8, 0.8], token=2)}
         controller = SpeculationController(methods, methods, "auto", 4)
         assert controller.propose([scheduled("a")], {"a": 8})["a"].token_ids == (2, 2)
+
+    def test_drawn_drafts_are_verified_whole(self) -> None:
+        """Their number must not depend on what was drawn, and their later confidences do."""
+        drafter = Drafter([0.01, 0.99, 0.01])
+        drafter.probs = torch.full((3, 4), 0.25)
+        controller = SpeculationController({"drawn": drafter}, ["drawn"], "auto", 4)
+        assert len(controller.propose([scheduled("a")], {"a": 8})["a"]) == 3
 
     def test_a_step_in_which_nothing_is_sampled_gets_no_drafts(self) -> None:
         controller = SpeculationController({"one": Drafter([0.9])}, ["one"], "auto", 4)

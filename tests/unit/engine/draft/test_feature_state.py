@@ -120,3 +120,29 @@ def test_a_resting_state_keeps_the_last_row_only_and_goes_on_from_there(tmp_path
     waiting = worker.state.waiting("source")
     assert waiting is not None
     assert (waiting.start, len(waiting.token_ids), waiting.first_key) == (len(PROMPT) - 1, 1, len(PROMPT) - 1)
+
+
+def test_a_request_that_lost_its_blocks_leaves_without_a_trace(tmp_path: Path) -> None:
+    """As when a client goes away while its request is preempted."""
+    worker = Worker(tmp_path)
+    source = request("source", [3, 1, 2, 4, 5])
+    worker.compute(source)
+    source.block_ids = []
+    worker.state.flush("source")
+    worker.state.release("source")
+    assert worker.state.waiting("source") is None
+
+
+@pytest.mark.parametrize("length", [11, 12, 13])
+def test_what_a_request_leaves_behind_is_whole(length: int, tmp_path: Path) -> None:
+    """Its full blocks may be the beginning of the next conversation, wherever it ended."""
+    worker = Worker(tmp_path)
+    source = Request("source", PROMPT[:length], SamplingParams(max_tokens=8, temperature=0), block_ids=[3, 1, 2, 4, 5])
+    worker.compute(source)
+    worker.state.release("source")
+    follower = Request("next", list(range(5, 30)), SamplingParams(max_tokens=8), block_ids=[3, 1, 2, 6, 7, 8, 9])
+    follower.num_computed_tokens = length // BLOCK_SIZE * BLOCK_SIZE
+    worker.compute(follower)
+    waiting = worker.state.waiting("next")
+    assert waiting is not None
+    assert waiting.first_key == 0
