@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -75,12 +74,3 @@ def test_the_timeline_tells_what_was_drafted(cluster: RunningCluster) -> None:
     accepted, rejected = drafted(answer)
     attributes = cluster.get(f"/v1/requests/{answer['id']}/timeline")["attributes"]
     assert (attributes["accepted_tokens"], attributes["drafted_tokens"]) == (accepted, accepted + rejected)
-
-
-def test_a_decode_pool_whose_prefill_pool_has_no_draft(start_cluster: Callable[..., Any]) -> None:
-    settings = {**SETTINGS, "speculation": {"draft_on_prefill": False}}
-    with start_cluster(settings) as cluster:
-        plain, answer = ask(cluster, "none"), ask(cluster, "eagle3")
-        assert answer["choices"][0]["token_ids"] == plain["choices"][0]["token_ids"]
-        assert drafted(answer)[0] > 0
-        cluster.assert_nothing_leaked()

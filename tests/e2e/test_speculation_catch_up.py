@@ -1,0 +1,20 @@
+"""A decode pool that speculates behind a prefill pool that knows nothing of its draft."""
+
+from __future__ import annotations
+
+from tests.e2e.conftest import RunningCluster
+from tests.e2e.test_speculation import ask, drafted
+
+SETTINGS = {
+    "dtype": "float32",
+    "prefill": {"kv_blocks": 512},
+    "decode": {"kv_blocks": 512},
+    "speculation": {"draft_on_prefill": False},
+}
+
+
+def test_the_head_catches_up_and_no_token_changes(cluster: RunningCluster) -> None:
+    plain, answer = ask(cluster, "none"), ask(cluster, "eagle3")
+    assert answer["choices"][0]["token_ids"] == plain["choices"][0]["token_ids"]
+    assert drafted(answer)[0] > 0
+    cluster.assert_nothing_leaked()
