@@ -205,10 +205,11 @@ class FeatureState:
     def _add(self, request: Request, start: int, piece: _Piece, token_ids: list[int]) -> WaitingRows:
         """Appends rows from position ``start`` on."""
         waiting = self._waiting.get(request.request_id)
-        if waiting is None or waiting.is_stale or waiting.end != start or waiting.request is not request:
+        if waiting is None or waiting.end != start or waiting.request is not request:
             waiting = WaitingRows(request, start, [piece], token_ids, self._first_key(request, start))
             self._waiting[request.request_id] = waiting
         else:
+            waiting.blocks = request.block_ids  # others by now, if it was preempted and found its prefix cached
             waiting.pieces.append(piece)
             waiting.token_ids += token_ids
         return waiting
