@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from engine.draft import medusa as network
-from engine.draft.medusa import MedusaHeads, load_medusa, save_medusa
+from engine.draft.medusa import MAX_RANKS, MedusaHeads, load_medusa, save_medusa
 from engine.model_loader import LoadedModel
 from training.batches import RowBatch
 from training.card import CardFacts, Description
@@ -25,7 +25,7 @@ from training.run import HeldOut, TrainingData, TrainingResult, train
 from training.settings import MedusaSettings
 from training.stopping import Stop, never
 from training.trainer import Progress
-from training.tree_evaluation import MAX_RANKS, RankCounts
+from training.tree_evaluation import RankCounts
 from training.vocabulary import choose_vocabulary, count_answer_tokens, coverage
 
 _ROWS_AT_ONCE = 512

@@ -7,9 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MAX_RANKS = 6
-"""Guesses of each head that may become nodes; the decode workers look at as many."""
-
 
 @dataclass(frozen=True, slots=True)
 class TreeAcceptance:

@@ -70,7 +70,6 @@ class DraftModelProposer:
         """The passes keep account of costs."""
 
     def release(self, request_id: str) -> None:
-        self._state.flush(request_id)
         self._state.release(request_id)
         self._drafter.release(request_id)
 

@@ -19,14 +19,12 @@ from decode_worker.speculation.certainty import bucket_of, prior_of
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.tree import best_choices, static_tree
 from engine.batch import ForwardBatch
+from engine.draft.medusa import MAX_RANKS
 from engine.draft.medusa_state import MedusaState
 from engine.drafts import ROOT, Draft
 from engine.request import Request
 from engine.scheduler import ScheduledSequence
 from engine.verification import VerifyResult
-
-# Tokens of each head that may become nodes.
-_MAX_RANKS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ class MedusaProposer:
             return {}
         started_s = time.monotonic()
         logits = self._heads(torch.stack([hidden for _, hidden in known]))
-        probs, columns = torch.softmax(logits.float(), dim=-1).topk(min(_MAX_RANKS, logits.shape[-1]), dim=-1)
+        probs, columns = torch.softmax(logits.float(), dim=-1).topk(min(MAX_RANKS, logits.shape[-1]), dim=-1)
         # [num_heads, num_requests, num_ranks] → by request
         token_ids = self._heads.to_target_ids(columns).transpose(0, 1).tolist()
         certainties = probs.transpose(0, 1).tolist()

@@ -32,6 +32,9 @@ from engine.draft.eagle import FINAL_HIDDEN, TargetShape
 from engine.errors import ConfigError, UnsupportedModelError
 from engine.kv_spec import LayerSpec
 
+MAX_RANKS = 6
+"""Guesses of a head that may become nodes of a tree, while serving and while it is evaluated."""
+
 _WEIGHT_NAMES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", *WEIGHT_NAMES)
 _PREFIX = re.compile(r"^medusa_heads?\.")
 _V1_BLOCK = re.compile(r"^(\d+)\.(\d+)\.linear\.(weight|bias)$")

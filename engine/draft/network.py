@@ -46,7 +46,7 @@ class DraftState(Protocol):
         ...
 
     def release(self, request_id: str) -> None:
-        """Forgets a request."""
+        """Forgets a request, whose blocks may stay as somebody's prefix: its draft KV is brought up to date first."""
         ...
 
     def export_state(self, request_id: str) -> bytes:

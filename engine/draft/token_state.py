@@ -132,10 +132,10 @@ class TokenState:
                 due.append((request, end))
         self._read(due)
 
-    @torch.inference_mode()
     def rest(self, *, resting: bool) -> None:
         """Gaps cost nothing until somebody drafts."""
 
+    @torch.inference_mode()
     def flush(self, request_id: str) -> None:
         """Reads the few tokens that are missing of a request, since its blocks may soon be somebody else's prefix."""
         record = self._records.get(request_id)
@@ -147,6 +147,7 @@ class TokenState:
 
     def release(self, request_id: str) -> None:
         """Forgets a request."""
+        self.flush(request_id)
         self._records.pop(request_id, None)
 
     def export_state(self, request_id: str) -> bytes:
