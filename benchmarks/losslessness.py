@@ -24,7 +24,7 @@ from decode_worker.speculation.verification import create_verifier
 from engine.block_manager import BlockManager
 from engine.engine import Engine
 from engine.model_runner import ModelRunner
-from engine.request import Request, SamplingParams
+from engine.request import FinishReason, Request, SamplingParams
 from engine.sampler import probabilities
 from engine.scheduler import Scheduler, SchedulerLimits
 from engine.verification import Verifier, sampling_row
@@ -183,8 +183,11 @@ class _Bench:
             if not open_requests:
                 return found
             for output in engine.step():
-                if output.finish_reason is not None:
+                request = open_requests[output.request_id]
+                if len(request.output_token_ids) >= _LENGTH:
                     found[tuple(open_requests.pop(output.request_id).output_token_ids[:_LENGTH])] += 1
+                    if output.finish_reason is None:  # the tokens behind were asked for to have room for drafts only
+                        engine.finish(request.request_id, FinishReason.ABORT)
 
     def _params(self) -> SamplingParams:
         settings = self._settings

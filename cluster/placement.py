@@ -13,10 +13,16 @@ from cluster.config import ResourcesConfig
 
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
 _GIB = 2**30
-_SPIN_VARIABLE = "GOMP_SPINCOUNT"
-_SPIN_COUNT = "1000"
-"""How often an OpenMP thread looks for work before it sleeps. With libgomp's default two busy workers on one machine
-spend their time waiting for each other's waiting threads: a step of 25 ms was seen to take 2 s."""
+_ENVIRONMENT = {
+    # How often an OpenMP thread looks for work before it sleeps. With libgomp's default two busy workers on one machine
+    # spend their time waiting for each other's waiting threads: a step of 25 ms was seen to take 2 s.
+    "GOMP_SPINCOUNT": "1000",
+    # glibc gives large blocks back to the system at once and gets them anew, page by page, in the next step. Sampling
+    # 32 rows of 49,152 logits takes 13.5 ms that way and 2.1 ms when the memory is kept.
+    "MALLOC_MMAP_THRESHOLD_": str(2**30),
+    "MALLOC_TRIM_THRESHOLD_": str(2**31),
+}
+"""Of worker processes, unless the user's own says otherwise."""
 
 
 def actor_options(resources: ResourcesConfig) -> dict[str, Any]:
@@ -27,7 +33,8 @@ def actor_options(resources: ResourcesConfig) -> dict[str, Any]:
     selector = label_selector(resources)
     if selector:
         options["label_selector"] = selector
-    options["runtime_env"] = {"env_vars": {_SPIN_VARIABLE: os.environ.get(_SPIN_VARIABLE, _SPIN_COUNT)}}
+    variables = {name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()}
+    options["runtime_env"] = {"env_vars": variables}
     return options
 
 

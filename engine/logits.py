@@ -15,6 +15,8 @@ from engine.request import SamplingParams
 
 _NEG_INF = float("-inf")
 _LEAST_TEMPERATURE = 1e-30
+# Where these hold enough probability, top-p needs no sorted vocabulary.
+_LIKELY_TOKENS = (256, 4096)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +46,24 @@ def process_logits(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.T
     Returns:
         Float32 ``[num_rows, vocab_size]``; the tokens that may not be chosen are ``-inf``. Greedy rows are not scaled.
     """
-    if not any(_changes_anything(row) for row in rows):
-        return logits
-    logits = logits.clone()
-    for index, row in enumerate(rows):
-        _bias_and_penalise(logits[index], row)
+    edited = [index for index, row in enumerate(rows) if _is_edited(row)]
+    if edited:
+        logits = logits.clone()
+    for index in edited:
+        _bias_and_penalise(logits[index], rows[index])
     sampled = [index for index, row in enumerate(rows) if not row.params.is_greedy]
+    if len(sampled) == len(rows):
+        return _filter(logits, [row.params for row in rows]) if rows else logits
     if sampled:
-        params = [rows[index].params for index in sampled]
-        logits[sampled] = _filter(logits[sampled], params)
+        if not edited:
+            logits = logits.clone()
+        logits[sampled] = _filter(logits[sampled], [rows[index].params for index in sampled])
     return logits
 
 
-def _changes_anything(row: SamplingRow) -> bool:
-    params = row.params
-    return not params.is_greedy or params.needs_penalties or bool(params.logit_bias) or _holds_back(row)
+def _is_edited(row: SamplingRow) -> bool:
+    """Whether single tokens' logits change, which greedy rows feel as well."""
+    return row.params.needs_penalties or bool(row.params.logit_bias) or _holds_back(row)
 
 
 def _holds_back(row: SamplingRow) -> bool:
@@ -117,11 +122,21 @@ def _keep_top_k(logits: torch.Tensor, limits: list[int]) -> torch.Tensor:
 
 
 def _keep_top_p(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """The smallest set of most likely tokens whose probability reaches ``top_p``; at least one."""
-    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    probs = torch.softmax(ordered, dim=-1)
-    before = probs.cumsum(dim=-1) - probs
-    drop = before >= top_p
-    drop[..., 0] = False
-    drop &= top_p < 1
-    return logits.masked_fill(drop.scatter(-1, order, drop), _NEG_INF)
+    """The smallest set of most likely tokens whose probability reaches ``top_p``; at least one, of equals the first.
+
+    Sorting a whole vocabulary costs more than everything else in sampling, and few rows need it.
+    """
+    vocab_size = logits.shape[-1]
+    total = logits.logsumexp(dim=-1, keepdim=True)
+    for count in (*(count for count in _LIKELY_TOKENS if count < vocab_size), vocab_size):
+        top = torch.topk(logits, count, dim=-1).values
+        reached = torch.exp(top - total).cumsum(dim=-1)
+        if count == vocab_size or bool(((reached[:, -1:] >= top_p) | (top_p >= 1)).all()):
+            break
+    num_kept = 1 + (reached[:, :-1] < top_p).sum(dim=-1, keepdim=True)
+    threshold = top.gather(-1, num_kept - 1)
+    kept, equal = logits > threshold, logits == threshold
+    num_equal_kept = num_kept - kept.sum(dim=-1, keepdim=True)
+    if bool((equal.sum(dim=-1, keepdim=True) > num_equal_kept).any()):
+        equal &= equal.cumsum(dim=-1) <= num_equal_kept
+    return logits.masked_fill(~(kept | equal | (top_p >= 1)), _NEG_INF)

@@ -17,6 +17,7 @@ from engine.request import TokenLogprobs
 
 _MASK = (1 << 64) - 1
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
+_BLOCK = 256
 
 
 def _mix(value: int) -> int:
@@ -59,12 +60,15 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledTok
     if not rows:
         return []
     processed = process_logits(logits, rows)
-    best, choice = processed.max(dim=-1)
     sampled = [index for index, row in enumerate(rows) if not row.params.is_greedy]
-    if sampled:
-        probs = torch.softmax(processed[sampled], dim=-1, dtype=torch.float64)
-        choice[sampled] = draw(probs, [uniform(rows[index].params.seed, rows[index].position) for index in sampled])
-    valid = torch.isfinite(best).tolist()
+    if len(sampled) == len(rows):
+        choice, is_valid = _draw_rows(processed, rows)
+    else:
+        best, choice = processed.max(dim=-1)
+        is_valid = torch.isfinite(best)
+        if sampled:
+            choice[sampled], is_valid[sampled] = _draw_rows(processed[sampled], [rows[index] for index in sampled])
+    valid = is_valid.tolist()
     token_ids = choice.tolist()
     logprobs = logprobs_at(logits, rows, token_ids)
     return [
@@ -73,8 +77,16 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledTok
     ]
 
 
+def _draw_rows(processed: torch.Tensor, rows: Sequence[SamplingRow]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens of rows that are not greedy, int64 ``[num_rows]``, and whether each row was made of numbers."""
+    probs = torch.softmax(processed, dim=-1)  # float32: its error is that of the logits, at half the memory
+    is_valid = torch.isfinite(probs[:, 0])  # one bad logit spoils its whole row
+    probs = torch.nan_to_num(probs) if not bool(is_valid.all()) else probs
+    return draw(probs, [uniform(row.params.seed, row.position) for row in rows]), is_valid
+
+
 def probabilities(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """What :func:`sample` draws from, for rows that are not greedy.
+    """What :func:`sample` draws from but for float32's rounding, for rows that are not greedy.
 
     Args:
         logits: float32 ``[num_rows, vocab_size]``, straight from the model.
@@ -91,19 +103,41 @@ def probabilities(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Te
 def draw(probs: torch.Tensor, noise: Sequence[float]) -> torch.Tensor:
     """Inverse transform sampling; a token of probability 0 is never drawn.
 
+    The cumulative sum has two levels, sums of blocks and the tokens of one block, so that only a few numbers of each
+    row need float64.
+
     Args:
-        probs: float64 ``[num_rows, vocab_size]``; need not sum to 1.
+        probs: floats ``[num_rows, vocab_size]``; need not sum to 1.
         noise: in [0, 1), one per row.
 
     Returns:
         Token ids, int64 ``[num_rows]``.
     """
-    cumulative = probs.cumsum(dim=-1)
+    num_rows, vocab_size = probs.shape
+    num_whole = vocab_size // _BLOCK
+    whole = probs[:, : num_whole * _BLOCK].reshape(num_rows, num_whole, _BLOCK)
+    sums = whole.sum(dim=-1, dtype=torch.float64)
+    if vocab_size % _BLOCK:
+        rest = probs[:, num_whole * _BLOCK :].sum(dim=-1, keepdim=True, dtype=torch.float64)
+        sums = torch.cat((sums, rest), dim=-1)
+    cumulative = sums.cumsum(dim=-1)
     fractions = torch.tensor(noise, dtype=torch.float64, device=probs.device).unsqueeze(-1)
-    choice = torch.searchsorted(cumulative, fractions * cumulative[:, -1:], right=True)
-    # Rounding may land behind the last token that has any probability.
-    last = probs.shape[-1] - 1 - (probs.flip(-1) > 0).to(torch.uint8).argmax(dim=-1, keepdim=True)
-    return torch.minimum(choice, last).squeeze(-1)
+    wanted = fractions * cumulative[:, -1:]
+    block = _first_beyond(cumulative, sums, wanted)
+    tokens = block * _BLOCK + torch.arange(_BLOCK, device=probs.device)
+    inside = probs.gather(-1, tokens.clamp_max(vocab_size - 1)).double().masked_fill(tokens >= vocab_size, 0)
+    left = wanted - (cumulative - sums).gather(-1, block)
+    return (block * _BLOCK + _first_beyond(inside.cumsum(dim=-1), inside, left)).squeeze(-1)
+
+
+def _first_beyond(cumulative: torch.Tensor, weights: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """Index of the first sum above ``wanted``, ``[num_rows, 1]``; never one without weight, whatever rounding does."""
+    places = torch.arange(weights.shape[-1], device=weights.device)
+    last = torch.where(weights > 0, places, 0).amax(dim=-1, keepdim=True)
+    index = torch.minimum(torch.searchsorted(cumulative, wanted, right=True), last)
+    # A difference of sums may come out below 0, where the first place need not have any weight.
+    first = torch.where(weights > 0, places, weights.shape[-1]).amin(dim=-1, keepdim=True)
+    return torch.maximum(index, torch.minimum(first, last))
 
 
 def logprobs_at(

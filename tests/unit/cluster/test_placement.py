@@ -12,21 +12,28 @@ H100 = Node("10.0.0.1", {"CPU": 16.0, "GPU": 8.0, "memory": 64.0 * GIB}, {"ray.i
 CPU_ONLY = Node("10.0.0.2", {"CPU": 4.0, "memory": 8.0 * GIB}, {})
 
 
-RUNTIME_ENV = {"env_vars": {"GOMP_SPINCOUNT": "1000"}}
+VARIABLES = {
+    "GOMP_SPINCOUNT": "1000",
+    "MALLOC_MMAP_THRESHOLD_": "1073741824",
+    "MALLOC_TRIM_THRESHOLD_": "2147483648",
+}
+RUNTIME_ENV = {"env_vars": VARIABLES}
 
 
 @pytest.fixture(autouse=True)
-def _no_spin_count_of_the_shell(monkeypatch):
-    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+def _no_variables_of_the_shell(monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
 
 
 def test_the_defaults_ask_for_a_cpu_and_nothing_else():
     assert actor_options(ResourcesConfig()) == {"num_cpus": 1.0, "num_gpus": 0.0, "runtime_env": RUNTIME_ENV}
 
 
-def test_a_spin_count_of_the_users_own_is_passed_on(monkeypatch):
-    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
-    assert actor_options(ResourcesConfig())["runtime_env"] == {"env_vars": {"GOMP_SPINCOUNT": "7"}}
+@pytest.mark.parametrize("name", VARIABLES)
+def test_a_variable_of_the_users_own_is_passed_on(monkeypatch, name):
+    monkeypatch.setenv(name, "7")
+    assert actor_options(ResourcesConfig())["runtime_env"] == {"env_vars": VARIABLES | {name: "7"}}
 
 
 def test_every_wish_becomes_an_option():

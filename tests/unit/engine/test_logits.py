@@ -160,3 +160,31 @@ def test_a_vanishing_temperature_is_greedy_and_not_infinite() -> None:
         assert not bool(processed.isnan().any())
         assert not bool((processed == float("inf")).any())
         assert processed.softmax(-1)[0, random_logits(0).argmax()] == 1
+
+
+def sorted_top_p(logits: torch.Tensor, top_p: float) -> set[int]:
+    """The definition, by a stable sort of the whole row."""
+    ordered, order = logits.sort(descending=True, stable=True)
+    probs = torch.softmax(ordered.double(), dim=-1)
+    before = probs.cumsum(dim=-1) - probs
+    return set(order[: max(1, int((before < top_p).sum()))].tolist())
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=seeds,
+    spread=st.sampled_from([0.0, 0.3, 3.0, 8.0]),
+    top_p=st.sampled_from([0.0137, 0.3137, 0.5003, 0.9513, 0.9997]),
+    step=st.sampled_from([None, 0.5]),
+)
+def test_top_p_of_a_large_vocabulary_is_that_of_its_sorted_row(
+    seed: int, spread: float, top_p: float, step: float | None
+) -> None:
+    """Flat rows need the whole vocabulary, steep ones a few tokens; ``step`` makes ties at the edge."""
+    logits = torch.randn(1, 5000, generator=torch.Generator().manual_seed(seed)) * spread
+    if step is not None:
+        logits = (logits / step).round() * step
+    kept = process_logits(logits, [row(SamplingParams(top_p=top_p))])[0]
+    different = set(torch.nonzero(kept > NEG_INF).flatten().tolist()) ^ sorted_top_p(logits[0], top_p)
+    mass = torch.softmax(logits[0].double(), dim=-1)[sorted(different)].sum()
+    assert float(mass) < 1e-5, "float32 may round the last of many small probabilities to the other side, no more"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine import sampler
 from engine.logits import SamplingRow, process_logits
 from engine.request import SEED_LIMIT, SamplingParams
-from engine.sampler import sample, uniform
+from engine.sampler import draw, sample, uniform
 
 
 def row(position: int, **params: float | int | None) -> SamplingRow:
@@ -146,3 +146,36 @@ def test_logprobs_zero_names_the_chosen_token_only() -> None:
 
 def test_no_rows_give_no_tokens() -> None:
     assert sample(torch.empty(0, 10), []) == []
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    vocab_size=st.sampled_from([1, 255, 256, 257, 700, 1024]),
+    share=st.floats(0, 1),
+    noise=st.lists(st.one_of(st.floats(0, 1, exclude_max=True), st.just(1 - 2.0**-53)), min_size=1, max_size=8),
+)
+def test_draws_are_those_of_one_long_cumulative_sum(
+    seed: int, vocab_size: int, share: float, noise: list[float]
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    probs = torch.rand(len(noise), vocab_size, generator=generator, dtype=torch.float64)
+    probs[torch.rand(probs.shape, generator=generator) < share] = 0
+    probs[:, seed % vocab_size] = 0.5
+    found = draw(probs, noise).tolist()
+    cumulative = probs.cumsum(dim=-1)
+    for row_probs, sums, token, fraction in zip(probs, cumulative, found, noise, strict=True):
+        wanted = fraction * float(sums[-1])
+        assert float(row_probs[token]) > 0
+        assert float(sums[token]) > wanted - 1e-9
+        assert float(sums[token] - row_probs[token]) <= wanted + 1e-9
+
+
+def test_one_bad_logit_spoils_its_own_row_only() -> None:
+    logits = torch.randn(3, 600, generator=torch.Generator().manual_seed(0))
+    good = sample(logits, [row(4, seed=index) for index in range(3)])
+    logits[1, 599] = float("nan")
+    assert [token.token_id for token in sample(logits, [row(4, seed=index) for index in range(3)])] == [
+        good[0].token_id,
+        None,
+        good[2].token_id,
+    ]
