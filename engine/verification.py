@@ -70,7 +70,7 @@ class Proposer(Protocol):
         ...
 
     def observe(self, result: VerifyResult) -> None:
-        """Learns what became of a draft."""
+        """Learns what came of a sequence: of each that something was drafted for, whether it was verified or not."""
         ...
 
     def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:

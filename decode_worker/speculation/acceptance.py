@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+
+from engine.request import Request
 
 _PRIOR_WEIGHT = 4.0
 _MAX_WEIGHT = 60.0
+# Behind it all depths are alike.
+_DEEPEST = 5
+_OWN_WEIGHT = 4.0
+_OWN_MEMORY = 0.96
+_LEAST_FACTOR, _MOST_FACTOR = 0.2, 2.0
+_ALMOST_CERTAIN = 0.98
 
 
 @dataclass(slots=True)
@@ -49,3 +57,77 @@ class AcceptanceTracker:
         for position in range(min(num_accepted + 1, num_drafted)):
             key, prior = key_of(position)
             self.record(key, prior, float(position < num_accepted))
+
+
+@dataclass(slots=True)
+class _Own:
+    """Drafts of one request that were reached: how many were right, and how many of its like would have been."""
+
+    expected: float = _OWN_WEIGHT
+    right: float = _OWN_WEIGHT
+
+
+class DepthAcceptance:
+    """The chance that a draft is right, by its depth: that of like requests, times a factor of the request's own.
+
+    Args:
+        prior: before anything was seen, given that the draft above is right.
+    """
+
+    def __init__(self, prior: float) -> None:
+        self._prior = prior
+        self._by_depth = AcceptanceTracker()
+        self._own: dict[str, _Own] = {}
+
+    def chance(self, request: Request, depth: int) -> float:
+        """Given that everything above ``depth`` is right."""
+        own = self._own.get(request.request_id)
+        factor = 1.0 if own is None else min(max(own.right / own.expected, _LEAST_FACTOR), _MOST_FACTOR)
+        return min(_ALMOST_CERTAIN, factor * self._of_its_like(request, depth))
+
+    def reach(self, request: Request, num_depths: int) -> tuple[float, ...]:
+        """By depth, the chance that everything up to it is right."""
+        chances: list[float] = []
+        for depth in range(num_depths):
+            chances.append(self.chance(request, depth) * (chances[-1] if chances else 1.0))
+        return tuple(chances)
+
+    def learn(self, request: Request, num_known: int, num_right: int) -> None:
+        """Books a draft.
+
+        Args:
+            num_known: depths of which it is known whether they were right, if those above them were.
+            num_right: of the draft, from its first token on.
+        """
+        own = self._own.setdefault(request.request_id, _Own())
+        for depth in range(min(num_known, num_right + 1)):
+            is_right = float(depth < num_right)
+            own.expected = _OWN_WEIGHT + _OWN_MEMORY * (own.expected - _OWN_WEIGHT) + self._of_its_like(request, depth)
+            own.right = _OWN_WEIGHT + _OWN_MEMORY * (own.right - _OWN_WEIGHT) + is_right
+            self._by_depth.record(_key(request, depth), self._prior, is_right)
+
+    def forget(self, request_id: str) -> None:
+        """Of a request that ended."""
+        self._own.pop(request_id, None)
+
+    def _of_its_like(self, request: Request, depth: int) -> float:
+        return self._by_depth.estimate(_key(request, depth), self._prior)
+
+
+def kind_of(request: Request) -> int:
+    """Requests of like temperature have like acceptance."""
+    return min(4, round(request.params.temperature * 2))
+
+
+def num_right(token_ids: Sequence[int], outcome: Sequence[int]) -> int:
+    """How many tokens of a guess, from its first one on, are what came."""
+    count = 0
+    for guessed, token in zip(token_ids, outcome, strict=False):
+        if guessed != token:
+            break
+        count += 1
+    return count
+
+
+def _key(request: Request, depth: int) -> tuple[int, int]:
+    return kind_of(request), min(depth, _DEEPEST)

@@ -13,6 +13,7 @@ from typing import ClassVar, Protocol
 import torch
 
 from decode_worker.speculation.noise import PLAIN, RECOVER, coin_stream, draw_from
+from decode_worker.speculation.tree import children_of
 from engine.drafts import ROOT, Draft, depths_of
 from engine.logits import SamplingRow
 from engine.sampler import uniform
@@ -139,14 +140,6 @@ class TypicalRule:
         best = max(reached, key=lambda node: levels[node + 1])
         path = () if best == ROOT else draft.path(best)
         return Verdict(path, draw_token(target[best + 1], rows[best + 1], PLAIN))
-
-
-def children_of(draft: Draft) -> dict[int, list[int]]:
-    """The children of each node that has any, and of the root, in their order."""
-    children: dict[int, list[int]] = {}
-    for node in range(len(draft)):
-        children.setdefault(draft.parent(node), []).append(node)
-    return children
 
 
 def draw_token(probs: torch.Tensor, row: SamplingRow, stream: int) -> int | None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
-from decode_worker.speculation.acceptance import AcceptanceTracker
+from decode_worker.speculation.acceptance import AcceptanceTracker, DepthAcceptance, num_right
 from decode_worker.speculation.certainty import bucket_of, prior_of
-from decode_worker.speculation.draft_length import DraftPasses
+from decode_worker.speculation.draft_length import DraftPasses, Outlook
 from decode_worker.speculation.noise import draw_drafts
 from engine.drafts import Draft
 from engine.logits import process_logits
@@ -127,8 +127,8 @@ class ChainDrafter:
         self._passes = passes
         self._draws = draws
         self._by_kind = AcceptanceTracker()
-        self._by_depth = AcceptanceTracker()
-        self._kinds: dict[str, list[_Kind]] = {}
+        self._by_depth = DepthAcceptance(_PRIOR_AT_DEPTH)
+        self._chains: dict[str, Chain] = {}
 
     def draft(self, chains: Sequence[Chain], network: ChainPasses) -> dict[str, Draft]:
         """Drafts by request id.
@@ -149,22 +149,31 @@ class ChainDrafter:
                 break
             active = [active[index] for index in kept]
             logits = network.next(kept, [chain.token_ids[-1] for chain in active])
-        self._kinds = {chain.request.request_id: chain.kinds for chain in chains}
+        self._chains = {chain.request.request_id: chain for chain in chains}
         return {chain.request.request_id: chain.draft() for chain in chains if chain.token_ids}
 
+    def outlook(self, requests: Sequence[Request], room: Mapping[str, int]) -> Outlook:
+        """See :class:`~.draft_length.NetworkProposer`."""
+        return Outlook(
+            {request.request_id: self._by_depth.reach(request, room[request.request_id]) for request in requests}
+        )
+
     def observe(self, result: VerifyResult) -> None:
-        """Learns what became of a draft."""
-        kinds = self._kinds.get(result.sequence.request.request_id, [])
-        num_drafted, num_accepted = min(result.num_drafted, len(kinds)), len(result.accepted)
-        self._by_kind.record_chain(num_drafted, num_accepted, lambda depth: (kinds[depth], kinds[depth].prior))
-        self._by_depth.record_chain(num_drafted, num_accepted, lambda depth: (depth, _PRIOR_AT_DEPTH))
+        """Learns how far the whole chain is what came, however much of it was verified."""
+        chain = self._chains.get(result.sequence.request.request_id)
+        if chain is None:
+            return
+        known, right = min(len(chain.kinds), len(result.token_ids)), num_right(chain.token_ids, result.token_ids)
+        self._by_kind.record_chain(known, right, lambda depth: (chain.kinds[depth], chain.kinds[depth].prior))
+        self._by_depth.learn(chain.request, known, right)
 
     def release(self, request_id: str) -> None:
-        self._kinds.pop(request_id, None)
+        self._chains.pop(request_id, None)
+        self._by_depth.forget(request_id)
 
     def _next_chance(self, chain: Chain) -> float:
         """That one more draft would be accepted, before it is made."""
-        return chain.survival * self._by_depth.estimate(len(chain.token_ids), _PRIOR_AT_DEPTH)
+        return chain.survival * self._by_depth.chance(chain.request, len(chain.token_ids))
 
     def _extend(self, chains: Sequence[Chain], logits: torch.Tensor) -> None:
         """Adds a token to each chain."""

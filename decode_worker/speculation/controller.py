@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 
-from decode_worker.speculation.acceptance import AcceptanceTracker
-from decode_worker.speculation.draft_length import DraftingPolicy, DraftPasses, VerificationPolicy
+from decode_worker.speculation.draft_length import (
+    DraftingPolicy,
+    DraftPasses,
+    NetworkProposer,
+    Outlook,
+    VerificationPolicy,
+)
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.tree import reach_probabilities
 from engine.batch import ForwardBatch
@@ -25,10 +30,6 @@ logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 NONE = "none"
-# Before a network was tried: drafts that a step accepts and verifies for a sequence, and passes that a step takes.
-_PRIOR_ACCEPTED = 1.0
-_PRIOR_VERIFIED = 3.0
-_PRIOR_PASSES = 3.0
 
 
 @dataclass(slots=True)
@@ -41,7 +42,7 @@ class NetworkMethod:
     """
 
     name: str
-    proposer: Proposer
+    proposer: NetworkProposer
     state: DraftState
     passes: DraftPasses
 
@@ -67,6 +68,7 @@ class SpeculationController:
         most: the same for methods that may draft more or less.
         cost: of the target's steps; ``network`` knows the same one.
         network: one more method, of which ``auto`` makes use where the others have nothing better.
+        whole: methods whose drafts are verified whole, since they learn from every node.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class SpeculationController:
         most: Mapping[str, int] | None = None,
         cost: StepCost | None = None,
         network: NetworkMethod | None = None,
+        whole: Collection[str] = (),
     ) -> None:
         self._methods = dict(methods)
         self._auto_methods = frozenset(auto_methods)
@@ -88,8 +91,9 @@ class SpeculationController:
         self._verification = VerificationPolicy(self._cost)
         self._network = network
         self._drafting = DraftingPolicy(self._cost, network.passes) if network else None
-        self._worth = AcceptanceTracker()
+        self._whole = frozenset(whole)
         self._proposed_by: dict[str, str] = {}
+        self._drafters: dict[str, list[str]] = {}
         self.num_failures = 0
         """Times that a method broke. Its requests went on without it."""
         self.counts: dict[str, MethodCounts] = {}
@@ -99,6 +103,7 @@ class SpeculationController:
 
     def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
         """The drafts that are worth their verification."""
+        self._drafters = {}
         wanting = [sequence for sequence in plan if sequence.request.request_id in room]
         best: dict[str, tuple[float, str, Draft]] = {}
         for name in list(self._methods):
@@ -106,17 +111,12 @@ class SpeculationController:
             _keep_better(best, name, self._ask(name, asking, room))
         num_sequences = sum(sequence.samples for sequence in plan)
         num_tokens = sum(sequence.num_tokens for sequence in plan)
-        drafts: dict[str, Draft] = {}
         network = self._network
         if network is not None:
             drafts = self._ask_network(network, wanting, room, best, num_sequences, num_tokens)
             _keep_better(best, network.name, drafts)
         chosen = self._choose(plan, best, num_sequences, num_tokens)
         self._proposed_by = {request_id: best[request_id][1] for request_id in chosen}
-        for sequence in wanting:  # drafts of the network that were not worth verifying were worth nothing
-            request_id = sequence.request.request_id
-            if request_id not in chosen and request_id in drafts:
-                self._learn_worth(sequence.request, 0)
         return chosen
 
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
@@ -125,19 +125,17 @@ class SpeculationController:
             self._guard(name, lambda method=method: method.computed(batch, logits, results), None)  # type: ignore[misc]
 
     def observe(self, result: VerifyResult) -> None:
-        request = result.sequence.request
-        name = self._proposed_by.get(request.request_id)
-        method = self._all().get(name or "")
-        if name is None or method is None or not result.num_drafted:
-            return
-        counts = self.counts.setdefault(name, MethodCounts())
-        counts.num_drafts += 1
-        counts.num_drafted += result.num_drafted
-        counts.num_accepted += len(result.accepted)
-        if self._network is not None and name == self._network.name:
-            self._learn_worth(request, len(result.accepted))
-            self._worth.record("verified", _PRIOR_VERIFIED, result.num_drafted)
-        self._guard(name, lambda: method.observe(result), None)
+        request_id = result.sequence.request.request_id
+        name = self._proposed_by.get(request_id)
+        if name is not None and result.num_drafted:
+            counts = self.counts.setdefault(name, MethodCounts())
+            counts.num_drafts += 1
+            counts.num_drafted += result.num_drafted
+            counts.num_accepted += len(result.accepted)
+        methods = self._all()
+        for drafter in self._drafters.get(request_id, ()):
+            if (method := methods.get(drafter)) is not None:
+                self._guard(drafter, lambda method=method: method.observe(result), None)  # type: ignore[misc]
 
     def drafted_by(self, request_id: str) -> str | None:
         """The method whose draft the request's last step verified; None when it verified none."""
@@ -163,7 +161,6 @@ class SpeculationController:
 
     def release(self, request_id: str) -> None:
         self._proposed_by.pop(request_id, None)
-        self._worth.forget(request_id)
         for name, method in self._all().items():
             self._guard(name, lambda method=method: method.release(request_id), None)  # type: ignore[misc]
 
@@ -185,21 +182,24 @@ class SpeculationController:
         num_sequences: int,
         num_tokens: int,
     ) -> dict[str, Draft]:
-        """Who asked for a method by name gets its drafts; of the others as much as pays.
+        """As much of each draft as pays; for who asked for a method by name, at least a token.
 
         Drafts that were drawn are verified whole: their number must not depend on what was drawn.
         """
-        automatic: dict[str, Draft] = {}
+        weighed: dict[str, Draft] = {}
         chosen: dict[str, Draft] = {}
+        named: set[str] = set()
         for sequence in plan:
             request_id = sequence.request.request_id
             if request_id in best:
-                draft = best[request_id][2]
-                is_weighed = self._chosen_method(sequence.request) == AUTO and draft.probs is None
-                (automatic if is_weighed else chosen)[request_id] = draft
+                _, name, draft = best[request_id]
+                is_weighed = name not in self._whole and draft.probs is None
+                (weighed if is_weighed else chosen)[request_id] = draft
+                if self._chosen_method(sequence.request) != AUTO:
+                    named.add(request_id)
         num_tokens += sum(len(draft) for draft in chosen.values())
-        lengths = self._verification.choose(automatic, num_sequences, num_tokens)
-        return chosen | {request_id: automatic[request_id].first(count) for request_id, count in lengths.items()}
+        lengths = self._verification.choose(weighed, named, num_sequences, num_tokens)
+        return chosen | {request_id: weighed[request_id].first(count) for request_id, count in lengths.items()}
 
     def _ask_network(
         self,
@@ -210,49 +210,37 @@ class SpeculationController:
         num_sequences: int,
         num_tokens: int,
     ) -> dict[str, Draft]:
-        by_name = {s.request.request_id for s in wanting if self._chosen_method(s.request) == network.name}
-        expected = {
-            s.request.request_id: worth
-            for s in wanting
-            if self._chosen_method(s.request) == AUTO
-            and (worth := self._expected_worth(s.request)) > best.get(s.request.request_id, (0.0,))[0]
-        }
-        network.passes.rate = None
+        named = {s.request.request_id for s in wanting if self._chosen_method(s.request) == network.name}
+        candidates = [s.request for s in wanting if self._may_use(s.request, network.name, is_automatic=True)]
         chosen: set[str] = set()
-        if expected and self._drafting is not None:
-            verified = self._worth.estimate("verified", _PRIOR_VERIFIED)
-            num_passes = self._worth.estimate("passes", _PRIOR_PASSES)
-            chosen = self._drafting.choose(expected, verified, num_passes, num_sequences, num_tokens)
-        if by_name:
-            network.passes.rate = None
-        resting = not by_name and self._drafting is not None and self._drafting.is_hopeless
+        if candidates and self._drafting is not None:
+            most = self._room_of(network.name, candidates, room)
+            outlook = self._guard(network.name, lambda: network.proposer.outlook(candidates, most), Outlook({}))
+            gains = {
+                request_id: own
+                for request_id, own in outlook.gains.items()
+                if request_id in named or sum(own) > best.get(request_id, (0.0,))[0]
+            }
+            if gains:
+                chosen = self._drafting.choose(replace(outlook, gains=gains), named, num_sequences, num_tokens)
+        resting = not named and self._drafting is not None and self._drafting.is_hopeless
         self._guard(network.name, lambda: network.state.rest(resting=resting), None)
-        asking = [s for s in wanting if s.request.request_id in chosen | by_name]
-        num_passes = network.passes.num_passes
-        drafts = self._ask(network.name, asking, room)
-        if drafts:
-            self._worth.record("passes", _PRIOR_PASSES, network.passes.num_passes - num_passes)
-        return drafts
-
-    def _expected_worth(self, request: Request) -> float:
-        """Drafts of the network that a step is likely to accept: as with the request itself, or with its like."""
-        kind = _kind(request)
-        return self._worth.estimate(request.request_id, self._worth.estimate(kind, _PRIOR_ACCEPTED))
-
-    def _learn_worth(self, request: Request, num_accepted: int) -> None:
-        kind = _kind(request)
-        self._worth.record(request.request_id, self._worth.estimate(kind, _PRIOR_ACCEPTED), num_accepted)
-        self._worth.record(kind, _PRIOR_ACCEPTED, num_accepted)
+        return self._ask(network.name, [s for s in wanting if s.request.request_id in chosen], room)
 
     def _ask(self, name: str, wanting: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
         method = self._all().get(name)
         if not wanting or method is None:
             return {}
-        most = self._most.get(name, self._max_draft_tokens)
-        asked = {s.request.request_id: min(most, room[s.request.request_id]) for s in wanting}
+        asked = self._room_of(name, [s.request for s in wanting], room)
         drafts: dict[str, Draft] = self._guard(name, lambda: method.propose(wanting, asked), {})
         self.num_drafted += sum(map(len, drafts.values()))
+        for request_id in drafts:
+            self._drafters.setdefault(request_id, []).append(name)
         return drafts
+
+    def _room_of(self, name: str, requests: Sequence[Request], room: Mapping[str, int]) -> dict[str, int]:
+        most = self._most.get(name, self._max_draft_tokens)
+        return {request.request_id: min(most, room[request.request_id]) for request in requests}
 
     def _guard(self, name: str, work: Callable[[], T], otherwise: T) -> T:
         """A draft is only a bet: whatever is wrong with it, the requests go on without."""
@@ -277,8 +265,3 @@ def _keep_better(best: dict[str, tuple[float, str, Draft]], name: str, drafts: M
         is_better = draft.probs is not None or request_id not in best or expected > best[request_id][0]
         if len(draft) and is_better:
             best[request_id] = (expected, name, draft)
-
-
-def _kind(request: Request) -> tuple[str, int]:
-    """Requests of like temperature have like acceptance."""
-    return ("temperature", min(4, round(request.params.temperature * 2)))

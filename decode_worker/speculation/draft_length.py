@@ -2,21 +2,26 @@
 
 The choice is made in three places, each with what is known there:
 
-* before a method with a network drafts at all: from what its drafts have been worth lately (:class:`DraftingPolicy`);
+* before a method with a network drafts at all: for which requests, and how far (:class:`DraftingPolicy`);
 * between two passes of the network: whether one more pass promises more than it costs (:class:`DraftPasses`);
 * when the drafts are there and their making is paid for: which of them are worth verifying
   (:class:`VerificationPolicy`).
 
-vLLM's adaptive verification has the form of the last one. All costs are measured while serving.
+vLLM's adaptive verification has the form of the last one. All costs and chances are measured while serving.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
 
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.tree import reach_probabilities
 from engine.drafts import Draft
+from engine.request import Request
+from engine.verification import Proposer
 
 # Speculation must promise this much more than plain decoding before it begins, and half of it to go on.
 _MIN_GAIN = 0.03
@@ -24,16 +29,43 @@ _MIN_GAIN = 0.03
 _DECISIONS_PER_PROBE = 64
 # The same where nothing is to be gained as far as is known, which may be wrong.
 _DECISIONS_PER_HOPELESS_PROBE = 1024
-# Accepted in a step where drafts are good, as they may be again with the next text.
-_GOOD_DRAFTS = 1.2
+# Drafts accepted by pass where they are good, as they may be again with the next text.
+_GOOD_GAINS = (0.7, 0.5, 0.35)
 _HOPELESS_DECISIONS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a draft network is likely to bring in a step.
+
+    Attributes:
+        gains: by request id, the drafts that each further pass adds to the accepted ones.
+        nodes_per_pass: drafts that a pass adds to the verified ones of a request.
+    """
+
+    gains: Mapping[str, tuple[float, ...]]
+    nodes_per_pass: float = 1.0
+
+
+class NetworkProposer(Proposer, Protocol):
+    """A method whose drafts take passes of a network."""
+
+    def outlook(self, requests: Sequence[Request], room: Mapping[str, int]) -> Outlook:
+        """As things went lately with these requests and their like.
+
+        Args:
+            requests: of one step.
+            room: most drafts of each, by request id.
+        """
+        ...
 
 
 class DraftPasses:
     """What a pass of the draft network costs, and whether one more of them pays.
 
     Attributes:
-        rate: expected tokens per millisecond that a further pass must beat; None lets every pass through.
+        rate: expected tokens per millisecond that a further pass must beat; None, of a controller that does not
+            weigh, lets every pass through.
         num_passes: since the worker started.
     """
 
@@ -85,44 +117,54 @@ class DraftingPolicy:
         """True when drafting has not paid for long, and would not with good drafts either: the batch is too large."""
         return self._num_hopeless >= _HOPELESS_DECISIONS
 
-    def choose(
-        self, accepted: Mapping[str, float], num_drafted: float, num_passes: float, num_sequences: int, num_tokens: int
-    ) -> set[str]:
-        """The requests to draft for.
+    def choose(self, outlook: Outlook, named: Collection[str], num_sequences: int, num_tokens: int) -> set[str]:
+        """The requests to draft for. Tells :class:`DraftPasses` what a pass must bring.
 
         Args:
-            accepted: of each request that may be drafted for, how many drafts are accepted in a step, as things went
-                lately.
-            num_drafted: tokens drafted for a request in a step.
-            num_passes: of the network in a step.
+            outlook: for the requests that may be drafted for.
+            named: those of them that asked for the method; they are always among the chosen ones.
             num_sequences: sequences of the step that yield a token anyway.
             num_tokens: tokens of the step without any draft.
         """
         plain = num_sequences / self._cost.ms(num_sequences, num_tokens)
-        ranked = sorted(accepted, key=lambda request_id: -accepted[request_id])
-
-        def best(least: float) -> tuple[float, int]:
-            expected, found = float(num_sequences), (plain, 0)
-            for count, request_id in enumerate(ranked, start=1):
-                expected += max(least, accepted[request_id])
-                ms = self._cost.ms(num_sequences, round(num_tokens + count * num_drafted))
-                found = max(found, (expected / (ms + num_passes * self._passes.ms(count)), count))
-            return found
-
-        rate, count = best(0.0)
+        named = [request_id for request_id in outlook.gains if request_id in named]
+        others = [request_id for request_id in outlook.gains if request_id not in named]
+        others.sort(key=lambda request_id: -sum(outlook.gains[request_id]))
+        ranked = [*named, *others]
+        gains = [outlook.gains[request_id] for request_id in ranked]
+        rate, count = self._best(gains, len(named), outlook.nodes_per_pass, num_sequences, num_tokens)
+        self._passes.rate = max(rate, plain)
+        if named:
+            return set(ranked[: max(count, len(named))])
         self._is_drafting = rate / plain - 1 > (_MIN_GAIN / 2 if self._is_drafting else _MIN_GAIN)
         if self._is_drafting:
             self._num_hopeless = 0
-            self._passes.rate = rate
             return set(ranked[:count])
         self._num_refusals += 1
-        has_hope = best(_GOOD_DRAFTS)[0] > plain
+        good = [tuple(map(max, own, _GOOD_GAINS)) for own in gains]
+        has_hope = self._best(good, 0, outlook.nodes_per_pass, num_sequences, num_tokens)[0] > plain
         self._num_hopeless = 0 if has_hope else self._num_hopeless + 1
         is_due = self._num_refusals % (_DECISIONS_PER_PROBE if has_hope else _DECISIONS_PER_HOPELESS_PROBE) == 0
-        if is_due:
-            self._passes.rate = plain
-            return set(ranked[:1])
-        return set()
+        return set(ranked[:1]) if is_due else set()
+
+    def _best(
+        self, gains: Sequence[Sequence[float]], least: int, nodes_per_pass: float, num_sequences: int, num_tokens: int
+    ) -> tuple[float, int]:
+        """The best rate in tokens per millisecond, and for how many of the requests it drafts.
+
+        Args:
+            gains: by request, the most promising ones first.
+            least: requests that are drafted for in any case.
+        """
+        sums = [list(accumulate(own)) for own in gains]
+        found = (0.0, least)
+        for num_passes in range(1, max(map(len, sums), default=0) + 1):
+            accepted = list(accumulate((own[min(num_passes, len(own)) - 1] if own else 0.0) for own in sums))
+            for count in _counts(max(1, least), len(gains)):
+                ms = self._cost.ms(num_sequences, num_tokens + count * num_passes * nodes_per_pass)
+                rate = (num_sequences + accepted[count - 1]) / (ms + num_passes * self._passes.ms(count))
+                found = max(found, (rate, count))
+        return found
 
 
 class VerificationPolicy:
@@ -137,37 +179,53 @@ class VerificationPolicy:
         self._is_drafting = False
         self._num_refusals = 0
 
-    def choose(self, drafts: Mapping[str, Draft], num_sequences: int, num_tokens: int) -> dict[str, int]:
+    def choose(
+        self, drafts: Mapping[str, Draft], named: Collection[str], num_sequences: int, num_tokens: int
+    ) -> dict[str, int]:
         """Number of nodes by request id; requests that get none are left out.
 
         Args:
+            drafts: none of them empty.
+            named: requests that asked for the method of their draft: they get one node at least.
             num_sequences: sequences of the step that yield a token anyway.
-            num_tokens: tokens of the step without any draft.
+            num_tokens: tokens of the step without any of these drafts.
         """
         if not drafts:
             return {}
+        lengths = {request_id: 1 for request_id in drafts if request_id in named}
         # Slots in the order of survival over the whole batch. A child never survives more often than its parent, so
         # what is taken of a draft is a tree as well, if its nodes are in the same order.
+        reach = {request_id: reach_probabilities(draft) for request_id, draft in drafts.items()}
         slots = sorted(
-            ((chance, -node, request_id) for request_id, draft in drafts.items()
-             for node, chance in enumerate(reach_probabilities(draft))),
+            ((chance, -node, request_id) for request_id, chances in reach.items()
+             for node, chance in enumerate(chances) if node >= lengths.get(request_id, 0)),
             reverse=True,
         )  # fmt: skip
-        plain = num_sequences / self._cost.ms(num_sequences, num_tokens)
-        best_rate, best_count, expected = plain, 0, float(num_sequences)
+        expected = num_sequences + sum(reach[request_id][0] for request_id in lengths)
+        num_tokens += len(lengths)
+        base = expected / self._cost.ms(num_sequences, num_tokens)
+        best_rate, best_count = base, 0
         for count, (chance, _, _) in enumerate(slots, start=1):
             expected += chance
             rate = expected / self._cost.ms(num_sequences, num_tokens + count)
             if rate > best_rate:
                 best_rate, best_count = rate, count
-        gain = best_rate / plain - 1
-        self._is_drafting = gain > (_MIN_GAIN / 2 if self._is_drafting else _MIN_GAIN)
-        if not self._is_drafting:
-            self._num_refusals += 1
-            if self._num_refusals % _DECISIONS_PER_HOPELESS_PROBE:
-                return {}
-            best_count = len(slots)  # costs are known of those sizes only that were tried lately
-        lengths: dict[str, int] = {}
+        if not lengths:
+            self._is_drafting = best_rate / base - 1 > (_MIN_GAIN / 2 if self._is_drafting else _MIN_GAIN)
+            if not self._is_drafting:
+                self._num_refusals += 1
+                if self._num_refusals % _DECISIONS_PER_HOPELESS_PROBE:
+                    return {}
+                best_count = len(slots)  # costs are known of those sizes only that were tried lately
         for _, _, request_id in slots[:best_count]:
             lengths[request_id] = lengths.get(request_id, 0) + 1
         return lengths
+
+
+def _counts(least: int, most: int) -> list[int]:
+    """Numbers of requests to try: not all of them, since each costs time in every step."""
+    counts = {least, most}
+    count = least
+    while (count := max(count + 1, count * 3 // 2)) < most:
+        counts.add(count)
+    return sorted(counts)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from decode_worker.speculation.chains import Chain, ChainDrafter, VocabularyMap
-from decode_worker.speculation.draft_length import DraftPasses
+from decode_worker.speculation.draft_length import DraftPasses, Outlook
 from engine.batch import ForwardBatch
 from engine.draft.token_state import TokenState
 from engine.drafts import Draft
@@ -23,7 +23,7 @@ _MAX_MISSING = 16
 
 
 class DraftModelProposer:
-    """Implements :class:`engine.verification.Proposer` with chains of the draft model's guesses.
+    """Implements :class:`~.draft_length.NetworkProposer` with chains of the draft model's guesses.
 
     Args:
         state: of the draft model.
@@ -59,6 +59,9 @@ class DraftModelProposer:
         ready.sort(key=lambda request: (self._state.num_missing(request), -request.num_tokens))
         chains = [Chain(request, limits[request]) for request in ready]
         return self._drafter.draft(chains, _ModelPasses(self._state, ready))
+
+    def outlook(self, requests: Sequence[Request], room: Mapping[str, int]) -> Outlook:
+        return self._drafter.outlook(requests, room)
 
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
         self._state.computed(batch, results)

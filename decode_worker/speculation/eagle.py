@@ -11,17 +11,18 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from decode_worker.speculation.chains import Chain, ChainDrafter, VocabularyMap
-from decode_worker.speculation.draft_length import DraftPasses
+from decode_worker.speculation.draft_length import DraftPasses, Outlook
 from engine.attention_groups import Span
 from engine.batch import ForwardBatch
 from engine.draft.feature_state import FeatureState, WaitingRows
 from engine.drafts import Draft
+from engine.request import Request
 from engine.scheduler import ScheduledSequence
 from engine.verification import VerifyResult
 
 
 class EagleProposer:
-    """Implements :class:`engine.verification.Proposer` with chains of the head's guesses.
+    """Implements :class:`~.draft_length.NetworkProposer` with chains of the head's guesses.
 
     Args:
         state: of the head that guesses.
@@ -52,6 +53,9 @@ class EagleProposer:
         waiting.sort(key=lambda rows: (len(rows.token_ids), -rows.end))
         chains = [Chain(rows.request, room[rows.request.request_id]) for rows in waiting]
         return self._drafter.draft(chains, _HeadPasses(self._state, waiting))
+
+    def outlook(self, requests: Sequence[Request], room: Mapping[str, int]) -> Outlook:
+        return self._drafter.outlook(requests, room)
 
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
         self._state.computed(batch, results)

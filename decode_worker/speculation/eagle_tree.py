@@ -22,23 +22,25 @@ from itertools import compress
 
 import torch
 
-from decode_worker.speculation.acceptance import AcceptanceTracker
+from decode_worker.speculation.acceptance import AcceptanceTracker, DepthAcceptance
 from decode_worker.speculation.certainty import bucket_of, prior_of
 from decode_worker.speculation.chains import VocabularyMap
-from decode_worker.speculation.draft_length import DraftPasses
-from decode_worker.speculation.tree import GrowingTree, best_nodes, confidences_of, reindexed
+from decode_worker.speculation.draft_length import DraftPasses, NetworkProposer, Outlook
+from decode_worker.speculation.tree import GrowingTree, best_nodes, confidences_of, reindexed, tried
 from engine.attention_groups import Span
 from engine.batch import ForwardBatch
 from engine.draft.feature_state import FeatureState, WaitingRows
-from engine.drafts import ROOT, Draft
+from engine.drafts import ROOT, Draft, depths_of
 from engine.errors import ConfigError
 from engine.logits import SamplingRow, process_logits
-from engine.request import SamplingParams
+from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence
-from engine.verification import Proposer, VerifyResult, sampling_row
+from engine.verification import VerifyResult, sampling_row
 
 _DEEPEST_KIND = 4
 _PRIOR_AT_DEPTH = 0.6
+# Drafts that are verified for each of a tree's depths, before any tree was.
+_PRIOR_NODES_PER_PASS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,7 @@ class _Growth:
 
 
 class EagleTreeProposer:
-    """Implements :class:`engine.verification.Proposer`: trees for small batches, else what ``chains`` drafts.
+    """Implements :class:`~.draft_length.NetworkProposer`: trees for small batches, else what ``chains`` drafts.
 
     Args:
         state: of the head that guesses.
@@ -183,7 +185,11 @@ class EagleTreeProposer:
     """
 
     def __init__(
-        self, state: FeatureState, passes: DraftPasses, chains: Proposer, settings: EagleTreeSettings | None = None
+        self,
+        state: FeatureState,
+        passes: DraftPasses,
+        chains: NetworkProposer,
+        settings: EagleTreeSettings | None = None,
     ) -> None:
         self._state = state
         self._head = state.head
@@ -193,13 +199,14 @@ class EagleTreeProposer:
         self._chains = chains
         self._settings = settings or EagleTreeSettings()
         self._by_kind = AcceptanceTracker()
-        self._by_depth = AcceptanceTracker()
-        self._kinds: dict[str, list[_Kind]] = {}
+        self._by_depth = DepthAcceptance(_PRIOR_AT_DEPTH)
+        self._shapes = AcceptanceTracker()
+        self._drafts: dict[str, tuple[Draft, list[_Kind]]] = {}
 
     @torch.inference_mode()
     def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
         """Drafts for the sequences whose rows are at hand; the others get theirs a step later."""
-        self._kinds = {}
+        self._drafts = {}
         wanting = [sequence for sequence in plan if sequence.request.request_id in room]
         if len(wanting) > self._settings.max_batch:
             chain_room = {request_id: min(count, self._settings.max_chain) for request_id, count in room.items()}
@@ -212,33 +219,43 @@ class EagleTreeProposer:
             draft, kinds = growth.draft()
             if len(draft):
                 request_id = growth.rows.request.request_id
-                drafts[request_id], self._kinds[request_id] = draft, kinds
+                drafts[request_id] = draft
+                self._drafts[request_id] = draft, kinds
         return drafts
+
+    def outlook(self, requests: Sequence[Request], room: Mapping[str, int]) -> Outlook:
+        if len(requests) > self._settings.max_batch:
+            return self._chains.outlook(requests, room)
+        gains = {
+            request.request_id: self._by_depth.reach(request, min(self._settings.max_depth, room[request.request_id]))
+            for request in requests
+        }
+        return Outlook(gains, self._shapes.estimate("nodes per pass", _PRIOR_NODES_PER_PASS))
 
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
         self._chains.computed(batch, logits, results)
 
     def observe(self, result: VerifyResult) -> None:
-        kinds = self._kinds.get(result.sequence.request.request_id)
-        if kinds is None:
+        request = result.sequence.request
+        if request.request_id not in self._drafts:
             self._chains.observe(result)
             return
-        draft = result.sequence.draft
-        path = (ROOT, *result.nodes)
-        tried: set[int] = set()
-        for node, kind in enumerate(kinds[: len(draft)]):
-            if draft.parent(node) in path:
-                tried.add(draft.parent(node))
-                self._by_kind.record(kind, kind.prior, float(node in path))
-        for depth, node in enumerate(path):
-            if node in tried:
-                self._by_depth.record(depth, _PRIOR_AT_DEPTH, float(depth < len(result.nodes)))
+        draft, kinds = self._drafts[request.request_id]
+        levels = tried(draft, result.token_ids)
+        for node, is_right in (pair for level in levels for pair in level):
+            self._by_kind.record(kinds[node], kinds[node].prior, float(is_right))
+        self._by_depth.learn(request, len(levels), sum(is_right for level in levels for _, is_right in level))
+        if result.num_drafted:
+            verified = result.sequence.draft
+            num_depths = 1 + max(depths_of([verified.parent(node) for node in range(len(verified))]))
+            self._shapes.record("nodes per pass", _PRIOR_NODES_PER_PASS, len(verified) / num_depths)
 
     def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
         self._chains.observe_step(num_sequences, num_tokens, ms)
 
     def release(self, request_id: str) -> None:
-        self._kinds.pop(request_id, None)
+        self._drafts.pop(request_id, None)
+        self._by_depth.forget(request_id)
         self._chains.release(request_id)
 
     def _rows_at_hand(self, sequence: ScheduledSequence) -> WaitingRows | None:
@@ -324,7 +341,7 @@ class EagleTreeProposer:
     def _next_chance(self, growth: _Growth) -> float:
         """Drafts that will be accepted of those that one more pass would add, before it is made."""
         above = min(1.0, sum(growth.reach[node] for node in growth.beam))
-        return above * self._by_depth.estimate(growth.depth, _PRIOR_AT_DEPTH)
+        return above * self._by_depth.chance(growth.rows.request, growth.depth)
 
 
 def _is_processed(params: SamplingParams) -> bool:

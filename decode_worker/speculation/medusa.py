@@ -13,18 +13,21 @@ from dataclasses import dataclass
 
 import torch
 
-from decode_worker.speculation.acceptance import AcceptanceTracker
-from decode_worker.speculation.acceptance_rules import children_of
+from decode_worker.speculation.acceptance import AcceptanceTracker, kind_of
 from decode_worker.speculation.certainty import bucket_of, prior_of
-from decode_worker.speculation.draft_length import DraftPasses
-from decode_worker.speculation.tree import best_choices, static_tree
+from decode_worker.speculation.draft_length import DraftPasses, Outlook
+from decode_worker.speculation.tree import best_choices, static_tree, tried
 from engine.batch import ForwardBatch
 from engine.draft.medusa import MAX_RANKS
 from engine.draft.medusa_state import MedusaState
-from engine.drafts import ROOT, Draft
+from engine.drafts import Draft
 from engine.request import Request
 from engine.scheduler import ScheduledSequence
 from engine.verification import VerifyResult
+
+# Of one pass, before anything was seen.
+_PRIOR_ACCEPTED = 0.8
+_PRIOR_NODES = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class _Kind:
 
 
 class MedusaProposer:
-    """Implements :class:`engine.verification.Proposer` with trees; where a chain is expected to yield as much, with it.
+    """Implements :class:`~.draft_length.NetworkProposer` with trees, or chains where they promise as much.
 
     Args:
         state: of the heads that guess.
@@ -50,6 +53,8 @@ class MedusaProposer:
         self._heads = state.heads
         self._passes = passes
         self._acceptance = AcceptanceTracker()
+        self._worth = AcceptanceTracker()
+        self._drafts: dict[str, Draft] = {}
         self._kinds: dict[str, list[_Kind]] = {}
 
     @torch.inference_mode()
@@ -68,26 +73,41 @@ class MedusaProposer:
         # [num_heads, num_requests, num_ranks] → by request
         token_ids = self._heads.to_target_ids(columns).transpose(0, 1).tolist()
         certainties = probs.transpose(0, 1).tolist()
-        self._kinds = {}
+        self._kinds, self._drafts = {}, {}
         drafts: dict[str, Draft] = {}
         for (request, _), tokens, own in zip(known, token_ids, certainties, strict=True):
             draft = self._tree(request, tokens, own, room[request.request_id])
             if len(draft):
                 drafts[request.request_id] = draft
         self._passes.record(len(known), (time.monotonic() - started_s) * 1e3)
+        self._drafts = drafts
         return drafts
+
+    def outlook(self, requests: Sequence[Request], room: Mapping[str, int]) -> Outlook:
+        """All guesses come from one pass."""
+        gains = {
+            request.request_id: (self._worth.estimate(("accepted", kind_of(request)), _PRIOR_ACCEPTED),)
+            for request in requests
+        }
+        return Outlook(gains, self._worth.estimate("nodes", _PRIOR_NODES))
 
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
         self._state.computed(batch, results)
 
     def observe(self, result: VerifyResult) -> None:
-        """Of the nodes only those count whose parent was accepted: the target chose among them, or none of them."""
-        kinds = self._kinds.get(result.sequence.request.request_id, [])
-        children = children_of(result.sequence.draft.first(len(kinds)))
-        accepted = set(result.nodes)
-        for parent in (ROOT, *result.nodes):
-            for node in children.get(parent, ()):
-                self._acceptance.record(kinds[node], prior_of(kinds[node].bucket), float(node in accepted))
+        """Of the nodes only those count whose parent is right: the target chose among them, or none of them."""
+        request = result.sequence.request
+        draft = self._drafts.get(request.request_id)
+        if draft is None:
+            return
+        kinds = self._kinds[request.request_id]
+        levels = tried(draft, result.token_ids)
+        for node, is_right in (pair for level in levels for pair in level):
+            self._acceptance.record(kinds[node], prior_of(kinds[node].bucket), float(is_right))
+        num_right = sum(is_right for level in levels for _, is_right in level)
+        self._worth.record(("accepted", kind_of(request)), _PRIOR_ACCEPTED, num_right)
+        if result.num_drafted:
+            self._worth.record("nodes", _PRIOR_NODES, result.num_drafted)
 
     def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
         """The passes keep account of costs."""
@@ -95,6 +115,7 @@ class MedusaProposer:
     def release(self, request_id: str) -> None:
         self._state.release(request_id)
         self._kinds.pop(request_id, None)
+        self._drafts.pop(request_id, None)
 
     def _tree(
         self,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from decode_worker.speculation.acceptance import AcceptanceTracker
+from decode_worker.speculation.acceptance import AcceptanceTracker, num_right
 from decode_worker.speculation.suffix_automaton import Match, continuation
 from engine.batch import ForwardBatch
 from engine.drafts import Draft
@@ -29,6 +29,7 @@ class _Index:
     token_ids: list[int] = field(default_factory=list)
     last_end: dict[tuple[int, ...], int] = field(default_factory=dict)
     drafted_with: int = 0
+    drafts: tuple[int, ...] = ()
 
     def extend(self, token_ids: list[int]) -> None:
         for token in token_ids:
@@ -63,11 +64,11 @@ class NgramProposer:
 
     def observe(self, result: VerifyResult) -> None:
         index = self._indices.get(result.sequence.request.request_id)
-        if index is None or not result.num_drafted:
+        if index is None:
             return
-        length = index.drafted_with
+        length, num_known = index.drafted_with, min(len(index.drafts), len(result.token_ids))
         self._acceptance.record_chain(
-            result.num_drafted, len(result.accepted), lambda position: ((length, position), _PRIOR)
+            num_known, num_right(index.drafts, result.token_ids), lambda position: ((length, position), _PRIOR)
         )
 
     def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
@@ -84,7 +85,7 @@ class NgramProposer:
             if end is None:
                 continue
             drafts = continuation(index.token_ids, Match(length, end), max_draft_tokens)
-            index.drafted_with = length
+            index.drafted_with, index.drafts = length, drafts
             confidences = (self._acceptance.estimate((length, position), _PRIOR) for position in range(len(drafts)))
             return Draft(drafts, confidences=tuple(confidences))
         return None

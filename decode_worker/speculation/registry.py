@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from decode_worker.speculation.controller import AUTO, NONE, NetworkMethod, SpeculationController
-from decode_worker.speculation.draft_length import DraftPasses
+from decode_worker.speculation.draft_length import DraftPasses, NetworkProposer
 from decode_worker.speculation.draft_model import DraftModelProposer
 from decode_worker.speculation.eagle import EagleProposer
 from decode_worker.speculation.eagle_tree import EagleTreeProposer, EagleTreeSettings
@@ -28,6 +28,8 @@ _MODEL_FREE = ("lookahead", "ngram", "suffix")
 _NETWORKS = ("draft_model", "eagle", "eagle3", "medusa")
 # What `auto` tries before a network; n-grams are a special case of suffixes.
 _AUTO_METHODS = ("suffix",)
+# Its drafts hold the window that the next ones come from.
+_WHOLE = ("lookahead",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ def create_controller(
         network = _create_network(draft, runner, cost, limits)
         if isinstance(network.proposer, EagleTreeProposer | MedusaProposer):
             most[network.name] = limits.max_tree_tokens
-    return SpeculationController(methods, _AUTO_METHODS, default, limits.max_draft_tokens, most, cost, network)
+    return SpeculationController(methods, _AUTO_METHODS, default, limits.max_draft_tokens, most, cost, network, _WHOLE)
 
 
 def _check_available(default: str, draft: LoadedDraft | None) -> None:
@@ -93,7 +95,7 @@ def _create_network(
     return NetworkMethod(draft.method, _create_proposer(state, passes, limits), state, passes)
 
 
-def _create_proposer(state: DraftState, passes: DraftPasses, limits: SpeculationLimits) -> Proposer:
+def _create_proposer(state: DraftState, passes: DraftPasses, limits: SpeculationLimits) -> NetworkProposer:
     if isinstance(state, FeatureState):
         return _create_eagle(state, passes, limits)
     if isinstance(state, MedusaState):
@@ -103,7 +105,7 @@ def _create_proposer(state: DraftState, passes: DraftPasses, limits: Speculation
     raise TypeError(f"no speculation method is known for {type(state).__name__}")
 
 
-def _create_eagle(state: FeatureState, passes: DraftPasses, limits: SpeculationLimits) -> Proposer:
+def _create_eagle(state: FeatureState, passes: DraftPasses, limits: SpeculationLimits) -> NetworkProposer:
     chains = EagleProposer(state, passes, draws=limits.draws)
     if not limits.tree_max_batch or limits.draws:
         return chains

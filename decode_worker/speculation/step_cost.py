@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 _SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
 _LEARNING_RATE = 0.15
-_OUTLIER = 3.0
+# A step that takes longer than this many times the usual says more of the machine than of its size.
+_OUTLIER = 2.0
+# The same for the first step of a size, which may have been a cold one: at its word it would never be tried again.
+_COLD_OUTLIER = 1.5
+# Sizes that did not come up for so many steps are forgotten: what else the machine did then is not what it does now.
+_MEMORY_STEPS = 4096
 # Before anything is measured: a forward of n tokens costs 1 + 0.025 (n - 1) times a forward of one, which is about what
 # memory-bound decoding costs on CPUs and GPUs alike.
 _PRIOR_SLOPE = 0.025
@@ -17,6 +23,20 @@ def _prior(num_tokens: float) -> float:
     return 1.0 + _PRIOR_SLOPE * (num_tokens - 1)
 
 
+@dataclass(slots=True)
+class _Size:
+    """
+    Attributes:
+        ms: of a step.
+        count: steps of this size.
+        newest: number of the last one.
+    """
+
+    ms: float
+    count: int
+    newest: int
+
+
 class StepCost:
     """``ms(num_sequences, num_tokens)`` of a step.
 
@@ -24,39 +44,54 @@ class StepCost:
     """
 
     def __init__(self) -> None:
-        self._ms: dict[tuple[int, int], float] = {}
+        self._sizes: dict[tuple[int, int], _Size] = {}
+        self._curves: dict[int, tuple[list[int], list[float]]] = {}
+        self._num_steps = 0
 
     def record(self, num_sequences: int, num_tokens: int, ms: float) -> None:
-        """Books a step. One that took several times as long as usual says more of the machine than of the size."""
-        size = (_size_of(num_sequences), _size_of(num_tokens))
-        known = self._ms.get(size)
+        """Books a step."""
+        self._num_steps += 1
+        key = (_size_of(num_sequences), _size_of(num_tokens))
+        known = self._sizes.get(key)
         if known is None:
-            # The first step of a size may have been a cold one; without this it would never be tried again.
-            self._ms[size] = min(ms, _OUTLIER * self.ms(num_sequences, num_tokens)) if self._ms else ms
+            believed = min(ms, _COLD_OUTLIER * self.ms(num_sequences, num_tokens)) if self._sizes else ms
+            self._sizes[key] = _Size(believed, 1, self._num_steps)
         else:
-            self._ms[size] = known + _LEARNING_RATE * (min(ms, _OUTLIER * known) - known)
+            known.count += 1
+            known.newest = self._num_steps
+            known.ms += max(_LEARNING_RATE, 1 / known.count) * (min(ms, _OUTLIER * known.ms) - known.ms)
+        if self._num_steps % _MEMORY_STEPS == 0:
+            self._forget()
+        self._curves.clear()
 
-    def ms(self, num_sequences: int, num_tokens: int) -> float:
+    def ms(self, num_sequences: int, num_tokens: float) -> float:
         """Expected milliseconds; in units of an unknown step while nothing was measured."""
-        if not self._ms:
+        if not self._sizes:
             return _prior(num_tokens)
-        batch = _nearest((batch for batch, _ in self._ms), num_sequences)
-        known = {tokens: ms for (size, tokens), ms in self._ms.items() if size == batch}
-        return _interpolated(known, num_tokens)
+        tokens, ms = self._curve(num_sequences)
+        right = bisect.bisect_left(tokens, num_tokens)
+        if right == 0 or right == len(tokens):
+            edge = min(right, len(tokens) - 1)
+            return ms[edge] * _prior(num_tokens) / _prior(tokens[edge])
+        share = (num_tokens - tokens[right - 1]) / (tokens[right] - tokens[right - 1])
+        return ms[right - 1] + share * (ms[right] - ms[right - 1])
 
+    def _curve(self, num_sequences: int) -> tuple[list[int], list[float]]:
+        """Measured numbers of tokens, ascending, and what they cost with about so many sequences."""
+        found = self._curves.get(num_sequences)
+        if found is None:
+            batch = _nearest((batch for batch, _ in self._sizes), num_sequences)
+            known = sorted((tokens, size.ms) for (own, tokens), size in self._sizes.items() if own == batch)
+            # More tokens never cost less; where that was measured, the machine was busy with the fewer ones.
+            costs = [ms for _, ms in known]
+            for index in reversed(range(len(costs) - 1)):
+                costs[index] = min(costs[index], costs[index + 1])
+            found = self._curves[num_sequences] = ([tokens for tokens, _ in known], costs)
+        return found
 
-def _interpolated(known: dict[int, float], num_tokens: int) -> float:
-    size = _size_of(num_tokens)
-    if size in known:
-        return known[size] * _prior(num_tokens) / _prior(size)
-    sizes = sorted(known)
-    right = bisect.bisect_left(sizes, size)
-    if right == 0 or right == len(sizes):
-        edge = sizes[0] if right == 0 else sizes[-1]
-        return known[edge] * _prior(num_tokens) / _prior(edge)
-    low, high = sizes[right - 1], sizes[right]
-    share = (num_tokens - low) / (high - low)
-    return known[low] + share * (known[high] - known[low])
+    def _forget(self) -> None:
+        newest = max(size.newest for size in self._sizes.values())
+        self._sizes = {key: size for key, size in self._sizes.items() if newest - size.newest < _MEMORY_STEPS}
 
 
 def _nearest(sizes: Iterable[int], value: int) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from decode_worker.speculation.acceptance import AcceptanceTracker
+from decode_worker.speculation.acceptance import AcceptanceTracker, num_right
 from decode_worker.speculation.suffix_automaton import Match, SuffixAutomaton, continuation
 from engine.batch import ForwardBatch
 from engine.drafts import Draft
@@ -28,13 +28,13 @@ _PRIORS = (0.2, 0.35, 0.45, 0.55, 0.65, 0.75, 0.82, 0.88)
 
 @dataclass(slots=True)
 class _Sequence:
-    """A request's own tokens, and where its end stands in the corpus of earlier outputs."""
+    """A request's own tokens, where its end stands in the corpus of earlier outputs, and its latest draft's origin."""
 
     own: SuffixAutomaton = field(default_factory=SuffixAutomaton)
     corpus_state: tuple[int, int] = (0, 0)
     corpus_version: int = 0
     num_prompt_tokens: int = 0
-    drafted_from: tuple[str, int] | None = None
+    drafted_from: tuple[str, int, tuple[int, ...]] | None = None
 
 
 class SuffixProposer:
@@ -68,15 +68,16 @@ class SuffixProposer:
 
     def observe(self, result: VerifyResult) -> None:
         sequence = self._sequences.get(result.sequence.request.request_id)
-        if sequence is None or sequence.drafted_from is None or not result.num_drafted:
+        if sequence is None or sequence.drafted_from is None:
             return
-        source, match_length = sequence.drafted_from
+        source, match_length, drafts = sequence.drafted_from
 
         def key_of(position: int) -> tuple[tuple[str, int], float]:
             bucket = _bucket(match_length + position)
             return (source, bucket), _PRIORS[bucket]
 
-        self._acceptance.record_chain(result.num_drafted, len(result.accepted), key_of)
+        num_known = min(len(drafts), len(result.token_ids))
+        self._acceptance.record_chain(num_known, num_right(drafts, result.token_ids), key_of)
 
     def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
         """Drafting costs next to nothing here, so there is nothing to learn."""
@@ -107,7 +108,7 @@ class SuffixProposer:
         drafts = _until_separator(continuation(tokens, match, max_draft_tokens))
         if not drafts:
             return None
-        sequence.drafted_from = (source, match.length)
+        sequence.drafted_from = (source, match.length, drafts)
         return Draft(drafts, confidences=self._confidences(source, match, len(drafts)))
 
     def _confidences(self, source: str, match: Match, count: int) -> tuple[float, ...]:

@@ -292,3 +292,33 @@ def _draft(token_ids: Sequence[int], parents: Sequence[int], branches: Sequence[
         parents=() if is_chain else tuple(parents),
         confidences=() if branches is None else confidences_of(parents, branches),
     )
+
+
+def children_of(draft: Draft) -> dict[int, list[int]]:
+    """The children of each node that has any, and of the root, in their order."""
+    children: dict[int, list[int]] = {}
+    for node in range(len(draft)):
+        children.setdefault(draft.parent(node), []).append(node)
+    return children
+
+
+def tried(draft: Draft, outcome: Sequence[int]) -> list[list[tuple[int, bool]]]:
+    """What the tokens that came say about a draft, whether it was verified or not.
+
+    Returns:
+        By depth, as far as the tokens are those of nodes: the children of the last such node, and whether each of them
+        is what came. Only the last depth can be without the right one.
+    """
+    children = children_of(draft)
+    found: list[list[tuple[int, bool]]] = []
+    node = ROOT
+    for token in outcome:
+        siblings = children.get(node, [])
+        if not siblings:
+            break
+        found.append([(child, draft.token_ids[child] == token) for child in siblings])
+        right = [child for child, is_right in found[-1] if is_right]
+        if not right:
+            break
+        node = right[0]
+    return found

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from cluster.config import SpeculationMethod
-from decode_worker.speculation.acceptance import AcceptanceTracker
+from decode_worker.speculation.acceptance import AcceptanceTracker, DepthAcceptance
 from decode_worker.speculation.controller import SpeculationController
-from decode_worker.speculation.draft_length import DraftingPolicy, DraftPasses, VerificationPolicy
+from decode_worker.speculation.draft_length import DraftingPolicy, DraftPasses, Outlook, VerificationPolicy
 from decode_worker.speculation.registry import SpeculationLimits, create_controller, method_names
 from decode_worker.speculation.step_cost import StepCost
 from engine.batch import ForwardBatch
@@ -85,37 +85,94 @@ def test_costs_are_learned_and_interpolated() -> None:
     assert cost.ms(1, 1) < 20_000.0
 
 
+def test_more_tokens_never_count_as_cheaper() -> None:
+    cost = StepCost()
+    cost.record(1, 1, 20.0)
+    cost.record(1, 4, 23.0)
+    for _ in range(50):
+        cost.record(1, 1, 60.0)  # measured while the machine was busy
+    assert cost.ms(1, 1) <= cost.ms(1, 4) <= cost.ms(1, 8)
+
+
+def test_sizes_that_do_not_come_up_any_more_are_forgotten() -> None:
+    cost = StepCost()
+    cost.record(1, 1, 20.0)
+    cost.record(1, 8, 200.0)
+    assert cost.ms(1, 8) < 40.0, "a cold one is not taken at its word"
+    for _ in range(200):
+        cost.record(1, 8, 40.0)
+    assert cost.ms(1, 8) > 35.0
+    for _ in range(10_000):
+        cost.record(1, 1, 20.0)
+    assert cost.ms(1, 8) < 25.0
+
+
+class TestDepthAcceptance:
+    def request(self, name: str = "a", temperature: float = 0.0) -> Request:
+        return Request(name, [1], SamplingParams(temperature=temperature))
+
+    def test_chances_are_learned_by_depth_and_only_where_the_draft_was_reached(self) -> None:
+        chances = DepthAcceptance(prior=0.5)
+        for _ in range(200):
+            chances.learn(self.request(), num_known=3, num_right=1)
+        other = self.request("other")
+        assert chances.chance(other, 0) > 0.9
+        assert chances.chance(other, 1) < 0.1
+        assert chances.chance(other, 2) == 0.5
+        reach = chances.reach(other, 3)
+        assert reach == pytest.approx([reach[0], reach[0] * chances.chance(other, 1), reach[1] * 0.5])
+
+    def test_a_request_worse_than_its_like_is_known_for_it(self) -> None:
+        chances = DepthAcceptance(prior=0.5)
+        good, bad = self.request("good"), self.request("bad")
+        for _ in range(50):
+            chances.learn(good, 1, 1)
+            chances.learn(bad, 1, 0)
+        assert chances.chance(bad, 0) < 0.25 < 0.6 < chances.chance(good, 0) <= 1
+        chances.forget("bad")
+        assert chances.chance(bad, 0) == chances.chance(self.request("new"), 0)
+
+    def test_temperatures_are_kept_apart(self) -> None:
+        chances = DepthAcceptance(prior=0.5)
+        for _ in range(100):
+            chances.learn(self.request(temperature=1.0), 1, 0)
+        assert chances.chance(self.request("new"), 0) == 0.5
+
+
 class TestDraftLength:
     def cost(self, slope: float) -> StepCost:
         cost = StepCost()
-        for num_tokens in (1, 2, 4, 8, 16, 32, 64):
-            cost.record(1, num_tokens, 20.0 * (1 + slope * (num_tokens - 1)))
+        for _ in range(8):
+            for num_tokens in (1, 2, 4, 8, 16, 32, 64):
+                cost.record(1, num_tokens, 20.0 * (1 + slope * (num_tokens - 1)))
         return cost
 
     def test_cheap_verification_takes_all_good_drafts(self) -> None:
         policy = VerificationPolicy(self.cost(0.01))
-        assert policy.choose({"a": guess([0.9] * 8)}, num_sequences=1, num_tokens=1) == {"a": 8}
+        assert policy.choose({"a": guess([0.9] * 8)}, (), num_sequences=1, num_tokens=1) == {"a": 8}
 
     def test_expensive_verification_takes_none(self) -> None:
         policy = VerificationPolicy(self.cost(1.0))
-        assert policy.choose({"a": guess([0.5] * 8)}, num_sequences=1, num_tokens=1) == {}
+        assert policy.choose({"a": guess([0.5] * 8)}, (), num_sequences=1, num_tokens=1) == {}
 
     def test_the_surest_slots_of_the_batch_come_first(self) -> None:
         policy = VerificationPolicy(self.cost(0.12))
-        lengths = policy.choose({"sure": guess([0.95] * 4), "vague": guess([0.1] * 4)}, num_sequences=2, num_tokens=2)
+        lengths = policy.choose(
+            {"sure": guess([0.95] * 4), "vague": guess([0.1] * 4)}, (), num_sequences=2, num_tokens=2
+        )
         assert lengths == {"sure": 4}
 
     def test_a_length_is_a_prefix_of_the_draft(self) -> None:
         policy = VerificationPolicy(self.cost(0.02))
-        lengths = policy.choose({"a": guess([1.0, 1.0, 0.0, 1.0])}, num_sequences=1, num_tokens=1)
+        lengths = policy.choose({"a": guess([1.0, 1.0, 0.0, 1.0])}, (), num_sequences=1, num_tokens=1)
         assert lengths == {"a": 2}
 
     def test_a_gain_too_small_begins_nothing_but_may_go_on(self) -> None:
         policy = VerificationPolicy(self.cost(0.1))
         barely = {"a": guess([0.122])}
-        assert policy.choose(barely, num_sequences=1, num_tokens=1) == {}
-        assert policy.choose({"a": guess([0.9])}, num_sequences=1, num_tokens=1) == {"a": 1}
-        assert policy.choose(barely, num_sequences=1, num_tokens=1) == {"a": 1}
+        assert policy.choose(barely, (), num_sequences=1, num_tokens=1) == {}
+        assert policy.choose({"a": guess([0.9])}, (), num_sequences=1, num_tokens=1) == {"a": 1}
+        assert policy.choose(barely, (), num_sequences=1, num_tokens=1) == {"a": 1}
 
 
 def test_a_cold_first_step_of_a_size_does_not_rule_it_out() -> None:
@@ -138,7 +195,7 @@ class TestDraftingForANetwork:
 
     def test_drafting_that_pays_is_done_and_raises_the_bar_for_more_passes(self) -> None:
         policy, passes = self.policy(2.0)
-        assert policy.choose({"a": 1.2}, num_drafted=3, num_passes=3, num_sequences=1, num_tokens=1) == {"a"}
+        assert policy.choose(Outlook({"a": (0.6, 0.4, 0.2)}), (), num_sequences=1, num_tokens=1) == {"a"}
         assert passes.rate is not None
         assert passes.rate > 1 / 20.5
         assert passes.another([0.9])
@@ -146,22 +203,41 @@ class TestDraftingForANetwork:
 
     def test_passes_that_cost_more_than_they_bring_are_left_alone(self) -> None:
         policy, _ = self.policy(30.0)
-        assert policy.choose({"a": 1.2}, num_drafted=3, num_passes=3, num_sequences=1, num_tokens=1) == set()
+        assert policy.choose(Outlook({"a": (0.6, 0.4, 0.2)}), (), num_sequences=1, num_tokens=1) == set()
+
+    def test_one_good_pass_is_enough(self) -> None:
+        """What deeper drafts would waste does not speak against the first one."""
+        policy, _ = self.policy(4.0)
+        assert policy.choose(Outlook({"a": (0.5, 0.0, 0.0, 0.0)}), (), num_sequences=1, num_tokens=1) == {"a"}
 
     def test_requests_whose_drafts_fail_are_left_out(self) -> None:
         policy, _ = self.policy(2.0)
-        worth = {"good": 2.5, "bad": 0.01}
-        assert policy.choose(worth, num_drafted=3, num_passes=3, num_sequences=2, num_tokens=2) == {"good"}
+        outlook = Outlook({"bad": (0.01, 0.0), "good": (0.9, 0.8)})
+        assert policy.choose(outlook, (), num_sequences=2, num_tokens=2) == {"good"}
+
+    def test_who_asked_for_the_method_gets_it_whatever_it_costs(self) -> None:
+        policy, passes = self.policy(30.0)
+        outlook = Outlook({"a": (0.1, 0.0), "b": (0.9, 0.8)})
+        assert policy.choose(outlook, {"a"}, num_sequences=2, num_tokens=2) >= {"a"}
+        assert passes.rate is not None
+
+    def test_many_drafts_for_little_count_against_it(self) -> None:
+        policy, _ = self.policy(2.0)
+        gains = {"a": (0.4, 0.2)}
+        assert policy.choose(Outlook(gains, nodes_per_pass=1.0), (), num_sequences=1, num_tokens=1) == {"a"}
+        assert policy.choose(Outlook(gains, nodes_per_pass=30.0), (), num_sequences=1, num_tokens=1) == set()
 
     def test_a_refusal_is_probed_now_and_then(self) -> None:
         policy, _ = self.policy(2.0)
-        chosen = [policy.choose({"a": 0.3}, 3, 3, num_sequences=1, num_tokens=1) for _ in range(640)]
+        outlook = Outlook({"a": (0.05, 0.0)})
+        chosen = [policy.choose(outlook, (), num_sequences=1, num_tokens=1) for _ in range(640)]
         assert 5 <= sum(map(bool, chosen)) <= 15
         assert not policy.is_hopeless
 
     def test_what_would_not_pay_with_good_drafts_either_is_hardly_ever_probed(self) -> None:
         policy, _ = self.policy(30.0)
-        chosen = [policy.choose({"a": 0.3}, 3, 3, num_sequences=1, num_tokens=1) for _ in range(2100)]
+        outlook = Outlook({"a": (0.05, 0.0)})
+        chosen = [policy.choose(outlook, (), num_sequences=1, num_tokens=1) for _ in range(2100)]
         assert sum(map(bool, chosen)) == 2
         assert policy.is_hopeless
 
@@ -191,13 +267,25 @@ class TestController:
         request = Request("a", [1, 2, 3], SamplingParams(max_tokens=50))
         assert controller.propose([ScheduledSequence(request, 2)], {}) == {}
 
-    def test_only_who_proposed_learns(self) -> None:
-        one, two = Drafter([0.9]), Drafter([0.2])
-        controller = SpeculationController({"one": one, "two": two}, ["one", "two"], "auto", 4)
+    def test_whoever_proposed_learns_whether_its_draft_was_verified_or_not(self) -> None:
+        one, two, unasked = Drafter([0.9]), Drafter([0.2]), Drafter([0.9])
+        controller = SpeculationController({"one": one, "two": two, "no": unasked}, ["one", "two"], "auto", 4)
         sequence = scheduled("a")
         drafts = controller.propose([sequence], {"a": 8})
         controller.observe(VerifyResult(ScheduledSequence(sequence.request, 1, drafts["a"]), (), 5))
-        assert (len(one.observed), len(two.observed)) == (1, 0)
+        assert (len(one.observed), len(two.observed), len(unasked.observed)) == (1, 1, 0)
+        assert {name: count.num_drafted for name, count in controller.counts.items()} == {"one": 1}
+
+    def test_a_method_asked_for_by_name_drafts_as_much_as_pays_and_something_at_least(self) -> None:
+        drafter = Drafter([0.9, 0.0, 0.9])
+        controller = SpeculationController({"one": drafter}, [], "one", 4)
+        assert len(controller.propose([scheduled("a")], {"a": 8})["a"]) == 1
+        drafter.confidences = (0.01,)
+        assert len(controller.propose([scheduled("a")], {"a": 8})["a"]) == 1
+
+    def test_a_method_that_learns_from_every_node_gets_them_all(self) -> None:
+        controller = SpeculationController({"one": Drafter([0.9, 0.0, 0.9])}, [], "one", 4, whole=["one"])
+        assert len(controller.propose([scheduled("a")], {"a": 8})["a"]) == 3
 
     def test_a_method_that_breaks_is_left_out(self) -> None:
         good, bad = Drafter([0.9]), Drafter([0.9], breaks=True)

@@ -60,7 +60,7 @@ class Spy(EagleTreeProposer):
         drafts = super().propose(plan, room)
         for sequence in plan:
             request = sequence.request
-            if request.request_id in self._kinds:
+            if request.request_id in self._drafts:
                 draft = drafts[request.request_id]
                 self.trees.append((request.request_id, request.num_tokens, room[request.request_id], draft))
         return drafts

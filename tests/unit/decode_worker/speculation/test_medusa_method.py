@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from decode_worker.speculation.acceptance_rules import children_of
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.medusa import MedusaProposer
 from decode_worker.speculation.step_cost import StepCost
+from decode_worker.speculation.tree import children_of
 from engine.draft.medusa import MedusaHeads, load_medusa
 from engine.draft.medusa_state import MedusaState
 from engine.drafts import Draft, depths_of

@@ -19,6 +19,7 @@ from decode_worker.speculation.tree import (
     reach_probabilities,
     reindexed,
     static_tree,
+    tried,
     truncate,
 )
 from engine.drafts import ROOT, Draft
@@ -202,3 +203,12 @@ def test_confidences_and_branch_probabilities_are_each_others_reverse(draft: Dra
 
 def test_indices_among_kept_nodes() -> None:
     assert reindexed([ROOT, ROOT, 1, 0, 2], [1, 2, 4]) == (ROOT, 0, 1)
+
+
+def test_what_came_says_something_about_the_children_of_what_it_went_through() -> None:
+    draft = Draft((1, 2, 3, 4, 5), (ROOT, ROOT, 1, 1, 2))  # 1 and 2 below the root, 3 and 4 below 2, 5 below 3
+    assert tried(draft, (2, 3, 9)) == [[(0, False), (1, True)], [(2, True), (3, False)], [(4, False)]]
+    assert tried(draft, (2, 3)) == [[(0, False), (1, True)], [(2, True), (3, False)]], "nothing is known of 5"
+    assert tried(draft, (1, 3)) == [[(0, True), (1, False)]], "nothing is below 1"
+    assert tried(draft, (7, 3)) == [[(0, False), (1, False)]]
+    assert tried(Draft((1, 2)), (1,)) == [[(0, True)]]
