@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from cluster.timelines import Order
+
 
 class AdminBackend(Protocol):
     """The control plane, as the gateway sees it. Every dictionary is ready for JSON."""
@@ -20,8 +22,16 @@ class AdminBackend(Protocol):
         """
         ...
 
-    def timeline(self, request_id: str) -> dict[str, Any] | None:
-        """The waterfall of a request, or None when it is not known (any more)."""
+    def timeline(self, request_id: str) -> dict[str, Any]:
+        """The waterfall of a request.
+
+        Raises:
+            NotFoundError: it is not known, or not any more.
+        """
+        ...
+
+    def requests(self, order: Order, limit: int) -> list[dict[str, Any]]:
+        """The newest or the slowest of the requests whose timelines are kept."""
         ...
 
     async def metrics(self) -> bytes:

@@ -13,13 +13,14 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from cluster.cli_bench_serve import bench_compare, bench_serve, bench_sweep
 from cluster.cli_train import app as train_app
 from cluster.client import RouterClient
 from cluster.state import find_endpoint
@@ -38,6 +39,8 @@ model_app = typer.Typer(help="Models on this machine.", no_args_is_help=True)
 app.add_typer(model_app, name="model")
 bench_app = typer.Typer(help="Measure what this machine makes of it.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
+for name, command in (("serve", bench_serve), ("compare", bench_compare), ("sweep", bench_sweep)):
+    bench_app.command(name)(command)
 app.add_typer(train_app, name="train")
 
 EndpointOption = Annotated[
@@ -117,6 +120,29 @@ def status(
         sys.stdout.write(json.dumps({"endpoint": address, **answer}, indent=2) + "\n")
     else:
         _output().print(render_status(answer, address, _output().width))
+
+
+@app.command()
+def explain(
+    request_id: Annotated[
+        str | None, typer.Argument(help="The response's id, or X-Request-Id; of one choice: ID-INDEX.")
+    ] = None,
+    last: Annotated[bool, typer.Option("--last", help="The newest request.")] = False,
+    slowest: Annotated[bool, typer.Option("--slowest", help="The slowest of those that are kept.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the router's answer as JSON.")] = False,
+    endpoint: EndpointOption = None,
+) -> None:
+    """Show where a request's time went, and what to blame for it."""
+    from cluster.cli_explain import fetch_timeline, render_timeline
+
+    if (request_id is not None) + last + slowest != 1:
+        raise typer.BadParameter("give one of REQUEST_ID, --last and --slowest.")
+    which: Literal["newest", "slowest"] = "slowest" if slowest else "newest"
+    timeline = _with_client(endpoint, lambda client: fetch_timeline(client, request_id, which))
+    if as_json:
+        sys.stdout.write(json.dumps(timeline, indent=2) + "\n")
+    else:
+        _output().print(render_timeline(timeline, _output().width))
 
 
 @app.command()

@@ -19,6 +19,7 @@ REPORT_COLUMNS = 140
 """Tables of figures are never cut: narrower terminals break their lines."""
 _SPECULATION = "benchmarks.speculation:run"
 _LOSSLESSNESS = "benchmarks.losslessness:run"
+_EXTRA_LIBRARIES = ("aiohttp", "matplotlib", "plotly")
 
 
 def bench_speculation(
@@ -33,7 +34,7 @@ def bench_speculation(
     Raises:
         BatonError: something that was asked for is not known or cannot run.
     """
-    result: RenderableType = _load(_SPECULATION)(load_config(config, overrides), report, **settings)
+    result: RenderableType = load_benchmark(_SPECULATION)(load_config(config, overrides), report, **settings)
     return result
 
 
@@ -45,7 +46,9 @@ def bench_lossless(
     Raises:
         BatonError: model or draft cannot be loaded.
     """
-    result: tuple[RenderableType, bool] = _load(_LOSSLESSNESS)(load_config(config, overrides), report, draws, seeds)
+    result: tuple[RenderableType, bool] = load_benchmark(_LOSSLESSNESS)(
+        load_config(config, overrides), report, draws, seeds
+    )
     return result
 
 
@@ -70,7 +73,18 @@ def numbers(option: str, text: str) -> tuple[float, ...]:
         raise ConfigError(f"{option} takes numbers with commas between, such as 0,0.8; got {text!r}.") from error
 
 
-def _load(path: str) -> Callable[..., Any]:
+def load_benchmark(path: str) -> Callable[..., Any]:
+    """The function that ``module:name`` names.
+
+    Raises:
+        ConfigError: a library of the extra ``bench`` is not installed.
+    """
     module_name, _, function_name = path.partition(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(module_name), function_name)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRA_LIBRARIES:
+            raise
+        raise ConfigError(f"{error.name} is missing. Install it with: pip install 'baton-serve[bench]'") from error
+    function: Callable[..., Any] = getattr(module, function_name)
     return function

@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import httpx
 
@@ -88,7 +88,15 @@ class RouterClient:
 
     async def timeline(self, request_id: str) -> dict[str, Any]:
         """Waterfall of a finished request; times in milliseconds since it was received."""
-        return await self._json("GET", f"/v1/requests/{request_id}/timeline")
+        return await self._json("GET", f"/v1/requests/{quote(request_id, safe='')}/timeline")
+
+    async def requests(self, order: str, limit: int) -> list[dict[str, Any]]:
+        """The newest or the slowest of the requests whose timelines are kept."""
+        answer = await self._json("GET", f"/v1/requests?order={order}&limit={limit}")
+        data = answer.get("data")
+        if not isinstance(data, list):
+            raise RouterUnreachableError(f"{self.endpoint}/v1/requests does not list requests.")
+        return data
 
     async def generate(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """The whole answer to a request in OpenAI's shape.

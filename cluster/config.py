@@ -193,6 +193,23 @@ class LogConfig(Section):
     model_config = ConfigDict(serialize_by_alias=True)
 
 
+class TelemetryConfig(Section):
+    """Traces of finished requests for an OpenTelemetry collector."""
+
+    otlp_endpoint: NonEmptyString | None = None
+    """Base URL of a collector that takes OTLP over HTTP; null: no traces."""
+    otlp_timeout_s: PositiveSeconds = 10.0
+    """For one batch of spans; what the collector does not take is dropped."""
+    service_name: NonEmptyString = "baton"
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _http_url(cls, endpoint: str | None) -> str | None:
+        if endpoint is not None and not re.fullmatch(r"https?://[^/\s]+\S*", endpoint):
+            raise ValueError(f"{endpoint!r} is no http:// or https:// URL; collectors usually listen on port 4318")
+        return endpoint
+
+
 class BatonConfig(Section):
     """Everything a cluster is started from."""
 
@@ -210,6 +227,7 @@ class BatonConfig(Section):
     kv_transfer: KVTransferConfig = KVTransferConfig()
     ray: RayConfig = RayConfig()
     log: LogConfig = LogConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
 
     @model_validator(mode="after")
     def _gpus_for_cuda(self) -> BatonConfig:

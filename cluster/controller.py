@@ -10,6 +10,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from cluster.cluster_metrics import PoolFigures
 from cluster.config import POOLS, BatonConfig
 from cluster.logs import configure_logging
 from cluster.registry import WorkerInfo
@@ -49,6 +50,7 @@ class Controller:
         self._infos: dict[str, WorkerInfo] = {}
         self._reports: asyncio.Queue[str] = asyncio.Queue()
         self._router_task: asyncio.Task[None] | None = None
+        self._num_router_restarts = 0
         self._stopping = False
         self._failed: asyncio.Future[None] = asyncio.get_event_loop().create_future()
 
@@ -100,6 +102,10 @@ class Controller:
     async def pool_status(self) -> dict[str, Any]:
         """:meth:`pools`, for callers in other processes."""
         return self.pools()
+
+    async def figures(self) -> tuple[dict[str, PoolFigures], int]:
+        """For metrics: of the pools by name, and how often the router was replaced."""
+        return {name: pool.figures() for name, pool in self._pools.items()}, self._num_router_restarts
 
     async def stop(self) -> None:
         """Ends everything; first the router, so that no request finds its workers gone."""
@@ -181,6 +187,7 @@ class Controller:
                 return
             except RayError as error:
                 logger.error("the router died and is replaced: %s", error)
+                self._num_router_restarts += 1
             self._router = None
             ray.kill(router, no_restart=True)  # it may have failed without dying
             try:

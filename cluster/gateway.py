@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import difflib
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import cast, get_args
 
 from fastapi import FastAPI, Request, Response
+from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 
 from cluster.admin import AdminBackend
 from cluster.config import POOLS
-from cluster.generation import Generator
+from cluster.generation import FinishedRequest, Generator
 from cluster.generation_endpoint import GenerationEndpoint
-from cluster.http_edge import JsonResponse, RequestContextMiddleware, error_response, read_json_object
+from cluster.http_edge import (
+    JsonResponse,
+    RequestContextMiddleware,
+    error_answer,
+    error_response,
+    read_json_object,
+)
+from cluster.http_metrics import HttpMetrics
 from cluster.openai_api.json_body import shown
 from cluster.openai_api.limits import GatewayLimits
 from cluster.openai_api.parameters import check_known
 from cluster.openai_api.plan import check_model
 from cluster.openai_api.responses import error_body, model_body
+from cluster.request_times import RequestTimesMiddleware
+from cluster.timelines import Order
+from cluster.version import package_version
 from engine.errors import BatonError, InternalError, InvalidRequestError, NotFoundError, NoWorkerError
 from engine.tokenizer import Tokenizer
 
+_MAX_LISTED = 1000
 _MAX_WORKERS = 4096
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -33,26 +47,40 @@ ENDPOINTS = (
     "GET /v1/models/{model}",
     "POST /v1/completions",
     "POST /v1/chat/completions",
+    "GET /v1/requests",
     "GET /v1/requests/{id}/timeline",
     "GET /admin/status",
     "POST /admin/scale",
 )
 
 
-def create_app(generator: Generator, tokenizer: Tokenizer, admin: AdminBackend, limits: GatewayLimits) -> FastAPI:
-    """The application for one served model. It keeps no state outside itself."""
+def create_app(
+    generator: Generator,
+    tokenizer: Tokenizer,
+    admin: AdminBackend,
+    limits: GatewayLimits,
+    metrics: HttpMetrics | None = None,
+    on_finished: Callable[[FinishedRequest], None] | None = None,
+) -> FastAPI:
+    """The application for one served model. It keeps no state outside itself.
+
+    Args:
+        on_finished: told of every request that got as far as the generator, when its response is out.
+        metrics: counts the requests; None: nobody asks for the counts.
+    """
     app = FastAPI(title="baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    app.add_middleware(RequestContextMiddleware)
+    app.add_middleware(RequestContextMiddleware, metrics=metrics or HttpMetrics(CollectorRegistry()))
+    app.add_middleware(RequestTimesMiddleware)  # the last one added is the outermost
     app.add_exception_handler(BatonError, _on_baton_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    _add_generation_routes(app, generator, tokenizer, limits)
+    endpoint = GenerationEndpoint(generator, tokenizer, limits, on_finished)
+    _add_generation_routes(app, generator, endpoint)
     _add_health_routes(app, generator)
     _add_admin_routes(app, admin, limits)
     return app
 
 
-def _add_generation_routes(app: FastAPI, generator: Generator, tokenizer: Tokenizer, limits: GatewayLimits) -> None:
-    endpoint = GenerationEndpoint(generator, tokenizer, limits)
+def _add_generation_routes(app: FastAPI, generator: Generator, endpoint: GenerationEndpoint) -> None:
     app.post("/v1/completions", response_model=None)(endpoint.complete)
     app.post("/v1/chat/completions", response_model=None)(endpoint.chat)
 
@@ -68,15 +96,18 @@ def _add_generation_routes(app: FastAPI, generator: Generator, tokenizer: Tokeni
 
 
 def _add_health_routes(app: FastAPI, generator: Generator) -> None:
-    @app.get("/", response_model=None)
-    async def root() -> Response:
-        return JsonResponse({"name": "baton", "version": _version(), "endpoints": ENDPOINTS})
+    # HEAD too, with which many load balancers look whether somebody is there.
+    probe = partial(app.api_route, methods=["GET", "HEAD"], response_model=None)
 
-    @app.get("/health", response_model=None)
+    @probe("/")
+    async def root() -> Response:
+        return JsonResponse({"name": "baton", "version": package_version(), "endpoints": ENDPOINTS})
+
+    @probe("/health")
     async def health() -> Response:
         return JsonResponse({"status": "ok"})
 
-    @app.get("/ready", response_model=None)
+    @probe("/ready")
     async def ready() -> Response:
         if not generator.is_ready():
             raise NoWorkerError(
@@ -92,13 +123,12 @@ def _add_admin_routes(app: FastAPI, admin: AdminBackend, limits: GatewayLimits) 
 
     @app.get("/v1/requests/{request_id}/timeline", response_model=None)
     async def timeline(request_id: str) -> Response:
-        found = admin.timeline(request_id)
-        if found is None:
-            raise NotFoundError(
-                f"No request {request_id[:80]!r} is known; only those in flight and recent ones are.",
-                param="request_id",
-            )
-        return JsonResponse(found)
+        return JsonResponse(admin.timeline(request_id))
+
+    @app.get("/v1/requests", response_model=None)
+    async def requests(request: Request) -> Response:
+        order, limit = _parse_listing(request.query_params)
+        return JsonResponse({"object": "list", "data": admin.requests(order, limit)})
 
     @app.get("/admin/status", response_model=None)
     async def status() -> Response:
@@ -125,8 +155,19 @@ def _parse_targets(body: dict[str, object]) -> dict[str, int]:
     return targets
 
 
+def _parse_listing(query: Mapping[str, str]) -> tuple[Order, int]:
+    check_known(query, ("order", "limit"), "query parameter")
+    order = query.get("order", "newest")
+    if order not in get_args(Order):
+        raise InvalidRequestError(f"order must be newest or slowest, got {shown(order)}.", param="order")
+    limit = query.get("limit", "20")
+    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MAX_LISTED):
+        raise InvalidRequestError(f"limit must be between 1 and {_MAX_LISTED}, got {shown(limit)}.", param="limit")
+    return cast(Order, order), int(limit)
+
+
 async def _on_baton_error(request: Request, error: Exception) -> Response:
-    return error_response(error if isinstance(error, BatonError) else InternalError("Internal error."))
+    return error_answer(request.scope, error if isinstance(error, BatonError) else InternalError("Internal error."))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -144,10 +185,3 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     else:
         problem = InvalidRequestError(str(error.detail))
     return JsonResponse(error_body(problem), status_code=error.status_code, headers=dict(error.headers or {}))
-
-
-def _version() -> str:
-    try:
-        return version("baton-serve")
-    except PackageNotFoundError:
-        return "unknown"

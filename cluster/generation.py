@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.request import FinishReason, SamplingParams, TokenLogprobs
 from engine.timeline import Timeline
+
+STOP_STRING = "stop_string"
+"""Attribute of a timeline whose sequence the gateway ended itself, because of a stop string in its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,23 @@ class GenerationRequest:
     params: SamplingParams
     timeline: Timeline
     speculation_method: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRequest:
+    """An HTTP request whose response is out, or whose client is gone.
+
+    Attributes:
+        operation: ``chat`` or ``text_completion``.
+        trace_context: W3C ``traceparent`` and ``tracestate`` as the client sent them, if it did.
+    """
+
+    request_id: str
+    operation: str
+    model: str
+    sequences: tuple[GenerationRequest, ...]
+    streamed: bool
+    trace_context: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,18 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from fastapi import Request, Response
 
-from cluster.generation import GenerationRequest, Generator
+from cluster.generation import FinishedRequest, GenerationRequest, Generator
 from cluster.http_edge import JsonResponse, read_json_object, request_id_of, set_request_id, until_disconnect
 from cluster.openai_api.limits import GatewayLimits
 from cluster.openai_api.plan import GenerationPlan, Planner
 from cluster.openai_api.responses import ChatFormat, ChoiceOutput, CompletionFormat, Json, ResponseFormat, Usage
 from cluster.openai_api.schemas import ChatCompletionRequest, CompletionRequest, parse_request
 from cluster.output_processor import OutputDelta, OutputProcessor
+from cluster.request_times import ArrivalTimes, arrival_of, call_when_over
 from cluster.sequences import SequenceSpec, run_sequences
 from cluster.sse import DONE_EVENT, SseResponse, encode_event
 from engine.timeline import Event, Timeline
@@ -24,15 +26,21 @@ from engine.tokenizer import Tokenizer
 
 # How much of the prompt the detokenizer needs to see to know whether the output continues a word.
 _NUM_CONTEXT_TOKENS = 32
+_TRACE_HEADERS = ("traceparent", "tracestate")
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A planned HTTP request. Times are seconds of the monotonic clock."""
+    """A planned HTTP request. Times are seconds of the monotonic clock.
 
+    Attributes:
+        operation: its name in OpenTelemetry's conventions.
+    """
+
+    operation: str
     plan: GenerationPlan
     make_format: Callable[[str], ResponseFormat]
-    received_s: float
+    parsed_s: float
     tokenized_s: float
 
 
@@ -62,18 +70,29 @@ def _sequence_ids(request_id: str, num_sequences: int) -> list[str]:
 
 
 class GenerationEndpoint:
-    """Serves ``/v1/completions`` and ``/v1/chat/completions``."""
+    """Serves ``/v1/completions`` and ``/v1/chat/completions``.
 
-    def __init__(self, generator: Generator, tokenizer: Tokenizer, limits: GatewayLimits) -> None:
+    Args:
+        on_finished: told of every request that got as far as the generator, when its response is out.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        tokenizer: Tokenizer,
+        limits: GatewayLimits,
+        on_finished: Callable[[FinishedRequest], None] | None = None,
+    ) -> None:
         self._generator = generator
         self._tokenizer = tokenizer
         self._limits = limits
         self._planner = Planner(tokenizer, limits)
         self._active_ids = ActiveIds()
+        self._on_finished = on_finished
 
     async def complete(self, request: Request) -> Response:
-        received_s = time.monotonic()
         body = await read_json_object(request, self._limits.max_body_bytes)
+        parsed_s = time.monotonic()
         parsed = parse_request(CompletionRequest, body)
         card = self._generator.model
         plan = await self._planner.plan_completion(parsed, card)
@@ -87,11 +106,11 @@ class GenerationEndpoint:
                 echo_texts=[prompt.echo_text for prompt in plan.prompts for _ in range(plan.num_choices)],
             )
 
-        return await self._respond(request, _Job(plan, make_format, received_s, time.monotonic()))
+        return await self._respond(request, _Job("text_completion", plan, make_format, parsed_s, time.monotonic()))
 
     async def chat(self, request: Request) -> Response:
-        received_s = time.monotonic()
         body = await read_json_object(request, self._limits.max_body_bytes)
+        parsed_s = time.monotonic()
         parsed = parse_request(ChatCompletionRequest, body)
         card = self._generator.model
         plan = await self._planner.plan_chat(parsed, card)
@@ -99,7 +118,7 @@ class GenerationEndpoint:
         def make_format(request_id: str) -> ResponseFormat:
             return ChatFormat(request_id, card.name, self._tokenizer, with_logprobs=parsed.logprobs)
 
-        return await self._respond(request, _Job(plan, make_format, received_s, time.monotonic()))
+        return await self._respond(request, _Job("chat", plan, make_format, parsed_s, time.monotonic()))
 
     async def _respond(self, request: Request, job: _Job) -> Response:
         if not job.plan.stream:
@@ -119,6 +138,7 @@ class GenerationEndpoint:
             if job.plan.return_token_ids:
                 for entry, choice in zip(body["choices"], choices, strict=True):
                     entry["token_ids"] = choice.token_ids
+            _record_response(specs)
             return body
 
     async def _stream(self, request: Request, job: _Job) -> AsyncGenerator[bytes, None]:
@@ -139,6 +159,9 @@ class GenerationEndpoint:
                     elif plan.include_usage:
                         chunk["usage"] = None
                     yield encode_event(chunk)
+                    if is_first:  # whoever asks for more has sent this
+                        specs[index].request.timeline.record(Event.FIRST_TOKEN_SENT)
+            _record_response(specs)
             if plan.include_usage:
                 yield encode_event(output.usage_chunk(_usage(plan, specs)))
             yield DONE_EVENT
@@ -148,14 +171,28 @@ class GenerationEndpoint:
         num_sequences = len(job.plan.prompts) * job.plan.num_choices
         with self._active_ids.claim(request_id_of(request), num_sequences) as (request_id, ids):
             set_request_id(request, request_id)
-            yield request_id, [self._spec(job, ids, index) for index in range(num_sequences)]
+            arrival = arrival_of(request)
+            specs = [self._spec(job, arrival, ids, index) for index in range(num_sequences)]
+            call_when_over(request, partial(self._finish, request, job, request_id, specs))
+            yield request_id, specs
 
-    def _spec(self, job: _Job, ids: list[str], index: int) -> SequenceSpec:
+    def _finish(self, request: Request, job: _Job, request_id: str, specs: list[SequenceSpec], was_sent: bool) -> None:
+        if was_sent:
+            _record(specs, Event.SENT)
+        if self._on_finished is not None:
+            sequences = tuple(spec.request for spec in specs)
+            context = {name: request.headers[name] for name in _TRACE_HEADERS if name in request.headers}
+            model = self._generator.model.name
+            self._on_finished(FinishedRequest(request_id, job.operation, model, sequences, job.plan.stream, context))
+
+    def _spec(self, job: _Job, arrival: ArrivalTimes, ids: list[str], index: int) -> SequenceSpec:
         plan = job.plan
         prompt_index, choice = divmod(index, plan.num_choices)
         prompt = plan.prompts[prompt_index]
         timeline = Timeline(ids[index])
-        timeline.record(Event.RECEIVED, job.received_s)
+        timeline.record(Event.RECEIVED, arrival.received_s)
+        timeline.record(Event.ACCEPTED, arrival.accepted_s)
+        timeline.record(Event.PARSED, job.parsed_s)
         timeline.record(Event.TOKENIZED, job.tokenized_s)
         detokenizer = self._tokenizer.detokenizer(
             skip_special_tokens=plan.skip_special_tokens,
@@ -169,6 +206,18 @@ class GenerationEndpoint:
             processor=OutputProcessor(detokenizer, plan.stop),
             starts_after=index - choice if choice else None,
         )
+
+
+def _record_response(specs: list[SequenceSpec]) -> None:
+    """A sequence that is alone waits for no other."""
+    if len(specs) > 1:
+        _record(specs, Event.RESPONDED)
+
+
+def _record(specs: list[SequenceSpec], event: Event) -> None:
+    now_s = time.monotonic()
+    for spec in specs:
+        spec.request.timeline.record(event, now_s)
 
 
 def _has_news(delta: OutputDelta) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from cluster.background import BackgroundTasks
 from cluster.generation import TokenChunk
+from cluster.logs import RequestLog
 from cluster.messages import unpack_events
 from cluster.metrics import RouterMetrics
 from cluster.registry import Worker
@@ -104,6 +105,7 @@ class HandoffWatch:
                         return self._book(event.handoff)
                     if self._first.done():
                         raise InternalError("the prefill worker sent a second first token")
+                    self._worker.client.record_steps(self._timeline.prefill_steps, event.first_token, 0)
                     self._first.set_result(event.first_token)
             if self._first.done() and not self._first.result().finish_reason:
                 raise WorkerLostError("the prefill worker ended its stream without word of the hand-off")
@@ -111,13 +113,15 @@ class HandoffWatch:
             self.is_broken = True
             return error
         except Exception as error:
-            logger.exception("following the prefill of %s failed", self._timeline.request_id)
+            log = RequestLog(logger, self._timeline.request_id)
+            log.exception("following the prefill failed")
             self.is_broken = True
             return InternalError(f"following the prefill failed ({type(error).__name__}); the router's log says more")
         return None
 
     def _book(self, result: worker_pb2.HandoffResult) -> BatonError | None:
         self._metrics.observe_handoff(result)
+        self._worker.client.record_parts(self._timeline, result.parts)
         if result.error_code:
             self._timeline.attributes["handoff_error"] = result.error_code
             return rebuild_error(result.error_code, result.error_message)

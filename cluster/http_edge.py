@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import re
-import traceback
+import time
 import uuid
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -17,6 +17,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cluster.http_metrics import UNKNOWN_ENDPOINT, HttpMetrics
+from cluster.logs import RequestLog, describe_fault
 from cluster.openai_api.json_body import check_content_headers, parse_object
 from cluster.openai_api.responses import error_body
 from engine.errors import BatonError, InternalError, OverloadedError, RequestCancelledError, RequestTooLargeError
@@ -24,6 +26,7 @@ from engine.errors import BatonError, InternalError, OverloadedError, RequestCan
 logger = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = "X-Request-Id"
+_POLLED_ENDPOINTS = frozenset({"/", "/health", "/ready", "/metrics"})
 _VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ID_PREFIXES = {"/v1/completions": "cmpl-", "/v1/chat/completions": "chatcmpl-"}
 # A client that is cut off while it sends may never read the answer, so this much of a refused body is read and dropped.
@@ -49,6 +52,12 @@ def error_response(error: BatonError) -> JsonResponse:
     return JsonResponse(error_body(error), status_code=error.http_status, headers=headers)
 
 
+def error_answer(scope: Scope, error: BatonError) -> JsonResponse:
+    """:func:`error_response`, of which metrics and the access log shall know."""
+    scope["state"]["error_code"] = error.code
+    return error_response(error)
+
+
 def to_baton_error(error: Exception, request_id: str) -> BatonError:
     """``error`` itself, or for anything unforeseen an :class:`InternalError` that says nothing about it.
 
@@ -56,9 +65,7 @@ def to_baton_error(error: Exception, request_id: str) -> BatonError:
     """
     if isinstance(error, BatonError):
         return error
-    frames = traceback.extract_tb(error.__traceback__)
-    places = " < ".join(f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in reversed(frames))
-    logger.error("request %s failed: %s in %s", request_id, type(error).__name__, places)
+    RequestLog(logger, request_id).error("a request failed: %s", describe_fault(error))
     return InternalError(f"Internal error. The server's log has more under the request id {request_id}.")
 
 
@@ -76,11 +83,13 @@ def set_request_id(request: Request, request_id: str) -> None:
 class RequestContextMiddleware:
     """Gives every request an id, returns it as ``X-Request-Id``, and turns whatever is unforeseen into a 500.
 
-    The client's own ``X-Request-Id`` is used when it is 1 to 64 of ``[A-Za-z0-9_.-]``, and else ignored.
+    The client's own ``X-Request-Id`` is used when it is 1 to 64 of ``[A-Za-z0-9_.-]``, and else ignored. A request that
+    is over is counted and, at level info, logged; at level debug, if it is of those that machines send all the time.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
         self._app = app
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -88,23 +97,35 @@ class RequestContextMiddleware:
             return
         state = scope.setdefault("state", {})
         state["request_id"] = _choose_request_id(scope)
-        is_started = False
+        began_s = time.monotonic()
+        status: int | None = None
 
         async def send_with_id(message: Message) -> None:
-            nonlocal is_started
+            nonlocal status
             if message["type"] == "http.response.start":
-                is_started = True
+                status = message["status"]
                 MutableHeaders(scope=message)[REQUEST_ID_HEADER] = state["request_id"]
             await send(message)
 
         try:
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
-            logger.debug("request %s: the client went away", state["request_id"])
+            RequestLog(logger, state["request_id"]).debug("the client went away")
         except Exception as error:  # noqa: BLE001 (the outermost boundary: one request's fault must stay its own)
-            response = error_response(to_baton_error(error, state["request_id"]))
-            if not is_started:
+            response = error_answer(scope, to_baton_error(error, state["request_id"]))
+            if status is None:
                 await response(scope, receive, send_with_id)
+        finally:
+            self._observe(scope, status or RequestCancelledError.http_status, time.monotonic() - began_s)
+
+    def _observe(self, scope: Scope, status: int, seconds: float) -> None:
+        endpoint = getattr(scope.get("route"), "path", UNKNOWN_ENDPOINT)
+        error_code = scope["state"].get("error_code")
+        self._metrics.observe(endpoint, status, error_code)
+        # The path as it was sent may hold anything; the route does not.
+        fields = {"endpoint": endpoint, "status": status, "duration_ms": round(seconds * 1e3, 1), "code": error_code}
+        level = logging.DEBUG if endpoint in _POLLED_ENDPOINTS else logging.INFO
+        RequestLog(logger, scope["state"]["request_id"]).log(level, "answered", extra=fields)
 
 
 def _choose_request_id(scope: Scope) -> str:

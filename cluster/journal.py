@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-import uuid
 
 from cluster.generation import GenerationRequest, TokenChunk
 from cluster.messages import unpack_finish_reason, unpack_logprobs
+from cluster.request_ids import new_call_id
 from cluster.wire import worker_pb2
 from engine.errors import DeadlineError
 from engine.request import FinishReason
@@ -51,12 +51,8 @@ class Journal:
         )
 
     def new_call_id(self) -> str:
-        """The request's name on the workers of one attempt.
-
-        Never the same twice: leftovers of an earlier attempt, or of an earlier request whose client chose the same id,
-        may still be on their way out there.
-        """
-        return f"{self.request.request_id}/{uuid.uuid4().hex[:12]}"
+        """The request's name on the workers of one attempt."""
+        return new_call_id(self.request.request_id)
 
     def take(self, batch: worker_pb2.TokenBatch) -> TokenChunk:
         """Writes a worker's tokens down; gives them as the client gets them."""

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from cluster.wire import worker_pb2
 from engine.errors import InvalidRequestError
 from engine.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
-from engine.timeline import Event
+from engine.steps import StepShare
+from engine.timeline import Event, TransferPart
 
 _SCALARS = (
     "max_tokens",
@@ -88,6 +89,23 @@ def pack_output(output: TokenOutput) -> worker_pb2.TokenBatch:
         num_cached_tokens=output.num_cached_tokens,
         num_drafted=output.num_drafted,
         num_accepted=output.num_accepted,
+        steps=[_pack_step(share) for share in output.steps],
+    )
+
+
+def _pack_step(share: StepShare) -> worker_pb2.EngineStep:
+    step, num_computed_tokens = share
+    return worker_pb2.EngineStep(
+        index=step.index,
+        started_s=step.started_s,
+        ended_s=step.ended_s,
+        busy_s=step.busy_s,
+        draft_s=step.draft_s,
+        num_steps=step.num_steps,
+        num_computed_tokens=num_computed_tokens,
+        num_sequences=step.num_sequences,
+        num_batch_tokens=step.num_tokens,
+        num_prompt_tokens=step.num_prompt_tokens,
     )
 
 
@@ -110,3 +128,16 @@ def pack_events(events: Mapping[Event, float]) -> list[worker_pb2.TimedEvent]:
 
 def unpack_events(events: Iterable[worker_pb2.TimedEvent]) -> dict[Event, float]:
     return {Event(event.name): event.at_s for event in events}
+
+
+def pack_parts(parts: Iterable[TransferPart]) -> list[worker_pb2.TransferPart]:
+    return [
+        worker_pb2.TransferPart(
+            num_bytes=part.num_bytes,
+            num_parts=part.num_parts,
+            started_s=part.started_s,
+            sent_s=part.sent_s,
+            acknowledged_s=part.acknowledged_s,
+        )
+        for part in parts
+    ]

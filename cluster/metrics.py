@@ -1,97 +1,139 @@
-"""Prometheus metrics of the whole cluster, served by the router. Names begin with ``baton_``; units are base units."""
+"""Prometheus metrics of the whole cluster, served by the router. Names begin with ``baton_``; units are base units.
+
+Every value that a label can take is known beforehand or is the id of a present worker, never what a client sent. Series
+whose labels are known begin at zero, so that the first increase shows as one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import platform
+import time
+from collections.abc import Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
+from cluster.cluster_metrics import ClusterCollector
+from cluster.http_metrics import HttpMetrics
+from cluster.version import package_version
 from cluster.wire import worker_pb2
-from engine.timeline import Timeline
+from engine.errors import error_classes
+from engine.request import FinishReason
+from engine.timeline import Event, Timeline
 
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-_FAST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_FAST_SECONDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
+_TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 
-_WORKER_GAUGES: dict[str, tuple[str, str]] = {
-    "baton_worker_running_requests": ("num_running", "Requests in the worker's batch."),
-    "baton_worker_waiting_requests": ("num_waiting", "Requests that wait in the worker's queue."),
-    "baton_worker_transfers": ("num_transfers", "KV hand-offs under way."),
-    "baton_worker_kv_blocks": ("kv_blocks_total", "KV blocks of the worker."),
-    "baton_worker_kv_blocks_used": ("kv_blocks_used", "KV blocks held by requests and hand-offs."),
-    "baton_worker_kv_blocks_cached": ("kv_blocks_cached", "Free KV blocks whose content can be reused."),
-    "baton_worker_kv_blocks_leaked": ("num_leaked_blocks", "KV blocks that nobody owns and nobody gave back: a bug."),
-    "baton_worker_preemptions": ("num_preemptions", "Requests that lost their blocks and were computed again."),
-    "baton_worker_steps": ("num_steps", "Engine steps since the worker started."),
-    "baton_worker_prefill_tokens": ("prefill_tokens", "Prompt tokens computed since the worker started."),
-    "baton_worker_generated_tokens": ("generated_tokens", "Tokens sampled since the worker started."),
-    "baton_worker_draft_failures": (
-        "num_draft_failures",
-        "Times that a speculation method broke and was switched off. Its requests went on without it.",
-    ),
-    "baton_worker_kv_bytes_sent": ("kv_bytes_sent", "KV bytes sent since the worker started."),
-    "baton_worker_kv_bytes_received": ("kv_bytes_received", "KV bytes received since the worker started."),
-}
-
-_METHOD_GAUGES = {
-    "baton_worker_drafts": (
-        "num_drafts",
-        "Drafts of a method that were verified since the worker started.",
-    ),
-    "baton_worker_drafted_tokens": ("num_drafted_tokens", "Tokens in these drafts."),
-    "baton_worker_accepted_tokens": ("num_accepted_tokens", "Of these tokens, the ones that the model agreed with."),
-}
+CANCELLED = "cancelled"
+REJECTED = "rejected"
+_FINISHED = (str(FinishReason.STOP), str(FinishReason.LENGTH))
+_OTHER = "other"
 
 
 class RouterMetrics:
-    """All metrics, in a registry of their own."""
+    """All metrics, in a registry of their own.
+
+    Attributes:
+        http: of the gateway.
+        cluster: what workers and pools said when they were last asked.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        counter, histogram = self._counter, self._histogram
-        self.requests = counter("baton_requests", "Sequences that ended, by outcome.", "outcome")
+        self.http = HttpMetrics(self.registry)
+        self.cluster = ClusterCollector()
+        self.registry.register(self.cluster)
+        ProcessCollector("baton_router", registry=self.registry)
+        self._add_build_info()
+        codes = tuple(error_classes())
+        self.requests = self._labelled(
+            "baton_requests",
+            "Sequences that ended, by outcome: how they finished, cancelled by the client, rejected, or an error code.",
+            "outcome",
+            (*_FINISHED, CANCELLED, REJECTED, *codes),
+        )
         self.in_flight = Gauge("baton_requests_in_flight", "Sequences accepted and not over.", registry=self.registry)
-        self.retries = counter("baton_retries", "Attempts that failed and were repeated elsewhere.", "reason")
+        self.retries = self._labelled(
+            "baton_retries", "Attempts that failed and were repeated elsewhere, by error code.", "reason", codes
+        )
+        self.local_prefills = self._labelled(
+            "baton_local_prefills", "Prompts that a decode worker computed itself, by reason.", "reason", ("recovery",)
+        )
+        self._add_token_metrics()
+        self._add_transfer_metrics()
+        self._add_latency_metrics()
+
+    def _add_build_info(self) -> None:
+        info = Gauge("baton_build_info", "Versions; the value is 1.", ["version", "python"], registry=self.registry)
+        info.labels(package_version(), platform.python_version()).set(1)
+
+    def _add_token_metrics(self) -> None:
+        counter, histogram = self._counter, self._histogram
         self.prompt_tokens = counter("baton_prompt_tokens", "Prompt tokens of accepted sequences.")
         self.cached_tokens = counter("baton_cached_prompt_tokens", "Prompt tokens that a prefix cache held.")
         self.drafted_tokens = counter("baton_drafted_tokens", "Tokens that speculation guessed and verified.")
         self.accepted_tokens = counter("baton_accepted_tokens", "Guessed tokens that the model agreed with.")
         self.output_tokens = counter("baton_output_tokens", "Tokens sent to clients.")
-        self.transfers = counter("baton_kv_transfers", "KV hand-offs by outcome.", "outcome")
+        self._prompt_size = histogram("baton_request_prompt_tokens", "Prompt tokens of one sequence.", _TOKENS)
+        self._output_size = histogram("baton_request_output_tokens", "Tokens sent to the client in one.", _TOKENS)
+
+    def _add_transfer_metrics(self) -> None:
+        counter = self._counter
+        self.transfers = self._labelled("baton_kv_transfers", "KV hand-offs, by outcome.", "outcome", ("ok", "failed"))
         self.transfer_bytes = counter("baton_kv_transfer_bytes", "KV bytes that crossed from prefill to decode.")
         self.transfer_tokens = counter("baton_kv_transfer_tokens", "Prompt tokens whose KV crossed.")
         self.transfer_saved_tokens = counter(
             "baton_kv_transfer_saved_tokens", "Prompt tokens whose KV the decode worker held already."
         )
-        self.transfer_seconds = histogram(
+        self.transfer_seconds = self._histogram(
             "baton_kv_transfer_seconds", "From asking for room to the acknowledgement.", _SECONDS
         )
-        self.ttft = histogram("baton_time_to_first_token_seconds", "From receipt to the first token.", _SECONDS)
-        self.tpot = histogram("baton_time_per_output_token_seconds", "Mean after the first token.", _FAST_SECONDS)
-        self.queue = histogram("baton_queue_seconds", "In the prefill worker's queue.", _SECONDS)
-        self.prefill = histogram("baton_prefill_seconds", "Computing the prompt.", _SECONDS)
-        self.duration = histogram("baton_request_seconds", "From receipt to the end.", _SECONDS)
-        self._methods = {
-            name: Gauge(name, text, ["worker", "method"], registry=self.registry)
-            for name, (_, text) in _METHOD_GAUGES.items()
-        }
-        self._workers = {
-            name: Gauge(name, text, ["pool", "worker"], registry=self.registry)
-            for name, (_, text) in _WORKER_GAUGES.items()
-        }
+
+    def _add_latency_metrics(self) -> None:
+        histogram = self._histogram
+        self._ttft = histogram("baton_time_to_first_token_seconds", "From receipt to the first token.", _SECONDS)
+        self._itl = histogram(
+            "baton_inter_token_latency_seconds",
+            "Between two deliveries of a sequence's tokens; with speculation, one may bring several.",
+            _FAST_SECONDS,
+        )
+        self._tpot = histogram(
+            "baton_time_per_output_token_seconds", "Mean of a sequence after its first token.", _FAST_SECONDS
+        )
+        self._queue = histogram("baton_queue_seconds", "In the prefill worker's queue.", _SECONDS)
+        self._prefill = histogram("baton_prefill_seconds", "Computing the prompt.", _SECONDS)
+        self._decode_queue = histogram("baton_decode_queue_seconds", "In the decode worker's queue.", _SECONDS)
+        self._decode = histogram("baton_decode_seconds", "From the first token to the end.", _SECONDS)
+        self._duration = histogram("baton_request_seconds", "From receipt to the end.", _SECONDS)
+
+    def track_deliveries(self, timeline: Timeline) -> DeliveryTracker:
+        """What books a sequence's first token and the gaps between its tokens."""
+        return DeliveryTracker(self._ttft, self._itl, timeline.events.get(Event.RECEIVED))
+
+    def observe_start(self, num_prompt_tokens: int) -> None:
+        """Books a sequence that was accepted."""
+        self.prompt_tokens.inc(num_prompt_tokens)
+        self._prompt_size.observe(num_prompt_tokens)
 
     def observe_end(self, timeline: Timeline, outcome: str, num_output_tokens: int, num_cached_tokens: int = 0) -> None:
-        """Books a sequence that is over."""
+        """Books a sequence that is over. Only one that finished says how long requests take."""
         self.requests.labels(outcome).inc()
         self.cached_tokens.inc(num_cached_tokens)
         self.output_tokens.inc(num_output_tokens)
+        if outcome not in _FINISHED:
+            return
+        self._output_size.observe(num_output_tokens)
         for metric, value_ms in (
-            (self.ttft, timeline.ttft_ms),
-            (self.tpot, timeline.tpot_ms(num_output_tokens)),
-            (self.queue, timeline.queue_ms),
-            (self.prefill, timeline.prefill_ms),
-            (self.duration, timeline.total_ms),
+            (self._tpot, timeline.tpot_ms(num_output_tokens)),
+            (self._queue, timeline.queue_ms),
+            (self._prefill, timeline.prefill_ms),
+            (self._decode_queue, timeline.between_ms(Event.DECODE_QUEUED, Event.DECODE_STARTED)),
+            (self._decode, timeline.between_ms(Event.FIRST_TOKEN, Event.FINISHED)),
+            (self._duration, timeline.total_ms),
         ):
-            if value_ms is not None and outcome in ("stop", "length"):
+            if value_ms is not None:
                 metric.observe(value_ms / 1e3)
 
     def observe_handoff(self, result: worker_pb2.HandoffResult) -> None:
@@ -103,26 +145,49 @@ class RouterMetrics:
             self.transfer_saved_tokens.inc(result.num_cached_tokens)
             self.transfer_seconds.observe(result.seconds)
 
-    def set_workers(self, workers: Mapping[tuple[str, str], worker_pb2.WorkerStats]) -> None:
-        """Replaces the worker gauges; keys are (pool, worker id). Workers that are gone lose their series."""
-        for name, (field_name, _) in _WORKER_GAUGES.items():
-            gauge = self._workers[name]
-            gauge.clear()
-            for (pool, worker_id), stats in workers.items():
-                gauge.labels(pool, worker_id).set(getattr(stats, field_name))
-        for name, (field_name, _) in _METHOD_GAUGES.items():
-            gauge = self._methods[name]
-            gauge.clear()
-            for (_, worker_id), stats in workers.items():
-                for method in stats.methods:
-                    gauge.labels(worker_id, method.method).set(getattr(method, field_name))
-
     def render(self) -> bytes:
-        """Prometheus' text format."""
-        return generate_latest(self.registry)
+        """Prometheus' text format. Takes milliseconds with many workers, and may run in any thread."""
+        return generate_latest(_WithoutCreated(self.registry))
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(name, text, labels, registry=self.registry)
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, registry=self.registry)
+
+    def _labelled(self, name: str, text: str, label: str, values: Iterable[str]) -> Counter:
+        counter = Counter(name, text, [label], registry=self.registry)
+        for value in values:
+            counter.labels(value)
+        return counter
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, text, buckets=buckets, registry=self.registry)
+
+
+class DeliveryTracker:
+    """The moments at which one sequence's tokens reach the router.
+
+    Args:
+        received_s: when the request came, on the monotonic clock; None leaves its time to the first token out.
+    """
+
+    def __init__(self, ttft: Histogram, gaps: Histogram, received_s: float | None) -> None:
+        self._gaps = gaps
+        self._next, self._last_s = ttft, received_s
+
+    def observe(self) -> None:
+        """Tokens are here."""
+        now_s = time.monotonic()
+        if self._last_s is not None:
+            self._next.observe(now_s - self._last_s)
+        self._next, self._last_s = self._gaps, now_s
+
+
+class _WithoutCreated(Collector):
+    """Leaves out the moments at which series began: they would double the counters, and Prometheus needs none."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield family

@@ -84,7 +84,7 @@ class PoolMember:
             if self.state in (WorkerState.READY, WorkerState.DRAINING):
                 await asyncio.wait_for(_result(actor.stop.remote()), _STOP_TIMEOUT_S)
         except (BatonError, RayError, TimeoutError):
-            logger.info("worker %s did not stop by itself", self.worker_id)
+            logger.info("a worker did not stop by itself", extra={"worker": self.worker_id})
         finally:
             ray.kill(actor, no_restart=True)
 

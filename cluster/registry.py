@@ -106,7 +106,7 @@ class Worker:
         try:
             await self.client.sync_clock()
         except BatonError as error:
-            logger.warning("worker %s did not answer a ping: %s", self.info.worker_id, error.message)
+            logger.warning("a worker did not answer a ping: %s", error.message, extra={"worker": self.info.worker_id})
 
     def snapshot(self) -> WorkerSnapshot:
         accepting = not self.draining and time.monotonic() >= self.suspect_until_s

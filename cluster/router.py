@@ -18,11 +18,12 @@ from dataclasses import replace
 
 from cluster.background import BackgroundTasks
 from cluster.config import DECODE, POOLS, PREFILL, RouterConfig
-from cluster.generation import GenerationRequest, ModelCard, TokenChunk
+from cluster.generation import STOP_STRING, GenerationRequest, ModelCard, TokenChunk
 from cluster.handoff_watch import HandoffWatch
 from cluster.journal import Journal
+from cluster.logs import RequestLog
 from cluster.messages import pack_sequence, unpack_events
-from cluster.metrics import RouterMetrics
+from cluster.metrics import CANCELLED, REJECTED, RouterMetrics
 from cluster.registry import Worker, WorkerRegistry
 from cluster.routing.base import RoutingRequest
 from cluster.routing.profile import RoutingProfile, default_profile
@@ -40,9 +41,10 @@ from engine.errors import (
     RequestCancelledError,
     TransferError,
     WorkerLostError,
+    error_classes,
 )
 from engine.request import FinishReason
-from engine.timeline import Event
+from engine.timeline import Event, FailedAttempt
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +57,7 @@ _RETRYABLE = (
     # The router's own cancellations never come back as errors, so it was the worker that ended the call.
     RequestCancelledError,
 )
+_OUR_FAULTS = frozenset(code for code, cls in error_classes().items() if cls.http_status >= 500)
 _MAX_WAIT_S = 0.5
 """Suspects become usable again with time alone, so nobody waits for a change longer than this."""
 
@@ -112,7 +115,7 @@ class Router:
             BatonError: every attempt failed; the last one's error.
         """
         if self._in_flight >= self._config.max_inflight:
-            self._metrics.requests.labels("rejected").inc()
+            self._metrics.requests.labels(REJECTED).inc()
             raise OverloadedError(
                 f"{self._in_flight} sequences are in flight, which is as many as router.max_inflight allows. "
                 "Try again a little later.",
@@ -120,10 +123,12 @@ class Router:
             )
         journal = Journal(request, self._config.request_timeout_s)
         self._begin(request)
-        outcome = "cancelled"
+        deliveries = self._metrics.track_deliveries(request.timeline)
+        outcome = CANCELLED
         try:
             async with aclosing(self._attempts(journal)) as chunks:
                 async for chunk in chunks:
+                    deliveries.observe()
                     if chunk.finish_reason is not None:
                         outcome = str(chunk.finish_reason)
                         request.timeline.record(Event.FINISHED)
@@ -133,7 +138,7 @@ class Router:
             raise
         except Exception as error:
             outcome = InternalError.code
-            logger.exception("request %s failed unexpectedly", request.request_id)
+            RequestLog(logger, request.request_id).exception("a request failed unexpectedly")
             raise InternalError(f"The router failed ({type(error).__name__}); its log says more.") from error
         finally:
             self._end(journal, outcome)
@@ -141,7 +146,8 @@ class Router:
     def _begin(self, request: GenerationRequest) -> None:
         self._in_flight += 1
         self._metrics.in_flight.set(self._in_flight)
-        self._metrics.prompt_tokens.inc(len(request.prompt_token_ids))
+        self._metrics.observe_start(len(request.prompt_token_ids))
+        request.timeline.record(Event.ADMITTED)
         request.timeline.attributes["prompt_tokens"] = len(request.prompt_token_ids)
         self._timelines.add(request.timeline)
 
@@ -150,6 +156,8 @@ class Router:
         self._metrics.in_flight.set(self._in_flight)
         timeline = journal.request.timeline
         timeline.record(Event.FINISHED)
+        if outcome == CANCELLED and STOP_STRING in timeline.attributes:
+            outcome = str(FinishReason.STOP)
         timeline.attributes.update(
             output_tokens=len(journal.token_ids),
             cached_tokens=journal.num_cached_tokens,
@@ -161,11 +169,13 @@ class Router:
         self._metrics.observe_end(timeline, outcome, len(journal.token_ids), journal.num_cached_tokens)
         self._metrics.drafted_tokens.inc(journal.num_drafted)
         self._metrics.accepted_tokens.inc(journal.num_accepted)
-        if outcome in (FinishReason.STOP, FinishReason.LENGTH, "cancelled"):
+        if outcome in (FinishReason.STOP, FinishReason.LENGTH, CANCELLED):
             self.num_finished += 1
         else:
             self.num_failed += 1
-            logger.warning("request %s ended with %s", journal.request.request_id, outcome)
+        level = logging.WARNING if outcome in _OUR_FAULTS else logging.INFO
+        fields = {**timeline.attributes, "ttft_ms": timeline.ttft_ms, "duration_ms": timeline.total_ms}
+        RequestLog(logger, journal.request.request_id).log(level, "a request ended", extra=fields)
 
     async def _attempts(self, journal: Journal) -> AsyncGenerator[TokenChunk]:
         while not journal.is_finished:
@@ -183,10 +193,10 @@ class Router:
                 if not isinstance(error, _RETRYABLE) or journal.attempt >= self._config.max_attempts:
                     raise
                 self._metrics.retries.labels(error.code).inc()
-                logger.warning(
-                    "request %s: attempt %d failed (%s: %s); trying again",
-                    journal.request.request_id, journal.attempt, error.code, error.message,
-                )  # fmt: skip
+                journal.request.timeline.failed_attempts.append(FailedAttempt(time.monotonic(), error.code))
+                RequestLog(logger, journal.request.request_id).warning(
+                    "attempt %d failed (%s: %s); trying again", journal.attempt, error.code, error.message
+                )
 
     async def _disaggregated(self, journal: Journal) -> AsyncGenerator[TokenChunk]:
         """Prefill on one worker, decode on another."""
@@ -205,6 +215,7 @@ class Router:
                 first = await watch.start(prefill.client.prefill(message, journal.time_left_s))
                 journal.num_cached_tokens = first.num_cached_tokens
                 timeline.record(Event.FIRST_TOKEN)
+                timeline.decode_steps.follow(timeline.events[Event.FIRST_TOKEN])
                 yield journal.take(first)
                 if not journal.is_finished:
                     batches = self._decode(journal, decode, call_id, call_id)
@@ -221,6 +232,7 @@ class Router:
         """A decode worker computes prompt and journal by itself and goes on from there."""
         (decode,) = await self._select(journal, DECODE)
         journal.request.timeline.attributes["decode_worker"] = decode.info.worker_id
+        self._metrics.local_prefills.labels("recovery").inc()
         with decode.assign():
             try:
                 async with aclosing(self._decode(journal, decode, journal.new_call_id())) as chunks:
@@ -245,6 +257,7 @@ class Router:
                 if batch.events:
                     worker.client.record(timeline, unpack_events(batch.events))
                     timeline.record(Event.SECOND_TOKEN)
+                worker.client.record_steps(timeline.decode_steps, batch, len(journal.token_ids))
                 yield journal.take(batch)
         if not journal.is_finished:
             raise WorkerLostError(f"{worker.info.worker_id} ended its stream without finishing the request")

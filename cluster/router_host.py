@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import time
 from typing import Any
 
 import uvicorn
+from ray.exceptions import RayError
 
+from cluster.cluster_metrics import ClusterFigures, PoolFigures
 from cluster.config import POOLS, BatonConfig
 from cluster.gateway import create_app
 from cluster.generation import ModelCard
+from cluster.http_protocol import TimedH11Protocol
 from cluster.listening import listen
 from cluster.logs import configure_logging
 from cluster.metrics import RouterMetrics
+from cluster.metrics_page import MetricsPage
 from cluster.openai_api.limits import GatewayLimits
 from cluster.registry import WorkerInfo, WorkerRegistry
 from cluster.router import Router
-from cluster.timelines import TimelineStore
+from cluster.timelines import Order, TimelineStore
+from cluster.tracing import NoTracer, RequestTracer, create_tracer
 from cluster.wire import worker_pb2
 from engine.errors import BatonError, ConfigError, InternalError
 from engine.model_source import resolve_model
 from engine.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 _STATS_TIMEOUT_S = 2.0
 _SHUTDOWN_GRACE_S = 3
@@ -43,7 +51,9 @@ class RouterHost:
         self._controller = controller
         self._registry = WorkerRegistry()
         self._metrics = RouterMetrics()
+        self._metrics_page = MetricsPage(self._metrics, self._ask_cluster)
         self._timelines = TimelineStore(self._config.router.timelines_kept)
+        self._tracer: RequestTracer = NoTracer()
         self._router: Router | None = None
         self._tokenizer: Tokenizer | None = None
         self._server: uvicorn.Server | None = None
@@ -57,8 +67,9 @@ class RouterHost:
         """Binds the port and loads the tokenizer; HTTP begins with the first worker. Returns (endpoint, port).
 
         Raises:
-            ConfigError: the port is taken, or the model has no tokenizer.
+            ConfigError: the port is taken, the model has no tokenizer, or OpenTelemetry is wanted but not installed.
         """
+        self._tracer = create_tracer(self._config.telemetry)
         self._socket = listen(self._config.router.host, self._port)
         source = await asyncio.to_thread(resolve_model, self._config.model)
         try:
@@ -103,6 +114,7 @@ class RouterHost:
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             await asyncio.wait({self._serving}, timeout=_SHUTDOWN_GRACE_S + 2)
+        await self._tracer.stop()
         self._stopped.set()
 
     def _serve(self, info: WorkerInfo) -> None:
@@ -117,9 +129,14 @@ class RouterHost:
         )
         self._router = Router(model, self._registry, self._config.router, self._metrics, self._timelines)
         limits = GatewayLimits(max_body_bytes=self._config.router.max_body_bytes)
-        app = create_app(self._router, self._tokenizer, self, limits)
+        app = create_app(self._router, self._tokenizer, self, limits, self._metrics.http, self._tracer.submit)
         config = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=_SHUTDOWN_GRACE_S
+            app,
+            http=TimedH11Protocol,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=_SHUTDOWN_GRACE_S,
         )
         self._server = uvicorn.Server(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
@@ -128,7 +145,7 @@ class RouterHost:
     async def status(self) -> dict[str, Any]:
         """See :class:`AdminBackend`."""
         pools: dict[str, Any] = await self._controller.pool_status.remote()
-        stats = await self._collect_stats()
+        stats = await self._ask_workers()
         for pool in POOLS:
             for entry in pools[pool]["workers"]:
                 self._add_live_figures(entry, stats.get((pool, entry["id"])))
@@ -149,14 +166,17 @@ class RouterHost:
         """See :class:`AdminBackend`."""
         return {"pools": await self._controller.scale.remote(targets)}
 
-    def timeline(self, request_id: str) -> dict[str, Any] | None:
+    def timeline(self, request_id: str) -> dict[str, Any]:
         """See :class:`AdminBackend`."""
-        return self._timelines.to_dict(request_id)
+        return self._timelines.find(request_id)
+
+    def requests(self, order: Order, limit: int) -> list[dict[str, Any]]:
+        """See :class:`AdminBackend`."""
+        return self._timelines.listing(order, limit)
 
     async def metrics(self) -> bytes:
-        """See :class:`AdminBackend`. Asks every worker for its figures; one that does not answer is left out."""
-        self._metrics.set_workers(await self._collect_stats())
-        return self._metrics.render()
+        """See :class:`AdminBackend`."""
+        return await self._metrics_page.get()
 
     def _add_live_figures(self, entry: dict[str, Any], stats: worker_pb2.WorkerStats | None) -> None:
         worker = self._registry.get(entry["id"])
@@ -173,18 +193,32 @@ class RouterHost:
                 preemptions=stats.num_preemptions,
             )
 
-    async def _collect_stats(self) -> dict[tuple[str, str], worker_pb2.WorkerStats]:
+    async def _ask_cluster(self) -> ClusterFigures:
+        workers, answer = await asyncio.gather(self._ask_workers(), self._ask_controller())
+        pools, num_router_restarts = answer or ({}, None)
+        return ClusterFigures(workers, pools, num_router_restarts)
+
+    async def _ask_controller(self) -> tuple[dict[str, PoolFigures], int] | None:
+        """None when it does not answer; requests are served without it."""
+        try:
+            async with asyncio.timeout(_STATS_TIMEOUT_S):
+                figures: tuple[dict[str, PoolFigures], int] = await self._controller.figures.remote()
+                return figures
+        except (RayError, TimeoutError) as error:
+            logger.warning("the controller did not answer a scrape: %s", error)
+            return None
+
+    async def _ask_workers(self) -> dict[tuple[str, str], worker_pb2.WorkerStats | None]:
+        """What every worker says; None for one that does not answer."""
         workers = self._registry.workers
         results = await asyncio.gather(
             *(worker.client.stats(_STATS_TIMEOUT_S) for worker in workers), return_exceptions=True
         )
-        found = {}
+        found: dict[tuple[str, str], worker_pb2.WorkerStats | None] = {}
         for worker, result in zip(workers, results, strict=True):
-            if isinstance(result, BaseException):
-                if not isinstance(result, BatonError):
-                    raise result
-                continue
-            found[worker.info.pool, worker.info.worker_id] = result
+            if isinstance(result, BaseException) and not isinstance(result, BatonError):
+                raise result
+            found[worker.info.pool, worker.info.worker_id] = None if isinstance(result, BatonError) else result
         return found
 
 

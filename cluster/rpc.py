@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import logging
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 
+from cluster.logs import RequestLog
+from cluster.request_ids import request_id_of_call
 from engine.errors import (
     BatonError,
     DeadlineError,
@@ -58,9 +61,12 @@ def create_channel(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
-def as_baton_error(error: Exception) -> BatonError:
-    """``error`` itself, or an internal error that names it."""
-    return error if isinstance(error, BatonError) else InternalError(f"{type(error).__name__}: {error}")
+def as_baton_error(error: BaseException, call_id: str) -> BatonError:
+    """``error`` itself; for what is unforeseen an internal error without its text, which is for the log alone."""
+    if isinstance(error, BatonError):
+        return error
+    request_id = request_id_of_call(call_id)
+    return InternalError(f"A worker failed unexpectedly. Its log has more under the request id {request_id}.")
 
 
 async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: BatonError) -> NoReturn:
@@ -94,14 +100,18 @@ def error_from_rpc(error: grpc.aio.AioRpcError, peer: str) -> BatonError:
 
 @asynccontextmanager
 async def reporting_errors(
-    context: grpc.aio.ServicerContext[Any, Any], on_unexpected: Callable[[Exception], None]
+    context: grpc.aio.ServicerContext[Any, Any], logger: logging.Logger, call_id: str
 ) -> AsyncIterator[None]:
-    """Wraps a handler: ``BatonError`` keeps its class on the wire, anything else is logged and becomes internal."""
+    """Wraps a handler: ``BatonError`` keeps its class on the wire, anything else is logged and becomes internal.
+
+    Args:
+        call_id: of the request, as the router sent it.
+    """
     try:
         yield
     except grpc.aio.BaseError:
         raise  # of a call that is over
     except Exception as error:  # noqa: BLE001 - a handler's last line of defence
         if not isinstance(error, BatonError):
-            on_unexpected(error)
-        await abort_with(context, as_baton_error(error))
+            RequestLog(logger, request_id_of_call(call_id)).exception("a call failed unexpectedly")
+        await abort_with(context, as_baton_error(error, call_id))

@@ -7,9 +7,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from cluster.generation import GenerationRequest, Generator, TokenChunk
+from cluster.generation import STOP_STRING, GenerationRequest, Generator, TokenChunk
 from cluster.output_processor import OutputDelta, OutputProcessor
 from engine.errors import InternalError
+from engine.timeline import Event
 
 # Deltas that wait for a slow client before the sequences themselves are made to wait.
 _MAX_WAITING_DELTAS = 256
@@ -84,9 +85,13 @@ async def _run_one(generator: Generator, spec: SequenceSpec) -> AsyncGenerator[O
     chunks = generator.generate(spec.request)
     try:
         async for chunk in chunks:
-            yield spec.processor.process(chunk)
+            delta = spec.processor.process(chunk)
+            if spec.processor.is_finished:
+                spec.request.timeline.record(Event.DETOKENIZED)
+            yield delta
             if spec.processor.is_finished and chunk.finish_reason is None:
                 # A stop string: the generator does not know, and closing it cancels the rest.
+                spec.request.timeline.attributes[STOP_STRING] = True
                 return
         if not spec.processor.is_finished:
             raise InternalError("A sequence ended without a finish reason.")

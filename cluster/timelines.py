@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
+from typing import Any, Literal
 
-from engine.timeline import Timeline
+from engine.blame import explain
+from engine.errors import NotFoundError
+from engine.timeline import Event, Timeline
+
+Order = Literal["newest", "slowest"]
 
 
 class TimelineStore:
@@ -14,6 +18,9 @@ class TimelineStore:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._timelines: OrderedDict[str, Timeline] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._timelines)
 
     def add(self, timeline: Timeline) -> None:
         self._timelines.pop(timeline.request_id, None)
@@ -24,8 +31,46 @@ class TimelineStore:
     def to_dict(self, request_id: str) -> dict[str, Any] | None:
         """A request's waterfall. One with several sequences has them under ``sequences``; None when unknown."""
         if (timeline := self._timelines.get(request_id)) is not None:
-            return timeline.to_dict()
+            return {**timeline.to_dict(), **explain(timeline)}
         sequences: list[dict[str, Any]] = []
         while (timeline := self._timelines.get(f"{request_id}-{len(sequences)}")) is not None:
-            sequences.append(timeline.to_dict())
+            sequences.append({**timeline.to_dict(), **explain(timeline)})
         return {"request_id": request_id, "sequences": sequences} if sequences else None
+
+    def find(self, request_id: str) -> dict[str, Any]:
+        """:meth:`to_dict`, or :class:`NotFoundError` that says how far back the store goes."""
+        found = self.to_dict(request_id)
+        if found is None:
+            raise NotFoundError(
+                f"No request {request_id[:80]!r} is known. The timelines of the last {self._capacity} sequences are "
+                f"kept (router.timelines_kept); {len(self)} are there. GET /v1/requests lists them.",
+                param="request_id",
+            )
+        return found
+
+    def listing(self, order: Order, limit: int) -> list[dict[str, Any]]:
+        """The newest or the slowest sequences, with their figures; milliseconds."""
+        timelines = list(reversed(self._timelines.values()))
+        if order == "slowest":
+            timelines.sort(key=lambda timeline: _total_ms(timeline) or 0.0, reverse=True)
+        return [_summary(timeline) for timeline in timelines[:limit]]
+
+
+def _total_ms(timeline: Timeline) -> float | None:
+    return timeline.between_ms(Event.RECEIVED, Event.SENT) or timeline.total_ms
+
+
+def _summary(timeline: Timeline) -> dict[str, Any]:
+    attributes = timeline.attributes
+    return {
+        "request_id": timeline.request_id,
+        "outcome": attributes.get("outcome"),
+        "prompt_tokens": attributes.get("prompt_tokens"),
+        "output_tokens": attributes.get("output_tokens"),
+        "time_to_first_token_ms": _rounded(timeline.ttft_ms),
+        "total_ms": _rounded(_total_ms(timeline)),
+    }
+
+
+def _rounded(value_ms: float | None) -> float | None:
+    return None if value_ms is None else round(value_ms, 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,8 @@ import grpc.aio
 from cluster.rpc import create_channel, error_from_rpc
 from cluster.wire import worker_pb2, worker_pb2_grpc
 from engine.errors import BatonError, WorkerLostError
-from engine.timeline import Event, Timeline
+from engine.step_log import StepLog
+from engine.timeline import Event, Timeline, TransferPart
 
 _PINGS = 5
 _PING_TIMEOUT_S = 5.0
@@ -114,6 +115,53 @@ class WorkerClient:
             return
         for event, at_s in events.items():
             timeline.replace(event, at_s + self._clock_offset_s)
+
+    def record_steps(self, log: StepLog, batch: worker_pb2.TokenBatch, first_token: int) -> None:
+        """Adds the steps that made a batch to one of its sequence's logs, as :meth:`record` does.
+
+        Args:
+            first_token: how many tokens the sequence had before the batch.
+        """
+        shift_s = self._clock_offset_s
+        if shift_s is None:
+            return
+        received_s, left = time.monotonic(), len(batch.steps)
+        for step in batch.steps:
+            left -= 1
+            is_last = not left  # the steps before it made no token
+            log.add(
+                step_index=step.index,
+                started_s=step.started_s + shift_s,
+                ended_s=step.ended_s + shift_s,
+                busy_s=step.busy_s,
+                draft_s=step.draft_s,
+                num_steps=step.num_steps,
+                num_computed=step.num_computed_tokens,
+                num_emitted=len(batch.token_ids) if is_last else 0,
+                num_drafted=batch.num_drafted if is_last else 0,
+                num_accepted=batch.num_accepted if is_last else 0,
+                num_sequences=step.num_sequences,
+                num_batch_tokens=step.num_batch_tokens,
+                num_prompt_tokens=step.num_prompt_tokens,
+                received_s=received_s,
+                first_token=first_token,
+            )
+
+    def record_parts(self, timeline: Timeline, parts: Iterable[worker_pb2.TransferPart]) -> None:
+        """Replaces the hand-off's parts, as :meth:`record` does."""
+        shift_s = self._clock_offset_s
+        if shift_s is None:
+            return
+        timeline.parts = [
+            TransferPart(
+                part.num_bytes,
+                part.num_parts,
+                part.started_s + shift_s,
+                part.sent_s + shift_s,
+                part.acknowledged_s + shift_s if part.acknowledged_s else 0.0,
+            )
+            for part in parts
+        ]
 
     async def is_alive(self) -> bool:
         try:

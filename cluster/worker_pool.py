@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
 import ray
 from ray.exceptions import ActorDiedError, RayError
 
+from cluster.cluster_metrics import PoolFigures
 from cluster.config import BatonConfig
 from cluster.placement import explain_pending, fits_somewhere, living_nodes
 from cluster.pool_member import PoolMember
@@ -71,6 +73,9 @@ class WorkerPool:
         self._dead: list[PoolMember] = []
         self._next_number = 1
         self._num_start_failures = 0  # in a row
+        self._num_started = 0
+        self._num_failed = {"starting": 0, "serving": 0}
+        self._num_scaled = {"up": 0, "down": 0}
         self._fatal: BatonError | None = None
         self._changed = asyncio.Event()
 
@@ -80,6 +85,9 @@ class WorkerPool:
 
     def scale(self, target: int) -> None:
         """Sets how many workers the pool shall have; they come and go in the background."""
+        if self.target and target != self.target:  # the first size is no change of it
+            self._num_scaled["up" if target > self.target else "down"] += 1
+            logger.info("the pool is scaled from %d to %d workers", self.target, target, extra={"pool": self.name})
         self.target = target
         self._fatal = None
         self._reconcile()
@@ -108,6 +116,17 @@ class WorkerPool:
         """JSON-ready: target and workers, the last few dead ones included."""
         members = (*self._members.values(), *self._dead)
         return {"target": self.target, "workers": [member.to_dict() for member in members]}
+
+    def figures(self) -> PoolFigures:
+        """For metrics."""
+        states = Counter(str(member.state) for member in self._members.values())
+        return PoolFigures(
+            target=self.target,
+            states={str(state): states[state] for state in WorkerState if state is not WorkerState.DEAD},
+            scale_events=dict(self._num_scaled),
+            num_started=self._num_started,
+            failures=dict(self._num_failed),
+        )
 
     async def stop(self) -> None:
         """Ends all workers at once, without draining."""
@@ -150,13 +169,13 @@ class WorkerPool:
         except (ConfigError, UnsupportedModelError) as error:
             self._fatal = error
             member.reason = error.message
-            logger.error("worker %s can never start: %s", member.worker_id, error.message)
+            logger.error("a worker can never start: %s", error.message, extra={"worker": member.worker_id})
         except (BatonError, RayError) as error:
             member.reason = _short_reason(error)
-            logger.warning("worker %s ended: %s", member.worker_id, error)
+            logger.warning("a worker ended: %s", error, extra={"worker": member.worker_id})
         except Exception as error:
             member.reason = f"{type(error).__name__}: {error}"
-            logger.exception("worker %s ended unexpectedly", member.worker_id)
+            logger.exception("a worker ended unexpectedly", extra={"worker": member.worker_id})
         await self._bury(member)
 
     async def _bring_up(self, member: PoolMember) -> None:
@@ -169,6 +188,7 @@ class WorkerPool:
         member.info, member.since_s = info, time.monotonic()
         member.state = WorkerState.READY
         self._num_start_failures = 0
+        self._num_started += 1
         self._listener.report(f"{member.worker_id} is ready at {info.address} ({info.device})")
         self._notify()
 
@@ -195,6 +215,7 @@ class WorkerPool:
         self._members.pop(member.worker_id, None)
         member.state = WorkerState.DEAD
         if not member.leaving.is_set():
+            self._num_failed["serving" if was_serving else "starting"] += 1
             if not was_serving:
                 self._num_start_failures += 1
             self._dead = [*self._dead, member][-_DEAD_KEPT:]

@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 
 from cluster.kv_transfer.base import PartHeader, Reservation, TransferOffer
 from cluster.kv_transfer.codec import checksum as compute_checksum
+from cluster.logs import RequestLog
+from cluster.request_ids import request_id_of_call
+from cluster.rpc import as_baton_error
 from engine.async_engine import AsyncEngine
 from engine.errors import (
     ChecksumError,
@@ -109,7 +112,8 @@ class KVImporter:
             if cached is None or entry.failed:
                 raise TransferError(f"transfer {offer.transfer_id} was given up while it waited for room.")
         except BaseException as error:
-            self._fail(entry, str(error) or "the sender went away")
+            went_away = isinstance(error, asyncio.CancelledError)
+            self._fail(entry, "the sender went away" if went_away else as_baton_error(error, offer.transfer_id).message)
             raise
         entry.num_cached_tokens = cached
         entry.takes_draft = spec.shares_draft_with(offer.spec)
@@ -292,7 +296,8 @@ class KVImporter:
     def _expire_later(self, entry: Import, reason: str) -> None:
         def expire() -> None:
             if not entry.claimed:
-                logger.info("transfer %s is forgotten: %s", entry.transfer_id, reason)
+                log = RequestLog(logger, request_id_of_call(entry.transfer_id))
+                log.info("KV that nobody claimed is forgotten: %s", reason)
                 self._forget(entry)
 
         if entry.expiry is not None:

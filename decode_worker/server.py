@@ -11,7 +11,9 @@ from typing import Any
 
 import grpc.aio
 
+from cluster.logs import RequestLog
 from cluster.messages import pack_events, pack_output, unpack_sequence
+from cluster.request_ids import request_id_of_call
 from cluster.rpc import reporting_errors
 from cluster.wire import worker_pb2, worker_pb2_grpc
 from decode_worker.kv_import import Import, KVImporter
@@ -36,13 +38,15 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
         self, message: worker_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
         """See ``proto/worker.proto``. Cancelling the call aborts the request."""
-        request_id = message.sequence.request_id
-        async with (
-            reporting_errors(context, lambda e: logger.exception("decode of %s failed", request_id)),
-            aclosing(self._generate(message)) as batches,
-        ):
+        call_id = message.sequence.request_id
+        num_tokens = 0
+        log = RequestLog(logger, request_id_of_call(call_id))
+        log.debug("decoding is asked for", extra={"claims_kv": bool(message.transfer_id)})
+        async with reporting_errors(context, logger, call_id), aclosing(self._generate(message)) as batches:
             async for batch in batches:
+                num_tokens += len(batch.token_ids)
                 await context.write(batch)
+        log.info("a sequence was decoded", extra={"tokens": num_tokens})
 
     async def _generate(self, message: worker_pb2.GenerateRequest) -> AsyncGenerator[worker_pb2.TokenBatch]:
         request = unpack_sequence(message.sequence, self._engine.runner.loaded.eos_token_ids, time.monotonic())
@@ -60,8 +64,8 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
                 self._importer.release(imported)
 
     async def _stream(self, request: Request, imported: Import | None) -> AsyncGenerator[worker_pb2.TokenBatch]:
-        request.arrival_s = time.monotonic()
-        events: dict[Event, float] = {Event.DECODE_QUEUED: request.arrival_s}
+        received_s, request.arrival_s = request.arrival_s, time.monotonic()  # the queue begins when the KV is there
+        events: dict[Event, float] = {Event.DECODE_RECEIVED: received_s, Event.DECODE_QUEUED: request.arrival_s}
         if imported is not None:
             events[Event.KV_COMMITTED] = imported.committed_s
 

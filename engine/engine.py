@@ -10,6 +10,7 @@ from engine.errors import InternalError
 from engine.model_runner import ModelRunner
 from engine.request import FinishReason, TokenOutput
 from engine.scheduler import ScheduledSequence, Scheduler
+from engine.steps import EngineStep, add_share
 from engine.verification import PlainSampling, Proposer, Verifier, VerifyResult
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class Engine:
         self._max_draft_tokens = max_draft_tokens
         self._on_scheduled = on_scheduled
         self._on_computed = on_computed
+        self._num_steps = 0
         self.last_step_ran = False
         """False when the last step found nothing that it could compute."""
 
@@ -53,28 +55,42 @@ class Engine:
         Returns:
             New tokens of the requests that got any; empty when nothing could be scheduled.
         """
+        started_s = time.monotonic()
         plan = self.scheduler.schedule()
         self.last_step_ran = bool(plan)
         if not plan:
             return []
         try:
-            return self._run(plan)
+            return self._run(plan, started_s)
         except Exception as error:  # noqa: BLE001 - whatever broke the step, its requests must end and others go on
             return self._fail(plan, error)
 
-    def _run(self, plan: list[ScheduledSequence]) -> list[TokenOutput]:
+    def _run(self, plan: list[ScheduledSequence], started_s: float) -> list[TokenOutput]:
         for listener in self._on_scheduled:
             listener(plan)
+        scheduled_s = time.monotonic()
         plan = self._propose(plan)
-        started_s = time.monotonic()
+        proposed_s = time.monotonic()
         batch = self.runner.build_batch(plan)
         logits = self.runner.forward(batch)
         results = {result.sequence.request.request_id: result for result in self.verifier.verify(batch, logits)}
         self.runner.keep_accepted(batch, {request_id: result.nodes for request_id, result in results.items()})
         if self.proposer is not None:
-            self.proposer.observe_step(len(plan), batch.num_tokens, (time.monotonic() - started_s) * 1e3)
+            self.proposer.observe_step(len(plan), batch.num_tokens, (time.monotonic() - proposed_s) * 1e3)
             self.proposer.computed(batch, logits, results)
+        self._note_step(plan, batch.num_tokens, started_s, proposed_s - scheduled_s)
         return self._post_process(plan, results)
+
+    def _note_step(self, plan: list[ScheduledSequence], num_tokens: int, started_s: float, draft_s: float) -> None:
+        """Every request of the plan remembers the step, for its timeline."""
+        self._num_steps += 1
+        ended_s = time.monotonic()
+        num_prompt_tokens = sum(sequence.num_tokens for sequence in plan if sequence.num_tokens > 1)
+        step = EngineStep(
+            self._num_steps, started_s, ended_s, ended_s - started_s, draft_s, len(plan), num_tokens, num_prompt_tokens
+        )
+        for sequence in plan:
+            add_share(sequence.request.steps, step, sequence.num_tokens)
 
     def _post_process(self, plan: list[ScheduledSequence], results: dict[str, VerifyResult]) -> list[TokenOutput]:
         for sequence in plan:
@@ -109,6 +125,7 @@ class Engine:
             reason = request.append_output(token)
             if reason is not None:
                 break
+        steps, request.steps = tuple(request.steps), []
         error = None
         if reason is None and result.next_token is None:
             reason, error = FinishReason.ERROR, "the model produced logits that are not numbers"
@@ -126,6 +143,7 @@ class Engine:
             num_drafted=result.num_drafted,
             num_accepted=min(len(result.accepted), len(kept)),
             error=error,
+            steps=steps,
         )
 
     def finish(self, request_id: str, reason: FinishReason) -> bool:
@@ -135,7 +153,8 @@ class Engine:
         return self.scheduler.finish(request_id, reason) is not None
 
     def _fail(self, plan: list[ScheduledSequence], error: Exception) -> list[TokenOutput]:
-        logger.error("a step of %d sequences failed", len(plan), exc_info=error)
+        request_ids = [sequence.request.request_id for sequence in plan]
+        logger.error("a step of %d sequences failed", len(plan), exc_info=error, extra={"request_ids": request_ids})
         failure = InternalError(
             f"the engine failed while it computed this request ({type(error).__name__}); the worker's log says more"
         )

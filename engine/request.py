@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from engine.errors import InvalidRequestError
+from engine.steps import StepShare
 
 MAX_LOGPROBS = 20
 SEED_LIMIT = 2**63
@@ -163,6 +164,8 @@ class Request:
     num_cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache when the request was first scheduled."""
     block_ids: list[int] = field(default_factory=list)
+    steps: list[StepShare] = field(default_factory=list)
+    """Engine steps since its last token; the next output takes them along."""
     block_hashes: list[bytes] = field(default_factory=list)
     """Chained content hashes of the full blocks; grown by the block manager."""
 
@@ -227,6 +230,7 @@ class TokenOutput:
         num_cached_tokens: prompt tokens that the prefix cache held.
         num_drafted: tokens that were guessed and verified in this step; ``num_accepted`` of them were right.
         error: message when ``finish_reason`` is ``ERROR``.
+        steps: the engine's steps since the output before, and what the request had of each.
     """
 
     request_id: str
@@ -237,3 +241,4 @@ class TokenOutput:
     num_drafted: int = 0
     num_accepted: int = 0
     error: str | None = None
+    steps: tuple[StepShare, ...] = ()

@@ -18,7 +18,8 @@ from engine.async_engine import AsyncEngine
 from engine.errors import TransferError
 from engine.request import Request
 from engine.scheduler import ScheduledSequence
-from engine.timeline import Event
+from engine.timeline import Event, TransferPart
+from prefill_worker.part_log import PartLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class ExportSummary:
         num_tokens: tokens that travelled.
         num_cached_tokens: tokens that the receiver held already.
         seconds: from asking for room to the acknowledgement.
+        parts: when they travelled.
     """
 
     num_bytes: int
@@ -45,6 +47,7 @@ class ExportSummary:
     num_tokens: int
     num_cached_tokens: int
     seconds: float
+    parts: tuple[TransferPart, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +64,7 @@ class Export:
     leased_until: int = 0
     draft_state: bytes | None = None
     lease_ids: list[str] = field(default_factory=list)
+    part_log: PartLog = field(default_factory=PartLog)
     closed: bool = False
 
 
@@ -130,6 +134,7 @@ class KVExporter:
         committed = False
         try:
             export.events[Event.TRANSFER_RESERVED] = time.monotonic()
+            stream.on_acknowledged = export.part_log.acknowledged
             num_parts, num_bytes = await self._send_all(export, stream)
             takes_draft = stream.reservation.takes_draft
             num_acknowledged = await stream.commit(export.draft_state if takes_draft else None)
@@ -143,7 +148,8 @@ class KVExporter:
         export.events[Event.TRANSFER_ACKNOWLEDGED] = committed_s
         cached = stream.reservation.num_cached_tokens
         num_tokens = export.request.num_prompt_tokens - cached
-        return ExportSummary(num_bytes, num_parts, num_tokens, cached, committed_s - started_s)
+        parts = tuple(export.part_log.parts())
+        return ExportSummary(num_bytes, num_parts, num_tokens, cached, committed_s - started_s, parts)
 
     def _offer(self, export: Export) -> TransferOffer:
         return TransferOffer(
@@ -163,10 +169,13 @@ class KVExporter:
             with_draft = stream.reservation.takes_draft
             for header in plan_parts(spec, start, ready.end, self._part_bytes, with_draft=with_draft):
                 # A thread of its own: reading the cache must not hold up the first tokens of other requests.
+                started_s = time.monotonic()
                 payload = await asyncio.to_thread(
                     cache.export_bytes, ready.block_ids, header.token_start, header.token_end, header.layers
                 )
+                export.part_log.sending(len(payload), started_s)
                 await stream.send(header, payload)
+                export.part_log.sent()
                 num_parts += 1
                 num_bytes += len(payload)
                 self.num_bytes_sent += len(payload)

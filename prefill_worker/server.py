@@ -12,11 +12,13 @@ from typing import Any
 
 import grpc.aio
 
-from cluster.messages import pack_events, pack_output, unpack_sequence
-from cluster.rpc import reporting_errors
+from cluster.logs import RequestLog
+from cluster.messages import pack_events, pack_output, pack_parts, unpack_sequence
+from cluster.request_ids import request_id_of_call
+from cluster.rpc import as_baton_error, reporting_errors
 from cluster.wire import worker_pb2, worker_pb2_grpc
 from engine.async_engine import AsyncEngine
-from engine.errors import BatonError, InternalError
+from engine.errors import BatonError
 from engine.request import FinishReason, TokenOutput
 from engine.timeline import Event
 from prefill_worker.kv_export import ExportSummary, KVExporter
@@ -37,13 +39,13 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         self, message: worker_pb2.PrefillRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
         """See ``proto/worker.proto``. Cancelling the call aborts request and transfer."""
-        request_id = message.sequence.request_id
-        async with (
-            reporting_errors(context, lambda e: logger.exception("prefill of %s failed", request_id)),
-            aclosing(self._prefill(message)) as events,
-        ):
+        call_id = message.sequence.request_id
+        log = RequestLog(logger, request_id_of_call(call_id))
+        log.debug("a prompt came", extra={"prompt_tokens": len(message.sequence.prompt_token_ids)})
+        async with reporting_errors(context, logger, call_id), aclosing(self._prefill(message)) as events:
             async for event in events:
                 await context.write(event)
+                _log_event(log, event)
 
     async def _prefill(self, message: worker_pb2.PrefillRequest) -> AsyncGenerator[worker_pb2.PrefillEvent]:
         events = {Event.PREFILL_QUEUED: time.monotonic()}
@@ -64,7 +66,7 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
             goes_on = output.finish_reason is FinishReason.HANDED_OFF
             yield worker_pb2.PrefillEvent(first_token=_first_token(output), events=pack_events(dict(events)))
             if goes_on and transfer is not None:
-                result = await _handoff_result(transfer)
+                result = await _handoff_result(transfer, message.sequence.request_id)
                 yield worker_pb2.PrefillEvent(handoff=result, events=pack_events(events))
         finally:
             if transfer is not None:
@@ -79,15 +81,26 @@ def _first_token(output: TokenOutput) -> worker_pb2.TokenBatch:
     return batch
 
 
-async def _handoff_result(transfer: asyncio.Task[ExportSummary]) -> worker_pb2.HandoffResult:
+def _log_event(log: RequestLog, event: worker_pb2.PrefillEvent) -> None:
+    if event.HasField("first_token"):
+        log.info("a prompt is computed", extra={"cached_tokens": event.first_token.num_cached_tokens})
+    elif event.handoff.error_code:
+        log.info("a hand-off failed: %s", event.handoff.error_message, extra={"code": event.handoff.error_code})
+    else:
+        duration_ms = round(event.handoff.seconds * 1e3, 1)
+        log.info("a hand-off ended", extra={"bytes": event.handoff.num_bytes, "duration_ms": duration_ms})
+
+
+async def _handoff_result(transfer: asyncio.Task[ExportSummary], call_id: str) -> worker_pb2.HandoffResult:
     error: BatonError
     try:
         done = await transfer
     except BatonError as failure:
         error = failure
     except Exception as failure:
-        logger.exception("a hand-off failed unexpectedly")
-        error = InternalError(f"{type(failure).__name__}: {failure}")
+        log = RequestLog(logger, request_id_of_call(call_id))
+        log.exception("a hand-off failed unexpectedly")
+        error = as_baton_error(failure, call_id)
     else:
         return worker_pb2.HandoffResult(
             num_bytes=done.num_bytes,
@@ -95,5 +108,6 @@ async def _handoff_result(transfer: asyncio.Task[ExportSummary]) -> worker_pb2.H
             num_tokens=done.num_tokens,
             num_cached_tokens=done.num_cached_tokens,
             seconds=done.seconds,
+            parts=pack_parts(done.parts),
         )
     return worker_pb2.HandoffResult(error_code=error.code, error_message=error.message)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -91,7 +91,13 @@ class KVSink(Protocol):
 
 
 class KVSendStream(Protocol):
-    """One transfer, from the sender's side. Every method raises ``BatonError`` when the transfer broke."""
+    """One transfer, from the sender's side. Every method raises ``BatonError`` when the transfer broke.
+
+    Attributes:
+        on_acknowledged: if set, called with the bytes of KV that the receiver has written so far, when that grows.
+    """
+
+    on_acknowledged: Callable[[int], None] | None
 
     @property
     def reservation(self) -> Reservation:

@@ -11,9 +11,11 @@ import grpc.aio
 from cluster.kv_transfer.base import KVSink, PartHeader, TransferOffer
 from cluster.kv_transfer.codec import decode_frame
 from cluster.kv_transfer.grpc_transport import METHOD, SERVICE
+from cluster.logs import RequestLog
+from cluster.request_ids import request_id_of_call
 from cluster.rpc import as_baton_error, reporting_errors
 from cluster.wire import kv_pb2
-from engine.errors import LayoutMismatchError, TransferError
+from engine.errors import BatonError, LayoutMismatchError, TransferError
 from engine.kv_spec import KVCacheSpec
 
 logger = logging.getLogger(__name__)
@@ -33,21 +35,22 @@ class KVTransferService:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
 
     async def _transfer(self, _: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        async with reporting_errors(context, lambda error: logger.exception("a KV transfer failed")):
+        first = await context.read()
+        if first is grpc.aio.EOF:
+            return
+        transfer_id = _transfer_id_of(first)
+        async with reporting_errors(context, logger, transfer_id):
             try:
-                await self._receive(context)
+                await self._receive(context, first)
             except grpc.aio.BaseError:  # the call is over
                 raise
             except Exception as error:
-                failure = as_baton_error(error)
+                failure = as_baton_error(error, transfer_id)
                 failed = kv_pb2.KVFailed(code=failure.code, message=failure.message)
                 await _reply(context, kv_pb2.KVReply(failed=failed))
                 raise
 
-    async def _receive(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        first = await context.read()
-        if first is grpc.aio.EOF:
-            return
+    async def _receive(self, context: grpc.aio.ServicerContext[Any, Any], first: bytes) -> None:
         header, _ = decode_frame(first)
         if header.WhichOneof("kind") != "reserve":
             raise TransferError(f"a KV transfer began with a frame of kind {header.WhichOneof('kind')}, not reserve.")
@@ -64,10 +67,12 @@ class KVTransferService:
             num_bytes = await self._sink.commit(offer.transfer_id, draft_state)
             committed = True
             await _reply(context, kv_pb2.KVReply(committed=kv_pb2.KVCommitted(num_bytes=num_bytes)))
+            log = RequestLog(logger, request_id_of_call(offer.transfer_id))
+            log.info("KV arrived", extra={"bytes": num_bytes, "cached_tokens": reservation.num_cached_tokens})
         except grpc.aio.BaseError:
             raise
         except Exception as error:
-            reason = as_baton_error(error).message
+            reason = as_baton_error(error, offer.transfer_id).message
             raise
         finally:
             if not committed:
@@ -97,6 +102,14 @@ class KVTransferService:
 
 async def _reply(context: grpc.aio.ServicerContext[Any, Any], reply: kv_pb2.KVReply) -> None:
     await context.write(reply.SerializeToString())
+
+
+def _transfer_id_of(frame: bytes) -> str:
+    """Empty when the frame begins no transfer; whoever reads it next says what is wrong with it."""
+    try:
+        return decode_frame(frame)[0].reserve.transfer_id
+    except BatonError:
+        return ""
 
 
 def _offer_of(reserve: kv_pb2.KVReserve) -> TransferOffer:

@@ -87,6 +87,7 @@ class GrpcSendStream:
         self._num_bytes = 0
         self._num_bytes_received = 0
         self._num_bytes_committed: int | None = None
+        self.on_acknowledged: Callable[[int], None] | None = None
         self._error: BatonError | None = None
         self._changed = asyncio.Event()
         self._reader = asyncio.create_task(self._read_replies())
@@ -195,6 +196,8 @@ class GrpcSendStream:
             self._reservation = Reservation(reply.reserved.num_cached_tokens, reply.reserved.takes_draft)
         elif kind == "received":
             self._num_bytes_received = reply.received.num_bytes
+            if self.on_acknowledged is not None:
+                self.on_acknowledged(self._num_bytes_received)
         elif kind == "committed":
             self._num_bytes_committed = reply.committed.num_bytes
         elif kind == "failed":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 
 from cluster.kv_transfer.base import KVSink, PartHeader, Payload, Reservation, TransferOffer
 from cluster.kv_transfer.codec import checksum
@@ -41,6 +42,8 @@ class InProcessSendStream:
         self._reservation = reservation
         self._throttle = throttle
         self._over = False
+        self._num_bytes = 0
+        self.on_acknowledged: Callable[[int], None] | None = None
 
     @property
     def reservation(self) -> Reservation:
@@ -56,6 +59,9 @@ class InProcessSendStream:
             self._over = True
             self._sink.abort(self._transfer_id, error.message)
             raise
+        self._num_bytes += len(payload)
+        if self.on_acknowledged is not None:
+            self.on_acknowledged(self._num_bytes)
 
     async def commit(self, draft_state: bytes | None = None) -> int:
         self._check_open()

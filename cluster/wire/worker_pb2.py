@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x63luster/wire/worker.proto\x12\x08\x62\x61ton.v1\"\x98\x03\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\r\n\x05top_p\x18\x04 \x01(\x01\x12\r\n\x05min_p\x18\x05 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x01\x12;\n\nlogit_bias\x18\t \x03(\x0b\x32\'.baton.v1.SamplingParams.LogitBiasEntry\x12\x16\n\x0estop_token_ids\x18\n \x03(\x07\x12\x12\n\nignore_eos\x18\x0b \x01(\x08\x12\x12\n\nmin_tokens\x18\x0c \x01(\r\x12\x15\n\x08logprobs\x18\r \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04seed\x18\x0e \x01(\x04\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0b\n\t_logprobs\"\x98\x01\n\x08Sequence\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\x07\x12\x18\n\x10output_token_ids\x18\x03 \x03(\x07\x12(\n\x06params\x18\x04 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x1a\n\x12speculation_method\x18\x05 \x01(\t\",\n\x07Handoff\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x0c\n\x04peer\x18\x02 \x01(\t\"Z\n\x0ePrefillRequest\x12$\n\x08sequence\x18\x01 \x01(\x0b\x32\x12.baton.v1.Sequence\x12\"\n\x07handoff\x18\x02 \x01(\x0b\x32\x11.baton.v1.Handoff\",\n\x07Logprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"@\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x1e\n\x03top\x18\x02 \x03(\x0b\x32\x11.baton.v1.Logprob\"(\n\nTimedEvent\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x61t_s\x18\x02 \x01(\x01\"\x95\x01\n\x0cPrefillEvent\x12+\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x14.baton.v1.TokenBatchH\x00\x12*\n\x07handoff\x18\x02 \x01(\x0b\x32\x17.baton.v1.HandoffResultH\x00\x12$\n\x06\x65vents\x18\x03 \x03(\x0b\x32\x14.baton.v1.TimedEventB\x06\n\x04kind\"\xa0\x01\n\rHandoffResult\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\x12\x11\n\tnum_parts\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12\x12\n\nerror_code\x18\x06 \x01(\t\x12\x15\n\rerror_message\x18\x07 \x01(\t\"L\n\x0fGenerateRequest\x12$\n\x08sequence\x18\x01 \x01(\x0b\x32\x12.baton.v1.Sequence\x12\x13\n\x0btransfer_id\x18\x02 \x01(\t\"\xcd\x01\n\nTokenBatch\x12\x11\n\ttoken_ids\x18\x01 \x03(\x07\x12)\n\x08logprobs\x18\x02 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12\x15\n\rfinish_reason\x18\x03 \x01(\t\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\x12$\n\x06\x65vents\x18\x05 \x03(\x0b\x32\x14.baton.v1.TimedEvent\x12\x13\n\x0bnum_drafted\x18\x06 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x07 \x01(\r\"\r\n\x0bPingRequest\" \n\tPingReply\x12\x13\n\x0bmonotonic_s\x18\x01 \x01(\x01\"\x0e\n\x0cStatsRequest\"\xbb\x03\n\x0bWorkerStats\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x13\n\x0bnum_running\x18\x03 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x04 \x01(\r\x12\x15\n\rnum_transfers\x18\x05 \x01(\r\x12\x17\n\x0fkv_blocks_total\x18\x06 \x01(\r\x12\x16\n\x0ekv_blocks_used\x18\x07 \x01(\r\x12\x18\n\x10kv_blocks_cached\x18\x08 \x01(\r\x12\x19\n\x11num_leaked_blocks\x18\t \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\n \x01(\x04\x12\x11\n\tnum_steps\x18\x0b \x01(\x04\x12\x16\n\x0eprefill_tokens\x18\x0c \x01(\x04\x12\x18\n\x10generated_tokens\x18\r \x01(\x04\x12\x15\n\rkv_bytes_sent\x18\x0e \x01(\x04\x12\x19\n\x11kv_bytes_received\x18\x0f \x01(\x04\x12\x10\n\x08uptime_s\x18\x10 \x01(\x01\x12\x1a\n\x12num_draft_failures\x18\x11 \x01(\r\x12&\n\x07methods\x18\x12 \x03(\x0b\x32\x15.baton.v1.MethodStats\"j\n\x0bMethodStats\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x12\n\nnum_drafts\x18\x02 \x01(\x04\x12\x1a\n\x12num_drafted_tokens\x18\x03 \x01(\x04\x12\x1b\n\x13num_accepted_tokens\x18\x04 \x01(\x04\x32H\n\x07Prefill\x12=\n\x07Prefill\x12\x18.baton.v1.PrefillRequest\x1a\x16.baton.v1.PrefillEvent0\x01\x32G\n\x06\x44\x65\x63ode\x12=\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x14.baton.v1.TokenBatch0\x01\x32w\n\x06Worker\x12\x32\n\x04Ping\x12\x15.baton.v1.PingRequest\x1a\x13.baton.v1.PingReply\x12\x39\n\x08GetStats\x12\x16.baton.v1.StatsRequest\x1a\x15.baton.v1.WorkerStatsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x63luster/wire/worker.proto\x12\x08\x62\x61ton.v1\"\x98\x03\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\r\n\x05top_p\x18\x04 \x01(\x01\x12\r\n\x05min_p\x18\x05 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x01\x12;\n\nlogit_bias\x18\t \x03(\x0b\x32\'.baton.v1.SamplingParams.LogitBiasEntry\x12\x16\n\x0estop_token_ids\x18\n \x03(\x07\x12\x12\n\nignore_eos\x18\x0b \x01(\x08\x12\x12\n\nmin_tokens\x18\x0c \x01(\r\x12\x15\n\x08logprobs\x18\r \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04seed\x18\x0e \x01(\x04\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0b\n\t_logprobs\"\x98\x01\n\x08Sequence\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\x07\x12\x18\n\x10output_token_ids\x18\x03 \x03(\x07\x12(\n\x06params\x18\x04 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x1a\n\x12speculation_method\x18\x05 \x01(\t\",\n\x07Handoff\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x0c\n\x04peer\x18\x02 \x01(\t\"Z\n\x0ePrefillRequest\x12$\n\x08sequence\x18\x01 \x01(\x0b\x32\x12.baton.v1.Sequence\x12\"\n\x07handoff\x18\x02 \x01(\x0b\x32\x11.baton.v1.Handoff\",\n\x07Logprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"@\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x1e\n\x03top\x18\x02 \x03(\x0b\x32\x11.baton.v1.Logprob\"(\n\nTimedEvent\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x61t_s\x18\x02 \x01(\x01\"\xdc\x01\n\nEngineStep\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x11\n\tstarted_s\x18\x02 \x01(\x01\x12\x0f\n\x07\x65nded_s\x18\x03 \x01(\x01\x12\x0e\n\x06\x62usy_s\x18\x04 \x01(\x02\x12\x0f\n\x07\x64raft_s\x18\x05 \x01(\x02\x12\x11\n\tnum_steps\x18\x06 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x07 \x01(\r\x12\x15\n\rnum_sequences\x18\x08 \x01(\r\x12\x18\n\x10num_batch_tokens\x18\t \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\n \x01(\r\"o\n\x0cTransferPart\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\x12\x11\n\tnum_parts\x18\x02 \x01(\r\x12\x11\n\tstarted_s\x18\x03 \x01(\x01\x12\x0e\n\x06sent_s\x18\x04 \x01(\x01\x12\x16\n\x0e\x61\x63knowledged_s\x18\x05 \x01(\x01\"\x95\x01\n\x0cPrefillEvent\x12+\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x14.baton.v1.TokenBatchH\x00\x12*\n\x07handoff\x18\x02 \x01(\x0b\x32\x17.baton.v1.HandoffResultH\x00\x12$\n\x06\x65vents\x18\x03 \x03(\x0b\x32\x14.baton.v1.TimedEventB\x06\n\x04kind\"\xc7\x01\n\rHandoffResult\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\x12\x11\n\tnum_parts\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12\x12\n\nerror_code\x18\x06 \x01(\t\x12\x15\n\rerror_message\x18\x07 \x01(\t\x12%\n\x05parts\x18\x08 \x03(\x0b\x32\x16.baton.v1.TransferPart\"L\n\x0fGenerateRequest\x12$\n\x08sequence\x18\x01 \x01(\x0b\x32\x12.baton.v1.Sequence\x12\x13\n\x0btransfer_id\x18\x02 \x01(\t\"\xf2\x01\n\nTokenBatch\x12\x11\n\ttoken_ids\x18\x01 \x03(\x07\x12)\n\x08logprobs\x18\x02 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12\x15\n\rfinish_reason\x18\x03 \x01(\t\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\x12$\n\x06\x65vents\x18\x05 \x03(\x0b\x32\x14.baton.v1.TimedEvent\x12\x13\n\x0bnum_drafted\x18\x06 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x07 \x01(\r\x12#\n\x05steps\x18\x08 \x03(\x0b\x32\x14.baton.v1.EngineStep\"\r\n\x0bPingRequest\" \n\tPingReply\x12\x13\n\x0bmonotonic_s\x18\x01 \x01(\x01\"\x0e\n\x0cStatsRequest\"\xbb\x03\n\x0bWorkerStats\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x13\n\x0bnum_running\x18\x03 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x04 \x01(\r\x12\x15\n\rnum_transfers\x18\x05 \x01(\r\x12\x17\n\x0fkv_blocks_total\x18\x06 \x01(\r\x12\x16\n\x0ekv_blocks_used\x18\x07 \x01(\r\x12\x18\n\x10kv_blocks_cached\x18\x08 \x01(\r\x12\x19\n\x11num_leaked_blocks\x18\t \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\n \x01(\x04\x12\x11\n\tnum_steps\x18\x0b \x01(\x04\x12\x16\n\x0eprefill_tokens\x18\x0c \x01(\x04\x12\x18\n\x10generated_tokens\x18\r \x01(\x04\x12\x15\n\rkv_bytes_sent\x18\x0e \x01(\x04\x12\x19\n\x11kv_bytes_received\x18\x0f \x01(\x04\x12\x10\n\x08uptime_s\x18\x10 \x01(\x01\x12\x1a\n\x12num_draft_failures\x18\x11 \x01(\r\x12&\n\x07methods\x18\x12 \x03(\x0b\x32\x15.baton.v1.MethodStats\"j\n\x0bMethodStats\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x12\n\nnum_drafts\x18\x02 \x01(\x04\x12\x1a\n\x12num_drafted_tokens\x18\x03 \x01(\x04\x12\x1b\n\x13num_accepted_tokens\x18\x04 \x01(\x04\x32H\n\x07Prefill\x12=\n\x07Prefill\x12\x18.baton.v1.PrefillRequest\x1a\x16.baton.v1.PrefillEvent0\x01\x32G\n\x06\x44\x65\x63ode\x12=\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x14.baton.v1.TokenBatch0\x01\x32w\n\x06Worker\x12\x32\n\x04Ping\x12\x15.baton.v1.PingRequest\x1a\x13.baton.v1.PingReply\x12\x39\n\x08GetStats\x12\x16.baton.v1.StatsRequest\x1a\x15.baton.v1.WorkerStatsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,28 +49,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENLOGPROBS']._serialized_end=853
   _globals['_TIMEDEVENT']._serialized_start=855
   _globals['_TIMEDEVENT']._serialized_end=895
-  _globals['_PREFILLEVENT']._serialized_start=898
-  _globals['_PREFILLEVENT']._serialized_end=1047
-  _globals['_HANDOFFRESULT']._serialized_start=1050
-  _globals['_HANDOFFRESULT']._serialized_end=1210
-  _globals['_GENERATEREQUEST']._serialized_start=1212
-  _globals['_GENERATEREQUEST']._serialized_end=1288
-  _globals['_TOKENBATCH']._serialized_start=1291
-  _globals['_TOKENBATCH']._serialized_end=1496
-  _globals['_PINGREQUEST']._serialized_start=1498
-  _globals['_PINGREQUEST']._serialized_end=1511
-  _globals['_PINGREPLY']._serialized_start=1513
-  _globals['_PINGREPLY']._serialized_end=1545
-  _globals['_STATSREQUEST']._serialized_start=1547
-  _globals['_STATSREQUEST']._serialized_end=1561
-  _globals['_WORKERSTATS']._serialized_start=1564
-  _globals['_WORKERSTATS']._serialized_end=2007
-  _globals['_METHODSTATS']._serialized_start=2009
-  _globals['_METHODSTATS']._serialized_end=2115
-  _globals['_PREFILL']._serialized_start=2117
-  _globals['_PREFILL']._serialized_end=2189
-  _globals['_DECODE']._serialized_start=2191
-  _globals['_DECODE']._serialized_end=2262
-  _globals['_WORKER']._serialized_start=2264
-  _globals['_WORKER']._serialized_end=2383
+  _globals['_ENGINESTEP']._serialized_start=898
+  _globals['_ENGINESTEP']._serialized_end=1118
+  _globals['_TRANSFERPART']._serialized_start=1120
+  _globals['_TRANSFERPART']._serialized_end=1231
+  _globals['_PREFILLEVENT']._serialized_start=1234
+  _globals['_PREFILLEVENT']._serialized_end=1383
+  _globals['_HANDOFFRESULT']._serialized_start=1386
+  _globals['_HANDOFFRESULT']._serialized_end=1585
+  _globals['_GENERATEREQUEST']._serialized_start=1587
+  _globals['_GENERATEREQUEST']._serialized_end=1663
+  _globals['_TOKENBATCH']._serialized_start=1666
+  _globals['_TOKENBATCH']._serialized_end=1908
+  _globals['_PINGREQUEST']._serialized_start=1910
+  _globals['_PINGREQUEST']._serialized_end=1923
+  _globals['_PINGREPLY']._serialized_start=1925
+  _globals['_PINGREPLY']._serialized_end=1957
+  _globals['_STATSREQUEST']._serialized_start=1959
+  _globals['_STATSREQUEST']._serialized_end=1973
+  _globals['_WORKERSTATS']._serialized_start=1976
+  _globals['_WORKERSTATS']._serialized_end=2419
+  _globals['_METHODSTATS']._serialized_start=2421
+  _globals['_METHODSTATS']._serialized_end=2527
+  _globals['_PREFILL']._serialized_start=2529
+  _globals['_PREFILL']._serialized_end=2601
+  _globals['_DECODE']._serialized_start=2603
+  _globals['_DECODE']._serialized_end=2674
+  _globals['_WORKER']._serialized_start=2676
+  _globals['_WORKER']._serialized_end=2795
 # @@protoc_insertion_point(module_scope)

@@ -99,6 +99,44 @@ class TimedEvent(_message.Message):
     at_s: float
     def __init__(self, name: _Optional[str] = ..., at_s: _Optional[float] = ...) -> None: ...
 
+class EngineStep(_message.Message):
+    __slots__ = ("index", "started_s", "ended_s", "busy_s", "draft_s", "num_steps", "num_computed_tokens", "num_sequences", "num_batch_tokens", "num_prompt_tokens")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    STARTED_S_FIELD_NUMBER: _ClassVar[int]
+    ENDED_S_FIELD_NUMBER: _ClassVar[int]
+    BUSY_S_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    NUM_BATCH_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    started_s: float
+    ended_s: float
+    busy_s: float
+    draft_s: float
+    num_steps: int
+    num_computed_tokens: int
+    num_sequences: int
+    num_batch_tokens: int
+    num_prompt_tokens: int
+    def __init__(self, index: _Optional[int] = ..., started_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., busy_s: _Optional[float] = ..., draft_s: _Optional[float] = ..., num_steps: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_batch_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ...) -> None: ...
+
+class TransferPart(_message.Message):
+    __slots__ = ("num_bytes", "num_parts", "started_s", "sent_s", "acknowledged_s")
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_S_FIELD_NUMBER: _ClassVar[int]
+    SENT_S_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_S_FIELD_NUMBER: _ClassVar[int]
+    num_bytes: int
+    num_parts: int
+    started_s: float
+    sent_s: float
+    acknowledged_s: float
+    def __init__(self, num_bytes: _Optional[int] = ..., num_parts: _Optional[int] = ..., started_s: _Optional[float] = ..., sent_s: _Optional[float] = ..., acknowledged_s: _Optional[float] = ...) -> None: ...
+
 class PrefillEvent(_message.Message):
     __slots__ = ("first_token", "handoff", "events")
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -110,7 +148,7 @@ class PrefillEvent(_message.Message):
     def __init__(self, first_token: _Optional[_Union[TokenBatch, _Mapping]] = ..., handoff: _Optional[_Union[HandoffResult, _Mapping]] = ..., events: _Optional[_Iterable[_Union[TimedEvent, _Mapping]]] = ...) -> None: ...
 
 class HandoffResult(_message.Message):
-    __slots__ = ("num_bytes", "num_parts", "num_tokens", "num_cached_tokens", "seconds", "error_code", "error_message")
+    __slots__ = ("num_bytes", "num_parts", "num_tokens", "num_cached_tokens", "seconds", "error_code", "error_message", "parts")
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +156,7 @@ class HandoffResult(_message.Message):
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
     ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     num_bytes: int
     num_parts: int
     num_tokens: int
@@ -125,7 +164,8 @@ class HandoffResult(_message.Message):
     seconds: float
     error_code: str
     error_message: str
-    def __init__(self, num_bytes: _Optional[int] = ..., num_parts: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ...) -> None: ...
+    parts: _containers.RepeatedCompositeFieldContainer[TransferPart]
+    def __init__(self, num_bytes: _Optional[int] = ..., num_parts: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[TransferPart, _Mapping]]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("sequence", "transfer_id")
@@ -136,7 +176,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, sequence: _Optional[_Union[Sequence, _Mapping]] = ..., transfer_id: _Optional[str] = ...) -> None: ...
 
 class TokenBatch(_message.Message):
-    __slots__ = ("token_ids", "logprobs", "finish_reason", "num_cached_tokens", "events", "num_drafted", "num_accepted")
+    __slots__ = ("token_ids", "logprobs", "finish_reason", "num_cached_tokens", "events", "num_drafted", "num_accepted", "steps")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +184,7 @@ class TokenBatch(_message.Message):
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTED_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     finish_reason: str
@@ -151,7 +192,8 @@ class TokenBatch(_message.Message):
     events: _containers.RepeatedCompositeFieldContainer[TimedEvent]
     num_drafted: int
     num_accepted: int
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., num_cached_tokens: _Optional[int] = ..., events: _Optional[_Iterable[_Union[TimedEvent, _Mapping]]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ...) -> None: ...
+    steps: _containers.RepeatedCompositeFieldContainer[EngineStep]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., num_cached_tokens: _Optional[int] = ..., events: _Optional[_Iterable[_Union[TimedEvent, _Mapping]]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[EngineStep, _Mapping]]] = ...) -> None: ...
 
 class PingRequest(_message.Message):
     __slots__ = ()

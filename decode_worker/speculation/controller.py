@@ -213,7 +213,7 @@ class SpeculationController:
         named = {s.request.request_id for s in wanting if self._chosen_method(s.request) == network.name}
         candidates = [s.request for s in wanting if self._may_use(s.request, network.name, is_automatic=True)]
         chosen: set[str] = set()
-        if candidates and self._drafting is not None:
+        if candidates and self._drafting is not None and (named or not self._drafting.is_settled()):
             most = self._room_of(network.name, candidates, room)
             outlook = self._guard(network.name, lambda: network.proposer.outlook(candidates, most), Outlook({}))
             gains = {

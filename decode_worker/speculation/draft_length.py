@@ -23,12 +23,16 @@ from engine.drafts import Draft
 from engine.request import Request
 from engine.verification import Proposer
 
-# Speculation must promise this much more than plain decoding before it begins, and half of it to go on.
-_MIN_GAIN = 0.03
-# The share of decisions against drafting that are tried all the same, to notice when drafts have become better.
-_DECISIONS_PER_PROBE = 64
+# What speculation must promise beyond plain decoding before it begins, and half of it to go on: what is believed of
+# costs is off by a few percent, and the passes of a network come on top of what is known of the step.
+_MIN_GAIN = 0.04
+_MIN_NETWORK_GAIN = 0.06
+# After a decision against drafting the next ones are the same, for so many steps, without another thought.
+_STEPS_PER_DECISION = 4
+# Steps without drafting of which one tries it all the same, to notice when drafts have become better.
+_STEPS_PER_PROBE = 64
 # The same where nothing is to be gained as far as is known, which may be wrong.
-_DECISIONS_PER_HOPELESS_PROBE = 1024
+_STEPS_PER_HOPELESS_PROBE = 1024
 # Drafts accepted by pass where they are good, as they may be again with the next text.
 _GOOD_GAINS = (0.7, 0.5, 0.35)
 _HOPELESS_DECISIONS = 16
@@ -117,6 +121,13 @@ class DraftingPolicy:
         """True when drafting has not paid for long, and would not with good drafts either: the batch is too large."""
         return self._num_hopeless >= _HOPELESS_DECISIONS
 
+    def is_settled(self) -> bool:
+        """Asked once a step in which nobody asks for the method by name; True when it goes without, as the last one."""
+        if self._is_drafting or self._num_refusals % _STEPS_PER_DECISION == 0:
+            return False
+        self._num_refusals += 1
+        return True
+
     def choose(self, outlook: Outlook, named: Collection[str], num_sequences: int, num_tokens: int) -> set[str]:
         """The requests to draft for. Tells :class:`DraftPasses` what a pass must bring.
 
@@ -136,15 +147,16 @@ class DraftingPolicy:
         self._passes.rate = max(rate, plain)
         if named:
             return set(ranked[: max(count, len(named))])
-        self._is_drafting = rate / plain - 1 > (_MIN_GAIN / 2 if self._is_drafting else _MIN_GAIN)
+        self._is_drafting = rate / plain - 1 > (_MIN_NETWORK_GAIN / 2 if self._is_drafting else _MIN_NETWORK_GAIN)
         if self._is_drafting:
             self._num_hopeless = 0
             return set(ranked[:count])
-        self._num_refusals += 1
         good = [tuple(map(max, own, _GOOD_GAINS)) for own in gains]
         has_hope = self._best(good, 0, outlook.nodes_per_pass, num_sequences, num_tokens)[0] > plain
         self._num_hopeless = 0 if has_hope else self._num_hopeless + 1
-        is_due = self._num_refusals % (_DECISIONS_PER_PROBE if has_hope else _DECISIONS_PER_HOPELESS_PROBE) == 0
+        period = _STEPS_PER_PROBE if has_hope else _STEPS_PER_HOPELESS_PROBE
+        is_due = self._num_refusals % period == period - _STEPS_PER_DECISION
+        self._num_refusals += 1
         return set(ranked[:1]) if is_due else set()
 
     def _best(
@@ -214,7 +226,7 @@ class VerificationPolicy:
             self._is_drafting = best_rate / base - 1 > (_MIN_GAIN / 2 if self._is_drafting else _MIN_GAIN)
             if not self._is_drafting:
                 self._num_refusals += 1
-                if self._num_refusals % _DECISIONS_PER_HOPELESS_PROBE:
+                if self._num_refusals % _STEPS_PER_HOPELESS_PROBE:
                     return {}
                 best_count = len(slots)  # costs are known of those sizes only that were tried lately
         for _, _, request_id in slots[:best_count]:

@@ -58,7 +58,7 @@ def test_the_head_that_comes_along_guesses_right_now_and_then(cluster: RunningCl
     lines = httpx.get(cluster.endpoint + "/metrics", timeout=30).text.splitlines()
     (line,) = [line for line in lines if line.startswith("baton_worker_accepted_tokens") and 'method="eagle3"' in line]
     assert float(line.rsplit(" ", 1)[1]) >= accepted
-    assert cluster.metric("baton_worker_draft_failures") == 0
+    assert cluster.metric("baton_worker_draft_failures_total") == 0
 
 
 def test_a_method_whose_draft_is_not_loaded_is_refused(cluster: RunningCluster) -> None:

@@ -84,6 +84,7 @@ class TestHappyPath:
         assert [name for name in names if name != "kv_committed"] == [
             "received",
             "tokenized",
+            "admitted",
             "routed",
             "prefill_queued",
             "prefill_started",

@@ -24,6 +24,7 @@ class FakeRouter(ThreadingHTTPServer):
         self.pools = {"prefill": 1, "decode": 1}
         self.states = "ready"
         self.reason = ""
+        self.timelines: dict[str, dict[str, Any]] = {}
 
     def status(self) -> dict[str, Any]:
         return {
@@ -71,6 +72,10 @@ class _Handler(BaseHTTPRequestHandler):
             spans = [{"name": name, "start_ms": 0.0, "duration_ms": 2.5} for name in ("queue", "prefill", "total")]
             attributes = {"kv_bytes": 1_000_000}
             self._send(200, {"request_id": "one", "events": [], "spans": spans, "attributes": attributes})
+        elif self.path.startswith("/v1/requests?order="):
+            self._send(200, {"object": "list", "data": [{"request_id": name} for name in self.server.timelines][:1]})
+        elif (found := self.server.timelines.get(self.path.split("/")[-2])) is not None:
+            self._send(200, found)
         elif self.path == "/broken":
             self._send_bytes(200, b"<html>", "text/html")
         else:

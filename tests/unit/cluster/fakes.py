@@ -12,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from cluster.generation import GenerationRequest, ModelCard, TokenChunk
-from engine.errors import BatonError, NoWorkerError
+from engine.errors import BatonError, NotFoundError, NoWorkerError
 from engine.request import FinishReason, TokenLogprobs
 from engine.tokenizer import Tokenizer
 
@@ -124,8 +124,13 @@ class FakeAdmin:
         self.scaled.append(targets)
         return {"targets": targets}
 
-    def timeline(self, request_id: str) -> dict[str, Any] | None:
-        return {"request_id": request_id, "events": []} if request_id == "known" else None
+    def timeline(self, request_id: str) -> dict[str, Any]:
+        if request_id != "known":
+            raise NotFoundError(f"No request {request_id!r} is known.", param="request_id")
+        return {"request_id": request_id, "events": []}
+
+    def requests(self, order: str, limit: int) -> list[dict[str, Any]]:
+        return [{"request_id": "known", "order": order}][:limit]
 
     async def metrics(self) -> bytes:
         return b"# HELP baton_up 1\nbaton_up 1\n"

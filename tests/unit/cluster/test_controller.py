@@ -133,6 +133,15 @@ async def test_it_serves_scales_and_replaces_what_dies(model):
         assert listener_pid(running.endpoint) != old_router
         assert await has_four()  # the same workers: nobody was started anew
         assert await running.complete() == expected_tokens(5)
+        async with httpx.AsyncClient() as client:
+            page = (await client.get(f"{running.endpoint}/metrics")).text.splitlines()
+        # The controller remembers what a router's own counters would have lost.
+        assert {
+            "baton_router_restarts_total 1.0",
+            'baton_scale_events_total{direction="up",pool="decode"} 1.0',
+            'baton_workers{pool="decode",state="ready"} 2.0',
+            'baton_worker_up{pool="prefill",worker="prefill-2"} 1.0',
+        } <= set(page)
 
         await running.call("scale", {"prefill": 1, "decode": 1})
 

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from cluster.config import LogConfig
-from cluster.logs import JsonFormatter, configure_logging
+from cluster.logs import JsonFormatter, RequestLog, configure_logging, describe_fault
 
 PACKAGES = ("engine", "cluster", "prefill_worker", "decode_worker")
 
@@ -64,3 +64,49 @@ def test_configuring_again_does_not_double_lines(capsys):
 def test_what_cannot_be_json_is_shown_all_the_same():
     record = logging.LogRecord("engine", logging.INFO, "", 0, "%r", (object(),), None)
     assert "object object at" in json.loads(JsonFormatter("p").format(record))["message"]
+
+
+def test_fields_stand_beside_the_message(capsys):
+    configure_logging(LogConfig(level="info", json=True), "router")
+    log = RequestLog(logging.getLogger("cluster.router"), "chatcmpl-1")
+    log.info("a request ended", extra={"outcome": "stop", "seconds": 1.5})
+    line = json.loads(capsys.readouterr().err)
+    assert (line["request_id"], line["outcome"], line["seconds"]) == ("chatcmpl-1", "stop", 1.5)
+    assert line["message"] == "a request ended"
+
+
+def test_text_lines_have_the_fields_behind_the_message(capsys):
+    configure_logging(LogConfig(level="info"), "router")
+    RequestLog(logging.getLogger("cluster.router"), "r1").info("ended", extra={"outcome": "stop"})
+    assert capsys.readouterr().err.endswith("INFO router cluster.router: ended [outcome=stop request_id=r1]\n")
+
+
+def test_fields_cannot_displace_what_every_line_says(capsys):
+    configure_logging(LogConfig(level="info", json=True), "router")
+    names = ("time", "level", "logger", "message", "process", "name", "msg", "args")
+    RequestLog(logging.getLogger("cluster"), "r1").info("said", extra=dict.fromkeys(names, "made up"))
+    line = json.loads(capsys.readouterr().err)
+    assert (line["message"], line["level"], line["process"], line["logger"]) == ("said", "info", "router", "cluster")
+    assert line["time"] != "made up"
+    assert line["name_"] == "made up"
+
+
+def test_what_libraries_add_to_every_record_is_no_field():
+    record = logging.LogRecord("engine", logging.INFO, "", 0, "said", (), None)
+    record._ray_timestamp_ns = 1
+    assert "timestamp_ns" not in JsonFormatter("p").format(record)
+
+
+def test_an_event_is_one_line(capsys):
+    configure_logging(LogConfig(), "router")
+    logging.getLogger("cluster").warning("a peer said %s", "first\nWARNING second")
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_fault_is_described_without_its_words():
+    try:
+        raise ValueError("the prompt was: my secret")
+    except ValueError as error:
+        described = describe_fault(error)
+    assert "secret" not in described
+    assert described.startswith("ValueError in test_a_fault_is_described_without_its_words (")

@@ -1,12 +1,19 @@
-"""Metrics: what is counted, and that no label takes values without bound."""
+"""Metrics of the router: what is counted, and that no label takes values without bound."""
 
 from __future__ import annotations
 
+import re
+
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.metrics import RouterMetrics
 from cluster.wire import worker_pb2
+from engine.errors import error_classes
 from engine.timeline import Event, Timeline
+
+RESERVED_SUFFIXES = ("_total", "_sum", "_count", "_bucket", "_info")
+UNITS = ("seconds", "bytes", "tokens")
 
 
 def value(metrics: RouterMetrics, name: str, **labels: str) -> float:
@@ -21,6 +28,8 @@ def finished_timeline() -> Timeline:
         (Event.PREFILL_STARTED, 10.3),
         (Event.FIRST_TOKEN_SAMPLED, 10.7),
         (Event.FIRST_TOKEN, 11.0),
+        (Event.DECODE_QUEUED, 11.1),
+        (Event.DECODE_STARTED, 11.4),
         (Event.FINISHED, 13.0),
     ):
         timeline.record(event, at_s)
@@ -29,19 +38,24 @@ def finished_timeline() -> Timeline:
 
 def test_a_finished_sequence_is_booked_with_its_durations():
     metrics = RouterMetrics()
+    metrics.observe_start(7)
     metrics.observe_end(finished_timeline(), "stop", 5, 3)
     assert value(metrics, "baton_requests_total", outcome="stop") == 1
+    assert value(metrics, "baton_prompt_tokens_total") == 7
     assert value(metrics, "baton_output_tokens_total") == 5
     assert value(metrics, "baton_cached_prompt_tokens_total") == 3
-    for name, seconds in (
-        ("baton_time_to_first_token_seconds", 1.0),
+    for name, amount in (
         ("baton_time_per_output_token_seconds", 0.5),
         ("baton_queue_seconds", 0.2),
         ("baton_prefill_seconds", 0.4),
+        ("baton_decode_queue_seconds", 0.3),
+        ("baton_decode_seconds", 2.0),
         ("baton_request_seconds", 3.0),
+        ("baton_request_prompt_tokens", 7),
+        ("baton_request_output_tokens", 5),
     ):
         assert value(metrics, f"{name}_count") == 1
-        assert abs(value(metrics, f"{name}_sum") - seconds) < 1e-9
+        assert value(metrics, f"{name}_sum") == pytest.approx(amount)
 
 
 def test_failures_and_cancellations_do_not_spoil_the_durations():
@@ -51,6 +65,21 @@ def test_failures_and_cancellations_do_not_spoil_the_durations():
     assert value(metrics, "baton_requests_total", outcome="worker_lost") == 1
     assert value(metrics, "baton_output_tokens_total") == 4
     assert value(metrics, "baton_request_seconds_count") == 0
+
+
+def test_the_first_token_and_the_gaps_are_booked_as_they_happen(monkeypatch: pytest.MonkeyPatch):
+    moments = [10.5, 10.75, 11.5]
+    clock = iter(moments)
+    monkeypatch.setattr("cluster.metrics.time.monotonic", lambda: next(clock))
+    metrics, timeline = RouterMetrics(), Timeline("r")
+    timeline.record(Event.RECEIVED, 10.0)
+    deliveries = metrics.track_deliveries(timeline)
+    for _ in moments:
+        deliveries.observe()
+    assert value(metrics, "baton_time_to_first_token_seconds_count") == 1
+    assert value(metrics, "baton_time_to_first_token_seconds_sum") == 0.5
+    assert value(metrics, "baton_inter_token_latency_seconds_count") == 2
+    assert value(metrics, "baton_inter_token_latency_seconds_sum") == 1.0
 
 
 def test_handoffs_are_booked_by_outcome():
@@ -65,15 +94,6 @@ def test_handoffs_are_booked_by_outcome():
     assert value(metrics, "baton_kv_transfer_seconds_sum") == 0.5
 
 
-def test_workers_that_are_gone_lose_their_series():
-    metrics = RouterMetrics()
-    for number in range(50):
-        metrics.set_workers({("decode", f"decode-{number}"): worker_pb2.WorkerStats(kv_blocks_used=number)})
-    text = metrics.render().decode()
-    assert text.count('worker="decode-49"') == text.count("worker=")
-    assert value(metrics, "baton_worker_kv_blocks_used", pool="decode", worker="decode-49") == 49
-
-
 def test_errors_that_nobody_knows_make_no_new_labels():
     """Codes come over the wire; what a client or a broken peer can choose must not become a label."""
     metrics = RouterMetrics()
@@ -82,9 +102,36 @@ def test_errors_that_nobody_knows_make_no_new_labels():
     assert "made-up" not in metrics.render().decode()
 
 
+def test_known_labels_begin_at_zero():
+    """Or the first failure of a kind would be invisible to rate()."""
+    metrics = RouterMetrics()
+    for code in error_classes():
+        assert metrics.registry.get_sample_value("baton_requests_total", {"outcome": code}) == 0
+        assert metrics.registry.get_sample_value("baton_retries_total", {"reason": code}) == 0
+    assert metrics.registry.get_sample_value("baton_rejections_total", {"reason": "overloaded"}) == 0
+    assert metrics.registry.get_sample_value("baton_local_prefills_total", {"reason": "recovery"}) == 0
+
+
 def test_the_text_is_what_prometheus_reads():
     metrics = RouterMetrics()
     metrics.observe_end(finished_timeline(), "stop", 5)
-    families = {family.name for family in text_string_to_metric_families(metrics.render().decode())}
-    assert {"baton_requests", "baton_kv_transfer_bytes", "baton_worker_kv_blocks_used"} <= families
-    assert all(name.startswith("baton_") for name in families)
+    text = metrics.render().decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert {"baton_requests", "baton_kv_transfer_bytes", "baton_worker_kv_blocks_used"} <= families.keys()
+    assert "_created" not in text
+
+
+def test_names_follow_the_conventions_of_prometheus():
+    """See prometheus.io, "Metric and label naming": one prefix, snake case, base units, a suffix by type."""
+    for family in RouterMetrics().registry.collect():
+        name = family.name
+        assert re.fullmatch(r"baton(_[a-z0-9]+)+", name), name
+        assert family.documentation.endswith("."), name
+        assert not re.search(r"_(ms|millis|milliseconds|minutes|kb|mb|gb|kib|mib|gib|percent)(_|$)", name), name
+        if family.type == "histogram":
+            assert name.endswith(UNITS), name
+        if family.type == "gauge" and name != "baton_build_info":
+            assert not name.endswith(RESERVED_SUFFIXES), name
+        assert {label for sample in family.samples for label in sample.labels} <= {
+            *("pool", "worker", "method", "reason", "outcome", "endpoint", "status", "le", "version", "python"),
+        }, name

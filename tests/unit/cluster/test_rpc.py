@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,6 +22,8 @@ from engine.errors import (
     WorkerLostError,
     error_classes,
 )
+
+logger = logging.getLogger(__name__)
 
 Handler = Callable[[bytes, Any], Awaitable[bytes]]
 
@@ -46,9 +49,9 @@ async def error_of(call: Awaitable[bytes]) -> BatonError:
     return error_from_rpc(caught.value, "the peer")
 
 
-def raising(error: Exception, unexpected: list[Exception] | None = None) -> Handler:
+def raising(error: Exception) -> Handler:
     async def handle(request: bytes, context: Any) -> bytes:
-        async with reporting_errors(context, (unexpected if unexpected is not None else []).append):
+        async with reporting_errors(context, logger, "req-1/abc"):
             raise error
         return b""
 
@@ -79,21 +82,23 @@ async def test_a_long_message_is_cut_and_not_the_connection(message: str) -> Non
     assert len(error.message) > 200
 
 
-async def test_a_fault_of_ours_is_logged_and_becomes_internal() -> None:
-    unexpected: list[Exception] = []
-    fault = KeyError("missing")
-    async with serving(raising(fault, unexpected)) as (_, call):
+async def test_a_fault_of_ours_is_logged_and_becomes_internal(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(raising(KeyError("what the client shall not see"))) as (_, call):
         error = await error_of(call(b""))
     assert type(error) is InternalError
-    assert "KeyError" in error.message
-    assert unexpected == [fault]
+    assert "shall not see" not in error.message
+    assert "KeyError" not in error.message
+    assert "request id req-1." in error.message
+    [record] = [record for record in caplog.records if record.name == __name__]
+    assert vars(record)["request_id"] == "req-1"
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], KeyError)
 
 
-async def test_expected_errors_are_not_logged() -> None:
-    unexpected: list[Exception] = []
-    async with serving(raising(TransferError("as foreseen"), unexpected)) as (_, call):
+async def test_expected_errors_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(raising(TransferError("as foreseen"))) as (_, call):
         await error_of(call(b""))
-    assert unexpected == []
+    assert [record for record in caplog.records if record.name == __name__] == []
 
 
 async def test_a_call_that_takes_too_long_is_a_deadline_error() -> None:

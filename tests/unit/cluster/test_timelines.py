@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cluster.timelines import TimelineStore
+from engine.errors import NotFoundError
 from engine.timeline import Event, Timeline
 
 
@@ -57,3 +60,33 @@ def test_it_shows_what_happens_after_it_was_added():
     found = store.to_dict("r")
     assert found is not None
     assert found["spans"] == [{"name": "total", "start_ms": 0.0, "duration_ms": 500.0}]
+
+
+def finished(request_id: str, total_s: float) -> Timeline:
+    entry = timeline(request_id)
+    entry.record(Event.FINISHED, 1.0 + total_s)
+    return entry
+
+
+def test_an_unknown_id_says_how_many_are_kept():
+    store = TimelineStore(7)
+    store.add(timeline("r"))
+    with pytest.raises(NotFoundError, match=r"'other'.*last 7 sequences.*1 are there"):
+        store.find("other")
+
+
+def test_the_listing_is_by_age_or_by_time():
+    store = TimelineStore(10)
+    for request_id, total_s in (("a", 2.0), ("b", 3.0), ("c", 1.0)):
+        store.add(finished(request_id, total_s))
+    assert [entry["request_id"] for entry in store.listing("newest", 2)] == ["c", "b"]
+    assert [entry["request_id"] for entry in store.listing("slowest", 2)] == ["b", "a"]
+    assert store.listing("slowest", 1)[0]["total_ms"] == 3000.0
+
+
+def test_stages_and_blame_come_with_the_events():
+    store = TimelineStore(1)
+    store.add(finished("r", 2.0))
+    found = store.find("r")
+    assert sum(stage["duration_ms"] for stage in found["stages"]) == found["total_ms"] == 2000.0
+    assert found["time_to_first_token"] is None

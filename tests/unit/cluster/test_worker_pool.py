@@ -135,6 +135,34 @@ async def test_scaling_up_and_down(make_pool, listener):
     assert ids_in(pool, "dead") == []  # leaving is no death
 
 
+async def test_its_history_is_counted(make_pool, listener):
+    pool = make_pool()
+    listener.may_drain.set()
+    pool.scale(1)
+    assert pool.figures().scale_events == {"up": 0, "down": 0}  # its first size is no change
+    assert pool.figures().states == {"starting": 1, "ready": 0, "draining": 0}
+    await pool.wait_until_ready(READY_S)
+    pool.scale(3)
+    pool.scale(3)
+    await pool.wait_until_ready(READY_S)
+    kill(listener.ready["decode-1"])
+    await until(lambda: "decode-4" in listener.ready and pool.num_ready == 3)
+    pool.scale(2)
+    await until(lambda: len(pool.figures().states) == 3 and sum(pool.figures().states.values()) == 2)
+    figures = pool.figures()
+    assert (figures.target, figures.num_started) == (2, 4)
+    assert figures.scale_events == {"up": 1, "down": 1}
+    assert figures.failures == {"starting": 0, "serving": 1}  # who was asked to leave is none
+    assert figures.states == {"starting": 0, "ready": 2, "draining": 0}
+
+
+async def test_workers_that_fail_at_their_start_are_counted_apart(make_pool):
+    pool = make_pool(CrashingHost)
+    pool.scale(1)
+    await until(lambda: pool.figures().failures["starting"] >= 1)
+    assert pool.figures().failures["serving"] == pool.figures().num_started == 0
+
+
 async def test_a_leaving_worker_lives_until_it_is_drained(make_pool, listener):
     pool = make_pool()
     pool.scale(2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -265,6 +265,7 @@ class FailingTransport:
     num_opened: int = 0
     num_parts: int = 0
     num_bytes: int = 0
+    on_acknowledged: Callable[[int], None] | None = None
 
     @property
     def reservation(self) -> Reservation:

@@ -110,13 +110,14 @@ async def test_a_fault_in_the_receiver_is_an_internal_error_and_the_server_goes_
     sink.gate.set()
     async with link("grpc", sink) as way:
         stream = await way.transport.open(OFFER, way.peer)
-        with pytest.raises(InternalError, match="bug"):
+        with pytest.raises(InternalError, match="request id transfer-1") as raised:
             await send_many(stream, 1000)
+        assert "bug" not in raised.value.message  # which may hold anything; it is for the log
         sink.failure = None
         again = await way.transport.open(OFFER, way.peer)
         await again.send(HEADER, bytes(8))
         await again.commit()
-    assert sink.aborts == ["ZeroDivisionError: bug"]
+    assert sink.aborts == [raised.value.message]
 
 
 @pytest.mark.parametrize("stage", ["reserved", "pushing", "committing"])

@@ -169,7 +169,7 @@ class TestDraftLength:
 
     def test_a_gain_too_small_begins_nothing_but_may_go_on(self) -> None:
         policy = VerificationPolicy(self.cost(0.1))
-        barely = {"a": guess([0.122])}
+        barely = {"a": guess([0.133])}
         assert policy.choose(barely, (), num_sequences=1, num_tokens=1) == {}
         assert policy.choose({"a": guess([0.9])}, (), num_sequences=1, num_tokens=1) == {"a": 1}
         assert policy.choose(barely, (), num_sequences=1, num_tokens=1) == {"a": 1}
@@ -227,17 +227,25 @@ class TestDraftingForANetwork:
         assert policy.choose(Outlook(gains, nodes_per_pass=1.0), (), num_sequences=1, num_tokens=1) == {"a"}
         assert policy.choose(Outlook(gains, nodes_per_pass=30.0), (), num_sequences=1, num_tokens=1) == set()
 
+    def test_a_refusal_stands_for_a_few_steps(self) -> None:
+        policy, _ = self.policy(2.0)
+        assert not policy.is_settled()
+        policy.choose(Outlook({"a": (0.01,)}), (), num_sequences=1, num_tokens=1)
+        assert [policy.is_settled() for _ in range(4)] == [True, True, True, False]
+        assert policy.choose(Outlook({"a": (0.9, 0.8)}), (), num_sequences=1, num_tokens=1) == {"a"}
+        assert not policy.is_settled()
+
     def test_a_refusal_is_probed_now_and_then(self) -> None:
         policy, _ = self.policy(2.0)
         outlook = Outlook({"a": (0.05, 0.0)})
-        chosen = [policy.choose(outlook, (), num_sequences=1, num_tokens=1) for _ in range(640)]
+        chosen = [not policy.is_settled() and policy.choose(outlook, (), 1, 1) for _ in range(640)]
         assert 5 <= sum(map(bool, chosen)) <= 15
         assert not policy.is_hopeless
 
     def test_what_would_not_pay_with_good_drafts_either_is_hardly_ever_probed(self) -> None:
         policy, _ = self.policy(30.0)
         outlook = Outlook({"a": (0.05, 0.0)})
-        chosen = [policy.choose(outlook, (), num_sequences=1, num_tokens=1) for _ in range(2100)]
+        chosen = [not policy.is_settled() and policy.choose(outlook, (), 1, 1) for _ in range(2100)]
         assert sum(map(bool, chosen)) == 2
         assert policy.is_hopeless
 

@@ -1,0 +1,13 @@
+"""The installed version of baton."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+
+def package_version() -> str:
+    """As installed; ``unknown`` for sources that were never installed."""
+    try:
+        return version("baton-serve")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,60 @@
+"""Steps of an engine as requests remember them: when, how long, and in whose company. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_PENDING_STEPS = 64
+"""Steps without a token (chunks of a prompt) that a request keeps apart until its next token; further ones merge."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStep:
+    """One step, shared by all requests in it; or several of one request, merged.
+
+    Attributes:
+        index: of the last step; the engine counts its steps.
+        started_s, ended_s: monotonic clock of the engine's process.
+        busy_s: time spent in the step; less than from start to end where merged steps had others between them.
+        draft_s: of that, guessing tokens.
+        num_sequences: in the step, whoever asks included.
+        num_tokens: rows of the forward, drafts included.
+        num_prompt_tokens: of these, prompts and what is computed again after a preemption.
+    """
+
+    index: int
+    started_s: float
+    ended_s: float
+    busy_s: float
+    draft_s: float
+    num_sequences: int
+    num_tokens: int
+    num_prompt_tokens: int
+    num_steps: int = 1
+
+    def merged_with(self, later: EngineStep) -> EngineStep:
+        """Both as one; sizes are those of the larger step."""
+        return EngineStep(
+            later.index,
+            self.started_s,
+            later.ended_s,
+            self.busy_s + later.busy_s,
+            self.draft_s + later.draft_s,
+            max(self.num_sequences, later.num_sequences),
+            max(self.num_tokens, later.num_tokens),
+            max(self.num_prompt_tokens, later.num_prompt_tokens),
+            self.num_steps + later.num_steps,
+        )
+
+
+StepShare = tuple[EngineStep, int]
+"""A step, and how many known tokens of the request it computed."""
+
+
+def add_share(shares: list[StepShare], step: EngineStep, num_tokens: int) -> None:
+    """Appends to ``shares``, which never grows beyond ``MAX_PENDING_STEPS``."""
+    if len(shares) < MAX_PENDING_STEPS:
+        shares.append((step, num_tokens))
+    else:
+        last, num_before = shares[-1]
+        shares[-1] = (last.merged_with(step), num_before + num_tokens)

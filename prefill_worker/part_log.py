@@ -1,0 +1,77 @@
+"""When each part of a hand-off was read, sent and acknowledged; bounded."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from engine.timeline import TransferPart
+
+MAX_PARTS = 128
+
+
+@dataclass(slots=True)
+class _Part:
+    """Times are seconds of the monotonic clock; 0 while it has not happened."""
+
+    num_bytes: int
+    started_s: float
+    num_parts: int = 1
+    sent_s: float = 0.0
+    acknowledged_s: float = 0.0
+    end: int = 0
+    """Bytes of the transfer up to the end of this part."""
+
+
+class PartLog:
+    """Keeps the first parts one by one and merges the others into the last one.
+
+    Args:
+        limit: entries kept.
+    """
+
+    def __init__(self, limit: int = MAX_PARTS) -> None:
+        self._limit = limit
+        self._parts: list[_Part] = []
+        self._num_acknowledged = 0
+        self._num_bytes = 0
+
+    def sending(self, num_bytes: int, started_s: float) -> None:
+        """The next part has been read, and is now given to the transport."""
+        self._num_bytes += num_bytes
+        if len(self._parts) < self._limit:
+            self._parts.append(_Part(num_bytes, started_s, end=self._num_bytes))
+            return
+        last = self._parts[-1]
+        last.num_bytes += num_bytes
+        last.num_parts += 1
+        last.end = self._num_bytes
+        last.acknowledged_s = 0.0
+        self._num_acknowledged = min(self._num_acknowledged, len(self._parts) - 1)
+
+    def sent(self) -> None:
+        """The transport has taken it."""
+        self._parts[-1].sent_s = time.monotonic()
+
+    def acknowledged(self, num_bytes: int) -> None:
+        """The receiver has written the transfer's first ``num_bytes``."""
+        now_s = time.monotonic()
+        while self._num_acknowledged < len(self._parts):
+            part = self._parts[self._num_acknowledged]
+            if part.end > num_bytes:
+                return
+            part.acknowledged_s = now_s
+            self._num_acknowledged += 1
+
+    def parts(self) -> list[TransferPart]:
+        """In order. A part that is acknowledged was sent, whichever was noticed first."""
+        return [
+            TransferPart(
+                part.num_bytes,
+                part.num_parts,
+                part.started_s,
+                part.sent_s or part.acknowledged_s or part.started_s,
+                part.acknowledged_s,
+            )
+            for part in self._parts
+        ]

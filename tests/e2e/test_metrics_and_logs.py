@@ -1,0 +1,196 @@
+"""What a real cluster tells of itself: metrics that dashboard and rules can use, logs that hold ids but no prompts."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cluster.config import BatonConfig
+from cluster.launch import Cluster
+from tests.e2e.conftest import MODEL, RunningCluster
+from tests.grafana import Series, dashboard_expressions, problems, rule_expressions
+
+SETTINGS = {
+    "router": {"port": 0, "request_timeout_s": 8.0},
+    "log": {"level": "debug", "json": True},
+}
+MARKER = "xylophone-quagmire"
+"""In every prompt; nothing but a prompt would say it."""
+SETTLE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A cluster and the folder of its logs."""
+
+    cluster: RunningCluster
+    log_folder: Path
+
+    def post(self, path: str, body: dict[str, Any], request_id: str = "") -> httpx.Response:
+        headers = {"X-Request-Id": request_id} if request_id else {}
+        return httpx.post(self.cluster.endpoint + path, json=body, headers=headers, timeout=60)
+
+    def page(self) -> str:
+        return httpx.get(self.cluster.endpoint + "/metrics", timeout=30).text
+
+    def log_text(self) -> str:
+        """Whatever any process of the cluster wrote, Ray's own included."""
+        files = [file for file in sorted(self.log_folder.rglob("*")) if file.is_file()]
+        return "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
+
+    def lines(self, request_id: str) -> list[dict[str, Any]]:
+        """All lines about a request."""
+        found = []
+        for line in self.log_text().splitlines():
+            if line.startswith("{") and request_id in line:
+                found.append(json.loads(line))
+        return found
+
+
+@pytest.fixture(scope="module")
+def observed() -> Iterator[Observed]:
+    reports: list[str] = []
+    cluster = Cluster.start(BatonConfig.from_dict(SETTINGS), reports.append)
+    try:
+        [folder] = [line.rsplit(" ", 1)[1] for line in reports if "log to" in line]
+        yield Observed(RunningCluster(cluster.endpoint), Path(folder))
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def traffic(observed: Observed) -> Observed:
+    """The cluster after requests of several kinds."""
+    good = {"model": MODEL, "prompt": f"{MARKER} once upon a time", "max_tokens": 24, "temperature": 0}
+    repeated = {**good, "prompt": "one two three four one two three four one two three", "max_tokens": 32}
+    for body in (good, good, {**good, "stream": True}, {**good, "n": 2}, {**good, "stop": [" "]}):
+        assert observed.post("/v1/completions", body).status_code == 200
+    for method in ("ngram", "eagle3"):
+        body = {**repeated, "speculation": {"method": method}}
+        assert observed.post("/v1/completions", body).status_code == 200
+    assert observed.post("/v1/completions", {**good, "model": "made-up"}).status_code == 404
+    assert observed.post("/v1/completions", {**good, "max_tokens": -1}).status_code == 400
+    return observed
+
+
+def wait_for(condition: Any, what: str) -> None:
+    deadline = time.monotonic() + SETTLE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen within {SETTLE_S:g} s"
+        time.sleep(0.1)
+
+
+def total(page: str, name: str, *labels: str) -> float:
+    """Sum over the series of ``name`` that have all of ``labels``, written as in the page."""
+    lines = [line for line in page.splitlines() if line.split("{")[0].split(" ")[0] == name]
+    assert lines, f"/metrics has no {name}"
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(label in line for label in labels))
+
+
+def test_every_metric_in_the_dashboard_and_the_rules_exists(traffic: Observed) -> None:
+    series = Series.of_page(traffic.page())
+    assert problems(dashboard_expressions(), series) == []
+    assert problems(rule_expressions(), series) == []
+
+
+def test_what_is_counted_is_what_happened(traffic: Observed) -> None:
+    traffic.cluster.assert_nothing_leaked()
+    page = traffic.page()
+    assert total(page, "baton_requests_total", 'outcome="length"') >= 6
+    assert total(page, "baton_requests_total", 'outcome="stop"') >= 1  # ended by a stop string
+    assert total(page, "baton_requests_total", 'outcome="cancelled"') == 0
+    assert total(page, "baton_rejections_total", 'reason="model_not_found"') == 1
+    assert total(page, "baton_rejections_total", 'reason="invalid_request"') == 1
+    num_sequences = total(page, "baton_requests_total")
+    assert total(page, "baton_time_to_first_token_seconds_count") == num_sequences
+    assert total(page, "baton_inter_token_latency_seconds_count") > num_sequences
+    for name in ("baton_queue_seconds", "baton_prefill_seconds", "baton_decode_seconds", "baton_request_seconds"):
+        assert total(page, f"{name}_count") == num_sequences, name
+    moved = total(page, "baton_kv_transfer_bytes_total")
+    assert moved == total(page, "baton_worker_kv_sent_bytes_total") > 0
+    assert moved == total(page, "baton_worker_kv_received_bytes_total", 'pool="decode"')
+    assert total(page, "baton_worker_prefill_tokens_total", 'pool="prefill"') > 0
+    assert total(page, "baton_local_prefills_total") == 0
+    drafted = total(page, "baton_worker_drafted_tokens_total", 'method="ngram"')
+    assert drafted >= total(page, "baton_worker_accepted_tokens_total", 'method="ngram"') > 0
+
+
+def test_scaling_shows_and_workers_that_left_have_no_series(traffic: Observed) -> None:
+    before = total(traffic.page(), "baton_scale_events_total", 'pool="decode"', 'direction="up"')
+    assert traffic.post("/admin/scale", {"decode": 2}).status_code == 200
+    ready = ('pool="decode"', 'state="ready"')
+    wait_for(lambda: total(traffic.page(), "baton_workers", *ready) == 2, "the second worker")
+    page = traffic.page()
+    assert total(page, "baton_scale_events_total", 'pool="decode"', 'direction="up"') == before + 1
+    assert total(page, "baton_workers_target", 'pool="decode"') == 2
+    assert total(page, "baton_worker_up", 'pool="decode"') == 2
+    assert 'worker="decode-2"' in page
+    assert traffic.post("/admin/scale", {"decode": 1}).status_code == 200
+    wait_for(lambda: 'worker="decode-2"' not in traffic.page(), "the end of its series")
+    assert total(traffic.page(), "baton_scale_events_total", 'pool="decode"', 'direction="down"') >= 1
+    assert total(traffic.page(), "baton_worker_failures_total") == 0
+
+
+def test_scrapes_under_load_are_whole_and_counters_never_fall(observed: Observed) -> None:
+    body = {"model": MODEL, "prompt": f"{MARKER} and so on", "max_tokens": 48, "ignore_eos": True}
+    seen: dict[tuple[str, str], float] = {}
+    num_pages = 0
+    with ThreadPoolExecutor(12) as threads:
+        answers = [threads.submit(observed.post, "/v1/completions", body) for _ in range(8)]
+        while not all(answer.done() for answer in answers) or num_pages < 4:
+            for page in threads.map(lambda _: observed.page(), range(4)):
+                num_pages += 1
+                for family in text_string_to_metric_families(page):
+                    for sample in family.samples if family.type in ("counter", "histogram") else ():
+                        key = sample.name, str(sorted(sample.labels.items()))
+                        assert sample.value >= seen.get(key, 0.0), key
+                        seen[key] = sample.value
+    assert [answer.result().status_code for answer in answers] == [200] * 8
+    assert len(seen) > 300
+
+
+def test_a_load_balancer_may_ask_with_head(observed: Observed) -> None:
+    response = httpx.head(observed.cluster.endpoint + "/health", timeout=10)
+    assert (response.status_code, response.content) == (200, b"")
+
+
+def test_logs_follow_requests_through_all_processes_and_never_quote_prompts(observed: Observed) -> None:
+    unique = uuid.uuid4().hex[:12]
+    good, bad, failing = f"good-{unique}", f"bad-{unique}", f"failing-{unique}"
+    prompt = f"{MARKER} {MARKER}"
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 8, "temperature": 0}
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": prompt}], "max_tokens": 8, "stream": True}
+    endless = {**body, "max_tokens": 6000, "ignore_eos": True, "speculation": {"method": "none"}}
+
+    assert observed.post("/v1/completions", body, good).status_code == 200
+    assert observed.post("/v1/chat/completions", chat, good).status_code == 200
+    assert observed.post("/v1/completions", {**body, MARKER: MARKER}, bad).status_code == 400
+    assert observed.post("/v1/completions", {**body, "model": MARKER}, bad).status_code == 404
+    assert observed.post("/v1/completions", {**body, "prompt": prompt * 20_000}, bad).status_code == 400
+    assert observed.post(f"/{MARKER}?{MARKER}", body, bad).status_code == 404
+    assert observed.post("/v1/completions", endless, failing).status_code == 504
+
+    for request_id in (good, failing):
+        wait_for(
+            lambda request_id=request_id: (
+                {"router", "prefill-1", "decode-1"}
+                <= {line["process"] for line in observed.lines(request_id) if line["request_id"] == request_id}
+            ),
+            f"a line about {request_id} from every process",
+        )
+    wait_for(lambda: len([line for line in observed.lines(bad) if line.get("status")]) == 4, "lines about bad requests")
+    assert {line["level"] for line in observed.lines(good) + observed.lines(bad)} <= {"info", "debug"}
+    [warning] = [line for line in observed.lines(failing) if line["level"] == "warning"]
+    assert (warning["process"], warning["outcome"]) == ("router", "deadline_exceeded")
+    assert all("request_id" in line for line in observed.lines(unique))
+    assert MARKER not in observed.log_text()

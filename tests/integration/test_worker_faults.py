@@ -1,0 +1,65 @@
+"""What nobody foresaw on a worker: its text stays in the worker's log, and the client gets the id to look for there."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from engine.errors import BatonError, InternalError
+from tests.engine_runs import greedy
+from tests.integration.worker_pair import Runners, WorkerPair, pair_config, worker_pair
+from tests.tiny_models import random_prompts, tiny_model
+
+[PROMPT] = random_prompts((20,))
+SECRET = "text of a prompt"
+
+
+@pytest.fixture(scope="module")
+def runners() -> Runners:
+    return Runners.of(tiny_model("llama"))
+
+
+def break_prefill(pair: WorkerPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair.prefill.engine, "check_request", fail)
+
+
+def break_decode(pair: WorkerPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair.decode.engine, "check_request", fail)
+
+
+def break_sender(pair: WorkerPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair.prefill.role._transport, "open", fail)
+
+
+def break_receiver(pair: WorkerPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair.decode.role._importer, "_try_reserve", fail)
+
+
+def fail(*_: Any) -> Any:
+    raise ValueError(SECRET)
+
+
+@pytest.mark.parametrize("break_it", [break_prefill, break_decode, break_sender, break_receiver])
+async def test_faults_are_logged_where_they_happen_and_travel_without_their_text(
+    runners: Runners, break_it: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = pair_config(kv_transfer={"claim_timeout_s": 0.5})  # KV that a broken decode worker never claims
+    async with worker_pair(runners, config) as pair:
+        with monkeypatch.context() as patch:
+            break_it(pair, patch)
+            with pytest.raises(BatonError) as raised:
+                await pair.generate(PROMPT, greedy(8))
+        assert isinstance(raised.value, InternalError)
+        assert SECRET not in raised.value.message
+        assert "ValueError" not in raised.value.message
+        assert "request id request-1." in raised.value.message
+        faults = [record for record in caplog.records if record.levelno == logging.ERROR]
+        assert faults
+        for record in faults:
+            assert vars(record)["request_id"] == "request-1"
+            assert record.exc_info is not None
+            assert str(record.exc_info[1]) == SECRET
+        await pair.settle()
+        assert len((await pair.generate(PROMPT, greedy(8))).token_ids) == 8

@@ -1,0 +1,123 @@
+"""``baton explain``: what it prints, piped and narrow, and how it fails."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from cluster import cli
+from cluster.cli_explain import render_timeline
+from cluster.timelines import TimelineStore
+from engine.timeline import Timeline
+from tests.unit.cluster.fake_router import FakeRouter, running
+from tests.unit.engine.test_critical_path import served
+
+
+@pytest.fixture
+def timeline() -> dict[str, Any]:
+    return shown_by_the_router(served())
+
+
+def shown_by_the_router(timeline: Timeline) -> dict[str, Any]:
+    timeline.attributes |= {
+        "prompt_tokens": 14, "cached_tokens": 2, "output_tokens": 3, "outcome": "length", "prefill_worker": "prefill-0",
+        "decode_worker": "decode-1", "drafted_tokens": 8, "accepted_tokens": 5,
+    }  # fmt: skip
+    store = TimelineStore(10)
+    store.add(timeline)
+    answer: dict[str, Any] = json.loads(json.dumps(store.find(timeline.request_id)))
+    return answer
+
+
+def printed(timeline: dict[str, Any], width: int) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(render_timeline(timeline, width))
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_it_fits_and_has_every_stage_and_both_verdicts(timeline: dict[str, Any], width: int) -> None:
+    text = printed(timeline, width)
+    assert all(len(line) <= width for line in text.splitlines())
+    assert "\x1b" not in text, "a pipe gets no colours"
+    for stage in timeline["stages"]:
+        assert stage["name"].replace("_", " ") in text
+    assert "The first token took" in text
+    assert "KV transfer" in text
+    assert "prefill-0 → decode-1" in text
+
+
+def test_bars_lie_where_the_time_went(timeline: dict[str, Any]) -> None:
+    lines = printed(timeline, 100).splitlines()
+    bars = {line[:20].strip(): (line.find("━"), line.count("━")) for line in lines if "━" in line}
+    assert bars["accept"][0] < bars["prefill"][0] < bars["decode"][0] < bars["send"][0]
+    assert bars["prefill"][1] > bars["accept"][1] >= 1
+
+
+def test_choices_are_shown_one_below_the_other(timeline: dict[str, Any]) -> None:
+    text = printed({"request_id": "r", "sequences": [{**timeline, "request_id": f"r-{n}"} for n in range(2)]}, 80)
+    assert text.index("r-0: length") < text.index("r-1: length")
+
+
+def test_a_request_that_is_running_has_no_verdict_yet() -> None:
+    store = TimelineStore(1)
+    store.add(Timeline("r"))
+    assert "still running" in printed(store.find("r"), 80)
+
+
+@pytest.fixture
+def router(timeline: dict[str, Any]) -> Iterator[FakeRouter]:
+    with running() as fake:
+        fake.timelines["r"] = timeline
+        yield fake
+
+
+def explain(router: FakeRouter, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = cli.run(["explain", *arguments, "--endpoint", router.endpoint])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize("which", ["r", "--last", "--slowest"])
+def test_the_command_finds_the_request(router: FakeRouter, capsys: pytest.CaptureFixture[str], which: str) -> None:
+    code, out, _ = explain(router, capsys, which)
+    assert code == 0
+    assert out.startswith("r: length")
+
+
+def test_json_is_the_routers_answer(
+    router: FakeRouter, capsys: pytest.CaptureFixture[str], timeline: dict[str, Any]
+) -> None:
+    code, out, _ = explain(router, capsys, "r", "--json")
+    assert code == 0
+    assert json.loads(out) == timeline
+
+
+def test_an_unknown_id_is_one_message(router: FakeRouter, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = explain(router, capsys, "nobody")
+    assert (code, out) == (1, "")
+    assert err.startswith("error: ")
+    assert "Traceback" not in err
+
+
+def test_without_any_request_there_is_nothing_to_explain(
+    router: FakeRouter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    router.timelines.clear()
+    code, _, err = explain(router, capsys, "--last")
+    assert code == 1
+    assert "No request is kept" in err
+
+
+@pytest.mark.parametrize("arguments", [[], ["r", "--last"], ["--last", "--slowest"]])
+def test_one_request_must_be_named(
+    router: FakeRouter, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    code, _, err = explain(router, capsys, *arguments)
+    assert code == 2
+    assert "give one of REQUEST_ID, --last and --slowest" in " ".join(err.replace("│", " ").split())

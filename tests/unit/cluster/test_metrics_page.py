@@ -1,0 +1,59 @@
+"""The page that Prometheus reads: one round of questions for scrapes that come together, and no blocked event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from cluster.cluster_metrics import ClusterFigures
+from cluster.metrics import RouterMetrics
+from cluster.metrics_page import MetricsPage
+from cluster.wire import worker_pb2
+
+
+class Cluster:
+    """Answers when it is let."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+        self.may_answer = asyncio.Event()
+
+    async def ask(self) -> ClusterFigures:
+        self.num_asked += 1
+        await self.may_answer.wait()
+        return ClusterFigures({("decode", f"decode-{self.num_asked}"): worker_pb2.WorkerStats()})
+
+
+async def test_scrapes_that_come_together_share_a_page():
+    cluster = Cluster()
+    page = MetricsPage(RouterMetrics(), cluster.ask)
+    scrapes = [asyncio.create_task(page.get()) for _ in range(20)]
+    await asyncio.sleep(0)
+    cluster.may_answer.set()
+    assert len(set(await asyncio.gather(*scrapes))) == 1
+    assert cluster.num_asked == 1
+    assert b'worker="decode-2"' in await page.get()
+
+
+async def test_a_scrape_that_is_given_up_does_not_end_the_others():
+    cluster = Cluster()
+    page = MetricsPage(RouterMetrics(), cluster.ask)
+    given_up, other = asyncio.create_task(page.get()), asyncio.create_task(page.get())
+    await asyncio.sleep(0)
+    given_up.cancel()
+    await asyncio.wait({given_up})
+    cluster.may_answer.set()
+    assert b"baton_worker_up" in await other
+
+
+async def test_the_page_is_rendered_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch):
+    cluster, metrics = Cluster(), RouterMetrics()
+    cluster.may_answer.set()
+    threads: list[int] = []
+    render = metrics.render
+    monkeypatch.setattr(metrics, "render", lambda: (threads.append(threading.get_ident()), render())[1])
+    await MetricsPage(metrics, cluster.ask).get()
+    assert threads != [threading.get_ident()]
+    assert len(threads) == 1
