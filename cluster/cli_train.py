@@ -99,9 +99,18 @@ def eagle3(
     draft_vocab: DraftVocab = None,
     kv_heads: Annotated[int | None, typer.Option(help="Of the head's attention. Default: the target's.")] = None,
     ttt_steps: Annotated[int | None, typer.Option(help="Tokens drafted in a row in training. Default: 4.")] = None,
+    start_from: Annotated[
+        str | None,
+        typer.Option("--from", help="Train this EAGLE-3 head further: a folder, a hub id, or auto for baton's own."),
+    ] = None,
 ) -> None:
     """An EAGLE-3.1 head: one layer on the target's hidden states; the best there is for its size."""
-    method = {"draft_vocab_size": draft_vocab, "num_kv_heads": kv_heads, "num_ttt_steps": ttt_steps}
+    method = {
+        "draft_vocab_size": draft_vocab,
+        "num_kv_heads": kv_heads,
+        "num_ttt_steps": ttt_steps,
+        "start_from": start_from,
+    }
     _train("eagle3", context, locals(), method)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from rich.console import Console, RenderableType
 
-from engine.default_model import is_default_model
+from engine.default_model import DEFAULT_MODEL_NAME, is_default_model
+from engine.draft.loading import AUTO, default_draft
 from engine.errors import ConfigError
 from engine.model_cache import cache_dir
 from engine.model_loader import LoadedModel, load_model, pick_device
@@ -101,7 +102,7 @@ def _run(
 def _prepare(kind: str, options: TrainOptions) -> Callable[[LoadedModel, Tokenizer], Method]:
     """Reads the settings of the kind, before anything that takes time."""
     if kind == EAGLE3:
-        eagle3 = Eagle3Settings(**options.settings)
+        eagle3 = Eagle3Settings(**_checked_start(options.settings))
         return lambda target, tokenizer: Eagle3Method(eagle3, target)
     if kind == MEDUSA:
         medusa = MedusaSettings(**options.settings)
@@ -110,6 +111,17 @@ def _prepare(kind: str, options: TrainOptions) -> Callable[[LoadedModel, Tokeniz
         draft = DraftModelSettings(**options.settings)
         return lambda target, tokenizer: DraftModelMethod(draft, target, tokenizer)
     raise ConfigError(f"baton train: {kind!r} is none of {EAGLE3}, {MEDUSA} and {DRAFT}.")
+
+
+def _checked_start(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A head to start from has its shape already. ``auto`` is the one that comes with baton."""
+    reference = settings.get("start_from")
+    if reference is None:
+        return dict(settings)
+    for name, option in (("draft_vocab_size", "--draft-vocab"), ("num_kv_heads", "--kv-heads")):
+        if name in settings:
+            raise ConfigError(f"{option} cannot be chosen with --from: a head that is trained further keeps its shape.")
+    return {**settings, "start_from": str(default_draft(DEFAULT_MODEL_NAME)) if reference == AUTO else reference}
 
 
 def _collect(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from torch import nn
 
 from engine.draft.eagle import EagleHead
 from engine.draft.eagle_checkpoint import load_eagle, save_eagle3
+from engine.errors import UnsupportedModelError
 from engine.model_loader import LoadedModel
 from training.card import CardFacts, Description
 from training.dataset import AnswerDataset
@@ -48,14 +50,17 @@ class Eagle3Method:
     """Implements :class:`training.run.Method`.
 
     Raises:
-        UnsupportedModelError: the target is too shallow, and ``feature_layers`` are not given.
+        ConfigError: the head to start from is missing or broken.
+        UnsupportedModelError: it is for another target; or the target is too shallow, and ``feature_layers`` are not
+            given.
     """
 
     def __init__(self, settings: Eagle3Settings, target: LoadedModel) -> None:
         self.settings = settings
         self._target = target
+        self._start = None if settings.start_from is None else _load_start(settings.start_from, target)
         size = min(settings.draft_vocab_size, target.vocab_size)
-        self._shape = head_settings(target.model, settings, size)
+        self._shape = head_settings(target.model, settings, size) if self._start is None else self._start.settings
         self._coverage = 0.0
 
     @property
@@ -65,6 +70,11 @@ class Eagle3Method:
     def objective(self, data: TrainingData) -> _Objective:
         target = self._target
         counts = count_answer_tokens(data.samples[index] for index in data.training)
+        if self._start is not None:
+            head = copy.deepcopy(self._start)
+            vocabulary = head.to_target_ids(torch.arange(head.draft_vocab_size))
+            self._coverage = coverage(counts, vocabulary)
+            return _Objective(head.to(target.model.device), self.settings, target, vocabulary, data)
         size = self.settings.draft_vocab_size
         vocabulary = choose_vocabulary(counts, size, target.vocab_size, target.eos_token_ids)
         self._coverage = coverage(counts, vocabulary)
@@ -87,11 +97,28 @@ class Eagle3Method:
         return Description(
             title="EAGLE-3.1 draft head",
             tag="eagle3",
-            text="Flags: `fc_norm`, `norm_output` (the head is fed its output behind its final norm).",
+            text=self._flags() if self._start is None else f"{self._flags()} Trained further from an earlier head.",
             rows=(
                 ("draft vocabulary", f"{self._shape.draft_vocab_size:,} tokens, {self._coverage:.2%} of the answers"),
             ),
         )
+
+    def _flags(self) -> str:
+        found = {
+            "`fc_norm`": self._shape.fc_norm,
+            "`norm_output` (the head is fed its output behind its final norm)": self._shape.norm_output,
+        }
+        return f"Flags: {', '.join(text for text, is_set in found.items() if is_set) or 'none'}."
+
+
+def _load_start(reference: str, target: LoadedModel) -> EagleHead:
+    head = load_eagle(reference, target.model, torch.float32, torch.device("cpu"))
+    if head.settings.version != 3:
+        raise UnsupportedModelError(
+            f"training: {reference} is an EAGLE-{head.settings.version} head, and only EAGLE-3 heads are trained. "
+            "Start from such a head, or from none."
+        )
+    return head
 
 
 class _Objective:

@@ -77,9 +77,12 @@ class Eagle3Settings(TrainingSettings):
         num_kv_heads: of the head's attention; None takes the target's. Draft KV grows with it.
         num_ttt_steps: tokens that the head drafts in a row while it is trained (training-time test).
         step_decay: the loss of step ``s`` counts ``step_decay ** s``.
+        start_from: an EAGLE-3 checkpoint whose weights, shape and draft vocabulary are the first ones, a folder or a
+            hub id; None begins with a linear model of the target.
     """
 
     draft_vocab_size: int = 8192
+    start_from: str | None = None
     feature_layers: tuple[int, ...] | None = None
     num_kv_heads: int | None = None
     num_ttt_steps: int = 4

@@ -206,3 +206,15 @@ def test_answers_to_other_prompts_are_not_mixed(baton: Baton, tmp_path: Path) ->
     status, _, progress = baton("medusa", "--work", "work", "--prompts", "others.jsonl")
     assert status == 1
     assert "was collected with other settings (prompts differ)" in progress
+
+
+def test_a_head_that_is_trained_further_keeps_its_shape(baton: Baton) -> None:
+    status, _, progress = baton("eagle3", "--from", "auto", "--kv-heads", "2")
+    assert status != 0
+    assert "--kv-heads cannot be chosen with --from" in progress
+
+
+def test_a_head_of_another_target_is_no_start(baton: Baton) -> None:
+    status, _, progress = baton("eagle3", "--from", "auto")
+    assert status != 0
+    assert "vocabulary of 49152 tokens, but the target has 331" in progress

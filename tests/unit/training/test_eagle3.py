@@ -166,3 +166,23 @@ def test_a_broken_state_says_what_to_do(
 def test_settings_out_of_range(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=rf"training: {name} is {value!r}, expected"):
         Eagle3Settings(**{name: value})  # type: ignore[arg-type]
+
+
+def test_a_head_is_trained_further_from_where_it_was(
+    train: Callable[..., TrainingResult], settings: MakeSettings
+) -> None:
+    first = train(settings(num_epochs=12), "first")
+    head = str(first.folder)
+    kept = train(settings(num_epochs=1, learning_rate=1e-12, start_from=head), "kept")
+    assert kept.evaluation.greedy == first.evaluation.greedy
+    further = train(settings(num_epochs=12, seed=0, start_from=head), "further")
+    assert further.evaluation.greedy.mean_accepted_length > first.evaluation.greedy.mean_accepted_length
+    before, after = (load_file(run.folder / "model.safetensors") for run in (first, further))
+    assert {name: tensor.shape for name, tensor in before.items()} == {n: t.shape for n, t in after.items()}
+    assert torch.equal(before["d2t"], after["d2t"])
+    assert "Trained further from an earlier head." in (further.folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_there_must_be_a_head_to_start_from(train: Callable[..., TrainingResult], settings: MakeSettings) -> None:
+    with pytest.raises(ConfigError, match="no/such/head"):
+        train(settings(start_from="no/such/head"))
