@@ -39,8 +39,9 @@ model_app = typer.Typer(help="Models on this machine.", no_args_is_help=True)
 app.add_typer(model_app, name="model")
 bench_app = typer.Typer(help="Measure what this machine makes of it.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
-for name, command in (("serve", bench_serve), ("compare", bench_compare), ("sweep", bench_sweep)):
-    bench_app.command(name)(command)
+bench_app.command("serve")(bench_serve)
+bench_app.command("compare")(bench_compare)
+bench_app.command("sweep")(bench_sweep)
 app.add_typer(train_app, name="train")
 
 EndpointOption = Annotated[

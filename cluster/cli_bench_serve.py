@@ -22,7 +22,7 @@ Url = Annotated[
     typer.Option(help="Base URL, such as http://127.0.0.1:8000/v1. Default: the cluster that `baton up` runs here."),
 ]
 Model = Annotated[str | None, typer.Option(help="Served model. Default: the first of /v1/models.")]
-Endpoint = Annotated[str, typer.Option(help="completions or chat.")]
+Chat = Annotated[bool, typer.Option("--chat/--completion", help="Through the chat template, or as it is.")]
 ApiKey = Annotated[str | None, typer.Option(envvar=_API_KEY_VARIABLE, help="Sent as a bearer token.", show_envvar=True)]
 Tokenizer = Annotated[
     str | None, typer.Option(help="Name, hub id or folder of the model whose tokenizer makes prompts. Default: found.")
@@ -76,7 +76,7 @@ JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="E
 def bench_serve(
     url: Url = None,
     model: Model = None,
-    endpoint: Endpoint = "completions",
+    chat: Chat = False,
     api_key: ApiKey = None,
     tokenizer: Tokenizer = None,
     temperature: Temperature = 0.0,
@@ -140,7 +140,7 @@ def bench_sweep(
     slo: Annotated[str, typer.Option(help="What a request must keep, such as ttft=500ms,tpot=50ms (also e2e).")],
     url: Url = None,
     model: Model = None,
-    endpoint: Endpoint = "completions",
+    chat: Chat = False,
     api_key: ApiKey = None,
     tokenizer: Tokenizer = None,
     temperature: Temperature = 0.0,
