@@ -30,6 +30,7 @@ from engine.scheduler import Scheduler, SchedulerLimits
 from engine.verification import Verifier, sampling_row
 
 _LENGTH = 3
+_TREE_TOKENS = 4
 _PROMPT = "Tell me about a city that you like."
 _SUSPICIOUS = 1e-3
 
@@ -87,11 +88,15 @@ class Outcome:
 def run(config: BatonConfig, report: Callable[[str], None], draws: int, seeds: int) -> tuple[Table, bool]:
     """Tests every case that the configuration's draft allows; a table of p-values, and whether all passed.
 
+    In half precision the expected probabilities are off by a few percent themselves, since logits depend a little on how
+    many rows are computed at once. So ``dtype: auto`` means float32 here.
+
     Raises:
         BatonError: model or draft cannot be loaded.
     """
     settings = LosslessnessSettings(draws, seeds)
-    bench = _Bench(load_target(config), settings)
+    exact = config.model_copy(update={"dtype": "float32"}) if config.dtype == "auto" else config
+    bench = _Bench(load_target(exact), settings, report)
     table = Table(title=f"Triples of tokens, {settings.draws} answers per case")
     for heading in ("case", "accepted / drafted", "chi-square", "degrees", "p-value", "p-values by seed"):
         table.add_column(heading)
@@ -116,10 +121,12 @@ def run(config: BatonConfig, report: Callable[[str], None], draws: int, seeds: i
 class _Bench:
     """One model, one prompt, and the probabilities of all triples behind it."""
 
-    def __init__(self, target: Target, settings: LosslessnessSettings) -> None:
+    def __init__(self, target: Target, settings: LosslessnessSettings, report: Callable[[str], None]) -> None:
         self._target = target
+        self._report = report
         self._settings = settings
-        self._prompt = self._encode()
+        # With whole blocks of it in the prefix cache, an answer costs its own tokens only.
+        self._prompt = _behind_whole_blocks(self._encode(), target.config.engine.block_size)
         network = None if target.draft is None else target.draft.network
         blocks = 4 + settings.batch * 8
         block_size = target.config.engine.block_size
@@ -136,14 +143,12 @@ class _Bench:
                 yield Case(draft.method, "match", tree_max_batch=64)
             if draft.method != "medusa":
                 yield Case(draft.method, "residual")
-                yield Case("auto", "residual")
-            yield Case("auto", "match")
 
     def test(self, case: Case) -> Outcome:
         settings = self._settings
         limits = SpeculationLimits(
             max_draft_tokens=_LENGTH - 1,
-            max_tree_tokens=6,
+            max_tree_tokens=_TREE_TOKENS,
             tree_max_batch=case.tree_max_batch,
             draws=case.acceptance == "residual",
         )
@@ -152,6 +157,7 @@ class _Bench:
         groups: list[Counter[tuple[int, ...]]] = []
         for seed in range(settings.seeds):
             groups.append(self._draw(verifier, controller, settings.draws // settings.seeds, seed))
+            self._report(f"{case.name}: {sum(map(Counter.total, groups)):,} of {settings.draws:,} answers")
         tests = tuple(chi_square(group, self._expected) for group in groups)
         together: Counter[tuple[int, ...]] = sum(groups, Counter())
         counts = controller.counts.values()
@@ -170,7 +176,7 @@ class _Bench:
         blocks = BlockManager(self._runner.cache.num_blocks, self._runner.spec.block_size)
         limits = SchedulerLimits(4096, self._settings.batch, self._target.loaded.max_model_len)
         # Trees need room for more nodes than tokens that are left.
-        engine = Engine(self._runner, Scheduler(limits, blocks), verifier, controller, max_draft_tokens=6)
+        engine = Engine(self._runner, Scheduler(limits, blocks), verifier, controller, max_draft_tokens=_TREE_TOKENS)
         found: Counter[tuple[int, ...]] = Counter()
         open_requests: dict[str, Request] = {}
         numbers = iter(range(count))
@@ -221,3 +227,9 @@ class _Bench:
         probs = probabilities(logits, [sampling_row(request)])[0]
         tokens = torch.nonzero(probs > 0).flatten().tolist()
         return {token: float(probs[token]) for token in tokens}
+
+
+def _behind_whole_blocks(prompt: tuple[int, ...], block_size: int) -> tuple[int, ...]:
+    """As much of the end of a prompt as fills blocks and leaves one token, which is always computed."""
+    num_blocks = (len(prompt) - 1) // block_size
+    return prompt[-(num_blocks * block_size + 1) :]

@@ -1,0 +1,117 @@
+"""``baton bench serve``: puts load on an endpoint, stage after stage, and reports what came back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from benchmarks.serve.assembly import load_trace, make_settled_limits
+from benchmarks.serve.document import serve_document, write_json
+from benchmarks.serve.progress import show_progress
+from benchmarks.serve.reports import plan_report
+from benchmarks.serve.runner import StageRun
+from benchmarks.serve.session import Session, open_session, stop_on_signals
+from benchmarks.serve.settings import TargetSettings, WorkloadSettings
+from benchmarks.serve.slo import parse_slo
+from benchmarks.serve.stage_result import StageResult, evaluate
+from benchmarks.serve.stages import LoadSettings, Stage, plan_stages
+from benchmarks.serve.tables import render_run
+from benchmarks.serve.traces import TraceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSettings:
+    """
+    Attributes:
+        slo: see :func:`benchmarks.serve.slo.parse_slo`.
+        json_file: where the whole report goes.
+        with_samples: every request stands in it, too.
+        report: see :func:`benchmarks.serve.reports.plan_report`.
+    """
+
+    slo: str = ""
+    json_file: Path | None = None
+    with_samples: bool = False
+    report: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOutcome:
+    """
+    Attributes:
+        shown: tables for the terminal.
+        stages: those that ran, the interrupted one included.
+        is_interrupted: a signal ended the run.
+    """
+
+    shown: RenderableType
+    stages: Sequence[StageResult]
+    is_interrupted: bool
+
+    @property
+    def num_answered(self) -> int:
+        return sum(stage.num_measured - stage.num_failed for stage in self.stages)
+
+
+def run_serve(
+    target: TargetSettings,
+    workload: WorkloadSettings,
+    load: LoadSettings,
+    output: OutputSettings,
+    console: Console,
+) -> ServeOutcome:
+    """Runs all stages. Progress goes to ``console``; what is wrong with the options is found before anything is sent.
+
+    Raises:
+        BatonError: options that do not go together, or an endpoint that does not answer.
+    """
+    slo = parse_slo("--slo", output.slo)
+    report = plan_report(output.report)
+    trace = load_trace(workload)
+    make_settled_limits(workload, trace)
+    stages = plan_stages(load, None if trace is None else len(trace))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        results, session = runner.run(_measure(target, workload, trace, stages, output, console))
+    shown = render_run(results, slo, session.target, session.notes)
+    if output.json_file is not None:
+        document = serve_document(
+            target, workload, load, slo, session.target, session.notes, results, with_samples=output.with_samples
+        )
+        write_json(document, output.json_file)
+    if report.files and results:
+        report.write(f"{session.target['model']} under load", shown, results)
+    for file in filter(None, (output.json_file, *report.files)):
+        console.print(Text(f"wrote {file}"), soft_wrap=True)
+    return ServeOutcome(shown, results, any(result.run.is_interrupted for result in results))
+
+
+async def _measure(
+    target: TargetSettings,
+    workload: WorkloadSettings,
+    trace: Sequence[TraceRequest] | None,
+    stages: Sequence[Stage],
+    output: OutputSettings,
+    console: Console,
+) -> tuple[list[StageResult], Session]:
+    slo = parse_slo("--slo", output.slo)
+    results: list[StageResult] = []
+
+    def say(line: str) -> None:
+        console.print(Text(line), soft_wrap=True)
+
+    with stop_on_signals() as stop:
+        async with open_session(target, workload, trace, say) as session:
+            for stage in stages:
+                if stop.is_set():
+                    break
+                run = StageRun(stage)
+                async with show_progress(run, console):
+                    await session.run(run, stop)
+                results.append(evaluate(run, slo))
+    return results, session

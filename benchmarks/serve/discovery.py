@@ -1,0 +1,182 @@
+"""Finds out about the target before it is measured: its model, what it accepts, and how it counts tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+import orjson
+
+from benchmarks.serve.client import LoadClient
+from benchmarks.serve.endpoint import CHAT, COMPLETIONS, Endpoint
+from benchmarks.serve.option_text import known_name
+from benchmarks.serve.request_spec import RequestSpec
+from benchmarks.serve.sample import Sample
+from benchmarks.serve.settings import TargetSettings
+from cluster.state import find_endpoint, read_state
+from engine.errors import BatonError, ConfigError
+from engine.model_source import resolve_model
+from engine.tokenizer import Tokenizer
+
+_LIST_TIMEOUT_S = 30.0
+_REFUSED = ("http_400", "http_422")
+
+
+class TargetError(BatonError):
+    """The endpoint does not answer as an OpenAI-compatible server does."""
+
+    code = "bench_target"
+    http_status = 502
+
+
+def describe_endpoint(settings: TargetSettings) -> Endpoint:
+    """The endpoint as far as the options tell it; its model may still be empty.
+
+    Raises:
+        ConfigError: no cluster runs here and no URL is given, or an option is none.
+    """
+    server = find_endpoint(settings.url)
+    # find_endpoint takes /v1 off. A server behind a gateway may have another prefix; a bare host has that one.
+    is_bare = urlsplit(server).path == ""
+    base_url = f"{server}/v1" if is_bare or (settings.url or "").rstrip("/").endswith("/v1") else server
+    try:
+        extra = orjson.loads(settings.extra_body or "{}")
+    except ValueError as error:
+        raise ConfigError(f"--extra-body is not JSON: {error}.") from error
+    if not isinstance(extra, dict):
+        raise ConfigError('--extra-body must be a JSON object, such as {"top_p": 0.9}.')
+    return Endpoint(
+        base_url,
+        settings.model or "",
+        CHAT if settings.chat else COMPLETIONS,
+        settings.api_key,
+        settings.temperature,
+        settings.exact_lengths,
+        extra_body=extra,
+    )
+
+
+async def find_model(endpoint: Endpoint) -> Endpoint:
+    """``endpoint`` with its model: the one that was named, else the first that the server lists.
+
+    Raises:
+        ConfigError: the server does not serve the model that was named.
+        TargetError: nothing answers, or not with a list of models and none was named.
+    """
+    try:
+        timeout = aiohttp.ClientTimeout(total=_LIST_TIMEOUT_S)
+        async with (
+            aiohttp.ClientSession(timeout=timeout, trust_env=not endpoint.is_loopback) as http,
+            http.get(endpoint.models_url, headers=endpoint.headers) as response,
+        ):
+            status, content = response.status, await response.read()
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        reason = str(error) or type(error).__name__
+        raise TargetError(f"No answer from {endpoint.models_url}: {reason}. Is the server running?") from error
+    served = _model_names(content) if status == 200 else []
+    if endpoint.model and served:
+        return endpoint.with_model(known_name("--model", endpoint.model, served))
+    if endpoint.model:
+        return endpoint
+    if not served:
+        raise TargetError(f"{endpoint.models_url} answered {status} and lists no model. Name it with --model.")
+    return endpoint.with_model(served[0])
+
+
+async def settle(endpoint: Endpoint) -> tuple[Endpoint, list[str]]:
+    """Sends a request or a few and leaves out what the server refuses: exact lengths, then usage.
+
+    Returns:
+        The endpoint as it can be used, and what had to be left out, for the report.
+
+    Raises:
+        TargetError: the server does not answer even the plainest request.
+    """
+    attempts = [(endpoint, [])] if not endpoint.exact_lengths else [
+        (endpoint, []),
+        (replace(endpoint, exact_lengths=False), ["the server refuses ignore_eos: answers may end early"]),
+    ]  # fmt: skip
+    plain, notes = attempts[-1]
+    attempts.append((replace(plain, asks_usage=False), [*notes, "the server refuses stream_options"]))
+    for attempt, notes in attempts:
+        sample = await _ask(attempt, "Hello", 2)
+        if sample.is_ok:
+            return attempt, notes
+        if sample.error not in _REFUSED:
+            break
+    raise TargetError(
+        f"{endpoint.generate_url} does not answer a request for two tokens: {sample.error}: {sample.error_message}"
+    )
+
+
+async def count_prompt(endpoint: Endpoint, text: str) -> int:
+    """Tokens of ``text`` as the server counts them.
+
+    Raises:
+        TargetError: it does not say.
+    """
+    sample = await _ask(endpoint, text, 1)
+    if sample.input_tokens is None:
+        raise TargetError(
+            f"{endpoint.generate_url} does not report usage.prompt_tokens ({sample.error or 'no usage'}), and "
+            " no tokenizer is at hand. Name one with --tokenizer, or give --prompts."
+        )
+    return sample.input_tokens
+
+
+async def _ask(endpoint: Endpoint, text: str, output_tokens: int) -> Sample:
+    sample = Sample(0.0, True, None, output_tokens)
+    async with LoadClient(endpoint, _LIST_TIMEOUT_S * 4) as client:
+        await client.send(RequestSpec(text, None, output_tokens), sample, time.perf_counter())
+    return sample
+
+
+def find_tokenizer(settings: TargetSettings, endpoint: Endpoint) -> tuple[Tokenizer, str] | None:
+    """The server's tokenizer and its name; None when none was named and none is found on this machine.
+
+    Raises:
+        ConfigError: ``--tokenizer`` names nothing that can be loaded.
+    """
+    if settings.tokenizer is not None:
+        try:
+            return _load_tokenizer(settings.tokenizer), settings.tokenizer
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--tokenizer: nothing to load in {settings.tokenizer!r}: {error}") from error
+    for reference in filter(None, (_model_of_local_cluster(endpoint), endpoint.model)):
+        try:
+            return _load_tokenizer(reference), reference
+        except (BatonError, OSError, ValueError):
+            continue
+    return None
+
+
+async def find_tokenizer_aside(settings: TargetSettings, endpoint: Endpoint) -> tuple[Tokenizer, str] | None:
+    """:func:`find_tokenizer`, in a thread: it may read for seconds."""
+    return await asyncio.to_thread(find_tokenizer, settings, endpoint)
+
+
+def _load_tokenizer(reference: str) -> Tokenizer:
+    folder = Path(reference).expanduser()
+    if (folder / "tokenizer.json").is_file() or (folder / "tokenizer_config.json").is_file():
+        return Tokenizer.load(folder)
+    return Tokenizer.load(resolve_model(reference).path)
+
+
+def _model_of_local_cluster(endpoint: Endpoint) -> str | None:
+    """What the cluster that ``baton up`` runs here was told to serve, if it is the target."""
+    state = read_state()
+    if state is None or state.endpoint is None or f"{state.endpoint}/v1" != endpoint.base_url or not state.is_running():
+        return None
+    model = state.config.get("model")
+    return model if isinstance(model, str) else None
+
+
+def _model_names(content: bytes) -> list[str]:
+    try:
+        return [str(model["id"]) for model in orjson.loads(content)["data"]]
+    except (ValueError, KeyError, TypeError):
+        return []

@@ -1,0 +1,73 @@
+"""Where the command line comes in: plain values by the names of its options, made into settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console, RenderableType
+
+from benchmarks.serve.command import OutputSettings, run_serve
+from benchmarks.serve.compare import run_compare
+from benchmarks.serve.settings import TargetSettings, WorkloadSettings
+from benchmarks.serve.stages import LoadSettings
+from benchmarks.serve.sweep import SweepSettings, run_sweep
+
+S = TypeVar("S", TargetSettings, WorkloadSettings, LoadSettings, OutputSettings, SweepSettings)
+
+_FAILED_STATUS = 1
+_INTERRUPTED_STATUS = 130
+"""What shells expect of a command that Ctrl-C ended."""
+
+
+def serve(options: Mapping[str, Any], console: Console) -> tuple[RenderableType, int]:
+    """``baton bench serve``: what to show, and the exit status. A run without any answer has failed.
+
+    Raises:
+        BatonError: see :func:`benchmarks.serve.command.run_serve`.
+    """
+    outcome = run_serve(
+        _pick(TargetSettings, options),
+        _pick(WorkloadSettings, options),
+        _pick(LoadSettings, options),
+        _pick(OutputSettings, options),
+        console,
+    )
+    if outcome.is_interrupted:
+        return outcome.shown, _INTERRUPTED_STATUS
+    return outcome.shown, 0 if outcome.num_answered else _FAILED_STATUS
+
+
+def sweep(options: Mapping[str, Any], console: Console) -> tuple[RenderableType, int]:
+    """``baton bench sweep``: what to show, and the exit status. A sweep that found no rate has failed.
+
+    Raises:
+        BatonError: see :func:`benchmarks.serve.sweep.run_sweep`.
+    """
+    outcome = run_sweep(
+        _pick(TargetSettings, options),
+        _pick(WorkloadSettings, options),
+        _pick(LoadSettings, options),
+        _pick(SweepSettings, options),
+        console,
+    )
+    if outcome.is_interrupted:
+        return outcome.shown, _INTERRUPTED_STATUS
+    return outcome.shown, _FAILED_STATUS if outcome.result.goodput is None else 0
+
+
+def compare(first: Path, second: Path, tolerance: float) -> RenderableType:
+    """``baton bench compare``.
+
+    Raises:
+        ConfigError: see :func:`benchmarks.serve.compare.run_compare`.
+    """
+    return run_compare(first, second, tolerance)[0]
+
+
+def _pick(kind: type[S], options: Mapping[str, Any]) -> S:
+    """Settings from the options of their names; options that were not given keep the settings' defaults."""
+    names = {field.name for field in fields(kind)}
+    return kind(**{name: value for name, value in options.items() if name in names})

@@ -1,0 +1,147 @@
+"""The highest request rate at which enough requests keep their objectives: goodput as DistServe defines it (OSDI'24,
+section 2.3). Bracketed by doubling and halving, then bisected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+_Z95 = 1.959963984540054
+"""Two-sided 95 % of the standard normal distribution."""
+_STEP = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class SearchLimits:
+    """
+    Attributes:
+        start: first rate that is probed, in requests/s.
+        lowest, highest: no rate beyond is probed.
+        precision: the search ends when the rates that hold and that do not are within this share of each other.
+        max_rates: most rates that are probed.
+        goal: share of the requests that must keep the objectives, in (0, 1).
+        max_repeats: most probes of one rate.
+    """
+
+    start: float = 1.0
+    lowest: float = 0.05
+    highest: float = 1000.0
+    precision: float = 0.05
+    max_rates: int = 16
+    goal: float = 0.9
+    max_repeats: int = 3
+
+
+@dataclass(slots=True)
+class RateVerdict:
+    """What all probes of one rate say together.
+
+    Attributes:
+        num_good: requests that kept the objectives.
+        num_requests: all that were measured, failures included.
+        num_probes: how often the rate was probed.
+    """
+
+    rate: float
+    goal: float
+    num_good: int = 0
+    num_requests: int = 0
+    num_probes: int = 0
+
+    def add(self, num_good: int, num_requests: int) -> None:
+        self.num_good += num_good
+        self.num_requests += num_requests
+        self.num_probes += 1
+
+    @property
+    def attainment(self) -> float:
+        return self.num_good / self.num_requests if self.num_requests else 0.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's 95 % interval of the attainment, taking requests as independent."""
+        return wilson_interval(self.num_good, self.num_requests)
+
+    @property
+    def is_certain(self) -> bool:
+        low, high = self.interval
+        return low >= self.goal or high < self.goal
+
+    @property
+    def holds(self) -> bool:
+        return self.attainment >= self.goal
+
+
+@dataclass(slots=True)
+class SearchResult:
+    """
+    Attributes:
+        goodput: highest rate that held, in requests/s; None when none did.
+        failed_at: lowest rate over it that did not hold; None when the highest allowed one held.
+        verdicts: of all rates, in the order in which they were probed.
+        is_complete: the bracket is as narrow as was asked for, or an end of the allowed range is the answer.
+    """
+
+    goodput: float | None = None
+    failed_at: float | None = None
+    verdicts: list[RateVerdict] = field(default_factory=list)
+    is_complete: bool = False
+
+
+Probe = Callable[[float], Awaitable[tuple[int, int] | None]]
+"""Puts a rate on the target: how many requests were good, and how many there were. None: the search was interrupted."""
+
+
+async def search_goodput(probe: Probe, limits: SearchLimits) -> SearchResult:
+    """Each rate is probed until its verdict is certain, at most ``max_repeats`` times.
+
+    Assumes that a rate which holds holds below, too.
+    """
+    result = SearchResult()
+    rate: float | None = min(max(limits.start, limits.lowest), limits.highest)
+    while rate is not None and len(result.verdicts) < limits.max_rates:
+        verdict = await _judge(probe, rate, limits)
+        if verdict is None:
+            return result
+        result.verdicts.append(verdict)
+        if verdict.holds:
+            result.goodput = rate
+        else:
+            result.failed_at = rate
+        rate = _next_rate(result, limits)
+    result.is_complete = rate is None
+    return result
+
+
+async def _judge(probe: Probe, rate: float, limits: SearchLimits) -> RateVerdict | None:
+    verdict = RateVerdict(rate, limits.goal)
+    while verdict.num_probes < limits.max_repeats and not (verdict.num_probes and verdict.is_certain):
+        counts = await probe(rate)
+        if counts is None:
+            return None
+        verdict.add(*counts)
+    return verdict
+
+
+def _next_rate(result: SearchResult, limits: SearchLimits) -> float | None:
+    """None when nothing is left to find out."""
+    held, failed = result.goodput, result.failed_at
+    if held is None and failed is not None:
+        return max(failed / _STEP, limits.lowest) if failed > limits.lowest else None
+    if held is not None and failed is None:
+        return min(held * _STEP, limits.highest) if held < limits.highest else None
+    if held is None or failed is None or failed / held <= 1 + limits.precision:
+        return None
+    return math.sqrt(held * failed)
+
+
+def wilson_interval(num_good: int, num_all: int) -> tuple[float, float]:
+    """Where a share lies with 95 % confidence (Wilson, 1927); all of [0, 1] without observations."""
+    if num_all == 0:
+        return 0.0, 1.0
+    share, square = num_good / num_all, _Z95**2
+    centre = share + square / (2 * num_all)
+    spread = _Z95 * math.sqrt(share * (1 - share) / num_all + square / (4 * num_all**2))
+    scale = 1 + square / num_all
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)

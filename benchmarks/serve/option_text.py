@@ -1,0 +1,77 @@
+"""Options that hold several values in one text: ``kind:key=value,...``, durations, names that must be known."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping
+
+from engine.errors import ConfigError
+
+_SECONDS_BY_UNIT: Mapping[str, float] = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)")
+
+
+def known_name(option: str, name: str, known: Iterable[str]) -> str:
+    """``name`` if it is among ``known``.
+
+    Raises:
+        ConfigError: it is not; the message names ``option``, everything known and what is nearest.
+    """
+    names = list(known)
+    if name in names:
+        return name
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    raise ConfigError(f"{option}: {name!r} is not known. Expected one of {', '.join(names)}.{hint}")
+
+
+def key_values(option: str, text: str, known: Iterable[str]) -> dict[str, str]:
+    """``"a=1,b=2"`` → ``{"a": "1", "b": "2"}``; keys are checked by :func:`known_name`.
+
+    Raises:
+        ConfigError: a part is not ``key=value``, or a key is unknown or given twice.
+    """
+    names = list(known)
+    values: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        key, separator, value = (piece.strip() for piece in part.partition("="))
+        if not separator or not value:
+            raise ConfigError(f"{option}: {part!r} is not KEY=VALUE. Expected keys among {', '.join(names)}.")
+        if known_name(option, key, names) in values:
+            raise ConfigError(f"{option}: {key} is given twice. Give it once.")
+        values[key] = value
+    return values
+
+
+def positive_number(option: str, text: str) -> float:
+    """A finite number over 0. Raises :class:`ConfigError` for anything else."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(f"{option}: {text!r} is not a number over 0.")
+    return value
+
+
+def positive_integer(option: str, text: str) -> int:
+    """A whole number over 0. Raises :class:`ConfigError` for anything else."""
+    value = positive_number(option, text)
+    if not value.is_integer():
+        raise ConfigError(f"{option}: {text!r} is not a whole number over 0.")
+    return int(value)
+
+
+def duration_s(option: str, text: str) -> float:
+    """``"500ms"``, ``"2s"``, ``"10min"`` → seconds; a bare number is in seconds.
+
+    Raises:
+        ConfigError: not a duration over 0.
+    """
+    match = _DURATION.fullmatch(text.strip().lower())
+    unit = (match[2] or "s") if match else ""
+    if match is None or unit not in _SECONDS_BY_UNIT or float(match[1]) <= 0:
+        raise ConfigError(f"{option}: {text!r} is not a duration over 0. Expected one such as 500ms, 2s or 10min.")
+    return float(match[1]) * _SECONDS_BY_UNIT[unit]

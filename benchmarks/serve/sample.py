@@ -1,0 +1,100 @@
+"""What became of one request, as the client saw it."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+UNSENT = "unsent"
+UNFINISHED = "unfinished"
+
+
+@dataclass(slots=True)
+class Sample:
+    """Times are in seconds since the stage's load began; None while they have not come.
+
+    Attributes:
+        intended_s: when the request was meant to be sent; fixed before the run in an open loop.
+        is_warmup: left out of the statistics.
+        wanted_input: tokens that the prompt was made to have; None when nobody knows.
+        wanted_output: tokens that the answer was asked to have.
+        sent_s: when it was handed to the connection.
+        chunk_times_s: when each part of the answer with text in it was read.
+        finished_s: when the stream had ended, or the failure was seen.
+        input_tokens: as the server counted them.
+        output_tokens: as the server counted them; else the number of chunks.
+        counts_are_chunks: the server reported no usage.
+        cached_tokens: of the prompt, found in a prefix cache.
+        error: kind of failure; None for an answer that is complete.
+        error_message: what the server or the library said.
+    """
+
+    intended_s: float
+    is_warmup: bool
+    wanted_input: int | None
+    wanted_output: int
+    sent_s: float | None = None
+    chunk_times_s: array[float] = field(default_factory=lambda: array("d"))
+    finished_s: float | None = None
+    input_tokens: int | None = None
+    output_tokens: int = 0
+    counts_are_chunks: bool = False
+    cached_tokens: int = 0
+    error: str | None = UNSENT
+    error_message: str = ""
+
+    @property
+    def is_ok(self) -> bool:
+        return self.error is None
+
+    def send_delay_s(self) -> float | None:
+        """By which it was sent later than intended."""
+        return None if self.sent_s is None else self.sent_s - self.intended_s
+
+    def ttft_s(self, *, from_send: bool) -> float | None:
+        """Time to first token; from when it was sent, or from when it was meant to be."""
+        return self._since(self.chunk_times_s[0] if self.chunk_times_s else None, from_send)
+
+    def e2e_s(self, *, from_send: bool) -> float | None:
+        """Time to the end of the stream."""
+        return self._since(self.finished_s, from_send)
+
+    def tpot_s(self) -> float | None:
+        """Time per output token after the first; None for an answer of fewer than two."""
+        if self.output_tokens < 2 or not self.chunk_times_s:
+            return None
+        return (self.chunk_times_s[-1] - self.chunk_times_s[0]) / (self.output_tokens - 1)
+
+    def gaps_s(self) -> list[float]:
+        """Between a chunk and the next one: the inter-token latency as a reader sees it."""
+        times = self.chunk_times_s
+        return [later - earlier for earlier, later in pairwise(times)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, times in seconds."""
+        return {
+            "intended_s": round(self.intended_s, 6),
+            "sent_s": _rounded(self.sent_s),
+            "first_token_s": _rounded(self.chunk_times_s[0] if self.chunk_times_s else None),
+            "last_token_s": _rounded(self.chunk_times_s[-1] if self.chunk_times_s else None),
+            "finished_s": _rounded(self.finished_s),
+            "num_chunks": len(self.chunk_times_s),
+            "wanted_input": self.wanted_input,
+            "input_tokens": self.input_tokens,
+            "cached_tokens": self.cached_tokens,
+            "wanted_output": self.wanted_output,
+            "output_tokens": self.output_tokens,
+            "is_warmup": self.is_warmup,
+            "error": self.error,
+            "error_message": self.error_message,
+        }
+
+    def _since(self, moment_s: float | None, from_send: bool) -> float | None:
+        start_s = self.sent_s if from_send else self.intended_s
+        return None if moment_s is None or start_s is None else moment_s - start_s
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)

@@ -1,0 +1,85 @@
+"""A target that is ready to be measured: who answers, what it is sent, and how the counts were made."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.serve.assembly import assemble_workload
+from benchmarks.serve.client import LoadClient
+from benchmarks.serve.discovery import describe_endpoint, find_model, settle
+from benchmarks.serve.runner import StageRun, run_stage
+from benchmarks.serve.settings import TargetSettings, WorkloadSettings
+from benchmarks.serve.traces import TraceRequest
+from benchmarks.serve.workload import Workload
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """
+    Attributes:
+        seed: of arrival times.
+        target: what is measured, and what it is sent; JSON-ready.
+        notes: what holds for all figures.
+    """
+
+    client: LoadClient
+    workload: Workload
+    seed: int
+    target: dict[str, Any]
+    notes: list[str]
+
+    async def run(self, run: StageRun, stop: asyncio.Event) -> None:
+        """Fills ``run``, see :func:`benchmarks.serve.runner.run_stage`."""
+        await run_stage(run, self.workload.requests(run.stage.index), self.client, stop, self.seed)
+
+
+@asynccontextmanager
+async def open_session(
+    target: TargetSettings, settings: WorkloadSettings, trace: Sequence[TraceRequest] | None, report: Report
+) -> AsyncIterator[Session]:
+    """Asks the target what has to be known, and closes the connections afterwards.
+
+    Raises:
+        BatonError: nobody answers, or an option cannot be used with this target.
+    """
+    endpoint, notes = await settle(await find_model(describe_endpoint(target)))
+    report(f"{endpoint.generate_url}, model {endpoint.model}")
+    assembled = await assemble_workload(target, settings, endpoint, trace)
+    description = {
+        "url": endpoint.base_url,
+        "model": endpoint.model,
+        "endpoint": endpoint.kind,
+        "workload": assembled.workload.describe(),
+        "counting": assembled.counting,
+    }
+    async with LoadClient(endpoint, target.timeout_s) as client:
+        yield Session(client, assembled.workload, settings.seed, description, notes + assembled.notes)
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[asyncio.Event]:
+    """An event that the first SIGINT or SIGTERM sets. The next one does what it always does."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+
+    def handle() -> None:
+        stop.set()
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+    # Only the main thread may handle signals; elsewhere nobody presses Ctrl-C.
+    with suppress(RuntimeError, ValueError):
+        for number in signals:
+            loop.add_signal_handler(number, handle)
+    try:
+        yield stop
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,47 @@
+"""The load tool against a real cluster: what it asks for is what is served, and what it reports is what happened."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from cluster.cli import run
+from tests.e2e.conftest import MODEL, RunningCluster
+
+SETTINGS = {"prefill": {"kv_blocks": 1024}, "decode": {"kv_blocks": 1024}}
+
+
+def test_lengths_are_exact_and_nothing_fails(cluster: RunningCluster, tmp_path: Path) -> None:
+    before = cluster.metric("baton_kv_transfers_total")
+    for kind in ("--completion", "--chat"):
+        file = tmp_path / f"report{kind}.json"
+        arguments = (
+            "bench", "serve", "--url", f"{cluster.endpoint}/v1", kind, "--concurrency", "3",
+            "--requests", "9", "--input", "uniform:60-120", "--output", "uniform:4-12", "--json", file, "--samples",
+        )  # fmt: skip
+        assert run([str(argument) for argument in arguments]) == 0
+        document = json.loads(file.read_text())
+        assert document["target"]["model"] == MODEL
+        assert document["target"]["counting"]["tokens_per_word"] == 1.0
+        (stage,) = document["stages"]
+        assert stage["num_failed"] == 0
+        assert stage["tokens"]["cached_share"] < 0.5  # the chat template at most
+        assert len(stage["samples"]) >= 12
+        for sample in stage["samples"]:
+            assert sample["input_tokens"] == sample["wanted_input"]
+            assert sample["output_tokens"] == sample["wanted_output"]
+            assert 0 < sample["num_chunks"] <= sample["output_tokens"]
+            assert sample["intended_s"] <= sample["sent_s"] < sample["first_token_s"] <= sample["last_token_s"]
+    assert cluster.metric("baton_kv_transfers_total") >= before + 24
+    cluster.assert_nothing_leaked()
+
+
+def test_shared_prefixes_are_found_in_the_cache(cluster: RunningCluster, tmp_path: Path) -> None:
+    file = tmp_path / "prefix.json"
+    arguments = (
+        "bench", "serve", "--url", f"{cluster.endpoint}/v1", "--requests", "6", "--input", "128", "--output", "4",
+        "--prefix-tokens", "96", "--json", file,
+    )  # fmt: skip
+    assert run([str(argument) for argument in arguments]) == 0
+    (stage,) = json.loads(file.read_text())["stages"]
+    assert stage["tokens"]["cached_share"] == 96 / 128

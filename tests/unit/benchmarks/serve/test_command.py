@@ -1,0 +1,213 @@
+"""The three commands as users start them, against a reference server in another thread.
+
+Each test ends within seconds even where it interrupts a run: all loads are bounded.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import threading
+
+import pytest
+
+from benchmarks.serve.reference_server import ReferenceServer, Schedule
+from cluster.cli import run
+from tests.serving_reference import serving
+
+
+def interrupt_later(server: ReferenceServer, num_requests: int):
+    """Presses Ctrl-C when the server has had so many requests."""
+
+    async def check(request: object, response: object) -> None:
+        if len(server.bodies) == num_requests:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return check
+
+
+@pytest.fixture
+def reference(monkeypatch):
+    """Starts reference servers; each is gone after the test."""
+    monkeypatch.delenv("BATON_ENDPOINT", raising=False)
+    stops = []
+
+    def start(schedule: Schedule, interrupt_after: int = 0) -> str:
+        started, urls = threading.Event(), []
+        loop, stop = asyncio.new_event_loop(), asyncio.Event()
+
+        async def serve() -> None:
+            server = ReferenceServer(schedule)
+            if interrupt_after:
+                server.application.on_response_prepare.append(interrupt_later(server, interrupt_after))
+            async with serving(server.application) as url:
+                urls.append(url)
+                started.set()
+                await stop.wait()
+
+        thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
+        thread.start()
+        stops.append((loop, stop, thread))
+        assert started.wait(10)
+        return urls[0]
+
+    yield start
+    for loop, stop, thread in stops:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(10)
+
+
+@pytest.fixture
+def quick(reference) -> str:
+    return reference(Schedule(0.002, 0.001))
+
+
+def bench(*arguments: object) -> int:
+    return run(["bench", *map(str, arguments)])
+
+
+def test_serve_writes_everything_it_is_asked_for(quick, tmp_path, capsys):
+    status = bench(
+        "serve", "--url", quick, "--concurrency", "1,2", "--requests", 20, "--input", "uniform:5-30", "--output", 4,
+        "--slo", "ttft=10s,tpot=10s", "--json", tmp_path / "a.json", "--samples", "--report", tmp_path / "report",
+        "--api-key", "very-secret",
+    )  # fmt: skip
+    assert status == 0
+    shown = capsys.readouterr().out
+    assert "2 at once" in shown
+    assert "TTFT <= 10000 ms" in shown
+    text = (tmp_path / "a.json").read_text()
+    assert "very-secret" not in text
+    document = json.loads(text)
+    assert (document["format"], document["version"]) == ("baton-bench-serve", 1)
+    assert document["settings"]["workload"]["input"] == "uniform:5-30"
+    assert document["settings"]["load"]["concurrency"] == [1, 2]
+    assert document["environment"]["packages"]["aiohttp"]
+    for stage, warmup in zip(document["stages"], (1, 2), strict=True):
+        assert stage["num_failed"] == 0
+        assert stage["num_measured"] >= 20
+        assert stage["goodput"]["attainment"] == 1.0
+        assert stage["latencies"]["tpot_ms"]["p50"] > 0
+        assert len(stage["samples"]) == stage["num_measured"] + warmup
+        assert all(s["input_tokens"] == s["wanted_input"] for s in stage["samples"])
+        assert all(s["output_tokens"] == 4 for s in stage["samples"])
+    page = (tmp_path / "report" / "bench-serve.html").read_text()
+    assert page.count('class="plotly-graph-div"') == 9
+    assert "<script src=" not in page
+    assert "<link" not in page
+    assert (tmp_path / "report" / "bench-serve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_trace_is_replayed(quick, tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    lines = [{"timestamp": 400 * n, "input_length": 600, "output_length": 8, "hash_ids": [0, n + 1]} for n in range(12)]
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    status = bench(
+        "serve", "--url", quick, "--trace", trace, "--trace-seconds", 4, "--arrival", "trace", "--speed-up", 40,
+        "--input-scale", "auto", "--max-input", 60, "--output-scale", 0.5, "--json", tmp_path / "a.json", "--samples",
+    )  # fmt: skip
+    assert status == 0
+    (stage,) = json.loads((tmp_path / "a.json").read_text())["stages"]
+    assert stage["num_measured"] == 10  # of the first four seconds
+    assert [sample["intended_s"] for sample in stage["samples"]] == pytest.approx([0.01 * n for n in range(10)])
+    assert {(s["input_tokens"], s["output_tokens"]) for s in stage["samples"]} == {(60, 4)}
+
+
+def test_an_interrupt_shows_and_writes_what_there_is(reference, tmp_path, capsys):
+    url = reference(Schedule(0.005, 0.0), interrupt_after=30)
+    arguments = ("--concurrency", "2,4", "--requests", 10**6, "--duration", 60, "--json", tmp_path / "a.json")
+    assert bench("serve", "--url", url, *arguments) == 130
+    assert "interrupted" in capsys.readouterr().out
+    (stage,) = json.loads((tmp_path / "a.json").read_text())["stages"]
+    assert stage["is_interrupted"]
+    assert stage["num_measured"] > 0
+    assert stage["num_failed"] == 0
+
+
+def test_a_run_without_an_answer_has_failed(reference, tmp_path):
+    # The first two requests settle how the server is talked to.
+    url = reference(Schedule(0.0, 0.0, fail_every=2))
+    assert bench("serve", "--url", url, "--requests", 1, "--warmup-requests", 0, "--prompts", _prompts(tmp_path)) == 1
+
+
+def _prompts(folder):
+    file = folder / "prompts.jsonl"
+    file.write_text('{"prompt": "one two"}\n')
+    return file
+
+
+def test_compare_tells_better_from_worse(quick, reference, tmp_path, capsys):
+    slow = reference(Schedule(0.05, 0.02))
+    for name, url in (("a", slow), ("b", quick), ("c", quick)):
+        requests = 12 if name == "c" else 10
+        file = tmp_path / f"{name}.json"
+        assert bench("serve", "--url", url, "--requests", requests, "--output", 5, "--json", file) == 0
+    capsys.readouterr()
+    assert bench("compare", tmp_path / "a.json", tmp_path / "b.json") == 0
+    shown = capsys.readouterr().out
+    row = next(line for line in shown.splitlines() if "TPOT p50" in line)
+    assert row.endswith("better")
+    assert "settings.target.url" in shown
+    assert bench("compare", tmp_path / "b.json", tmp_path / "a.json") == 0
+    shown = capsys.readouterr().out
+    assert next(line for line in shown.splitlines() if "output tokens/s" in line).endswith("worse")
+    assert bench("compare", tmp_path / "b.json", tmp_path / "c.json") == 0
+    assert "settings.load.requests: 10 and 12" in capsys.readouterr().out
+    assert bench("compare", tmp_path / "a.json", tmp_path / "a.json") == 0
+    shown = capsys.readouterr().out
+    assert "not measured alike" not in shown
+    assert not [line for line in shown.splitlines() if line.endswith(("better", "worse"))]
+
+
+def test_compare_refuses_other_files(tmp_path, capsys):
+    other = tmp_path / "other.json"
+    other.write_text('{"format": "baton-bench-serve", "version": 99, "stages": []}')
+    assert bench("compare", other, other) == 1
+    assert "version 99" in " ".join(capsys.readouterr().err.split())
+    assert bench("compare", tmp_path / "none.json", other) == 1
+
+
+def test_sweep_finds_what_one_slot_can_do(reference, tmp_path, capsys):
+    """One slot and 20 ms a request: 50 requests/s at most, and fewer in time when they come at random."""
+    url = reference(Schedule(0.02, 0.0, slots=1))
+    status = bench(
+        "sweep", "--url", url, "--slo", "ttft=100ms", "--percentile", 80, "--start-rate", 25, "--max-rate", 200,
+        "--precision", 0.5, "--requests", 25, "--duration", 5, "--repeats", 1, "--warmup-requests", 0,
+        "--output", 1, "--json", tmp_path / "sweep.json",
+    )  # fmt: skip
+    assert status == 0
+    document = json.loads((tmp_path / "sweep.json").read_text())
+    assert document["format"] == "baton-bench-sweep"
+    assert document["is_complete"]
+    assert document["goodput_requests_per_s"] < 100
+    assert document["failed_at_requests_per_s"] > document["goodput_requests_per_s"]
+    assert "Goodput:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        (("serve", "--input", "lognorml:median=1,p95=2"), "Did you mean lognormal"),
+        (("serve", "--model", "referense"), "Did you mean reference"),
+        (("serve", "--concurrency", "1", "--rate", "2"), "Give one of them"),
+        (("serve", "--concurrency", "many"), "whole numbers"),
+        (("serve", "--report", "x.pdf"), "folder, a .png or an .html"),
+        (("serve", "--extra-body", "[1]"), "must be a JSON object"),
+        (("serve", "--tokenizer", "/nowhere"), "/nowhere"),
+        (("serve", "--trace", "/nowhere"), "cannot read"),
+        (("serve", "--input-scale", "auto"), "goes with --trace"),
+        (("sweep", "--slo", ""), "Give at least one limit"),
+        (("sweep", "--slo", "ttft=1s", "--percentile", "100"), "--percentile"),
+        (("sweep", "--slo", "ttft=1s", "--start-rate", "0.001"), "in this order"),
+        (("sweep", "--slo", "ttft=1s", "--arrival", "trace"), "sets the rate itself"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_sent(quick, capsys, arguments, fragment):
+    command, *rest = arguments
+    assert bench(command, "--url", quick, *rest) == 1
+    assert fragment in " ".join(capsys.readouterr().err.split())
+
+
+def test_nobody_there_is_said(capsys):
+    assert bench("serve", "--url", "http://127.0.0.1:9/v1") == 1
+    assert "Is the server running?" in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,85 @@
+"""Servers that are not like ours: strict ones, silent ones, ones behind another prefix."""
+
+import pytest
+from aiohttp import web
+
+from benchmarks.serve.discovery import TargetError, count_prompt, describe_endpoint, find_model, settle
+from benchmarks.serve.endpoint import Endpoint
+from benchmarks.serve.settings import TargetSettings
+from engine.errors import ConfigError
+from tests.serving_reference import serving
+
+TOKEN = b'data: {"choices": [{"text": "a"}]}\n\n'
+USAGE = b'data: {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 1}}\n\n'
+
+
+def server(refused: tuple[str, ...] = (), models: object = None, usage: bool = True) -> web.Application:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        if any(name in body for name in refused):
+            return web.json_response({"error": {"message": "unknown parameter"}}, status=400)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(TOKEN + (USAGE if usage and "stream_options" in body else b"") + b"data: [DONE]\n\n")
+        return response
+
+    async def list_models(request: web.Request) -> web.Response:
+        return web.json_response(models, status=404 if models is None else 200)
+
+    application = web.Application()
+    application.router.add_post("/v1/completions", answer)
+    application.router.add_get("/v1/models", list_models)
+    return application
+
+
+@pytest.mark.parametrize(
+    ("refused", "exact_lengths", "asks_usage", "num_notes"),
+    [((), True, True, 0), (("ignore_eos",), False, True, 1), (("ignore_eos", "stream_options"), False, False, 2)],
+)
+async def test_what_a_server_refuses_is_left_out(refused, exact_lengths, asks_usage, num_notes):
+    async with serving(server(refused)) as url:
+        endpoint, notes = await settle(Endpoint(url, "m"))
+    assert (endpoint.exact_lengths, endpoint.asks_usage, len(notes)) == (exact_lengths, asks_usage, num_notes)
+
+
+async def test_a_server_that_refuses_everything_is_named():
+    async with serving(server(("prompt",))) as url:
+        with pytest.raises(TargetError, match="http_400"):
+            await settle(Endpoint(url, "m"))
+
+
+async def test_the_first_model_is_taken_and_an_unknown_one_refused():
+    async with serving(server(models={"data": [{"id": "alpha"}, {"id": "beta"}]})) as url:
+        assert (await find_model(Endpoint(url, ""))).model == "alpha"
+        assert (await find_model(Endpoint(url, "beta"))).model == "beta"
+        with pytest.raises(ConfigError, match="Did you mean beta"):
+            await find_model(Endpoint(url, "betta"))
+
+
+async def test_without_a_list_the_model_must_be_named():
+    async with serving(server()) as url:
+        assert (await find_model(Endpoint(url, "mine"))).model == "mine"
+        with pytest.raises(TargetError, match="--model"):
+            await find_model(Endpoint(url, ""))
+
+
+async def test_prompts_are_counted_by_the_server():
+    async with serving(server()) as url:
+        assert await count_prompt(Endpoint(url, "m"), "text") == 5
+    async with serving(server(usage=False)) as url:
+        with pytest.raises(TargetError, match="--tokenizer"):
+            await count_prompt(Endpoint(url, "m"), "text")
+
+
+@pytest.mark.parametrize(
+    ("url", "base_url"),
+    [
+        ("http://host:1", "http://host:1/v1"),
+        ("http://host:1/v1/", "http://host:1/v1"),
+        ("host:1", "http://host:1/v1"),
+        ("https://host/api/openai/v1", "https://host/api/openai/v1"),
+        ("https://host/serving", "https://host/serving"),
+    ],
+)
+def test_urls(url, base_url):
+    assert describe_endpoint(TargetSettings(url=url)).base_url == base_url

@@ -1,0 +1,85 @@
+"""The search finds the rate at which a server stops to keep up, with as few probes as it can."""
+
+import numpy as np
+import pytest
+
+from benchmarks.serve.goodput_search import SearchLimits, search_goodput, wilson_interval
+
+
+def server(capacity: float, num_requests: int = 200):
+    """Keeps every objective up to ``capacity`` and none above; ``rates`` says what was probed."""
+    rates: list[float] = []
+
+    async def probe(rate):
+        rates.append(rate)
+        return (num_requests if rate <= capacity else 0), num_requests
+
+    return probe, rates
+
+
+@pytest.mark.parametrize("capacity", [0.3, 1.0, 7.3, 119.0])
+async def test_it_finds_the_capacity(capacity):
+    probe, rates = server(capacity)
+    result = await search_goodput(probe, SearchLimits(precision=0.05))
+    assert result.is_complete
+    assert result.goodput is not None
+    assert result.goodput <= capacity < result.failed_at <= result.goodput * 1.05
+    assert len(rates) == len(result.verdicts) <= 16
+
+
+async def test_the_allowed_range_ends_it():
+    probe, rates = server(1000.0)
+    result = await search_goodput(probe, SearchLimits(start=4, highest=10))
+    assert (result.goodput, result.failed_at, result.is_complete) == (10, None, True)
+    assert rates == [4, 8, 10]
+    probe, rates = server(0.001)
+    result = await search_goodput(probe, SearchLimits(start=1, lowest=0.4))
+    assert (result.goodput, result.failed_at, result.is_complete) == (None, 0.4, True)
+    assert rates == [1, 0.5, 0.4]
+
+
+async def test_the_number_of_rates_is_bounded():
+    probe, rates = server(7.3)
+    result = await search_goodput(probe, SearchLimits(precision=1e-9, max_rates=6))
+    assert not result.is_complete
+    assert len(rates) == 6
+
+
+async def test_a_near_thing_is_probed_again_and_pooled():
+    counts = iter([(90, 100), (92, 100), (93, 100)])
+
+    async def probe(rate):
+        return next(counts)
+
+    result = await search_goodput(probe, SearchLimits(goal=0.9, max_rates=1, max_repeats=3))
+    (verdict,) = result.verdicts
+    assert (verdict.num_probes, verdict.num_good, verdict.num_requests) == (3, 275, 300)
+    assert verdict.holds
+    assert not verdict.is_certain
+
+
+async def test_an_interrupted_search_says_what_it_knows():
+    answers = iter([(100, 100), None])
+
+    async def probe(rate):
+        return next(answers)
+
+    result = await search_goodput(probe, SearchLimits())
+    assert result.goodput == 1.0
+    assert not result.is_complete
+
+
+async def test_nothing_measured_does_not_hold():
+    async def probe(rate):
+        return 0, 0
+
+    result = await search_goodput(probe, SearchLimits(lowest=1.0))
+    assert result.goodput is None
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says():
+    rng = np.random.default_rng(4)
+    draws = rng.binomial(150, 0.9, 3000)
+    intervals = [wilson_interval(int(good), 150) for good in draws]
+    assert np.mean([low <= 0.9 <= high for low, high in intervals]) == pytest.approx(0.95, abs=0.015)
+    assert wilson_interval(0, 0) == (0.0, 1.0)

@@ -1,0 +1,159 @@
+"""Both public trace formats, and replaying the prefixes that their requests shared."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.serve.prompts import PromptWriter
+from benchmarks.serve.scaling import LengthLimits, make_limits, scale_to_longest
+from benchmarks.serve.traces import TraceRequest, cut_trace, read_trace
+from benchmarks.serve.workload import TraceWorkload, block_segments
+from engine.errors import ConfigError
+
+MOONCAKE = [
+    {"timestamp": 1000, "input_length": 1100, "output_length": 5, "hash_ids": [7, 8, 9]},
+    {"timestamp": 3500, "input_length": 1030, "output_length": 0, "hash_ids": [7, 8, 10]},
+    {"timestamp": 2000, "input_length": 600, "output_length": 9, "hash_ids": [11, 12]},
+]
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:17:03.9799600,4808,10
+2023-11-16 18:17:04.0319600,3180,8
+2023-11-16 18:18:04.0319600,110,27
+"""
+
+
+@pytest.fixture
+def mooncake(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    file.write_text("\n".join(json.dumps(line) for line in MOONCAKE) + "\n")
+    return file
+
+
+@pytest.fixture
+def azure(tmp_path):
+    file = tmp_path / "trace.csv"
+    file.write_text(AZURE)
+    return file
+
+
+def writer() -> PromptWriter:
+    return PromptWriter([f"w{number}" for number in range(5000)], 1.0, 0, "salt", "words")
+
+
+def test_mooncake_times_are_milliseconds_and_begin_at_zero(mooncake):
+    requests = read_trace(mooncake)
+    assert [request.at_s for request in requests] == [0.0, 1.0, 2.5]
+    assert [request.hash_ids for request in requests] == [(7, 8, 9), (11, 12), (7, 8, 10)]
+    assert requests[2].output_tokens == 1  # none cannot be asked for
+
+
+def test_azure_times_have_seven_decimals(azure):
+    requests = read_trace(azure)
+    assert [request.at_s for request in requests] == pytest.approx([0.0, 0.052, 60.052], abs=1e-6)
+    assert [(request.input_tokens, request.output_tokens) for request in requests] == [(4808, 10), (3180, 8), (110, 27)]
+
+
+def test_a_part_is_cut_out_by_the_traces_own_clock(mooncake):
+    (only,) = cut_trace(read_trace(mooncake), 0.5, 1.0)
+    assert only.at_s == 0.5
+    assert only.input_tokens == 600
+    with pytest.raises(ConfigError, match="no request arrived"):
+        cut_trace(read_trace(mooncake), 100.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "fragment"),
+    [
+        ('{"timestamp": 1, "input_length": 2}', "line 1 of"),
+        ('{"timestamp": 1, "input_length": -2, "output_length": 1}', "a negative number"),
+        ("a,b\n1,2\n", "missing: ContextTokens, GeneratedTokens, TIMESTAMP"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n", "line 2 of"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "holds no requests"),
+        ("", "neither Mooncake JSONL nor a CSV"),
+    ],
+)
+def test_what_is_no_trace_is_refused_by_line(tmp_path, text, fragment):
+    file = tmp_path / "broken"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_trace(file)
+    assert fragment in caught.value.message
+
+
+def test_equal_hash_ids_are_equal_text_and_others_are_not(mooncake):
+    first, other, second, *_ = _texts(TraceWorkload(writer(), read_trace(mooncake), LengthLimits(), "t"), 3)
+    assert [len(text) for text in (first, other, second)] == [1100, 600, 1030]
+    assert first[:1024] == second[:1024]
+    assert first[1024:1030] != second[1024:1030]
+    assert other[:50] != first[:50]
+
+
+def test_sharing_survives_scaling(mooncake):
+    first, _, second = _texts(TraceWorkload(writer(), read_trace(mooncake), LengthLimits(input_scale=0.1), "t"), 3)
+    assert (len(first), len(second)) == (110, 103)
+    assert first[:102] == second[:102]  # 1,024 tokens of two blocks
+    assert first[:103] != second[:103]
+
+
+def test_prompts_that_are_cut_off_stay_different(mooncake):
+    limits = LengthLimits(max_input=600)
+    first, _, second = _texts(TraceWorkload(writer(), read_trace(mooncake), limits, "t"), 3)
+    assert len(first) == len(second) == 600
+    assert first[:300] == second[:300]
+    assert first != second
+
+
+def test_another_lap_and_another_stage_are_new_to_every_cache(mooncake):
+    workload = TraceWorkload(writer(), read_trace(mooncake), LengthLimits(), "t")
+    texts = _texts(workload, 6)
+    assert texts[0][:50] != texts[3][:50]
+    assert next(workload.requests(1)).prompt.split()[:50] != texts[0][:50]
+
+
+@given(
+    st.lists(st.integers(0, 50), min_size=1, max_size=12, unique=True),
+    st.floats(0.05, 600),
+    st.integers(1, 4000),
+)
+def test_segments_always_have_the_wanted_length(hash_ids, block_tokens, input_tokens):
+    segments = block_segments(hash_ids, block_tokens, input_tokens, "k")
+    assert sum(segment.tokens for segment in segments) == input_tokens
+    assert all(segment.tokens > 0 for segment in segments)
+
+
+class TestLimits:
+    def test_scaling_comes_before_clipping(self):
+        limits = make_limits("0.5", 2.0, 100, 50, None)
+        assert limits.fit(150, 20) == (75, 40, False)
+        assert limits.fit(500, 60) == (100, 50, True)
+
+    def test_the_prompt_gives_way_to_the_answer(self):
+        assert make_limits("1", 1.0, None, None, 2048).fit(2000, 300) == (1748, 300, True)
+        assert make_limits("1", 1.0, None, None, 100).fit(50, 300) == (1, 99, True)
+
+    @given(st.integers(1, 10**6), st.integers(1, 10**5), st.integers(2, 10_000), st.floats(0.001, 2))
+    def test_what_is_asked_for_always_fits(self, input_tokens, output_tokens, context, scale):
+        fitted = make_limits(str(scale), scale, None, None, context).fit(input_tokens, output_tokens)
+        assert fitted[0] >= 1
+        assert fitted[1] >= 1
+        assert fitted[0] + fitted[1] <= context
+
+    def test_auto_fits_the_longest(self):
+        limits = scale_to_longest(make_limits("auto", 1.0, None, 100, 1100), [10, 4000])
+        assert limits.fit(4000, 100) == (1000, 100, False)
+        assert limits.fit(40, 100)[0] == 10
+        with pytest.raises(ConfigError, match="must know what fits"):
+            scale_to_longest(LengthLimits(), [1])
+
+
+def test_a_request_without_hash_ids_shares_nothing():
+    trace = [TraceRequest(0.0, 30, 5), TraceRequest(1.0, 30, 5)]
+    first, second = _texts(TraceWorkload(writer(), trace, LengthLimits(), "t"), 2)
+    assert not set(first) & set(second) or first[:2] != second[:2]
+
+
+def _texts(workload, count):
+    source = workload.requests(0)
+    return [next(source).prompt.split() for _ in range(count)]
