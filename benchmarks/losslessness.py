@@ -88,8 +88,8 @@ class Outcome:
 def run(config: BatonConfig, report: Callable[[str], None], draws: int, seeds: int) -> tuple[Table, bool]:
     """Tests every case that the configuration's draft allows; a table of p-values, and whether all passed.
 
-    In half precision the expected probabilities are off by a few percent themselves, since logits depend a little on how
-    many rows are computed at once. So ``dtype: auto`` means float32 here.
+    In half precision the expected probabilities are off by a few percent themselves, since logits depend a little on
+    how many rows are computed at once. So ``dtype: auto`` means float32 here.
 
     Raises:
         BatonError: model or draft cannot be loaded.
