@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cluster.cli_slo import slo_sentence
 from cluster.client import RouterClient
 from engine.errors import NotFoundError
 
@@ -71,6 +72,9 @@ def _heading(timeline: Mapping[str, Any]) -> Text:
     heading = Text.assemble((str(timeline["request_id"]), "bold"), f": {outcome}\n", ", ".join(words))
     if workers:
         heading.append("\n" + " → ".join(workers))
+    promise = slo_sentence(attributes)
+    if promise is not None:
+        heading.append(f"\n{promise}")
     return heading
 
 

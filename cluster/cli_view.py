@@ -11,6 +11,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cluster.cli_slo import slo_table
+
 _STATE_STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow", "dead": "red"}
 _DEVICE = "device"
 """The only column that wraps: names of GPUs are long."""
@@ -19,7 +21,7 @@ _WIDE = 100
 
 
 def render_status(status: Mapping[str, Any], endpoint: str, width: int) -> RenderableType:
-    """The answer of GET /admin/status as a few lines and one table, which fits into 80 columns.
+    """The answer of GET /admin/status as a few lines, a table of workers and one of SLO classes; 80 columns will do.
 
     Args:
         width: of the screen, in columns; a wide one also shows age, node and process of each worker.
@@ -43,7 +45,22 @@ def render_status(status: Mapping[str, Any], endpoint: str, width: int) -> Rende
             table.add_row(*(column.show(worker) for column in columns))
             if worker.get("reason"):
                 notes.append(Text(f"{worker['id']}: {worker['reason']}", style="yellow"))
-    return Group(heading, table, *([Text("")] if notes else []), *notes)
+    parts: list[RenderableType] = [heading, table]
+    if told := _predictions(status.get("predictions") or {}):
+        parts.append(Text(told))
+    if status.get("slo"):
+        parts += [Text(""), slo_table(status["slo"])]
+    return Group(*parts, *([Text("")] if notes else []), *notes)
+
+
+def _predictions(summary: Mapping[str, Mapping[str, Any]]) -> str:
+    """How far predictions were off, in one line; empty before the first finished request."""
+    told = [
+        f"{kind.upper()} ±{errors['p50']:.0%} (p95 {errors['p95']:.0%})"
+        for kind, errors in summary.items()
+        if errors["p50"] is not None and errors["p95"] is not None
+    ]
+    return f"\npredictions were off by: {', '.join(told)}" if told else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +21,7 @@ _GENERATION = httpx.Timeout(None, connect=10.0)
 """The router has its own deadline; waiting less here would only hide its error."""
 
 _JSON_HEADERS = {"Content-Type": "application/json"}
+API_KEY_VARIABLE = "BATON_API_KEY"
 
 
 class RouterUnreachableError(BatonError):
@@ -49,13 +51,18 @@ def encode_body(body: object) -> bytes:
 
 
 class RouterClient:
-    """One connection pool to one router. Every method raises BatonError with the router's own message."""
+    """One connection pool to one router. Every method raises BatonError with the router's own message.
+
+    A key in the environment variable ``BATON_API_KEY`` is sent as bearer token.
+    """
 
     def __init__(self, endpoint: str, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
         """``transport`` replaces the network, for tests."""
         self.endpoint = endpoint
+        api_key = os.environ.get(API_KEY_VARIABLE)
         self._http = httpx.AsyncClient(
             base_url=endpoint,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
             timeout=_QUICK,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
             transport=transport,

@@ -10,9 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from cluster.api_keys import ApiKeyConfig, ApiKeys
 from cluster.config_reading import explain, merge_overrides, read_yaml
+from cluster.config_section import NonEmptyString, PositiveInt, PositiveSeconds, Section
+from cluster.slo_config import SloConfig
 from engine.default_model import DEFAULT_MODEL_NAME, is_default_model
 from engine.errors import ConfigError
 
@@ -25,17 +28,7 @@ DRAFT_METHODS = ("draft_model", "eagle", "eagle3", "medusa")
 
 SpeculationMethod = Literal["auto", "none", "draft_model", "eagle", "eagle3", "lookahead", "medusa", "ngram", "suffix"]
 AcceptanceRule = Literal["match", "residual", "typical"]
-PositiveInt = Annotated[int, Field(ge=1)]
-PositiveSeconds = Annotated[float, Field(gt=0, le=86_400)]
-NonEmptyString = Annotated[str, Field(min_length=1)]
-
 _HOST_AND_PORT = re.compile(r"[^/\s]+:\d{1,5}")
-
-
-class Section(BaseModel):
-    """What all parts of the configuration share: no unknown key, no coercion of types, no change after reading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class RouterConfig(Section):
@@ -55,6 +48,8 @@ class RouterConfig(Section):
     """How long a request waits when a pool has no worker to give, while one restarts for example."""
     timelines_kept: Annotated[int, Field(ge=0)] = 1000
     """Finished requests whose timeline can still be asked for."""
+    api_keys: list[ApiKeyConfig] = Field(default_factory=list)
+    """Whoever asks for tokens or for /admin must show one of them; empty: nobody is asked."""
 
 
 class ResourcesConfig(Section):
@@ -228,6 +223,17 @@ class BatonConfig(Section):
     ray: RayConfig = RayConfig()
     log: LogConfig = LogConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
+    slo: SloConfig = SloConfig()
+
+    @model_validator(mode="after")
+    def _api_keys_have_classes(self) -> BatonConfig:
+        for api_key in self.router.api_keys:
+            if api_key.slo_class is not None and api_key.slo_class not in self.slo.classes:
+                raise ValueError(
+                    f"router.api_keys: the key {api_key.name!r} has the SLO class {api_key.slo_class!r}, which is none"
+                    f" of {', '.join(self.slo.classes)}; choose one of these, or define it in slo.classes"
+                )
+        return self
 
     @model_validator(mode="after")
     def _gpus_for_cuda(self) -> BatonConfig:
@@ -291,7 +297,13 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
     if speculation.draft not in ("auto", "none"):
         draft = located("speculation.draft", speculation.draft)
         speculation = speculation.model_copy(update={"draft": draft})
-    return config.model_copy(update={"model": located("model", config.model), "speculation": speculation})
+    # Here and not in the router, which may run on another machine: variables and files are those of whoever starts it.
+    folders = [Path.cwd()] if path is None else [path.absolute().parent, Path.cwd()]
+    api_keys = [api_key.sealed(folders) for api_key in config.router.api_keys]
+    ApiKeys(api_keys)  # refuses two owners of one key now, and not when the router starts
+    router = config.router.model_copy(update={"api_keys": api_keys})
+    model = located("model", config.model)
+    return config.model_copy(update={"model": model, "speculation": speculation, "router": router})
 
 
 def _build(values: Mapping[str, Any], source: str, overrides: Mapping[str, Any]) -> BatonConfig:

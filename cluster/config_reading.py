@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -106,6 +106,8 @@ def _explain_one(path: str, fault: dict[str, Any], schema: type[BaseModel]) -> s
     if kind == "value_error":
         reason = message.removeprefix("Value error, ")
         return f"{path}: {reason}." if path else f"{reason}."
+    if kind == "missing":
+        return f"{path} is missing; it has no default."
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return f"{path} must be a section with keys of its own, got {_shown(value)}."
     text = message.replace("Input should be", "must be").replace("String should have", "must have")
@@ -132,13 +134,17 @@ def _same_key_elsewhere(key: str, schema: type[BaseModel]) -> str:
 
 
 def _keys(schema: type[BaseModel]) -> dict[str, type[BaseModel] | None]:
-    """Keys of a section; the value is the section below the key, if it is one."""
+    """Keys of a section; the value is the section below the key, or those in a list or mapping there, if any."""
     keys: dict[str, type[BaseModel] | None] = {}
     for name, field in schema.model_fields.items():
-        kind = field.annotation
-        inner = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
-        keys[field.alias or name] = inner
+        keys[field.alias or name] = next(
+            (kind for kind in (field.annotation, *get_args(field.annotation)) if _is_section(kind)), None
+        )
     return keys
+
+
+def _is_section(kind: object) -> TypeGuard[type[BaseModel]]:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def _nearest(value: object, expected: str) -> str:

@@ -7,14 +7,16 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import cast, get_args
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 
 from cluster.admin import AdminBackend
+from cluster.api_keys import ApiKeys
 from cluster.config import POOLS
 from cluster.generation import FinishedRequest, Generator
 from cluster.generation_endpoint import GenerationEndpoint
+from cluster.http_access import AccessControl
 from cluster.http_edge import (
     JsonResponse,
     RequestContextMiddleware,
@@ -29,6 +31,7 @@ from cluster.openai_api.parameters import check_known
 from cluster.openai_api.plan import check_model
 from cluster.openai_api.responses import error_body, model_body
 from cluster.request_times import RequestTimesMiddleware
+from cluster.slo import SloClasses
 from cluster.timelines import Order
 from cluster.version import package_version
 from engine.errors import BatonError, InternalError, InvalidRequestError, NotFoundError, NoWorkerError
@@ -61,19 +64,27 @@ def create_app(
     limits: GatewayLimits,
     metrics: HttpMetrics | None = None,
     on_finished: Callable[[FinishedRequest], None] | None = None,
+    *,
+    slo_classes: SloClasses | None = None,
+    api_keys: ApiKeys | None = None,
 ) -> FastAPI:
     """The application for one served model. It keeps no state outside itself.
 
     Args:
         on_finished: told of every request that got as far as the generator, when its response is out.
         metrics: counts the requests; None: nobody asks for the counts.
+        slo_classes: None: the built-in ones.
+        api_keys: None or empty: nobody is asked for one.
     """
-    app = FastAPI(title="baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    access = [Depends(AccessControl(api_keys).check)] if api_keys else []
+    app = FastAPI(
+        title="baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, dependencies=access
+    )
     app.add_middleware(RequestContextMiddleware, metrics=metrics or HttpMetrics(CollectorRegistry()))
     app.add_middleware(RequestTimesMiddleware)  # the last one added is the outermost
     app.add_exception_handler(BatonError, _on_baton_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    endpoint = GenerationEndpoint(generator, tokenizer, limits, on_finished)
+    endpoint = GenerationEndpoint(generator, tokenizer, limits, slo_classes or SloClasses(), on_finished)
     _add_generation_routes(app, generator, endpoint)
     _add_health_routes(app, generator)
     _add_admin_routes(app, admin, limits)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from cluster.slo import STANDARD, SloClass
 from engine.request import FinishReason, SamplingParams, TokenLogprobs
 from engine.timeline import Timeline
 
@@ -19,6 +20,7 @@ class GenerationRequest:
 
     Attributes:
         speculation_method: how the decode worker drafts for it; None leaves that to the cluster's configuration.
+        slo: the class that it belongs to.
     """
 
     request_id: str
@@ -26,6 +28,7 @@ class GenerationRequest:
     params: SamplingParams
     timeline: Timeline
     speculation_method: str | None = None
+    slo: SloClass = STANDARD
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,23 @@ from functools import partial
 from fastapi import Request, Response
 
 from cluster.generation import FinishedRequest, GenerationRequest, Generator
-from cluster.http_edge import JsonResponse, read_json_object, request_id_of, set_request_id, until_disconnect
+from cluster.http_access import api_key_of
+from cluster.http_edge import (
+    JsonResponse,
+    add_log_fields,
+    read_json_object,
+    request_id_of,
+    set_request_id,
+    until_disconnect,
+)
 from cluster.openai_api.limits import GatewayLimits
 from cluster.openai_api.plan import GenerationPlan, Planner
 from cluster.openai_api.responses import ChatFormat, ChoiceOutput, CompletionFormat, Json, ResponseFormat, Usage
-from cluster.openai_api.schemas import ChatCompletionRequest, CompletionRequest, parse_request
+from cluster.openai_api.schemas import BaseRequest, ChatCompletionRequest, CompletionRequest, parse_request
 from cluster.output_processor import OutputDelta, OutputProcessor
 from cluster.request_times import ArrivalTimes, arrival_of, call_when_over
 from cluster.sequences import SequenceSpec, run_sequences
+from cluster.slo import SLO_CLASS_HEADER, SloClass, SloClasses, SloResult
 from cluster.sse import DONE_EVENT, SseResponse, encode_event
 from engine.timeline import Event, Timeline
 from engine.tokenizer import Tokenizer
@@ -38,6 +47,7 @@ class _Job:
     """
 
     operation: str
+    slo: SloClass
     plan: GenerationPlan
     make_format: Callable[[str], ResponseFormat]
     parsed_s: float
@@ -81,11 +91,13 @@ class GenerationEndpoint:
         generator: Generator,
         tokenizer: Tokenizer,
         limits: GatewayLimits,
+        slo_classes: SloClasses,
         on_finished: Callable[[FinishedRequest], None] | None = None,
     ) -> None:
         self._generator = generator
         self._tokenizer = tokenizer
         self._limits = limits
+        self._slo_classes = slo_classes
         self._planner = Planner(tokenizer, limits)
         self._active_ids = ActiveIds()
         self._on_finished = on_finished
@@ -94,6 +106,7 @@ class GenerationEndpoint:
         body = await read_json_object(request, self._limits.max_body_bytes)
         parsed_s = time.monotonic()
         parsed = parse_request(CompletionRequest, body)
+        slo = self._choose_class(request, parsed)
         card = self._generator.model
         plan = await self._planner.plan_completion(parsed, card)
 
@@ -106,19 +119,30 @@ class GenerationEndpoint:
                 echo_texts=[prompt.echo_text for prompt in plan.prompts for _ in range(plan.num_choices)],
             )
 
-        return await self._respond(request, _Job("text_completion", plan, make_format, parsed_s, time.monotonic()))
+        return await self._respond(request, _Job("text_completion", slo, plan, make_format, parsed_s, time.monotonic()))
 
     async def chat(self, request: Request) -> Response:
         body = await read_json_object(request, self._limits.max_body_bytes)
         parsed_s = time.monotonic()
         parsed = parse_request(ChatCompletionRequest, body)
+        slo = self._choose_class(request, parsed)
         card = self._generator.model
         plan = await self._planner.plan_chat(parsed, card)
 
-        def make_format(request_id: str) -> ResponseFormat:
-            return ChatFormat(request_id, card.name, self._tokenizer, with_logprobs=parsed.logprobs)
+        # As with OpenAI, only who asks for a tier is told which one it was; completions have no such field.
+        tier = None if parsed.service_tier is None else self._slo_classes.tier_used(slo, parsed.service_tier)
 
-        return await self._respond(request, _Job("chat", plan, make_format, parsed_s, time.monotonic()))
+        def make_format(request_id: str) -> ResponseFormat:
+            return ChatFormat(request_id, card.name, self._tokenizer, with_logprobs=parsed.logprobs, service_tier=tier)
+
+        return await self._respond(request, _Job("chat", slo, plan, make_format, parsed_s, time.monotonic()))
+
+    def _choose_class(self, request: Request, parsed: BaseRequest) -> SloClass:
+        api_key = api_key_of(request)
+        key_class = None if api_key is None else api_key.slo_class
+        slo = self._slo_classes.choose(request.headers.get(SLO_CLASS_HEADER), parsed.service_tier, key_class)
+        add_log_fields(request, slo_class=slo.name)
+        return slo
 
     async def _respond(self, request: Request, job: _Job) -> Response:
         if not job.plan.stream:
@@ -174,7 +198,10 @@ class GenerationEndpoint:
             arrival = arrival_of(request)
             specs = [self._spec(job, arrival, ids, index) for index in range(num_sequences)]
             call_when_over(request, partial(self._finish, request, job, request_id, specs))
-            yield request_id, specs
+            try:
+                yield request_id, specs
+            finally:
+                _log_slo(request, specs)
 
     def _finish(self, request: Request, job: _Job, request_id: str, specs: list[SequenceSpec], was_sent: bool) -> None:
         if was_sent:
@@ -201,11 +228,23 @@ class GenerationEndpoint:
         return SequenceSpec(
             index=index,
             request=GenerationRequest(
-                ids[index], prompt.token_ids, prompt.params_of_choice(choice), timeline, plan.speculation_method
+                ids[index],
+                prompt.token_ids,
+                prompt.params_of_choice(choice),
+                timeline,
+                plan.speculation_method,
+                job.slo,
             ),
             processor=OutputProcessor(detokenizer, plan.stop),
             starts_after=index - choice if choice else None,
         )
+
+
+def _log_slo(request: Request, specs: list[SequenceSpec]) -> None:
+    """Whether all sequences that count kept the targets of their class."""
+    results = {spec.request.timeline.attributes.get("slo_result") for spec in specs} - {None, SloResult.EXCLUDED}
+    if results:
+        add_log_fields(request, slo_met=results == {SloResult.MET})
 
 
 def _record_response(specs: list[SequenceSpec]) -> None:

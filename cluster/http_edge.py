@@ -21,7 +21,14 @@ from cluster.http_metrics import UNKNOWN_ENDPOINT, HttpMetrics
 from cluster.logs import RequestLog, describe_fault
 from cluster.openai_api.json_body import check_content_headers, parse_object
 from cluster.openai_api.responses import error_body
-from engine.errors import BatonError, InternalError, OverloadedError, RequestCancelledError, RequestTooLargeError
+from engine.errors import (
+    BatonError,
+    InternalError,
+    InvalidApiKeyError,
+    OverloadedError,
+    RequestCancelledError,
+    RequestTooLargeError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +56,8 @@ def error_response(error: BatonError) -> JsonResponse:
     headers = {}
     if isinstance(error, OverloadedError):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, InvalidApiKeyError):
+        headers["WWW-Authenticate"] = "Bearer"
     return JsonResponse(error_body(error), status_code=error.http_status, headers=headers)
 
 
@@ -78,6 +87,11 @@ def request_id_of(request: Request) -> str:
 def set_request_id(request: Request, request_id: str) -> None:
     """Replaces the id, also in the response's header, as long as that was not sent."""
     request.scope["state"]["request_id"] = request_id
+
+
+def add_log_fields(request: Request, **fields: str | float | bool) -> None:
+    """Adds to the request's line in the access log. Nothing that a client made up may be in it."""
+    request.scope["state"].setdefault("log_fields", {}).update(fields)
 
 
 class RequestContextMiddleware:
@@ -124,6 +138,7 @@ class RequestContextMiddleware:
         self._metrics.observe(endpoint, status, error_code)
         # The path as it was sent may hold anything; the route does not.
         fields = {"endpoint": endpoint, "status": status, "duration_ms": round(seconds * 1e3, 1), "code": error_code}
+        fields |= scope["state"].get("log_fields", {})
         level = logging.DEBUG if endpoint in _POLLED_ENDPOINTS else logging.INFO
         RequestLog(logger, scope["state"]["request_id"]).log(level, "answered", extra=fields)
 
@@ -133,6 +148,15 @@ def _choose_request_id(scope: Scope) -> str:
     if given is not None and _VALID_REQUEST_ID.fullmatch(given):
         return given
     return _ID_PREFIXES.get(scope["path"], "req-") + uuid.uuid4().hex
+
+
+async def drop_body(request: Request) -> None:
+    """Reads what a refused request sends, so that its client gets to read the answer."""
+    num_bytes = 0
+    async for chunk in request.stream():
+        num_bytes += len(chunk)
+        if num_bytes > _MAX_DRAINED_BYTES:
+            return
 
 
 async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:

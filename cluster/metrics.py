@@ -8,39 +8,42 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from cluster.cluster_metrics import ClusterCollector
+from cluster.histogram_buckets import FAST_SECONDS, SECONDS, TOKENS
 from cluster.http_metrics import HttpMetrics
+from cluster.latency.error_metrics import PredictionErrors
+from cluster.outcomes import CANCELLED, FINISHED, REJECTED
+from cluster.slo import BUILTIN_CLASSES, STANDARD, SloClass
+from cluster.slo_metrics import SloMetrics
 from cluster.version import package_version
 from cluster.wire import worker_pb2
 from engine.errors import error_classes
-from engine.request import FinishReason
 from engine.timeline import Event, Timeline
-
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-_FAST_SECONDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
-_TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
-
-CANCELLED = "cancelled"
-REJECTED = "rejected"
-_FINISHED = (str(FinishReason.STOP), str(FinishReason.LENGTH))
-_OTHER = "other"
 
 
 class RouterMetrics:
     """All metrics, in a registry of their own.
 
+    Args:
+        slo_classes: those of the configuration.
+        clock: of sliding windows; seconds that never go back.
+
     Attributes:
         http: of the gateway.
         cluster: what workers and pools said when they were last asked.
+        slo: by class.
+        prediction_errors: of the latency model.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, slo_classes: Iterable[SloClass] = BUILTIN_CLASSES, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.registry = CollectorRegistry()
         self.http = HttpMetrics(self.registry)
         self.cluster = ClusterCollector()
@@ -52,7 +55,7 @@ class RouterMetrics:
             "baton_requests",
             "Sequences that ended, by outcome: how they finished, cancelled by the client, rejected, or an error code.",
             "outcome",
-            (*_FINISHED, CANCELLED, REJECTED, *codes),
+            (*FINISHED, CANCELLED, REJECTED, *codes),
         )
         self.in_flight = Gauge("baton_requests_in_flight", "Sequences accepted and not over.", registry=self.registry)
         self.retries = self._labelled(
@@ -63,7 +66,10 @@ class RouterMetrics:
         )
         self._add_token_metrics()
         self._add_transfer_metrics()
+        self.slo = SloMetrics(self.registry, slo_classes, clock)
         self._add_latency_metrics()
+        self.prediction_errors = PredictionErrors()
+        self.registry.register(self.prediction_errors)
 
     def _add_build_info(self) -> None:
         info = Gauge("baton_build_info", "Versions; the value is 1.", ["version", "python"], registry=self.registry)
@@ -76,8 +82,8 @@ class RouterMetrics:
         self.drafted_tokens = counter("baton_drafted_tokens", "Tokens that speculation guessed and verified.")
         self.accepted_tokens = counter("baton_accepted_tokens", "Guessed tokens that the model agreed with.")
         self.output_tokens = counter("baton_output_tokens", "Tokens sent to clients.")
-        self._prompt_size = histogram("baton_request_prompt_tokens", "Prompt tokens of one sequence.", _TOKENS)
-        self._output_size = histogram("baton_request_output_tokens", "Tokens sent to the client in one.", _TOKENS)
+        self._prompt_size = histogram("baton_request_prompt_tokens", "Prompt tokens of one sequence.", TOKENS)
+        self._output_size = histogram("baton_request_output_tokens", "Tokens sent to the client in one.", TOKENS)
 
     def _add_transfer_metrics(self) -> None:
         counter = self._counter
@@ -88,45 +94,48 @@ class RouterMetrics:
             "baton_kv_transfer_saved_tokens", "Prompt tokens whose KV the decode worker held already."
         )
         self.transfer_seconds = self._histogram(
-            "baton_kv_transfer_seconds", "From asking for room to the acknowledgement.", _SECONDS
+            "baton_kv_transfer_seconds", "From asking for room to the acknowledgement.", SECONDS
         )
 
     def _add_latency_metrics(self) -> None:
         histogram = self._histogram
-        self._ttft = histogram("baton_time_to_first_token_seconds", "From receipt to the first token.", _SECONDS)
         self._itl = histogram(
             "baton_inter_token_latency_seconds",
             "Between two deliveries of a sequence's tokens; with speculation, one may bring several.",
-            _FAST_SECONDS,
+            FAST_SECONDS,
         )
-        self._tpot = histogram(
-            "baton_time_per_output_token_seconds", "Mean of a sequence after its first token.", _FAST_SECONDS
-        )
-        self._queue = histogram("baton_queue_seconds", "In the prefill worker's queue.", _SECONDS)
-        self._prefill = histogram("baton_prefill_seconds", "Computing the prompt.", _SECONDS)
-        self._decode_queue = histogram("baton_decode_queue_seconds", "In the decode worker's queue.", _SECONDS)
-        self._decode = histogram("baton_decode_seconds", "From the first token to the end.", _SECONDS)
-        self._duration = histogram("baton_request_seconds", "From receipt to the end.", _SECONDS)
+        self._queue = histogram("baton_queue_seconds", "In the prefill worker's queue.", SECONDS)
+        self._prefill = histogram("baton_prefill_seconds", "Computing the prompt.", SECONDS)
+        self._decode_queue = histogram("baton_decode_queue_seconds", "In the decode worker's queue.", SECONDS)
+        self._decode = histogram("baton_decode_seconds", "From the first token to the end.", SECONDS)
+        self._duration = histogram("baton_request_seconds", "From receipt to the end.", SECONDS)
 
-    def track_deliveries(self, timeline: Timeline) -> DeliveryTracker:
+    def track_deliveries(self, timeline: Timeline, slo: SloClass = STANDARD) -> DeliveryTracker:
         """What books a sequence's first token and the gaps between its tokens."""
-        return DeliveryTracker(self._ttft, self._itl, timeline.events.get(Event.RECEIVED))
+        return DeliveryTracker(self.slo.ttft(slo), self._itl, timeline.events.get(Event.RECEIVED))
 
     def observe_start(self, num_prompt_tokens: int) -> None:
         """Books a sequence that was accepted."""
         self.prompt_tokens.inc(num_prompt_tokens)
         self._prompt_size.observe(num_prompt_tokens)
 
-    def observe_end(self, timeline: Timeline, outcome: str, num_output_tokens: int, num_cached_tokens: int = 0) -> None:
+    def observe_end(
+        self,
+        timeline: Timeline,
+        outcome: str,
+        num_output_tokens: int,
+        num_cached_tokens: int = 0,
+        slo: SloClass = STANDARD,
+    ) -> None:
         """Books a sequence that is over. Only one that finished says how long requests take."""
         self.requests.labels(outcome).inc()
         self.cached_tokens.inc(num_cached_tokens)
         self.output_tokens.inc(num_output_tokens)
-        if outcome not in _FINISHED:
+        if outcome not in FINISHED:
             return
         self._output_size.observe(num_output_tokens)
         for metric, value_ms in (
-            (self._tpot, timeline.tpot_ms(num_output_tokens)),
+            (self.slo.tpot(slo), timeline.tpot_ms(num_output_tokens)),
             (self._queue, timeline.queue_ms),
             (self._prefill, timeline.prefill_ms),
             (self._decode_queue, timeline.between_ms(Event.DECODE_QUEUED, Event.DECODE_STARTED)),

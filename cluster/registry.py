@@ -35,6 +35,8 @@ class WorkerInfo:
         address: of its gRPC server, ``host:port``.
         kv_fingerprint: of its KV layout; equal across both pools.
         draft_method: the speculation method that its draft is for; empty without a draft.
+        num_threads: of its engine; 0 when that is not known.
+        chunk_tokens: token budget of one of its steps.
     """
 
     worker_id: str
@@ -52,6 +54,8 @@ class WorkerInfo:
     block_size: int
     dtype: str
     draft_method: str
+    num_threads: int = 0
+    chunk_tokens: int = 512
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -42,6 +42,18 @@ class WorkerRole(Protocol):
         """Registers the role's gRPC services with a server that is not started yet, and starts the engine."""
         ...
 
+    async def profile(self) -> None:
+        """Measures a few steps of the started engine, which serves nobody yet.
+
+        Raises:
+            BatonError: the engine failed.
+        """
+        ...
+
+    async def step_samples(self, after: int) -> worker_pb2.StepSamples:
+        """What steps cost since the one of that number."""
+        ...
+
     async def closed(self) -> None:
         """Returns when the engine ended, by :meth:`stop` or by a fault."""
         ...

@@ -1,9 +1,12 @@
-"""The engine's figures as a wire message."""
+"""The engine's figures as wire messages."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cluster.wire import worker_pb2
 from engine.async_engine import EngineStats
+from engine.step_samples import StepSample
 
 
 def fill_engine_stats(message: worker_pb2.WorkerStats, stats: EngineStats) -> None:
@@ -17,3 +20,11 @@ def fill_engine_stats(message: worker_pb2.WorkerStats, stats: EngineStats) -> No
     message.num_steps = stats.num_steps
     message.prefill_tokens = stats.num_prefill_tokens
     message.generated_tokens = stats.num_generated_tokens
+
+
+def pack_step_samples(last_index: int, samples: Sequence[StepSample]) -> worker_pb2.StepSamples:
+    """Rows as columns; ``last_index`` is the number of the worker's newest sample."""
+    if not samples:
+        return worker_pb2.StepSamples(last_index=last_index)
+    columns = zip(StepSample._fields, zip(*samples, strict=True), strict=True)
+    return worker_pb2.StepSamples(last_index=last_index, **dict(columns))

@@ -21,12 +21,16 @@ from cluster.config import DECODE, POOLS, PREFILL, RouterConfig
 from cluster.generation import STOP_STRING, GenerationRequest, ModelCard, TokenChunk
 from cluster.handoff_watch import HandoffWatch
 from cluster.journal import Journal
+from cluster.latency.request_predictions import RequestPredictions
+from cluster.latency_model import LatencyModel
 from cluster.logs import RequestLog
 from cluster.messages import pack_sequence, unpack_events
-from cluster.metrics import CANCELLED, REJECTED, RouterMetrics
+from cluster.metrics import RouterMetrics
+from cluster.outcomes import CANCELLED, REJECTED
 from cluster.registry import Worker, WorkerRegistry
 from cluster.routing.base import RoutingRequest
 from cluster.routing.profile import RoutingProfile, default_profile
+from cluster.slo import judge, target_attributes
 from cluster.timelines import TimelineStore
 from cluster.wire import worker_pb2
 from engine.errors import (
@@ -67,6 +71,7 @@ class Router:
 
     Args:
         profiles: how to choose a worker, by pool.
+        predictions: made for every request when it is routed.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class Router:
         metrics: RouterMetrics,
         timelines: TimelineStore,
         profiles: dict[str, RoutingProfile] | None = None,
+        predictions: RequestPredictions | None = None,
     ) -> None:
         self._model = model
         self._registry = registry
@@ -84,6 +90,7 @@ class Router:
         self._metrics = metrics
         self._timelines = timelines
         self._profiles = profiles or {pool: default_profile() for pool in POOLS}
+        self._predictions = predictions or RequestPredictions(LatencyModel(), metrics.prediction_errors)
         self._in_flight = 0
         self._background = BackgroundTasks()
         self.num_finished = 0
@@ -116,6 +123,8 @@ class Router:
         """
         if self._in_flight >= self._config.max_inflight:
             self._metrics.requests.labels(REJECTED).inc()
+            request.timeline.attributes.update(target_attributes(request.slo))
+            self._judge(request, REJECTED, 0)
             raise OverloadedError(
                 f"{self._in_flight} sequences are in flight, which is as many as router.max_inflight allows. "
                 "Try again a little later.",
@@ -123,7 +132,7 @@ class Router:
             )
         journal = Journal(request, self._config.request_timeout_s)
         self._begin(request)
-        deliveries = self._metrics.track_deliveries(request.timeline)
+        deliveries = self._metrics.track_deliveries(request.timeline, request.slo)
         outcome = CANCELLED
         try:
             async with aclosing(self._attempts(journal)) as chunks:
@@ -148,7 +157,7 @@ class Router:
         self._metrics.in_flight.set(self._in_flight)
         self._metrics.observe_start(len(request.prompt_token_ids))
         request.timeline.record(Event.ADMITTED)
-        request.timeline.attributes["prompt_tokens"] = len(request.prompt_token_ids)
+        request.timeline.attributes.update(target_attributes(request.slo), prompt_tokens=len(request.prompt_token_ids))
         self._timelines.add(request.timeline)
 
     def _end(self, journal: Journal, outcome: str) -> None:
@@ -156,6 +165,7 @@ class Router:
         self._metrics.in_flight.set(self._in_flight)
         timeline = journal.request.timeline
         timeline.record(Event.FINISHED)
+        self._predictions.ended(journal)
         if outcome == CANCELLED and STOP_STRING in timeline.attributes:
             outcome = str(FinishReason.STOP)
         timeline.attributes.update(
@@ -166,7 +176,9 @@ class Router:
             attempts=journal.attempt,
             outcome=outcome,
         )
-        self._metrics.observe_end(timeline, outcome, len(journal.token_ids), journal.num_cached_tokens)
+        slo, num_tokens = journal.request.slo, len(journal.token_ids)
+        self._metrics.observe_end(timeline, outcome, num_tokens, journal.num_cached_tokens, slo)
+        self._judge(journal.request, outcome, num_tokens)
         self._metrics.drafted_tokens.inc(journal.num_drafted)
         self._metrics.accepted_tokens.inc(journal.num_accepted)
         if outcome in (FinishReason.STOP, FinishReason.LENGTH, CANCELLED):
@@ -176,6 +188,11 @@ class Router:
         level = logging.WARNING if outcome in _OUR_FAULTS else logging.INFO
         fields = {**timeline.attributes, "ttft_ms": timeline.ttft_ms, "duration_ms": timeline.total_ms}
         RequestLog(logger, journal.request.request_id).log(level, "a request ended", extra=fields)
+
+    def _judge(self, request: GenerationRequest, outcome: str, num_output_tokens: int) -> None:
+        verdict = judge(request.slo, request.timeline, outcome, num_output_tokens)
+        request.timeline.attributes.update(verdict.attributes())
+        self._metrics.slo.observe(request.slo, verdict)
 
     async def _attempts(self, journal: Journal) -> AsyncGenerator[TokenChunk]:
         while not journal.is_finished:
@@ -204,6 +221,7 @@ class Router:
         prefill, decode = await self._select(journal, PREFILL, DECODE)
         timeline.replace(Event.ROUTED)
         timeline.attributes.update(prefill_worker=prefill.info.worker_id, decode_worker=decode.info.worker_id)
+        self._predictions.routed(journal, prefill.info, decode.info)
         call_id = journal.new_call_id()
         message = worker_pb2.PrefillRequest(sequence=pack_sequence(call_id, request.prompt_token_ids, request.params))
         if request.params.max_tokens > 1:
@@ -215,6 +233,7 @@ class Router:
                 first = await watch.start(prefill.client.prefill(message, journal.time_left_s))
                 journal.num_cached_tokens = first.num_cached_tokens
                 timeline.record(Event.FIRST_TOKEN)
+                self._predictions.first_token(journal)
                 timeline.decode_steps.follow(timeline.events[Event.FIRST_TOKEN])
                 yield journal.take(first)
                 if not journal.is_finished:
@@ -232,6 +251,7 @@ class Router:
         """A decode worker computes prompt and journal by itself and goes on from there."""
         (decode,) = await self._select(journal, DECODE)
         journal.request.timeline.attributes["decode_worker"] = decode.info.worker_id
+        self._predictions.resumed(journal, decode.info)
         self._metrics.local_prefills.labels("recovery").inc()
         with decode.assign():
             try:
@@ -293,7 +313,10 @@ class Router:
 
     def _choose(self, pool: str, journal: Journal) -> Worker | None:
         request = RoutingRequest(
-            journal.request.request_id, len(journal.request.prompt_token_ids), frozenset(journal.failed_on)
+            journal.request.request_id,
+            len(journal.request.prompt_token_ids),
+            frozenset(journal.failed_on),
+            journal.request.slo,
         )
         snapshots = [worker.snapshot() for worker in self._registry.pool(pool)]
         chosen = self._profiles[pool].select(snapshots, request)

@@ -11,11 +11,17 @@ from typing import Any
 import uvicorn
 from ray.exceptions import RayError
 
+from cluster.api_keys import ApiKeys
+from cluster.background import BackgroundTasks
 from cluster.cluster_metrics import ClusterFigures, PoolFigures
 from cluster.config import POOLS, BatonConfig
 from cluster.gateway import create_app
 from cluster.generation import ModelCard
 from cluster.http_protocol import TimedH11Protocol
+from cluster.latency.feed import SampleFeed
+from cluster.latency.request_predictions import RequestPredictions
+from cluster.latency.store import FitStore
+from cluster.latency_model import LatencyModel
 from cluster.listening import listen
 from cluster.logs import configure_logging
 from cluster.metrics import RouterMetrics
@@ -50,7 +56,13 @@ class RouterHost:
         self._port = port
         self._controller = controller
         self._registry = WorkerRegistry()
-        self._metrics = RouterMetrics()
+        self._slo_classes = self._config.slo.to_classes()
+        self._api_keys = ApiKeys()
+        self._metrics = RouterMetrics(self._slo_classes.all)
+        self._predictions = RequestPredictions(LatencyModel(), self._metrics.prediction_errors)
+        self._feed = SampleFeed(self._registry, self._predictions.model, FitStore())
+        self._feeding: asyncio.Task[None] | None = None
+        self._background = BackgroundTasks()
         self._metrics_page = MetricsPage(self._metrics, self._ask_cluster)
         self._timelines = TimelineStore(self._config.router.timelines_kept)
         self._tracer: RequestTracer = NoTracer()
@@ -67,9 +79,11 @@ class RouterHost:
         """Binds the port and loads the tokenizer; HTTP begins with the first worker. Returns (endpoint, port).
 
         Raises:
-            ConfigError: the port is taken, the model has no tokenizer, or OpenTelemetry is wanted but not installed.
+            ConfigError: the port is taken, the model has no tokenizer, an API key cannot be read, or OpenTelemetry is
+                wanted but not installed.
         """
         self._tracer = create_tracer(self._config.telemetry)
+        self._api_keys = ApiKeys(self._config.router.api_keys)
         self._socket = listen(self._config.router.host, self._port)
         source = await asyncio.to_thread(resolve_model, self._config.model)
         try:
@@ -86,6 +100,7 @@ class RouterHost:
         """A worker is ready. The first one tells what the model is like, and opens the endpoint."""
         worker = self._registry.add(WorkerInfo.from_dict(info))
         await worker.sync_clock()
+        await self._feed.add(worker)
         if self._serving is None:
             self._serve(worker.info)
 
@@ -101,6 +116,7 @@ class RouterHost:
 
     async def remove_worker(self, worker_id: str) -> None:
         await self._registry.remove(worker_id)
+        self._feed.remove(worker_id)
 
     async def wait(self) -> None:
         """Returns after :meth:`stop`. Raises what ended the HTTP server, if it ends before."""
@@ -111,6 +127,9 @@ class RouterHost:
 
     async def stop(self) -> None:
         self._is_stopping = True
+        if self._feeding is not None:
+            self._feeding.cancel()
+            await self._feed.save()
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             await asyncio.wait({self._serving}, timeout=_SHUTDOWN_GRACE_S + 2)
@@ -127,9 +146,25 @@ class RouterHost:
             created_unix_s=int(time.time()),
             eos_token_ids=frozenset(info.eos_token_ids),
         )
-        self._router = Router(model, self._registry, self._config.router, self._metrics, self._timelines)
+        self._router = Router(
+            model,
+            self._registry,
+            self._config.router,
+            self._metrics,
+            self._timelines,
+            predictions=self._predictions,
+        )
         limits = GatewayLimits(max_body_bytes=self._config.router.max_body_bytes)
-        app = create_app(self._router, self._tokenizer, self, limits, self._metrics.http, self._tracer.submit)
+        app = create_app(
+            self._router,
+            self._tokenizer,
+            self,
+            limits,
+            self._metrics.http,
+            self._tracer.submit,
+            slo_classes=self._slo_classes,
+            api_keys=self._api_keys,
+        )
         config = uvicorn.Config(
             app,
             http=TimedH11Protocol,
@@ -141,6 +176,7 @@ class RouterHost:
         self._server = uvicorn.Server(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         self._serving.add_done_callback(lambda _: self._stopped.set())
+        self._feeding = self._background.spawn(self._feed.run())
 
     async def status(self) -> dict[str, Any]:
         """See :class:`AdminBackend`."""
@@ -159,6 +195,8 @@ class RouterHost:
                 "finished": router.num_finished if router else 0,
                 "failed": router.num_failed if router else 0,
             },
+            "slo": self._metrics.slo.status(),
+            "predictions": self._metrics.prediction_errors.summary(),
             "pools": pools,
         }
 

@@ -187,7 +187,7 @@ def request_attributes(request: FinishedRequest) -> dict[str, Any]:
     }
     if len(timelines) > 1:
         values["gen_ai.request.choice.count"] = len(timelines)
-    for key in ("prefill_worker", "decode_worker"):
+    for key in ("prefill_worker", "decode_worker", "slo_class", "slo_result"):
         if key in timelines[0].attributes:
             values[f"baton.{key}"] = timelines[0].attributes[key]
     times_ms = [timeline.ttft_ms for timeline in timelines if timeline.ttft_ms is not None]

@@ -72,11 +72,14 @@ class WorkerClient:
     def _gone(self) -> WorkerLostError:
         return WorkerLostError(f"the worker at {self.address} has left the cluster")
 
-    async def stats(self, timeout_s: float = 2.0) -> worker_pb2.WorkerStats:
-        """Raises ``BatonError`` when the worker does not answer."""
-        stats: worker_pb2.WorkerStats = await self._ask(
-            lambda: self._worker.GetStats(worker_pb2.StatsRequest(), timeout=timeout_s)
-        )
+    async def stats(self, timeout_s: float = 2.0, samples_after: int | None = None) -> worker_pb2.WorkerStats:
+        """The worker's figures, and its step samples behind number ``samples_after`` if one is given.
+
+        Raises:
+            BatonError: the worker does not answer.
+        """
+        request = worker_pb2.StatsRequest(samples_after=samples_after)
+        stats: worker_pb2.WorkerStats = await self._ask(lambda: self._worker.GetStats(request, timeout=timeout_s))
         return stats
 
     async def _ask(self, begin: Callable[[], Awaitable[Any]]) -> Any:

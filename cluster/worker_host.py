@@ -82,6 +82,7 @@ class WorkerHost:
         await _add_health_service(server)
         port = server.add_insecure_port(f"{self._bind_host}:0")
         await role.start(server)
+        await role.profile()
         await server.start()
         self._role, self._server = role, server
         return self._info(source, runner, port, context).to_dict()
@@ -153,6 +154,8 @@ class WorkerHost:
             block_size=runner.spec.block_size,
             dtype=runner.spec.dtype,
             draft_method=context.draft.method if context.draft else "",
+            num_threads=context.num_threads,
+            chunk_tokens=context.pool.chunk_tokens,
         )
 
 

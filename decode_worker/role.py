@@ -6,13 +6,14 @@ import grpc.aio
 
 from cluster.kv_transfer.grpc_service import KVTransferService
 from cluster.role import WorkerContext
-from cluster.role_stats import fill_engine_stats
+from cluster.role_stats import fill_engine_stats, pack_step_samples
 from cluster.wire import worker_pb2, worker_pb2_grpc
 from decode_worker.kv_import import KVImporter
 from decode_worker.server import DecodeService
 from decode_worker.speculation.assembly import assemble_speculation
 from engine.async_engine import AsyncEngine
 from engine.scheduler import SchedulerLimits
+from engine.step_profile import profile_steps
 
 
 class DecodeRole:
@@ -20,6 +21,7 @@ class DecodeRole:
 
     def __init__(self, context: WorkerContext) -> None:
         config, pool = context.config, context.pool
+        self._max_model_len = context.max_model_len
         speculation = assemble_speculation(config.speculation, context.runner, context.draft)
         self._speculation = speculation.controller
         self._engine = AsyncEngine(
@@ -37,6 +39,12 @@ class DecodeRole:
         worker_pb2_grpc.add_DecodeServicer_to_server(DecodeService(self._engine, self._importer), server)
         KVTransferService(self._importer).add_to(server)
         self._engine.start()
+
+    async def profile(self) -> None:
+        await profile_steps(self._engine, self._max_model_len)
+
+    async def step_samples(self, after: int) -> worker_pb2.StepSamples:
+        return pack_step_samples(*await self._engine.step_samples(after))
 
     async def closed(self) -> None:
         await self._engine.closed.wait()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -23,6 +23,7 @@ from engine.loop import EngineLoop
 from engine.model_runner import ModelRunner
 from engine.request import FinishReason, Request, TokenOutput, check_token_ids
 from engine.scheduler import OrderingPolicy, ScheduledSequence, Scheduler, SchedulerLimits
+from engine.step_samples import StepSample
 from engine.verification import Proposer, Verifier
 
 T = TypeVar("T")
@@ -171,6 +172,34 @@ class AsyncEngine:
 
     async def stats(self) -> EngineStats:
         return await self.call(self._stats)
+
+    async def step_samples(self, after: int) -> tuple[int, list[StepSample]]:
+        """The number of the newest sample, and the samples behind number ``after`` that are kept."""
+        samples = self._engine.samples
+        return await self.call(lambda: (samples.last_index, samples.after(after)))
+
+    @asynccontextmanager
+    async def unrecorded(self) -> AsyncIterator[None]:
+        """Requests that run inside leave step samples and nothing else: no cached prefix, nothing counted.
+
+        Only for an engine that serves nobody else meanwhile.
+        """
+        prefix_caching = await self.call(self._stop_caching)
+        try:
+            yield
+        finally:
+            await self.call(lambda: self._forget_counts(prefix_caching=prefix_caching))
+
+    def _stop_caching(self) -> bool:
+        """Engine's thread. Whether prefixes were cached until now."""
+        was_caching, self.blocks.prefix_caching = self.blocks.prefix_caching, False
+        return was_caching
+
+    def _forget_counts(self, *, prefix_caching: bool) -> None:
+        """Engine's thread."""
+        self.blocks.prefix_caching = prefix_caching
+        self._num_steps = self._num_prefill_tokens = self._num_generated_tokens = 0
+        self.scheduler.num_preemptions = 0
 
     @property
     def blocks_freed(self) -> asyncio.Event:

@@ -10,6 +10,8 @@ from engine.errors import InternalError
 from engine.model_runner import ModelRunner
 from engine.request import FinishReason, TokenOutput
 from engine.scheduler import ScheduledSequence, Scheduler
+from engine.step_samples import StepSamples
+from engine.step_sampling import sample_step
 from engine.steps import EngineStep, add_share
 from engine.verification import PlainSampling, Proposer, Verifier, VerifyResult
 
@@ -40,12 +42,15 @@ class Engine:
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
+        self.samples = StepSamples()
+        """What the last steps cost."""
         self.verifier = verifier or PlainSampling()
         self.proposer = proposer
         self._max_draft_tokens = max_draft_tokens
         self._on_scheduled = on_scheduled
         self._on_computed = on_computed
         self._num_steps = 0
+        self._last_ended_s = 0.0
         self.last_step_ran = False
         """False when the last step found nothing that it could compute."""
 
@@ -56,16 +61,18 @@ class Engine:
             New tokens of the requests that got any; empty when nothing could be scheduled.
         """
         started_s = time.monotonic()
+        # After a step that ran, nothing sleeps: what lies between two such steps is part of what a step costs.
+        due_s = self._last_ended_s if self.last_step_ran else started_s
         plan = self.scheduler.schedule()
         self.last_step_ran = bool(plan)
         if not plan:
             return []
         try:
-            return self._run(plan, started_s)
+            return self._run(plan, started_s, due_s)
         except Exception as error:  # noqa: BLE001 - whatever broke the step, its requests must end and others go on
             return self._fail(plan, error)
 
-    def _run(self, plan: list[ScheduledSequence], started_s: float) -> list[TokenOutput]:
+    def _run(self, plan: list[ScheduledSequence], started_s: float, due_s: float) -> list[TokenOutput]:
         for listener in self._on_scheduled:
             listener(plan)
         scheduled_s = time.monotonic()
@@ -79,12 +86,14 @@ class Engine:
             self.proposer.observe_step(len(plan), batch.num_tokens, (time.monotonic() - proposed_s) * 1e3)
             self.proposer.computed(batch, logits, results)
         self._note_step(plan, batch.num_tokens, started_s, proposed_s - scheduled_s)
+        num_accepted = sum(len(result.accepted) for result in results.values())
+        self.samples.add(sample_step(plan, num_accepted, (self._last_ended_s - due_s) * 1e3))
         return self._post_process(plan, results)
 
     def _note_step(self, plan: list[ScheduledSequence], num_tokens: int, started_s: float, draft_s: float) -> None:
         """Every request of the plan remembers the step, for its timeline."""
         self._num_steps += 1
-        ended_s = time.monotonic()
+        ended_s = self._last_ended_s = time.monotonic()
         num_prompt_tokens = sum(sequence.num_tokens for sequence in plan if sequence.num_tokens > 1)
         step = EngineStep(
             self._num_steps, started_s, ended_s, ended_s - started_s, draft_s, len(plan), num_tokens, num_prompt_tokens

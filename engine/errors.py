@@ -81,6 +81,24 @@ class ModelNotFoundError(BatonError):
     error_type = "invalid_request_error"
 
 
+class InvalidApiKeyError(BatonError):
+    """The endpoint asks for an API key, and the request has none that it knows."""
+
+    code = "invalid_api_key"
+    grpc_status = "UNAUTHENTICATED"
+    http_status = 401
+    error_type = "invalid_request_error"
+
+
+class PermissionDeniedError(BatonError):
+    """The API key is known, but may not do this."""
+
+    code = "permission_denied"
+    grpc_status = "PERMISSION_DENIED"
+    http_status = 403
+    error_type = "invalid_request_error"
+
+
 class NotFoundError(BatonError):
     """A named thing (a request id, a pool, a worker) does not exist."""
 

@@ -7,11 +7,12 @@ import grpc.aio
 from cluster.config import PrefillConfig
 from cluster.kv_transfer.registry import create_transport
 from cluster.role import WorkerContext
-from cluster.role_stats import fill_engine_stats
+from cluster.role_stats import fill_engine_stats, pack_step_samples
 from cluster.wire import worker_pb2, worker_pb2_grpc
 from engine.async_engine import AsyncEngine
 from engine.draft.states import create_draft_state
 from engine.scheduler import SchedulerLimits
+from engine.step_profile import profile_steps
 from prefill_worker.kv_export import KVExporter, no_draft_state
 from prefill_worker.ordering.registry import create_ordering
 from prefill_worker.prompt_draft import PromptDraft
@@ -23,6 +24,7 @@ class PrefillRole:
 
     def __init__(self, context: WorkerContext) -> None:
         config, pool = context.config, context.pool
+        self._max_model_len = context.max_model_len
         ordering = pool.ordering if isinstance(pool, PrefillConfig) else "fcfs"
         self._draft = _create_draft(context)
         self._engine = AsyncEngine(
@@ -47,6 +49,12 @@ class PrefillRole:
     async def start(self, server: grpc.aio.Server) -> None:
         worker_pb2_grpc.add_PrefillServicer_to_server(PrefillService(self._engine, self._exporter), server)
         self._engine.start()
+
+    async def profile(self) -> None:
+        await profile_steps(self._engine, self._max_model_len)
+
+    async def step_samples(self, after: int) -> worker_pb2.StepSamples:
+        return pack_step_samples(*await self._engine.step_samples(after))
 
     async def closed(self) -> None:
         await self._engine.closed.wait()

@@ -148,7 +148,8 @@ def _common_parameters(model: str, context_length: int) -> list[BadInput]:
         ("model number", {"model": 4}, "invalid_request", "model", "must be a string"),
         ("no model", {"model": None}, "invalid_request", "model", "missing"),
         ("stored", {"store": True}, "unsupported_parameter", "store", "must be false"),
-        ("priority", {"service_tier": "flex"}, "unsupported_parameter", "service_tier", '"auto"'),
+        ("unknown tier", {"service_tier": "scale"}, "invalid_request", "service_tier", "auto, default, flex, priority"),
+        ("tier number", {"service_tier": 1}, "invalid_request", "service_tier", "must be a string"),
         ("user number", {"user": 7}, "invalid_request", "user", "must be a string"),
         ("odd metadata", {"metadata": {"a": 1}}, "invalid_request", "metadata", "object of strings"),
     ]  # fmt: skip

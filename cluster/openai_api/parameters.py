@@ -63,7 +63,6 @@ REFUSED_UNLESS: Mapping[str, Rule] = {
     "prompt_cache_retention": Rule(_one_of("in_memory"), '"in_memory"'),
     "reasoning_effort": Rule(_one_of("none"), '"none"; for a reasoning model use chat_template_kwargs'),
     "response_format": Rule(_one_of({"type": "text"}), '{"type": "text"}'),
-    "service_tier": Rule(_one_of("auto", "default"), '"auto" or "default"'),
     "store": Rule(_one_of(False), "false; nothing is stored here"),
     "suffix": Rule(_one_of(""), "empty; insertion is not supported"),
     "tool_choice": Rule(_one_of("none", "auto"), '"none" or "auto"'),
@@ -76,9 +75,7 @@ REFUSED_UNLESS: Mapping[str, Rule] = {
 # Ignored parameters of each endpoint; together with the schema's fields they are all that OpenAI documents.
 CHAT_IGNORED = frozenset(ACCEPTED) | (frozenset(REFUSED_UNLESS) - {"suffix"})
 # OpenAI documents only `user` and `suffix` here; the rest is sent by clients that share one set of parameters.
-COMPLETION_IGNORED = frozenset(
-    {"user", "suffix", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier"}
-)
+COMPLETION_IGNORED = frozenset({"user", "suffix", "metadata", "store", "prompt_cache_key", "safety_identifier"})
 
 
 def check_known(names: Iterable[str], known: Iterable[str], what: str = "parameter") -> None:

@@ -89,11 +89,20 @@ class _Format:
     object_whole: str
     object_chunk: str
 
-    def __init__(self, request_id: str, model: str, tokenizer: Tokenizer, *, with_logprobs: bool) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        tokenizer: Tokenizer,
+        *,
+        with_logprobs: bool,
+        service_tier: str | None = None,
+    ) -> None:
         self._request_id = request_id
         self._model = model
         self._tokenizer = tokenizer
         self._with_logprobs = with_logprobs
+        self._extra = {} if service_tier is None else {"service_tier": service_tier}
         self._created_unix_s = int(time.time())
 
     def usage_chunk(self, usage: Usage) -> Json:
@@ -106,6 +115,7 @@ class _Format:
             "created": self._created_unix_s,
             "model": self._model,
             "choices": choices,
+            **self._extra,
         }
 
 
@@ -173,7 +183,7 @@ class CompletionFormat(_Format):
 
 
 class ChatFormat(_Format):
-    """``/v1/chat/completions``."""
+    """``/v1/chat/completions``. ``service_tier`` is the one that serves the request, where the client asked for one."""
 
     object_whole = "chat.completion"
     object_chunk = "chat.completion.chunk"

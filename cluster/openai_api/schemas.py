@@ -52,6 +52,8 @@ class BaseRequest(BaseModel):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[str, float] | None = None
+    service_tier: str | None = None
+    """Names the SLO class; see :meth:`cluster.slo.SloClasses.choose`."""
 
     # Extensions that other servers made common.
     top_k: int = 0

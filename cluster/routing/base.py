@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from cluster.slo import STANDARD, SloClass
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerSnapshot:
@@ -30,11 +32,13 @@ class RoutingRequest:
 
     Attributes:
         failed_on: workers on which an attempt of this request has failed.
+        slo: what the request was promised.
     """
 
     request_id: str
     num_prompt_tokens: int
     failed_on: frozenset[str] = frozenset()
+    slo: SloClass = STANDARD
 
 
 class Filter(Protocol):

@@ -21,8 +21,9 @@ from tests.e2e.conftest import MODEL, RunningCluster
 from tests.grafana import Series, dashboard_expressions, problems, rule_expressions
 
 SETTINGS = {
-    "router": {"port": 0, "request_timeout_s": 8.0},
+    "router": {"port": 0, "request_timeout_s": 15.0},
     "log": {"level": "debug", "json": True},
+    "slo": {"classes": {"impossible": {"ttft": "1ms", "tpot": "1ms"}}},
 }
 MARKER = "xylophone-quagmire"
 """In every prompt; nothing but a prompt would say it."""
@@ -36,9 +37,13 @@ class Observed:
     cluster: RunningCluster
     log_folder: Path
 
-    def post(self, path: str, body: dict[str, Any], request_id: str = "") -> httpx.Response:
-        headers = {"X-Request-Id": request_id} if request_id else {}
+    def post(self, path: str, body: dict[str, Any], request_id: str = "", **headers: str) -> httpx.Response:
+        if request_id:
+            headers["X-Request-Id"] = request_id
         return httpx.post(self.cluster.endpoint + path, json=body, headers=headers, timeout=60)
+
+    def get(self, path: str) -> Any:
+        return httpx.get(self.cluster.endpoint + path, timeout=30).json()
 
     def page(self) -> str:
         return httpx.get(self.cluster.endpoint + "/metrics", timeout=30).text
@@ -125,6 +130,35 @@ def test_what_is_counted_is_what_happened(traffic: Observed) -> None:
     assert drafted >= total(page, "baton_worker_accepted_tokens_total", 'method="ngram"') > 0
 
 
+def test_promises_that_are_kept_and_broken_show_everywhere(traffic: Observed) -> None:
+    kept, broken = f"kept-{uuid.uuid4().hex[:12]}", f"broken-{uuid.uuid4().hex[:12]}"
+    body = {"model": MODEL, "messages": [{"role": "user", "content": MARKER}], "max_tokens": 8, "ignore_eos": True}
+    response = traffic.post("/v1/chat/completions", {**body, "service_tier": "flex"}, kept)
+    assert (response.status_code, response.json()["service_tier"]) == (200, "flex")
+    headers = {"X-Baton-SLO-Class": "impossible"}
+    assert traffic.post("/v1/chat/completions", body, broken, **headers).status_code == 200
+
+    page = traffic.page()
+    for name, result, attainment in (("batch", "met", 1.0), ("impossible", "missed_both", 0.0)):
+        slo_class = f'slo_class="{name}"'
+        assert total(page, "baton_slo_requests_total", slo_class) == 1
+        assert total(page, "baton_slo_requests_total", slo_class, f'result="{result}"') == 1
+        assert total(page, "baton_slo_attainment_ratio", slo_class, 'window="1h"') == attainment
+        assert total(page, "baton_time_to_first_token_seconds_count", slo_class) == 1
+        window = traffic.get("/admin/status")["slo"][name]["windows"]["1h"]
+        assert (window["requests"], window["attainment"]) == (1, attainment)
+    attributes = traffic.get(f"/v1/requests/{broken}/timeline")["attributes"]
+    assert (attributes["slo_class"], attributes["slo_result"]) == ("impossible", "missed_both")
+    assert attributes["slo_ttft_margin_ms"] < 0 > attributes["slo_tpot_margin_ms"]
+    for request_id, name, met in ((kept, "batch", True), (broken, "impossible", False)):
+        wait_for(
+            lambda request_id=request_id: any(line["message"] == "answered" for line in traffic.lines(request_id)),
+            f"the line of {request_id} in the access log",
+        )
+        [line] = [line for line in traffic.lines(request_id) if line["message"] == "answered"]
+        assert (line["slo_class"], line["slo_met"]) == (name, met)
+
+
 def test_scaling_shows_and_workers_that_left_have_no_series(traffic: Observed) -> None:
     before = total(traffic.page(), "baton_scale_events_total", 'pool="decode"', 'direction="up"')
     assert traffic.post("/admin/scale", {"decode": 2}).status_code == 200
@@ -142,7 +176,7 @@ def test_scaling_shows_and_workers_that_left_have_no_series(traffic: Observed) -
 
 
 def test_scrapes_under_load_are_whole_and_counters_never_fall(observed: Observed) -> None:
-    body = {"model": MODEL, "prompt": f"{MARKER} and so on", "max_tokens": 48, "ignore_eos": True}
+    body = {"model": MODEL, "prompt": f"{MARKER} and so on", "max_tokens": 16, "ignore_eos": True}
     seen: dict[tuple[str, str], float] = {}
     num_pages = 0
     with ThreadPoolExecutor(12) as threads:
@@ -155,6 +189,7 @@ def test_scrapes_under_load_are_whole_and_counters_never_fall(observed: Observed
                         key = sample.name, str(sorted(sample.labels.items()))
                         assert sample.value >= seen.get(key, 0.0), key
                         seen[key] = sample.value
+            time.sleep(0.05)  # the requests need some of the machine, too
     assert [answer.result().status_code for answer in answers] == [200] * 8
     assert len(seen) > 300
 

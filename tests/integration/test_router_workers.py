@@ -65,7 +65,7 @@ class TestHappyPath:
         assert cluster.metric("baton_cached_prompt_tokens_total") == CACHED_TOKENS
         assert cluster.metric("baton_kv_transfers_total", outcome="ok") == 1
         assert cluster.metric("baton_kv_transfer_bytes_total") == BYTES_MOVED
-        assert cluster.metric("baton_time_to_first_token_seconds_count") == 1
+        assert cluster.metric("baton_time_to_first_token_seconds_count", slo_class="standard") == 1
         assert cluster.metric("baton_requests_in_flight") == 0
         shown = cluster.timelines.to_dict("r")
         assert shown is not None

@@ -18,6 +18,7 @@ from cluster.metrics_page import MetricsPage
 from cluster.openai_api.limits import GatewayLimits
 from cluster.registry import WorkerRegistry
 from cluster.router import Router
+from cluster.routing.profile import RoutingProfile
 from cluster.timelines import TimelineStore
 from cluster.wire import worker_pb2
 from cluster.worker_client import WorkerClient
@@ -76,8 +77,9 @@ class InstantCluster:
 
     metrics: RouterMetrics = field(default_factory=RouterMetrics)
     registry: WorkerRegistry = field(default_factory=WorkerRegistry)
+    profiles: dict[str, RoutingProfile] | None = None
 
-    async def start(self) -> FastAPI:
+    async def start(self, max_inflight: int = 16) -> FastAPI:
         for pool in POOLS:
             for number in (1, 2):
                 worker = self.registry.add(make_info(f"{pool}-{number}", pool))
@@ -85,8 +87,8 @@ class InstantCluster:
                 worker.client = InstantClient()
                 await worker.sync_clock()
         card = ModelCard(MODEL, CONTEXT_LENGTH, TOKENIZER.vocab_size, 0, frozenset({TOKENIZER.eos_token_id or 0}))
-        config = RouterConfig(max_inflight=16, worker_wait_s=0.5)
-        router = Router(card, self.registry, config, self.metrics, TimelineStore(50))
+        config = RouterConfig(max_inflight=max_inflight, worker_wait_s=0.5)
+        router = Router(card, self.registry, config, self.metrics, TimelineStore(50), self.profiles)
         for worker in self.registry.pool(DECODE):
             worker.info = make_info(worker.info.worker_id, DECODE, max_model_len=CONTEXT_LENGTH)
         admin = FakeAdmin()

@@ -36,7 +36,7 @@ def calls(seed: int) -> Iterator[Call]:
     rng = random.Random(seed)
     for number in itertools.count():
         word = f"{MARKER}{rng.getrandbits(40):x}"
-        yield kind_of_call(number % 18, word, rng)
+        yield kind_of_call(number % 20, word, rng)
 
 
 def kind_of_call(kind: int, word: str, rng: random.Random) -> Call:
@@ -57,6 +57,8 @@ def kind_of_call(kind: int, word: str, rng: random.Random) -> Call:
         post(completions, {**good, word: 1}),
         post(completions, {**good, "speculation": {"method": word}}),
         post(completions, {**good, "max_tokens": word}),
+        post(completions, {**good, "service_tier": word}),
+        post(completions, good, **{"X-Baton-SLO-Class": word}),
         post(completions, {**good, "prompt": word * CONTEXT_LENGTH}),
         post(completions, word.encode()),
         post(completions, good, **{"content-type": f"text/{word}"}),

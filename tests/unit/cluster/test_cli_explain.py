@@ -12,6 +12,7 @@ from rich.console import Console
 
 from cluster import cli
 from cluster.cli_explain import render_timeline
+from cluster.slo import STANDARD, SloResult, SloVerdict, target_attributes
 from cluster.timelines import TimelineStore
 from engine.timeline import Timeline
 from tests.unit.cluster.fake_router import FakeRouter, running
@@ -50,6 +51,13 @@ def test_it_fits_and_has_every_stage_and_both_verdicts(timeline: dict[str, Any],
     assert "The first token took" in text
     assert "KV transfer" in text
     assert "prefill-0 → decode-1" in text
+    assert "SLO" not in text, "this timeline names no class"
+
+
+def test_it_says_whether_the_promise_was_kept(timeline: dict[str, Any]) -> None:
+    timeline["attributes"] |= target_attributes(STANDARD) | SloVerdict(SloResult.MISSED_TTFT, -0.5, 0.06).attributes()
+    text = " ".join(printed(timeline, 200).split())
+    assert "SLO class standard missed: TTFT 3.5 s, 500 ms over the target of 3 s; TPOT 40 ms, 60 ms under" in text
 
 
 def test_bars_lie_where_the_time_went(timeline: dict[str, Any]) -> None:

@@ -4,9 +4,11 @@ import io
 from collections.abc import Callable
 
 import pytest
+from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 from cluster.cli_view import in_words, render_status
+from cluster.slo_metrics import SloMetrics
 from tests.unit.cluster.fake_router import FakeRouter, running
 
 
@@ -40,6 +42,16 @@ def test_nothing_is_cut_on_80_columns(router: FakeRouter, shown):
     lines = shown(80)
     assert not [line for line in lines if "…" in line or len(line.rstrip()) > 80]
     assert ["prefill-1", "draining", "3", "2", "1", "100", "7", "5", "cpu"] in [line.split() for line in lines]
+
+
+def test_promises_stand_below_the_workers(router: FakeRouter):
+    status = {**router.status(), "slo": SloMetrics(CollectorRegistry()).status()}
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(render_status(status, "http://here:1", 80))
+    lines = console.export_text().splitlines()
+    rows = [" ".join(line.split()) for line in lines]
+    assert rows.index("interactive 1 s 50 ms 95 % - - - - - -") > [row[:8] for row in rows].index("decode-1")
+    assert not [line for line in lines if "…" in line or len(line.rstrip()) > 80]
 
 
 def test_why_a_worker_is_not_ready(router: FakeRouter, shown):

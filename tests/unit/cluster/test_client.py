@@ -64,6 +64,20 @@ async def test_a_stream_that_breaks_off_is_an_error(client):
         _ = [chunk async for chunk in client.stream(CHAT_PATH, chat("CUT"))]
 
 
+@pytest.mark.parametrize(("key", "header"), [("", None), ("a-key", "Bearer a-key")])
+async def test_the_key_of_the_environment_is_sent(monkeypatch, key, header):
+    monkeypatch.setenv("BATON_API_KEY", key)
+    seen: list[str | None] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.headers.get("authorization"))
+        return httpx.Response(200, json={})
+
+    async with RouterClient("http://x", transport=httpx.MockTransport(answer)) as client:
+        await client.status()
+    assert seen == [header]
+
+
 @pytest.mark.parametrize(
     ("response", "error", "message"),
     [

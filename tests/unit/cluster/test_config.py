@@ -56,7 +56,7 @@ def test_a_configuration_cannot_be_changed():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("router: {prot: 1}", "unknown key router.prot. Did you mean router.port? Known keys in router: host,"),
+        ("router: {prot: 1}", "unknown key router.prot. Did you mean router.port? Known keys in router: api_keys,"),
         ("prefil: {workers: 1}", "unknown key prefil. Did you mean prefill? Known keys at the top: decode, dtype,"),
         ("workers: 2", "unknown key workers. Did you mean prefill.workers or decode.workers?"),
         ("zzz: 2", "unknown key zzz. Known keys at the top:"),

@@ -89,7 +89,6 @@ NEUTRAL: dict[str, Any] = {
     "user": "someone",
     "metadata": {"a": "b"},
     "store": False,
-    "service_tier": "auto",
     "prompt_cache_key": "k",
     "prompt_cache_options": {"mode": "implicit"},
     "prompt_cache_retention": "in_memory",

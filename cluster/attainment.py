@@ -1,0 +1,109 @@
+"""Attainment and goodput of SLO classes over sliding windows, in memory that does not grow with traffic or time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+WINDOWS: Mapping[str, float] = {"1m": 60.0, "5m": 300.0, "1h": 3600.0}
+"""Name → length in seconds."""
+
+_NUM_BUCKETS = 60
+# A rate over less than that would say more about the moment than about the service.
+_MIN_SPAN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class WindowFigures:
+    """What happened in a window.
+
+    Attributes:
+        num_met: of ``num_requests``, those that kept both targets of their class.
+        span_s: what the window covers, which is less than its length while it is new.
+    """
+
+    num_requests: int
+    num_met: int
+    span_s: float
+
+    @property
+    def attainment(self) -> float | None:
+        """Share of requests that kept their targets; None without requests."""
+        return self.num_met / self.num_requests if self.num_requests else None
+
+    @property
+    def goodput(self) -> float:
+        """Requests per second that kept their targets."""
+        return self.num_met / self.span_s
+
+
+class SlidingWindow:
+    """Counts requests of the last ``window_s`` seconds in a ring of buckets.
+
+    It forgets a bucket at a time, so it covers the window less at most one bucket (a sixtieth by default). Reading
+    changes nothing, and may happen in another thread than counting.
+
+    Args:
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self, window_s: float, clock: Callable[[], float] = time.monotonic, num_buckets: int = _NUM_BUCKETS
+    ) -> None:
+        self._clock = clock
+        self._num_buckets = num_buckets
+        self._bucket_s = window_s / num_buckets
+        self._began_s = clock()
+        # Which stretch of time a bucket counts: its number since the clock's zero.
+        self._numbers = [-1] * num_buckets
+        self._requests = [0] * num_buckets
+        self._met = [0] * num_buckets
+
+    def add(self, *, met: bool) -> None:
+        """Counts a request that ends now."""
+        number = int(self._clock() // self._bucket_s)
+        index = number % self._num_buckets
+        if self._numbers[index] != number:
+            # Emptied before it is renamed: a reader sees an old bucket, which it skips, or an empty new one.
+            self._requests[index] = self._met[index] = 0
+            self._numbers[index] = number
+        self._requests[index] += 1
+        self._met[index] += met
+
+    def read(self) -> WindowFigures:
+        now_s = self._clock()
+        oldest = int(now_s // self._bucket_s) - self._num_buckets + 1
+        kept = [index for index, number in enumerate(self._numbers) if number >= oldest]
+        span_s = now_s - max(self._began_s, oldest * self._bucket_s)
+        return WindowFigures(
+            sum(self._requests[index] for index in kept),
+            sum(self._met[index] for index in kept),
+            max(span_s, _MIN_SPAN_S),
+        )
+
+
+class AttainmentTracker:
+    """The windows of every class.
+
+    Args:
+        names: of the classes.
+        clock: seconds that never go back.
+    """
+
+    def __init__(self, names: Iterable[str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._windows = {
+            name: {window: SlidingWindow(seconds, clock) for window, seconds in WINDOWS.items()} for name in names
+        }
+
+    def add(self, name: str, *, met: bool) -> None:
+        """Counts a request of the class ``name`` that ends now. KeyError for a class that is not there."""
+        for window in self._windows[name].values():
+            window.add(met=met)
+
+    def read(self) -> dict[str, dict[str, WindowFigures]]:
+        """Class → window → figures."""
+        return {
+            name: {window: counts.read() for window, counts in windows.items()}
+            for name, windows in self._windows.items()
+        }

@@ -1,0 +1,91 @@
+"""What the command line shows of SLO classes: their attainment, and how one request fared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+_NOTHING = "-"
+_WHY_IT_MISSED = {"rejected": "it was turned away", "failed": "it failed"}
+
+
+def slo_table(classes: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Targets, attainment and goodput by class and window; ``slo`` in the answer of GET /admin/status."""
+    windows = list(next(iter(classes.values()))["windows"]) if classes else []
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("SLO\nclass", no_wrap=True)
+    headings = ["\nTTFT", "\nTPOT", "\ngoal", *_headings("met in", windows), *_headings("goodput/s", windows)]
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, slo in classes.items():
+        goal = float(slo["percentile"]) / 100
+        figures = [slo["windows"][window] for window in windows]
+        table.add_row(
+            Text(name),
+            _ms(float(slo["ttft_target_ms"])),
+            _ms(float(slo["tpot_target_ms"])),
+            _percent(goal),
+            *(_attained(entry["attainment"], goal) for entry in figures),
+            *(_rate(entry) for entry in figures),
+        )
+    return table
+
+
+def _headings(title: str, windows: Sequence[str]) -> list[str]:
+    return [f"{title if index == 0 else ''}\n{window}" for index, window in enumerate(windows)]
+
+
+def _attained(attainment: float | None, goal: float) -> Text:
+    if attainment is None:
+        return Text(_NOTHING, style="dim")
+    return Text(_percent(attainment), style="green" if attainment >= goal else "red")
+
+
+def _rate(figures: Mapping[str, Any]) -> Text:
+    return Text(f"{figures['goodput_per_s']:.3g}") if figures["requests"] else Text(_NOTHING, style="dim")
+
+
+def slo_sentence(attributes: Mapping[str, Any]) -> str | None:
+    """Whether a sequence kept its targets, and by how much; None for a timeline that names no class."""
+    name = attributes.get("slo_class")
+    if name is None:
+        return None
+    times = _times(attributes)
+    match attributes.get("slo_result"):
+        case None:
+            return f"SLO class {name}: {times}"
+        case "met":
+            return f"SLO class {name} met: {times}"
+        case "excluded":
+            return f"SLO class {name}: does not count, since the request was given up or wrong in itself"
+        case result if result in _WHY_IT_MISSED:
+            return f"SLO class {name} missed: {_WHY_IT_MISSED[result]}"
+        case _:
+            return f"SLO class {name} missed: {times}"
+
+
+def _times(attributes: Mapping[str, Any]) -> str:
+    parts = []
+    for key, name in (("ttft", "TTFT"), ("tpot", "TPOT")):
+        target_ms = float(attributes[f"slo_{key}_target_ms"])
+        margin_ms = attributes.get(f"slo_{key}_margin_ms")
+        if margin_ms is None:
+            parts.append(f"{name} of {_ms(target_ms)}")
+        else:
+            side = "over" if margin_ms < 0 else "under"
+            measured = _ms(target_ms - float(margin_ms))
+            parts.append(f"{name} {measured}, {_ms(abs(float(margin_ms)))} {side} the target of {_ms(target_ms)}")
+    return "; ".join(parts)
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.4g} %"
+
+
+def _ms(value: float) -> str:
+    """A duration with three digits: ``42 ms``, ``1.25 s``."""
+    return f"{value / 1e3:.3g} s" if value >= 1000 else f"{value:.3g} ms"

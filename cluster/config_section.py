@@ -1,0 +1,66 @@
+"""What the parts of the configuration are made of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+
+_UNITS_S = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
+_MAX_DURATION_S = 86_400.0
+
+
+class Section(BaseModel):
+    """What all parts of the configuration share: no unknown key, no coercion of types, no change after reading."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,  # a traceback must not quote API keys; `config_reading.explain` has its own words
+    )
+
+
+def parse_duration_s(value: object) -> float:
+    """``500ms``, ``2s``, ``10min`` or ``1h`` in seconds; a number is in seconds already.
+
+    Raises:
+        ValueError: it is none of these, or longer than a day.
+    """
+    seconds = -1.0
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = float(value)
+    elif isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())) is not None:
+        seconds = float(match[1]) * _UNITS_S.get(match[2], -1.0)
+    if not 0 <= seconds <= _MAX_DURATION_S:
+        raise ValueError(f"{str(value)[:40]!r} is no duration of up to a day; write one such as 500ms, 2s or 10min")
+    return seconds
+
+
+def format_duration(seconds: float) -> str:
+    """What :func:`parse_duration_s` reads as exactly the same number of seconds."""
+    in_ms = f"{seconds * 1e3:.10g}ms"
+    return in_ms if seconds < 1 and parse_duration_s(in_ms) == seconds else f"{seconds:.17g}s"
+
+
+def _at_least(shortest_s: float) -> Callable[[object], float]:
+    def parse(value: object) -> float:
+        seconds = parse_duration_s(value)
+        if seconds < shortest_s:
+            raise ValueError(f"{str(value)[:40]!r} is too short; the least is {format_duration(shortest_s)}")
+        return seconds
+
+    return parse
+
+
+PositiveInt = Annotated[int, Field(ge=1)]
+PositiveSeconds = Annotated[float, Field(gt=0, le=86_400)]
+NonEmptyString = Annotated[str, Field(min_length=1)]
+_AsText = PlainSerializer(format_duration, return_type=str, when_used="json")
+Duration = Annotated[float, BeforeValidator(_at_least(1e-3)), _AsText]
+"""Seconds, written with a unit; at least a millisecond."""
+DurationOrZero = Annotated[float, BeforeValidator(_at_least(0.0)), _AsText]

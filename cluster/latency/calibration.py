@@ -1,0 +1,86 @@
+"""What predictions still get wrong after all that is modelled: a factor, and how wrong they were."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from math import exp, isfinite, log
+from statistics import median
+
+_WINDOW = 48
+_PRIOR_REQUESTS = 4.0
+_LARGEST_FACTOR = 4.0
+_UNKNOWN_SPREAD = 0.3
+
+
+class Calibration:
+    """The usual ratio of what happened to what was predicted, over the last requests."""
+
+    def __init__(self) -> None:
+        self._logs: deque[float] = deque(maxlen=_WINDOW)
+        self.factor = 1.0
+        self.spread = _UNKNOWN_SPREAD
+        """Relative; of single requests around what is predicted with the factor."""
+
+    def observe(self, predicted_ms: float, actual_ms: float) -> None:
+        """``predicted_ms`` is the prediction without the factor."""
+        if not (isfinite(predicted_ms) and isfinite(actual_ms) and predicted_ms > 0 and actual_ms > 0):
+            return
+        self._logs.append(log(actual_ms / predicted_ms))
+        count = len(self._logs)
+        middle = median(self._logs)
+        usual = middle * count / (count + _PRIOR_REQUESTS)
+        self.factor = min(max(exp(usual), 1 / _LARGEST_FACTOR), _LARGEST_FACTOR)
+        spread = 1.4826 * median(abs(value - middle) for value in self._logs)
+        self.spread = (_PRIOR_REQUESTS * _UNKNOWN_SPREAD + count * spread) / (_PRIOR_REQUESTS + count)
+
+
+class RegimeCalibration:
+    """One calibration for workers that have their processor to themselves, and one for those that share it.
+
+    Workers on CPUs of one node slow each other down, by as much as two to one, and no sample of a step tells.
+    """
+
+    def __init__(self) -> None:
+        self._alone = Calibration()
+        self._contended = Calibration()
+
+    def of(self, *, contended: bool) -> Calibration:
+        return self._contended if contended else self._alone
+
+    def factors(self, contended: Sequence[bool], count: int) -> list[float]:
+        """For ``count`` candidates; none of them is contended when that is left out."""
+        flags = contended or (False,) * count
+        return [self.of(contended=flag).factor for flag in flags]
+
+
+class SlidingMedian:
+    """Of the last values; ``otherwise`` before the first."""
+
+    def __init__(self, otherwise: float, window: int = 32) -> None:
+        self._values: deque[float] = deque(maxlen=window)
+        self.value = otherwise
+
+    def observe(self, value: float) -> None:
+        if isfinite(value):
+            self._values.append(value)
+            self.value = median(self._values)
+
+
+class ErrorWindow:
+    """Relative errors of the last predictions."""
+
+    def __init__(self, window: int = 512) -> None:
+        self._errors: deque[float] = deque(maxlen=window)
+
+    def __len__(self) -> int:
+        return len(self._errors)
+
+    def observe(self, predicted_ms: float, actual_ms: float) -> None:
+        if isfinite(predicted_ms) and isfinite(actual_ms) and actual_ms > 0:
+            self._errors.append(abs(predicted_ms - actual_ms) / actual_ms)
+
+    def quantile(self, share: float) -> float | None:
+        """The error that ``share`` of the predictions stay under; None before the first."""
+        ordered = sorted(self._errors)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None

@@ -1,0 +1,94 @@
+"""Brings the workers' step samples to the model, and the model's fits to the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from cluster.latency.estimates import WorkerTraits
+from cluster.latency.store import FitStore
+from cluster.latency_model import LatencyModel
+from cluster.registry import Worker, WorkerInfo, WorkerRegistry
+from cluster.wire import worker_pb2
+from engine.errors import BatonError
+from engine.step_samples import StepSample
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 1.0
+_SAVE_EVERY_S = 60.0
+_TIMEOUT_S = 2.0
+
+
+class SampleFeed:
+    """Asks every worker for its new samples, once a second and all of them at once.
+
+    Args:
+        store: None: fits are neither read nor kept.
+    """
+
+    def __init__(self, registry: WorkerRegistry, model: LatencyModel, store: FitStore | None = None) -> None:
+        self._registry = registry
+        self._model = model
+        self._store = store
+        self._seen: dict[str, int] = {}
+        self._kinds: set[tuple[str, ...]] = set()
+        self._save_due_s = time.monotonic() + _SAVE_EVERY_S
+
+    async def add(self, worker: Worker) -> None:
+        """Begins with what an earlier run knew, and with what the worker measured when it started."""
+        traits = traits_of(worker.info)
+        prior = () if self._store is None else await asyncio.to_thread(self._store.load, traits.kind)
+        self._kinds.add(traits.kind)
+        self._model.add_worker(worker.info.worker_id, traits, prior)
+        await self._poll_one(worker)
+
+    def remove(self, worker_id: str) -> None:
+        self._seen.pop(worker_id, None)
+        self._model.remove_worker(worker_id)
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            await self.poll()
+            if time.monotonic() >= self._save_due_s:
+                await self.save()
+
+    async def poll(self) -> None:
+        """One round."""
+        await asyncio.gather(*(self._poll_one(worker) for worker in self._registry.workers))
+
+    async def save(self) -> None:
+        """Keeps what is known of every kind of worker."""
+        self._save_due_s = time.monotonic() + _SAVE_EVERY_S
+        if self._store is None:
+            return
+        for kind in self._kinds:
+            coefficients = self._model.coefficients(kind)
+            if coefficients is not None:
+                await asyncio.to_thread(self._store.save, kind, coefficients)
+
+    async def _poll_one(self, worker: Worker) -> None:
+        worker_id = worker.info.worker_id
+        try:
+            stats = await worker.client.stats(_TIMEOUT_S, samples_after=self._seen.get(worker_id, 0))
+        except BatonError as error:
+            logger.debug("a worker gave no samples: %s", error.message, extra={"worker": worker_id})
+            return
+        if self._registry.get(worker_id) is worker:
+            self._seen[worker_id] = stats.step_samples.last_index
+            self._model.observe_steps(worker_id, unpack_step_samples(stats.step_samples))
+
+
+def traits_of(info: WorkerInfo) -> WorkerTraits:
+    """What the model needs to know of a worker."""
+    kind = (info.kv_fingerprint, info.pool, info.device, info.dtype, str(info.num_threads))
+    return WorkerTraits(kind, info.chunk_tokens)
+
+
+def unpack_step_samples(message: worker_pb2.StepSamples) -> list[StepSample]:
+    """Columns as rows; as many as the shortest column has, since a worker's word is not to be trusted blindly."""
+    columns = [getattr(message, name) for name in StepSample._fields]
+    return [StepSample._make(row) for row in zip(*columns, strict=False)]

@@ -1,0 +1,75 @@
+"""What was learned of each kind of worker, in the cache folder, so that the next start begins with it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from math import isfinite
+from pathlib import Path
+
+from cluster.latency_model import STEP_PRIOR
+from engine.model_cache import cache_dir
+
+logger = logging.getLogger(__name__)
+
+_VERSION = 1
+_SMALLEST = 1e-3
+"""Share of the usual prior that a coefficient has at least, so that a fit can begin with it."""
+
+Kind = tuple[str, ...]
+
+
+class FitStore:
+    """One small file per kind of worker. Whatever is wrong with a file, it costs a warning and no more.
+
+    Args:
+        folder: default: ``latency`` in :func:`engine.model_cache.cache_dir`.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder or cache_dir() / "latency"
+
+    def load(self, kind: Kind) -> tuple[float, ...]:
+        """Coefficients for :meth:`cluster.latency_model.LatencyModel.add_worker`; empty when there are none."""
+        file = self._file(kind)
+        try:
+            return _read(json.loads(file.read_text(encoding="utf-8")), kind)
+        except FileNotFoundError:
+            return ()
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            logger.warning("the latency fit in %s cannot be used and is ignored: %s", file, error)
+            return ()
+
+    def save(self, kind: Kind, coefficients: Sequence[float]) -> None:
+        """Replaces the file in one step: a reader sees the old one or the new one."""
+        document = {"version": _VERSION, "kind": list(kind), "coefficients": [float(value) for value in coefficients]}
+        temporary: Path | None = None
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(prefix=".fit-", suffix=".json", dir=self._folder)
+            temporary = Path(name)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+                json.dump(document, stream)
+            temporary.replace(self._file(kind))
+        except OSError as error:
+            logger.warning("the latency fit cannot be kept in %s: %s", self._folder, error)
+            if temporary is not None:
+                temporary.unlink(missing_ok=True)
+
+    def _file(self, kind: Kind) -> Path:
+        digest = hashlib.blake2b(json.dumps(kind).encode(), digest_size=16).hexdigest()
+        return self._folder / f"{digest}.json"
+
+
+def _read(document: object, kind: Kind) -> tuple[float, ...]:
+    """Raises ValueError when the document is no fit of that kind of worker."""
+    if not isinstance(document, dict) or document.get("version") != _VERSION or document.get("kind") != list(kind):
+        raise ValueError("it is of another version or another kind of worker")
+    values = [float(value) for value in document["coefficients"]]
+    if len(values) != len(STEP_PRIOR) or not all(isfinite(value) and value >= 0 for value in values) or not any(values):
+        raise ValueError(f"{len(STEP_PRIOR)} coefficients were expected, none below zero and not all of them zero")
+    return tuple(max(value, _SMALLEST * usual) for value, usual in zip(values, STEP_PRIOR, strict=True))

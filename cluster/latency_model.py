@@ -1,0 +1,304 @@
+"""One latency model for every decision: what a prompt, a step and a hand-off will take, on which worker.
+
+    step_ms    = c0 + c1·prompt tokens + c2·attention pairs + c3·sequences + c4·context tokens + c5·drafted tokens
+    prefill_ms = as many such steps as the prompt has chunks; chunking repeats c0 and c3, and nothing else
+    transfer_ms = d0 + d1·bytes
+
+Where the samples come from: workers keep a ring of what their steps cost (:mod:`engine.step_samples`), and the router
+asks for the new ones every second with the figures that it asks for anyway. The step records that ride in token batches
+would do as well, but each step comes once with every sequence in it, lacks the others' contexts, never comes when its
+requests were cancelled, and costs work between two tokens: a second of a worker is one message of a few kilobytes
+this way, and one vectorised fit. Transfers are fitted from the parts of hand-offs, which the router gets anyway, and
+which alone tell both ends.
+
+See ``docs/latency-model.md``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from math import ceil, sqrt
+
+import numpy as np
+
+from cluster.latency.calibration import RegimeCalibration
+from cluster.latency.cost_fit import CostGroup, MemberCost, new_group
+from cluster.latency.estimates import EMPTY_QUEUE, Estimate, PromptQueue, WorkerTraits, attention_pairs
+from cluster.latency.robust_fit import Floats
+from cluster.latency.sample_window import Features
+from cluster.latency.speculation_rates import SpeculationRates
+from engine.step_samples import StepSample
+
+Link = tuple[str, str]
+"""(prefill worker, decode worker)."""
+
+STEP_PRIOR = (10.0, 0.5, 1e-4, 0.3, 5e-4, 0.5)
+"""Milliseconds, of a small model on a CPU; worth less than a hundredth of a sample."""
+TRANSFER_PRIOR = (5.0, 2e-6)
+"""Milliseconds, and milliseconds per byte: 500 MB/s."""
+_MAX_WAITING_TRANSFERS = 64
+_TRANSFER_FIT_EVERY_S = 0.03
+_UNKNOWN = WorkerTraits(("unknown",), 512)
+
+
+class _WorkerCost:
+    __slots__ = ("cost", "rates", "traits")
+
+    def __init__(self, traits: WorkerTraits, group: CostGroup, rates: SpeculationRates) -> None:
+        self.traits = traits
+        self.cost = MemberCost(group)
+        self.rates = SpeculationRates(rates)
+
+
+class LatencyModel:
+    """Learns from samples and predicts. Not for several threads. A prediction takes some microseconds.
+
+    A worker that was never added is predicted as an unknown one is, so that asking never fails.
+
+    Args:
+        clock: monotonic seconds, for the age of samples; a simulation brings its own.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._groups: dict[tuple[str, ...], CostGroup] = {}
+        self._group_rates: dict[tuple[str, ...], SpeculationRates] = {}
+        self._workers: dict[str, _WorkerCost] = {}
+        self._link_group = new_group(TRANSFER_PRIOR)
+        self._links: dict[Link, MemberCost] = {}
+        self._transfers: dict[Link, deque[tuple[Features, float]]] = {}
+        self._transfer_fit_due_s = float("-inf")
+        self._unknown = _WorkerCost(_UNKNOWN, new_group(STEP_PRIOR), SpeculationRates())
+        self.ttft_calibration = RegimeCalibration()
+        self.tpot_calibration = RegimeCalibration()
+
+    def add_worker(self, worker_id: str, traits: WorkerTraits, prior: Sequence[float] = ()) -> None:
+        """A worker is there; adding it again changes nothing.
+
+        Args:
+            prior: coefficients of an earlier run, above zero, for the first worker of its kind.
+        """
+        if worker_id in self._workers:
+            return
+        kind = traits.kind
+        if kind not in self._groups:
+            self._groups[kind] = new_group(prior or STEP_PRIOR, is_measured=bool(prior))
+            self._group_rates[kind] = SpeculationRates()
+        self._workers[worker_id] = _WorkerCost(traits, self._groups[kind], self._group_rates[kind])
+
+    def remove_worker(self, worker_id: str) -> None:
+        """Its kind stays known."""
+        self._workers.pop(worker_id, None)
+        for link in [*self._links, *self._transfers]:
+            if worker_id in link:
+                self._links.pop(link, None)
+                self._transfers.pop(link, None)
+
+    def observe_steps(self, worker_id: str, samples: Iterable[StepSample]) -> None:
+        """Learns what steps of a worker cost. Samples that cannot be true are left out."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return
+        rows: list[tuple[Features, float]] = []
+        for sample in samples:
+            rows.append((_features(sample), sample.ms))
+            worker.rates.observe(sample)
+        worker.cost.observe(rows, self._clock())
+        for other in self._workers.values():
+            if other.traits.kind == worker.traits.kind:
+                other.cost.follow_group()
+
+    def observe_transfer(self, link: Link, num_bytes: int, ms: float) -> None:
+        """Learns what a hand-off took while at least one part of it was on its way.
+
+        Fits take part of a millisecond and hand-offs end many times a second: a link's new samples wait for its turn.
+        """
+        waiting = self._transfers.setdefault(link, deque(maxlen=_MAX_WAITING_TRANSFERS))
+        waiting.append(((1.0, float(num_bytes)), ms))
+        now_s = self._clock()
+        if now_s >= self._transfer_fit_due_s:
+            self._transfer_fit_due_s = now_s + _TRANSFER_FIT_EVERY_S
+            turn = next(iter(self._transfers))
+            self._link(turn).observe(self._transfers.pop(turn), now_s)
+
+    def coefficients(self, kind: tuple[str, ...]) -> tuple[float, ...] | None:
+        """Of a kind of workers, as :meth:`add_worker` takes them; None while there are no samples."""
+        group = self._groups.get(kind)
+        return tuple(group.coefficients.tolist()) if group is not None and group.num_samples else None
+
+    def num_samples(self, worker_id: str) -> int:
+        """Step samples that were ever learned from."""
+        return self._worker(worker_id).cost.num_samples
+
+    def prefill_ms(self, worker_id: str, uncached_tokens: int, context_tokens: int = 0) -> Estimate:
+        """A prompt alone on a worker.
+
+        Args:
+            context_tokens: prompt tokens that the worker's cache holds.
+        """
+        worker = self._worker(worker_id)
+        ms = _prompt_ms(worker, uncached_tokens, context_tokens, EMPTY_QUEUE)
+        return Estimate(ms, worker.cost.sd * ms)
+
+    def step_ms(self, worker_id: str, batch: int, context_tokens: int, drafted_tokens: float = 0.0) -> Estimate:
+        """A step that decodes.
+
+        Args:
+            batch: sequences in it.
+            context_tokens: of all of them together.
+            drafted_tokens: that it verifies, of all of them together.
+        """
+        cost = self._worker(worker_id).cost
+        fixed, _, _, sequence, context, drafted = cost.coefficients
+        ms = fixed + sequence * batch + context * context_tokens + drafted * drafted_tokens
+        return Estimate(ms, cost.sd * ms)
+
+    def tokens_per_round(self, worker_id: str, batch: int) -> float:
+        """Tokens that a sequence gets from a step of ``batch`` sequences, as measured; 1 without speculation."""
+        return self._worker(worker_id).rates.rates(batch)[0]
+
+    def transfer_ms(self, num_bytes: int, link: Link) -> Estimate:
+        """A hand-off, from its first part to the last acknowledgement."""
+        cost = self._links.get(link) or MemberCost(self._link_group)
+        fixed, per_byte = cost.coefficients
+        ms = fixed + per_byte * num_bytes
+        return Estimate(ms, cost.sd * ms)
+
+    def predict_ttft(
+        self,
+        worker_id: str,
+        uncached_tokens: int,
+        context_tokens: int = 0,
+        queue: PromptQueue = EMPTY_QUEUE,
+        *,
+        contended: bool = False,
+    ) -> Estimate:
+        """From being sent to a worker until the first token is back, calibrated by what requests really took.
+
+        Args:
+            contended: another worker computes on the same processor.
+        """
+        worker = self._worker(worker_id)
+        calibration = self.ttft_calibration.of(contended=contended)
+        ms = _prompt_ms(worker, uncached_tokens, context_tokens, queue) * calibration.factor
+        return Estimate(ms, ms * sqrt(worker.cost.sd**2 + calibration.spread**2))
+
+    def predict_tpot(
+        self,
+        worker_id: str,
+        batch: int,
+        context_tokens: int,
+        output_tokens: float = 1e9,
+        handoff_ms: float = 0.0,
+        *,
+        contended: bool = False,
+    ) -> Estimate:
+        """Mean time per output token after the first, calibrated by what requests really took.
+
+        Args:
+            batch: sequences that will decode on the worker, this one included.
+            context_tokens: of all of them together.
+            output_tokens: expected of this one.
+            handoff_ms: between the first token and the first step that decodes, spread over the tokens.
+            contended: another worker computes on the same processor.
+        """
+        worker = self._worker(worker_id)
+        tokens, drafted = worker.rates.rates(batch)
+        step_ms = self.step_ms(worker_id, batch, context_tokens, drafted * batch).ms
+        calibration = self.tpot_calibration.of(contended=contended)
+        ms = (step_ms / tokens + handoff_ms / max(1.0, output_tokens - 1)) * calibration.factor
+        return Estimate(ms, ms * sqrt(worker.cost.sd**2 + calibration.spread**2))
+
+    def predict_ttft_many(
+        self,
+        worker_ids: Sequence[str],
+        uncached_tokens: Sequence[int],
+        context_tokens: Sequence[int],
+        queues: Sequence[PromptQueue],
+        contended: Sequence[bool] = (),
+    ) -> Floats:
+        """:meth:`predict_ttft` for many candidates at once, ``[num_candidates]`` milliseconds."""
+        workers = [self._worker(worker_id) for worker_id in worker_ids]
+        c = self._matrix(workers)
+        uncached, cached = np.asarray(uncached_tokens, float), np.asarray(context_tokens, float)
+        chunk = np.array([worker.traits.chunk_tokens for worker in workers], float)
+        ahead, pairs, prompts, elapsed, decoding, context = np.array(
+            [(q.tokens, q.attention_pairs, q.prompts, q.elapsed_ms, q.decoding, q.context_tokens) for q in queues]
+        ).T
+        budget = np.maximum(1.0, chunk - decoding)
+        own_pairs = uncached * cached + uncached * (uncached + 1) / 2
+        step = c[0] + c[3] * decoding + c[4] * context
+        own_steps = np.ceil(uncached / budget)
+        own = own_steps * (step + c[3]) + c[1] * uncached + c[2] * own_pairs
+        steps = (ahead > 0) + np.ceil((np.maximum(0.0, ahead - budget) + uncached) / budget)
+        total = steps * step + c[1] * (ahead + uncached) + c[2] * (pairs + own_pairs) + c[3] * (prompts + own_steps)
+        return np.asarray(np.maximum(own, total - elapsed) * self.ttft_calibration.factors(contended, len(workers)))
+
+    def predict_tpot_many(
+        self,
+        worker_ids: Sequence[str],
+        batches: Sequence[int],
+        context_tokens: Sequence[int],
+        output_tokens: float = 1e9,
+        handoff_ms: Sequence[float] | Floats | float = 0.0,
+        contended: Sequence[bool] = (),
+    ) -> Floats:
+        """:meth:`predict_tpot` for many candidates at once, ``[num_candidates]`` milliseconds."""
+        workers = [self._worker(worker_id) for worker_id in worker_ids]
+        c = self._matrix(workers)
+        rates = (worker.rates.rates(count) for worker, count in zip(workers, batches, strict=True))
+        tokens, drafted = np.array(list(rates)).T
+        batch = np.asarray(batches, float)
+        step = c[0] + c[3] * batch + c[4] * np.asarray(context_tokens, float) + c[5] * drafted * batch
+        handoff = np.asarray(handoff_ms, float) / max(1.0, output_tokens - 1)
+        return np.asarray((step / tokens + handoff) * self.tpot_calibration.factors(contended, len(workers)))
+
+    def _worker(self, worker_id: str) -> _WorkerCost:
+        return self._workers.get(worker_id, self._unknown)
+
+    def _link(self, link: Link) -> MemberCost:
+        cost = self._links.get(link)
+        if cost is None:
+            cost = self._links[link] = MemberCost(self._link_group)
+        return cost
+
+    def _matrix(self, workers: Sequence[_WorkerCost]) -> Floats:
+        """``[num_features, num_workers]``."""
+        return np.array([worker.cost.coefficients for worker in workers]).T
+
+
+def _features(sample: StepSample) -> Features:
+    return (
+        1.0,
+        float(sample.prompt_tokens),
+        float(sample.attention_pairs),
+        float(sample.sequences),
+        float(sample.context_tokens),
+        float(sample.drafted_tokens),
+    )
+
+
+def _prompt_ms(worker: _WorkerCost, uncached: int, cached: int, queue: PromptQueue) -> float:
+    """Until a prompt behind a queue is computed.
+
+    Prompts are served in order and share steps. The step under way was put together before this prompt came, so that
+    this one cannot be in it; the first step after it has room for all that fits into its budget.
+    """
+    fixed, per_token, per_pair, per_sequence, per_context, _ = worker.cost.coefficients
+    budget = max(1, worker.traits.chunk_tokens - queue.decoding)
+    pairs = attention_pairs(uncached, cached)
+    step = fixed + per_sequence * queue.decoding + per_context * queue.context_tokens
+    own_steps = ceil(uncached / budget)
+    own = own_steps * (step + per_sequence) + per_token * uncached + per_pair * pairs
+    if not queue.tokens:
+        return own
+    steps = 1 + ceil((max(0, queue.tokens - budget) + uncached) / budget)
+    total = (
+        steps * step
+        + per_token * (queue.tokens + uncached)
+        + per_pair * (queue.attention_pairs + pairs)
+        + per_sequence * (queue.prompts + own_steps)
+    )
+    return max(own, total - queue.elapsed_ms)

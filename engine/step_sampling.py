@@ -1,0 +1,23 @@
+"""Reads from a step's plan what the step had to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.scheduler import ScheduledSequence
+from engine.step_samples import StepSample
+
+
+def sample_step(plan: Sequence[ScheduledSequence], num_accepted: int, ms: float) -> StepSample:
+    """Of a step that has run and is not booked yet: its requests still stand where it found them."""
+    prompt_tokens = pairs = decoding = context = drafted = 0
+    for sequence in plan:
+        start, count = sequence.request.num_computed_tokens, sequence.num_tokens
+        if count == 1:
+            decoding += 1
+            context += start + 1
+            drafted += len(sequence.draft)
+        else:
+            prompt_tokens += count
+            pairs += count * start + count * (count + 1) // 2
+    return StepSample(ms, prompt_tokens, pairs, len(plan), decoding, context, drafted, num_accepted)

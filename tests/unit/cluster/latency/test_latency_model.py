@@ -1,0 +1,240 @@
+"""The latency model against workers whose costs are known."""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.latency.estimates import PromptQueue, WorkerTraits, attention_pairs
+from cluster.latency_model import LatencyModel
+from engine.step_samples import StepSample
+from tests.unit.cluster.latency.synthetic_workers import COEFFICIENTS, SyntheticWorker, exact_ms
+
+TRAITS = WorkerTraits(("decode", "cpu"), chunk_tokens=512)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def learn(model: LatencyModel, clock: Clock, workers: dict[str, SyntheticWorker], seconds: int = 40) -> None:
+    for worker_id in workers:
+        model.add_worker(worker_id, TRAITS)
+    for _ in range(seconds):
+        clock.now_s += 1
+        for worker_id, worker in workers.items():
+            model.observe_steps(worker_id, worker.steps(10))
+
+
+def median_error(model: LatencyModel, worker_id: str, scale: float = 1.0) -> float:
+    """Over prompts and decode steps, half of each."""
+    exact = SyntheticWorker(noise=0.0, seed=99)
+    errors = []
+    for _ in range(100):
+        prompt, decode = exact.prompt_step(), exact.decode_step()
+        if prompt.sequences == 1:
+            count = prompt.prompt_tokens
+            context = (prompt.attention_pairs - count * (count + 1) // 2) // count
+            errors.append(model.prefill_ms(worker_id, count, context).ms / exact_ms(prompt, scale) - 1)
+        step = model.step_ms(worker_id, decode.decoding, decode.context_tokens, decode.drafted_tokens)
+        errors.append(step.ms / exact_ms(decode, scale) - 1)
+    return statistics.median(map(abs, errors))
+
+
+@pytest.mark.parametrize("outliers", [0.0, 0.02])
+def test_known_costs_are_found_through_noise_and_outliers(outliers: float) -> None:
+    clock = Clock()
+    model = LatencyModel(clock)
+    learn(model, clock, {"w": SyntheticWorker(outliers=outliers)})
+    assert median_error(model, "w") < 0.08
+
+
+def test_the_quadratic_term_is_found() -> None:
+    clock = Clock()
+    model = LatencyModel(clock)
+    learn(model, clock, {"w": SyntheticWorker(noise=0.02)}, seconds=100)
+    with_context, without = model.prefill_ms("w", 512, 16_384).ms, model.prefill_ms("w", 512).ms
+    assert (with_context - without) / (512 * 16_384) == pytest.approx(COEFFICIENTS[2], rel=0.25)
+
+
+def test_few_samples_are_enough_for_a_rough_idea() -> None:
+    clock = Clock()
+    model = LatencyModel(clock)
+    learn(model, clock, {"w": SyntheticWorker()}, seconds=2)
+    assert median_error(model, "w") < 0.25
+
+
+def test_a_new_worker_is_predicted_as_its_kind_at_once_and_a_slower_one_soon() -> None:
+    clock = Clock()
+    model = LatencyModel(clock)
+    learn(model, clock, {"a": SyntheticWorker(), "b": SyntheticWorker(seed=2)})
+    model.add_worker("new", TRAITS)
+    assert median_error(model, "new") < 0.1
+    slow = SyntheticWorker(scale=2.5, seed=3)
+    model.observe_steps("new", slow.steps(20))
+    assert median_error(model, "new", scale=2.5) < 0.25
+    assert median_error(model, "a") < 0.15  # the others hear little of it
+
+
+def test_a_change_of_speed_is_followed() -> None:
+    clock = Clock()
+    model = LatencyModel(clock)
+    learn(model, clock, {"w": SyntheticWorker()})
+    slower = SyntheticWorker(scale=1.6, seed=5)
+    for _ in range(40):
+        clock.now_s += 1
+        model.observe_steps("w", slower.steps(10))
+    assert median_error(model, "w", scale=1.6) < 0.12
+
+
+def test_what_is_rare_is_not_forgotten_for_what_is_common() -> None:
+    clock = Clock()
+    model = LatencyModel(clock)
+    learn(model, clock, {"w": SyntheticWorker()})
+    worker = SyntheticWorker(seed=7)
+    for _ in range(300):
+        clock.now_s += 1
+        model.observe_steps("w", [worker.decode_step() for _ in range(10)])
+    exact = StepSample(1, 500, attention_pairs(500, 0), 1, 0, 0, 0, 0)
+    assert model.prefill_ms("w", 500).ms == pytest.approx(exact_ms(exact), rel=0.15)
+
+
+def test_chunks_repeat_the_fixed_cost_and_nothing_else() -> None:
+    model = LatencyModel()
+    model.add_worker("small", WorkerTraits(("x",), chunk_tokens=100))
+    model.add_worker("large", WorkerTraits(("x",), chunk_tokens=1000))
+    one_token = model.prefill_ms("large", 2).ms - model.prefill_ms("large", 1).ms
+    fixed = model.step_ms("large", 1, 0).ms
+    small, large = model.prefill_ms("small", 1000).ms, model.prefill_ms("large", 1000).ms
+    assert small - large == pytest.approx(9 * fixed)
+    assert one_token > 0
+
+
+def test_a_queue_is_waited_for_and_what_is_done_of_it_is_not() -> None:
+    model = LatencyModel()
+    model.add_worker("w", TRAITS)
+    alone = model.predict_ttft("w", 100).ms
+    queue = PromptQueue(tokens=400, attention_pairs=attention_pairs(400, 0), prompts=1)
+    behind = model.predict_ttft("w", 100, 0, queue).ms
+    assert behind == pytest.approx(alone + model.prefill_ms("w", 400).ms)
+    half_done = PromptQueue(400, attention_pairs(400, 0), 1, elapsed_ms=50.0)
+    assert model.predict_ttft("w", 100, 0, half_done).ms == pytest.approx(behind - 50)
+    stuck = PromptQueue(400, attention_pairs(400, 0), 1, elapsed_ms=1e9)
+    assert model.predict_ttft("w", 100, 0, stuck).ms == pytest.approx(alone)
+
+
+def test_decoding_sequences_take_their_share_of_the_budget() -> None:
+    model = LatencyModel()
+    model.add_worker("w", WorkerTraits(("x",), chunk_tokens=64))
+    shared = model.predict_ttft("w", 64, 0, PromptQueue(decoding=32, context_tokens=3200)).ms
+    assert shared > model.predict_ttft("w", 64).ms + model.step_ms("w", 32, 3200).ms
+
+
+def test_speculation_divides_the_time_per_token() -> None:
+    clock = Clock()
+    model = LatencyModel(clock)
+    model.add_worker("w", TRAITS)
+    step = StepSample(30.0, 0, 0, 2, 2, 400, 4, 3)
+    for _ in range(100):
+        clock.now_s += 1
+        model.observe_steps("w", [step])
+    assert model.tokens_per_round("w", 2) == pytest.approx(2.5, rel=0.1)
+    assert model.predict_tpot("w", 2, 400).ms == pytest.approx(30 / 2.5, rel=0.1)
+    with_handoff = model.predict_tpot("w", 2, 400, output_tokens=11, handoff_ms=100)
+    assert with_handoff.ms == pytest.approx(model.predict_tpot("w", 2, 400).ms + 10)
+
+
+def test_links_differ() -> None:
+    clock = Clock()
+    model = LatencyModel(clock)
+    for _ in range(60):
+        clock.now_s += 1
+        for num_bytes in (100_000, 1_000_000, 10_000_000):
+            model.observe_transfer(("p", "near"), num_bytes, 2 + num_bytes / 1e6)
+            model.observe_transfer(("p", "far"), num_bytes, 2 + num_bytes / 1e5)
+    assert model.transfer_ms(5_000_000, ("p", "near")).ms == pytest.approx(7, rel=0.2)
+    assert model.transfer_ms(5_000_000, ("p", "far")).ms == pytest.approx(52, rel=0.2)
+    assert model.transfer_ms(5_000_000, ("q", "new")).ms > 0
+
+
+def test_an_unknown_worker_is_predicted_too() -> None:
+    assert LatencyModel().predict_ttft("who", 100).ms > 0
+
+
+def test_uncertainty_shrinks_with_samples() -> None:
+    clock = Clock()
+    model = LatencyModel(clock)
+    model.add_worker("w", TRAITS)
+    before = model.step_ms("w", 4, 1000)
+    learn(model, clock, {"w": SyntheticWorker(noise=0.05)})
+    after = model.step_ms("w", 4, 1000)
+    assert after.sd_ms / after.ms < 0.6 * before.sd_ms / before.ms
+
+
+def test_many_candidates_are_predicted_as_one_by_one() -> None:
+    clock = Clock()
+    model = LatencyModel(clock)
+    learn(model, clock, {"a": SyntheticWorker(), "b": SyntheticWorker(scale=2, seed=2)}, seconds=5)
+    ids = ["a", "b", "a", "who"]
+    queues = [PromptQueue(), PromptQueue(900, 9000, 3, 12.0, 5, 2500), PromptQueue(10, 55, 1), PromptQueue(decoding=3)]
+    uncached, cached = [30, 700, 1500, 40], [0, 64, 16, 0]
+    many = model.predict_ttft_many(ids, uncached, cached, queues)
+    one = [model.predict_ttft(*values).ms for values in zip(ids, uncached, cached, queues, strict=True)]
+    assert many == pytest.approx(np.array(one))
+    batches, contexts, handoffs = [1, 4, 16, 2], [100, 900, 9000, 50], [1.0, 20.0, 5.0, 0.0]
+    many = model.predict_tpot_many(ids, batches, contexts, 33.0, handoffs)
+    one = [
+        model.predict_tpot(worker_id, batch, context, 33.0, handoff).ms
+        for worker_id, batch, context, handoff in zip(ids, batches, contexts, handoffs, strict=True)
+    ]
+    assert many == pytest.approx(np.array(one))
+
+
+COUNTS = st.one_of(st.integers(-3, 10**6), st.integers(0, 2**64))
+TIMES = st.one_of(
+    st.floats(), st.floats(0, 1e5), st.sampled_from([0.0, -1.0, float("nan"), float("inf"), 1e300, 1e-300])
+)
+ANY_SAMPLE = st.builds(StepSample, TIMES, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 1e4), st.lists(ANY_SAMPLE, max_size=20)), max_size=6))
+def test_no_sample_breaks_it(rounds: list[tuple[float, list[StepSample]]]) -> None:
+    clock = Clock()
+    model = LatencyModel(clock)
+    model.add_worker("w", TRAITS)
+    for pause_s, samples in rounds:
+        clock.now_s += pause_s
+        model.observe_steps("w", samples)
+        model.observe_transfer(("w", "v"), samples[0].attention_pairs if samples else 0, pause_s)
+    estimates = (
+        model.prefill_ms("w", 100, 10),
+        model.step_ms("w", 4, 1000, 3),
+        model.transfer_ms(10**6, ("w", "v")),
+        model.predict_ttft("w", 100),
+        model.predict_tpot("w", 4, 1000),
+    )
+    for estimate in estimates:
+        assert np.isfinite(estimate.ms)
+        assert estimate.ms >= 0
+        assert np.isfinite(estimate.sd_ms)
+    assert model.tokens_per_round("w", 4) >= 1
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(ANY_SAMPLE.filter(lambda sample: not 1e-3 < sample.ms < 3.6e6), min_size=1, max_size=30))
+def test_impossible_samples_change_nothing_that_was_learned(samples: list[StepSample]) -> None:
+    clock = Clock()
+    model = LatencyModel(clock)
+    learn(model, clock, {"w": SyntheticWorker()}, seconds=3)
+    before = model.step_ms("w", 4, 1000, 3)
+    model.observe_steps("w", [sample for sample in samples if not 1e-3 < sample.ms < 3.6e6])
+    assert model.step_ms("w", 4, 1000, 3) == before

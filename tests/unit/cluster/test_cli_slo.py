@@ -1,0 +1,73 @@
+"""What ``baton status`` and ``baton explain`` say of SLO classes."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from cluster.cli_slo import slo_sentence, slo_table
+
+TARGETS = {"slo_class": "interactive", "slo_ttft_target_ms": 1000.0, "slo_tpot_target_ms": 50.0}
+
+
+def window(requests: int, attainment: float | None, goodput: float) -> dict[str, Any]:
+    return {"requests": requests, "attainment": attainment, "goodput_per_s": goodput}
+
+
+STATUS = {
+    "interactive": {
+        "ttft_target_ms": 1000.0, "tpot_target_ms": 50.0, "percentile": 95.0,
+        "windows": {"1m": window(0, None, 0.0), "5m": window(40, 0.975, 0.13), "1h": window(4000, 0.9333, 123.4)},
+    },
+    "a-name-of-thirty-two-characters1": {
+        "ttft_target_ms": 60_000.0, "tpot_target_ms": 2.5, "percentile": 99.95,
+        "windows": {name: window(1, 1.0, 1234.5678) for name in ("1m", "5m", "1h")},
+    },
+}  # fmt: skip
+
+
+def test_the_table_has_targets_attainment_and_goodput() -> None:
+    console = Console(width=120, file=io.StringIO(), record=True)
+    console.print(slo_table(STATUS))
+    rows = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    assert "interactive 1 s 50 ms 95 % - 97.5 % 93.33 % - 0.13 123" in rows
+    assert rows[1] == "class TTFT TPOT goal 1m 5m 1h 1m 5m 1h"
+
+
+def test_the_table_of_the_built_in_classes_fits_into_80_columns() -> None:
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(slo_table({"interactive": STATUS["interactive"]}))
+    lines = console.export_text().splitlines()
+    assert not [line for line in lines if "…" in line or len(line.rstrip()) > 80]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "sentence"),
+    [
+        ({}, "SLO class interactive: TTFT of 1 s; TPOT of 50 ms"),
+        (
+            {"slo_result": "met", "slo_ttft_margin_ms": 680.0, "slo_tpot_margin_ms": 9.5},
+            "SLO class interactive met: TTFT 320 ms, 680 ms under the target of 1 s; "
+            "TPOT 40.5 ms, 9.5 ms under the target of 50 ms",
+        ),
+        (
+            {"slo_result": "missed_ttft", "slo_ttft_margin_ms": -250.0},
+            "SLO class interactive missed: TTFT 1.25 s, 250 ms over the target of 1 s; TPOT of 50 ms",
+        ),
+        ({"slo_result": "rejected"}, "SLO class interactive missed: it was turned away"),
+        ({"slo_result": "failed"}, "SLO class interactive missed: it failed"),
+        (
+            {"slo_result": "excluded"},
+            "SLO class interactive: does not count, since the request was given up or wrong in itself",
+        ),
+    ],
+)
+def test_a_request_is_told_whether_it_kept_its_targets_and_by_how_much(attributes, sentence):
+    assert slo_sentence({**TARGETS, **attributes}) == sentence
+
+
+def test_a_timeline_of_an_older_router_names_no_class() -> None:
+    assert slo_sentence({"outcome": "stop"}) is None

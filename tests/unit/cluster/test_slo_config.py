@@ -1,0 +1,93 @@
+"""The section ``slo``: durations, what is laid over the built-in classes, and errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.config import BatonConfig, load_config
+from cluster.config_section import format_duration, parse_duration_s
+from cluster.slo import BATCH, BUILTIN_CLASSES, INTERACTIVE, STANDARD
+from engine.errors import ConfigError
+
+
+def config(**slo: object) -> BatonConfig:
+    return BatonConfig.from_dict({"slo": slo})
+
+
+def test_the_defaults_are_the_built_in_classes() -> None:
+    classes = BatonConfig().slo.to_classes()
+    assert classes.all == BUILTIN_CLASSES
+    assert classes.choose(None, None) == STANDARD
+    assert (classes.choose(None, "flex"), classes.choose(None, "priority")) == (BATCH, INTERACTIVE)
+
+
+def test_given_values_are_laid_over_the_built_in_ones() -> None:
+    classes = {
+        "interactive": {"ttft": "200ms"},
+        "gold": {"ttft": "100ms", "tpot": 0.01, "percentile": 99},
+        "batch": None,
+    }
+    found = {slo.name: slo for slo in config(classes=classes, default="gold").slo.to_classes().all}
+    assert (found["interactive"].ttft_s, found["interactive"].tpot_s) == (0.2, INTERACTIVE.tpot_s)
+    assert (found["gold"].ttft_s, found["gold"].tpot_s, found["gold"].percentile) == (0.1, 0.01, 99.0)
+    assert (found["batch"], found["standard"]) == (BATCH, STANDARD)
+
+
+def test_one_value_can_come_from_the_command_line() -> None:
+    found = load_config(None, {"slo.classes.interactive.tpot": "20ms"}).slo.classes["interactive"]
+    assert (found.tpot, found.ttft) == (0.02, 1.0)
+
+
+def test_it_survives_the_way_to_an_actor() -> None:
+    before = config(classes={"gold": {"ttft": "1ms", "tpot": 1 / 3}}, service_tiers={"scale": "gold"})
+    assert BatonConfig.from_dict(json.loads(json.dumps(before.to_dict()))) == before
+
+
+@pytest.mark.parametrize(
+    ("slo", "expected"),
+    [
+        ({"classes": {"gold": {"ttft": "1s"}}}, "slo.classes.gold.tpot is missing; it has no default."),
+        (
+            {"classes": {"batch": {"tftt": "1s"}}},
+            "Did you mean slo.classes.batch.ttft? Known keys in slo.classes.batch:",
+        ),
+        ({"classes": {"batch": {"ttft": "1 week"}}}, "slo.classes.batch.ttft: '1 week' is no duration"),
+        ({"classes": {"batch": {"ttft": "0s"}}}, "'0s' is too short; the least is 1ms"),
+        ({"classes": {"batch": {"ttft": True}}}, "'True' is no duration"),
+        ({"classes": {"batch": {"ttft": None}}}, "'None' is no duration"),
+        ({"classes": {"batch": {"queue_deadline": "-1s"}}}, "'-1s' is no duration"),
+        ({"classes": {"batch": {"percentile": 0}}}, "slo.classes.batch.percentile must be greater than 0"),
+        ({"classes": {"batch": {"percentile": 101}}}, "must be less than or equal to 100"),
+        ({"classes": {"batch": {"priority": 1.5}}}, "slo.classes.batch.priority must be a valid integer"),
+        ({"classes": {"batch": 3}}, "slo.classes.batch must be a section with keys of its own, got 3."),
+        ({"classes": ["batch"]}, "slo.classes must be a section with keys of its own"),
+        ({"classes": {"Gold": {}}}, "'Gold' cannot be the name of a class; choose"),
+        ({"classes": {"auto": {}}}, "'auto' cannot be the name of a class; choose"),
+        ({"classes": {f"c{n}": {} for n in range(20)}}, "at most 16 may be"),
+        ({"default": "gold"}, "slo: default is 'gold', which is no class; choose one of interactive, standard, batch"),
+        ({"service_tiers": {"scale": "gold"}}, "service_tiers.scale is 'gold', which is no class; choose one of"),
+        ({"service_tiers": {"default": "batch"}}, "service_tiers cannot redefine default; set slo.default instead"),
+    ],
+)
+def test_a_wrong_section_is_explained(slo: dict[str, object], expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(**slo)
+    assert expected in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("500ms", 0.5), ("2s", 2.0), ("1.5 s", 1.5), ("10min", 600.0), ("1h", 3600.0), (3, 3.0), ("0s", 0.0)],
+)
+def test_durations_have_units(text: object, seconds: float) -> None:
+    assert parse_duration_s(text) == seconds
+
+
+@given(st.floats(0, 86_400))
+def test_a_written_duration_is_read_as_it_was(seconds: float) -> None:
+    seconds = round(seconds, 6)
+    assert parse_duration_s(format_duration(seconds)) == seconds
