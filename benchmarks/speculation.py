@@ -43,7 +43,7 @@ class SpeculationSettings:
         methods: names; empty for every method that can run.
         workloads: names; empty for the known ones and those of ``prompts``.
         prompts: ``NAME=FILE``, see :func:`benchmarks.speculation_workloads.parse_prompt_files`.
-        max_tokens: of each answer; none ends before.
+        max_tokens: of each answer, which ends before where the model says so.
         rounds: pairs of runs of each cell. Every pair has other prompts, as far as there are enough.
         out: folder of the JSON report and the plot.
 
@@ -120,7 +120,7 @@ def run_on(
     for number, (workload, temperature, batch, (method, engine)) in enumerate(cells, start=1):
         cell = Cell(method, workload.name, temperature, batch)
         report(f"{number} of {len(cells)}: {cell}")
-        result = _measure(cell, plain, engine, workload, settings)
+        result = _measure(cell, plain, engine, workload, settings, target.loaded.eos_token_ids)
         found.results.append(result)
         found.write(settings.out / JSON_NAME)
         report(f"{number} of {len(cells)}: {cell}: tau {result.tally.tau:.2f}, speed-up {result.speedup:.2f}")
@@ -128,10 +128,15 @@ def run_on(
 
 
 def _measure(
-    cell: Cell, plain: Engine, speculative: SpeculativeEngine, workload: Workload, settings: SpeculationSettings
+    cell: Cell,
+    plain: Engine,
+    speculative: SpeculativeEngine,
+    workload: Workload,
+    settings: SpeculationSettings,
+    eos_token_ids: frozenset[int],
 ) -> CellResult:
     batches = [workload.take(index * cell.batch, cell.batch) for index in range(settings.rounds)]
-    result = measure(cell, plain, speculative.engine, speculative.meter, batches, settings.max_tokens)
+    result = measure(cell, plain, speculative.engine, speculative.meter, batches, settings.max_tokens, eos_token_ids)
     result.num_failures = speculative.controller.num_failures
     return result
 

@@ -128,6 +128,7 @@ def measure(
     meter: RoundMeter,
     batches: Sequence[Sequence[tuple[int, ...]]],
     max_tokens: int,
+    eos_token_ids: frozenset[int] = frozenset(),
 ) -> CellResult:
     """Plain and speculative runs in turn over the same requests, a pair for each of ``batches``.
 
@@ -137,13 +138,14 @@ def measure(
     Args:
         speculative: has ``meter`` as its proposer.
         batches: of prompts.
-        max_tokens: that each request gets; it does not stop before.
+        max_tokens: of each answer.
+        eos_token_ids: that end one before.
     """
     result = CellResult(cell)
     tallies: list[RoundTally] = []
     for number, prompts in enumerate([batches[-1], *batches]):
-        without = run_batch(plain, list(_requests(cell, prompts, max_tokens)))
-        with_drafts = run_batch(speculative, list(_requests(cell, prompts, max_tokens)), meter)
+        without = run_batch(plain, list(_requests(cell, prompts, max_tokens, eos_token_ids)))
+        with_drafts = run_batch(speculative, list(_requests(cell, prompts, max_tokens, eos_token_ids)), meter)
         tally = meter.stop()
         if number:
             result.plain.append(without)
@@ -175,6 +177,8 @@ def run_batch(engine: Engine, requests: Sequence[Request], meter: RoundMeter | N
         progressed = _step(engine)
         ended_s |= dict.fromkeys(progressed, time.perf_counter())
     new = {request.request_id: len(request.output_token_ids) - known[request.request_id] for request in requests}
+    if not any(new.values()):
+        raise InternalError("every answer was over with its first token, so there is nothing to measure")
     return RunResult(
         token_ids=tuple(tuple(request.output_token_ids) for request in requests),
         tpots_ms=tuple((ended_s[name] - started_s) * 1e3 / count for name, count in new.items() if count),
@@ -194,10 +198,10 @@ def _step(engine: Engine) -> list[str]:
     return [output.request_id for output in outputs]
 
 
-def _requests(cell: Cell, prompts: Sequence[tuple[int, ...]], max_tokens: int) -> Iterator[Request]:
+def _requests(
+    cell: Cell, prompts: Sequence[tuple[int, ...]], max_tokens: int, eos_token_ids: frozenset[int]
+) -> Iterator[Request]:
     """New requests, always the same ones."""
     for index, prompt in enumerate(prompts):
-        params = SamplingParams(
-            max_tokens=max_tokens, temperature=cell.temperature, ignore_eos=True, seed=_SEED + index
-        )
-        yield Request(f"request-{index}", list(prompt), params, arrival_s=index)
+        params = SamplingParams(max_tokens=max_tokens, temperature=cell.temperature, seed=_SEED + index)
+        yield Request(f"request-{index}", list(prompt), params, eos_token_ids, arrival_s=index)

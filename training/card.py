@@ -119,7 +119,7 @@ Mean accepted length counts the target's own token.
 {facts.command}
 ```
 
-Settings: `{json.dumps(asdict(numbers.settings))}`
+Settings: `{json.dumps(_shown(numbers.settings))}`
 """
     (folder / CARD_NAME).write_text(text, encoding="utf-8")
 
@@ -127,7 +127,7 @@ Settings: `{json.dumps(asdict(numbers.settings))}`
 def write_log(path: Path, settings: TrainingSettings, log: Sequence[dict[str, Any]], evaluation: Evaluation) -> None:
     """Writes everything that was reported, and the evaluation, as JSON."""
     content = {
-        "settings": asdict(settings),
+        "settings": _shown(settings),
         "acceptance": {
             "greedy": _numbers(evaluation.greedy, evaluation.greedy_tree),
             "sampled": _numbers(evaluation.sampled, evaluation.sampled_tree),
@@ -168,3 +168,11 @@ def _numbers(found: Acceptance, tree: TreeAcceptance | None) -> dict[str, Any]:
         "mean_accepted_length": found.mean_accepted_length,
     }
     return numbers if tree is None else numbers | {"tree": asdict(tree)}
+
+
+def _shown(settings: TrainingSettings) -> dict[str, Any]:
+    """The settings without the folders of the machine that trained."""
+    shown = asdict(settings)
+    if shown.get("start_from") is not None:
+        shown["start_from"] = Path(shown["start_from"]).name
+    return shown

@@ -37,13 +37,13 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> _Bench:
     draft = LoadedDraft("eagle3", "head", load_eagle(folder, model, torch.float32, torch.device("cpu")))
     tokenizer: Any = Words()
     target = Target(BatonConfig(), prepare_model(model, "float32"), tokenizer, draft)
-    return _Bench(target, LosslessnessSettings(draws=900, seeds=3))
+    return _Bench(target, LosslessnessSettings(draws=900, seeds=3), lambda line: None)
 
 
-@pytest.mark.parametrize("index", range(6))
+@pytest.mark.parametrize("index", range(4))
 def test_lossless_rules_pass(bench: _Bench, index: int) -> None:
     outcome = bench.test(list(bench.cases())[index])
-    assert outcome.num_drafted > (50 if outcome.case.method == "auto" else 900)  # auto stops what does not pay
+    assert outcome.num_drafted > 900
     assert not outcome.is_suspicious
 
 
