@@ -23,6 +23,7 @@ from decode_worker.speculation.registry import SpeculationLimits, create_control
 from decode_worker.speculation.verification import create_verifier
 from engine.block_manager import BlockManager
 from engine.engine import Engine
+from engine.errors import InternalError
 from engine.model_runner import ModelRunner
 from engine.request import FinishReason, Request, SamplingParams
 from engine.sampler import probabilities
@@ -189,6 +190,8 @@ class _Bench:
             if not open_requests:
                 return found
             for output in engine.step():
+                if output.error is not None:
+                    raise InternalError(f"an answer failed: {output.error}")
                 request = open_requests[output.request_id]
                 if len(request.output_token_ids) >= _LENGTH:
                     found[tuple(open_requests.pop(output.request_id).output_token_ids[:_LENGTH])] += 1

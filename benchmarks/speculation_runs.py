@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.speculation_rounds import RoundMeter, RoundTally, merged
 from engine.engine import Engine
-from engine.errors import InternalError
+from engine.errors import ConfigError, InternalError
 from engine.request import Request, SamplingParams
 
 _SEED = 1000
@@ -147,10 +147,12 @@ def measure(
         without = run_batch(plain, list(_requests(cell, prompts, max_tokens, eos_token_ids)))
         with_drafts = run_batch(speculative, list(_requests(cell, prompts, max_tokens, eos_token_ids)), meter)
         tally = meter.stop()
-        if number:
+        if number and without.tpots_ms and with_drafts.tpots_ms:  # else every answer was over with its first token
             result.plain.append(without)
             result.speculative.append(with_drafts)
             tallies.append(tally)
+    if not tallies:
+        raise ConfigError(f"{cell}: every answer was over with its first token. Give other --prompts.")
     result.tally = merged(tallies)
     return result
 
@@ -177,8 +179,6 @@ def run_batch(engine: Engine, requests: Sequence[Request], meter: RoundMeter | N
         progressed = _step(engine)
         ended_s |= dict.fromkeys(progressed, time.perf_counter())
     new = {request.request_id: len(request.output_token_ids) - known[request.request_id] for request in requests}
-    if not any(new.values()):
-        raise InternalError("every answer was over with its first token, so there is nothing to measure")
     return RunResult(
         token_ids=tuple(tuple(request.output_token_ids) for request in requests),
         tpots_ms=tuple((ended_s[name] - started_s) * 1e3 / count for name, count in new.items() if count),

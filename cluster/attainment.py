@@ -76,9 +76,11 @@ class SlidingWindow:
         oldest = int(now_s // self._bucket_s) - self._num_buckets + 1
         kept = [index for index, number in enumerate(self._numbers) if number >= oldest]
         span_s = now_s - max(self._began_s, oldest * self._bucket_s)
+        # In the opposite order of `add`, which may go on in another thread: never more met than there were.
+        num_met = sum(self._met[index] for index in kept)
         return WindowFigures(
             sum(self._requests[index] for index in kept),
-            sum(self._met[index] for index in kept),
+            num_met,
             max(span_s, _MIN_SPAN_S),
         )
 

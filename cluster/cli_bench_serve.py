@@ -63,7 +63,8 @@ MaxInflight = Annotated[
 ]
 Requests = Annotated[int | None, typer.Option(help="Most of a stage. Default: 1000, or the whole trace.")]
 DurationS = Annotated[
-    float | None, typer.Option("--duration", help="Most seconds of a stage. Default: 60; 3600 for a replay.")
+    float | None,
+    typer.Option("--duration", help="Most seconds of a stage behind its warm-up. Default: 60; 3600 for a replay."),
 ]
 WarmupRequests = Annotated[
     int | None, typer.Option(help="Sent first, left out. Default: one per client; none in an open loop.")
@@ -167,7 +168,9 @@ def bench_sweep(
     burstiness: Burstiness = 1.0,
     max_inflight: MaxInflight = None,
     requests: Annotated[int | None, typer.Option(help="Most of a probe.")] = 200,
-    duration_s: Annotated[float | None, typer.Option("--duration", help="Most seconds of a probe.")] = 60.0,
+    duration_s: Annotated[
+        float | None, typer.Option("--duration", help="Most seconds of a probe behind its warm-up.")
+    ] = 60.0,
     warmup_requests: Annotated[int | None, typer.Option(help="Of each probe, sent first and left out.")] = 5,
     warmup_s: WarmupS = 0.0,
     grace_s: GraceS = 30.0,

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from engine.errors import BatonError, InvalidRequestError, OverloadedError, error_classes
+from engine.errors import BatonError, ConfigError, InvalidRequestError, OverloadedError, error_classes
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETION_PATH = "/v1/completions"
@@ -54,12 +54,15 @@ class RouterClient:
     """One connection pool to one router. Every method raises BatonError with the router's own message.
 
     A key in the environment variable ``BATON_API_KEY`` is sent as bearer token.
+
+    Raises:
+        ConfigError: what is in that variable is no key.
     """
 
     def __init__(self, endpoint: str, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
         """``transport`` replaces the network, for tests."""
         self.endpoint = endpoint
-        api_key = os.environ.get(API_KEY_VARIABLE)
+        api_key = _api_key()
         self._http = httpx.AsyncClient(
             base_url=endpoint,
             headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
@@ -152,10 +155,22 @@ class RouterClient:
         return values
 
     def _unreachable(self, error: httpx.HTTPError) -> RouterUnreachableError:
-        reason = str(error) or type(error).__name__
+        # A protocol error may quote headers, and with them the key.
+        reason = type(error).__name__ if isinstance(error, httpx.ProtocolError) else str(error) or type(error).__name__
         return RouterUnreachableError(
             f"No answer from {self.endpoint} ({reason}). Is the cluster running? See `baton up`."
         )
+
+
+def _api_key() -> str | None:
+    """Raises :class:`ConfigError`, which does not quote it, for something that cannot be sent."""
+    key = os.environ.get(API_KEY_VARIABLE, "").strip()
+    if key and not (key.isascii() and key.isprintable() and " " not in key):
+        raise ConfigError(
+            f"The environment variable {API_KEY_VARIABLE} holds no API key: a key is made of visible ASCII characters "
+            "without spaces."
+        )
+    return key or None
 
 
 def _chunk(data: str) -> dict[str, Any]:

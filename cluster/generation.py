@@ -10,9 +10,6 @@ from cluster.slo import STANDARD, SloClass
 from engine.request import FinishReason, SamplingParams, TokenLogprobs
 from engine.timeline import Timeline
 
-STOP_STRING = "stop_string"
-"""Attribute of a timeline whose sequence the gateway ended itself, because of a stop string in its text."""
-
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:

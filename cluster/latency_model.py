@@ -115,6 +115,8 @@ class LatencyModel:
 
         Fits take part of a millisecond and hand-offs end many times a second: a link's new samples wait for its turn.
         """
+        if not all(worker_id in self._workers for worker_id in link):
+            return  # hand-offs are told of when decoding ends, and one of the two may have left by then
         waiting = self._transfers.setdefault(link, deque(maxlen=_MAX_WAITING_TRANSFERS))
         waiting.append(((1.0, float(num_bytes)), ms))
         now_s = self._clock()

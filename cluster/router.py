@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from cluster.background import BackgroundTasks
 from cluster.config import DECODE, POOLS, PREFILL, RouterConfig
-from cluster.generation import STOP_STRING, GenerationRequest, ModelCard, TokenChunk
+from cluster.generation import GenerationRequest, ModelCard, TokenChunk
 from cluster.handoff_watch import HandoffWatch
 from cluster.journal import Journal
 from cluster.latency.request_predictions import RequestPredictions
@@ -26,7 +26,7 @@ from cluster.latency_model import LatencyModel
 from cluster.logs import RequestLog
 from cluster.messages import pack_sequence, unpack_events
 from cluster.metrics import RouterMetrics
-from cluster.outcomes import CANCELLED, REJECTED
+from cluster.outcomes import CANCELLED, ENDED_BY, REJECTED
 from cluster.registry import Worker, WorkerRegistry
 from cluster.routing.base import RoutingRequest
 from cluster.routing.profile import RoutingProfile, default_profile
@@ -123,7 +123,7 @@ class Router:
         """
         if self._in_flight >= self._config.max_inflight:
             self._metrics.requests.labels(REJECTED).inc()
-            request.timeline.attributes.update(target_attributes(request.slo))
+            request.timeline.attributes.update(target_attributes(request.slo), outcome=REJECTED)
             self._judge(request, REJECTED, 0)
             raise OverloadedError(
                 f"{self._in_flight} sequences are in flight, which is as many as router.max_inflight allows. "
@@ -166,8 +166,8 @@ class Router:
         timeline = journal.request.timeline
         timeline.record(Event.FINISHED)
         self._predictions.ended(journal)
-        if outcome == CANCELLED and STOP_STRING in timeline.attributes:
-            outcome = str(FinishReason.STOP)
+        if outcome == CANCELLED:
+            outcome = str(timeline.attributes.get(ENDED_BY, CANCELLED))
         timeline.attributes.update(
             output_tokens=len(journal.token_ids),
             cached_tokens=journal.num_cached_tokens,

@@ -7,9 +7,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from cluster.generation import STOP_STRING, GenerationRequest, Generator, TokenChunk
+from cluster.generation import GenerationRequest, Generator, TokenChunk
+from cluster.outcomes import ENDED_BY
 from cluster.output_processor import OutputDelta, OutputProcessor
-from engine.errors import InternalError
+from engine.errors import BatonError, InternalError
+from engine.request import FinishReason
 from engine.timeline import Event
 
 # Deltas that wait for a slow client before the sequences themselves are made to wait.
@@ -75,6 +77,11 @@ async def run_sequences(
             else:
                 room.release()
                 yield item
+    except Exception as error:
+        # The others are closed as if the client had left, and are not to be counted as if it had.
+        for spec in specs:
+            spec.request.timeline.attributes.setdefault(ENDED_BY, _code_of(error))
+        raise
     finally:
         for task in tasks:
             task.cancel()
@@ -91,12 +98,19 @@ async def _run_one(generator: Generator, spec: SequenceSpec) -> AsyncGenerator[O
             yield delta
             if spec.processor.is_finished and chunk.finish_reason is None:
                 # A stop string: the generator does not know, and closing it cancels the rest.
-                spec.request.timeline.attributes[STOP_STRING] = True
+                spec.request.timeline.attributes[ENDED_BY] = str(FinishReason.STOP)
                 return
         if not spec.processor.is_finished:
             raise InternalError("A sequence ended without a finish reason.")
+    except Exception as error:
+        spec.request.timeline.attributes.setdefault(ENDED_BY, _code_of(error))
+        raise
     finally:
         await _close(chunks)
+
+
+def _code_of(error: Exception) -> str:
+    return error.code if isinstance(error, BatonError) else InternalError.code
 
 
 async def _close(chunks: AsyncIterator[TokenChunk]) -> None:

@@ -70,6 +70,7 @@ class Engine:
         try:
             return self._run(plan, started_s, due_s)
         except Exception as error:  # noqa: BLE001 - whatever broke the step, its requests must end and others go on
+            self._last_ended_s = time.monotonic()
             return self._fail(plan, error)
 
     def _run(self, plan: list[ScheduledSequence], started_s: float, due_s: float) -> list[TokenOutput]:

@@ -70,8 +70,14 @@ class PartLog:
                 part.num_bytes,
                 part.num_parts,
                 part.started_s,
-                part.sent_s or part.acknowledged_s or part.started_s,
+                _earlier(part.sent_s, part.acknowledged_s) or part.started_s,
                 part.acknowledged_s,
             )
             for part in self._parts
         ]
+
+
+def _earlier(sent_s: float | None, acknowledged_s: float | None) -> float | None:
+    """When a part was sent, as far as is known: at the latest when it was acknowledged."""
+    known = [at_s for at_s in (sent_s, acknowledged_s) if at_s]
+    return min(known, default=None)

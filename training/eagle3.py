@@ -118,6 +118,17 @@ def _load_start(reference: str, target: LoadedModel) -> EagleHead:
             f"training: {reference} is an EAGLE-{head.settings.version} head, and only EAGLE-3 heads are trained. "
             "Start from such a head, or from none."
         )
+    problem = None
+    if not head.settings.own_lm_head:
+        problem = "it has no lm_head of its own"
+    elif head.settings.layers.qk_norm:
+        problem = "its attention norms queries and keys, which the common format of such heads cannot express"
+    elif len(head.feature_layer_choices) > 1:
+        problem = "it does not say which hidden states of the target it reads"
+    if problem is not None:
+        raise UnsupportedModelError(
+            f"training: {reference} cannot be trained further: {problem}. Begin without --from."
+        )
     return head
 
 

@@ -40,6 +40,8 @@ class SampleFeed:
         """Begins with what an earlier run knew, and with what the worker measured when it started."""
         traits = traits_of(worker.info)
         prior = () if self._store is None else await asyncio.to_thread(self._store.load, traits.kind)
+        if self._registry.get(worker.info.worker_id) is not worker:
+            return  # it left while the file was read
         self._kinds.add(traits.kind)
         self._model.add_worker(worker.info.worker_id, traits, prior)
         await self._poll_one(worker)
@@ -52,9 +54,12 @@ class SampleFeed:
         """Until it is cancelled."""
         while True:
             await asyncio.sleep(POLL_S)
-            await self.poll()
-            if time.monotonic() >= self._save_due_s:
-                await self.save()
+            try:
+                await self.poll()
+                if time.monotonic() >= self._save_due_s:
+                    await self.save()
+            except Exception:  # predictions may be stale; requests go on
+                logger.exception("a round of samples failed; the next one begins anew")
 
     async def poll(self) -> None:
         """One round."""
@@ -65,7 +70,7 @@ class SampleFeed:
         self._save_due_s = time.monotonic() + _SAVE_EVERY_S
         if self._store is None:
             return
-        for kind in self._kinds:
+        for kind in tuple(self._kinds):  # workers of another kind may come while files are written
             coefficients = self._model.coefficients(kind)
             if coefficients is not None:
                 await asyncio.to_thread(self._store.save, kind, coefficients)

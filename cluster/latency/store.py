@@ -40,7 +40,7 @@ class FitStore:
             return _read(json.loads(file.read_text(encoding="utf-8")), kind)
         except FileNotFoundError:
             return ()
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             logger.warning("the latency fit in %s cannot be used and is ignored: %s", file, error)
             return ()
 

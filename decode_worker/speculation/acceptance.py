@@ -43,9 +43,6 @@ class AcceptanceTracker:
         found.weight = min(found.weight + 1, _MAX_WEIGHT)
         found.mean += (value - found.mean) / found.weight
 
-    def forget(self, key: Hashable) -> None:
-        self._estimates.pop(key, None)
-
     def record_chain(
         self, num_drafted: int, num_accepted: int, key_of: Callable[[int], tuple[Hashable, float]]
     ) -> None:

@@ -117,6 +117,8 @@ class SpeculationController:
             _keep_better(best, network.name, drafts)
         chosen = self._choose(plan, best, num_sequences, num_tokens)
         self._proposed_by = {request_id: best[request_id][1] for request_id in chosen}
+        if network is not None and self._drafting is not None and drafts:
+            self._drafting.book(verified=network.name in self._proposed_by.values())
         return chosen
 
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:

@@ -115,6 +115,8 @@ class DraftingPolicy:
         self._is_drafting = False
         self._num_refusals = 0
         self._num_hopeless = 0
+        self._pause = 0
+        self._num_paused = 0
 
     @property
     def is_hopeless(self) -> bool:
@@ -123,10 +125,22 @@ class DraftingPolicy:
 
     def is_settled(self) -> bool:
         """Asked once a step in which nobody asks for the method by name; True when it goes without, as the last one."""
+        if self._num_paused:
+            self._num_paused -= 1
+            return True
         if self._is_drafting or self._num_refusals % _STEPS_PER_DECISION == 0:
             return False
         self._num_refusals += 1
         return True
+
+    def book(self, *, verified: bool) -> None:
+        """Hears whether any of the drafts that were made was worth its verification.
+
+        When none is, time after time, the outlook is better than the drafts are, and making them waits longer and
+        longer.
+        """
+        self._pause = 0 if verified else min(_STEPS_PER_PROBE, max(1, 2 * self._pause))
+        self._num_paused = self._pause
 
     def choose(self, outlook: Outlook, named: Collection[str], num_sequences: int, num_tokens: int) -> set[str]:
         """The requests to draft for. Tells :class:`DraftPasses` what a pass must bring.

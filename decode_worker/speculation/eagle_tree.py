@@ -26,7 +26,7 @@ from decode_worker.speculation.acceptance import AcceptanceTracker, DepthAccepta
 from decode_worker.speculation.certainty import bucket_of, prior_of
 from decode_worker.speculation.chains import VocabularyMap
 from decode_worker.speculation.draft_length import DraftPasses, NetworkProposer, Outlook
-from decode_worker.speculation.tree import GrowingTree, best_nodes, confidences_of, reindexed, tried
+from decode_worker.speculation.tree import GrowingTree, best_nodes, confidences_of, is_prefix, reindexed, tried
 from engine.attention_groups import Span
 from engine.batch import ForwardBatch
 from engine.draft.feature_state import FeatureState, WaitingRows
@@ -202,15 +202,18 @@ class EagleTreeProposer:
         self._by_depth = DepthAcceptance(_PRIOR_AT_DEPTH)
         self._shapes = AcceptanceTracker()
         self._drafts: dict[str, tuple[Draft, list[_Kind]]] = {}
+        self._uses_trees: bool | None = None
 
     @torch.inference_mode()
     def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
         """Drafts for the sequences whose rows are at hand; the others get theirs a step later."""
         self._drafts = {}
         wanting = [sequence for sequence in plan if sequence.request.request_id in room]
-        if len(wanting) > self._settings.max_batch:
-            chain_room = {request_id: min(count, self._settings.max_chain) for request_id, count in room.items()}
-            return self._chains.propose(plan, chain_room)
+        # Of a step's requests some may not be worth a draft: the others then get what the outlook was for.
+        fits = len(wanting) <= self._settings.max_batch
+        uses_trees, self._uses_trees = (fits if self._uses_trees is None else fits and self._uses_trees), None
+        if not uses_trees:
+            return self._chains.propose(plan, self._chain_room(room))
         waiting = [rows for sequence in wanting if (rows := self._rows_at_hand(sequence)) is not None]
         if not waiting:
             return {}
@@ -224,8 +227,9 @@ class EagleTreeProposer:
         return drafts
 
     def outlook(self, requests: Sequence[Request], room: Mapping[str, int]) -> Outlook:
-        if len(requests) > self._settings.max_batch:
-            return self._chains.outlook(requests, room)
+        self._uses_trees = len(requests) <= self._settings.max_batch
+        if not self._uses_trees:
+            return self._chains.outlook(requests, self._chain_room(room))
         gains = {
             request.request_id: self._by_depth.reach(request, min(self._settings.max_depth, room[request.request_id]))
             for request in requests
@@ -241,13 +245,15 @@ class EagleTreeProposer:
             self._chains.observe(result)
             return
         draft, kinds = self._drafts[request.request_id]
-        levels = tried(draft, result.token_ids)
-        for node, is_right in (pair for level in levels for pair in level):
-            self._by_kind.record(kinds[node], kinds[node].prior, float(is_right))
-        self._by_depth.learn(request, len(levels), sum(is_right for level in levels for _, is_right in level))
-        if result.num_drafted:
+        for level in tried(draft, result.token_ids):
+            for node, is_right in level:
+                self._by_kind.record(kinds[node], kinds[node].prior, float(is_right))
+        if is_prefix(result.sequence.draft, draft):  # what a drafting decision brings is what is verified of it
             verified = result.sequence.draft
             num_depths = 1 + max(depths_of([verified.parent(node) for node in range(len(verified))]))
+            num_right = len(result.accepted)
+            # Nothing was tried below a right leaf, and where the tree goes deeper elsewhere that is a miss, too.
+            self._by_depth.learn(request, num_depths, num_right)
             self._shapes.record("nodes per pass", _PRIOR_NODES_PER_PASS, len(verified) / num_depths)
 
     def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
@@ -257,6 +263,9 @@ class EagleTreeProposer:
         self._drafts.pop(request_id, None)
         self._by_depth.forget(request_id)
         self._chains.release(request_id)
+
+    def _chain_room(self, room: Mapping[str, int]) -> dict[str, int]:
+        return {request_id: min(count, self._settings.max_chain) for request_id, count in room.items()}
 
     def _rows_at_hand(self, sequence: ScheduledSequence) -> WaitingRows | None:
         """Rows that reach up to the last known token, and not those of a request that has to start again."""

@@ -16,7 +16,7 @@ import torch
 from decode_worker.speculation.acceptance import AcceptanceTracker, kind_of
 from decode_worker.speculation.certainty import bucket_of, prior_of
 from decode_worker.speculation.draft_length import DraftPasses, Outlook
-from decode_worker.speculation.tree import best_choices, static_tree, tried
+from decode_worker.speculation.tree import best_choices, is_prefix, static_tree, tried
 from engine.batch import ForwardBatch
 from engine.draft.medusa import MAX_RANKS
 from engine.draft.medusa_state import MedusaState
@@ -101,12 +101,10 @@ class MedusaProposer:
         if draft is None:
             return
         kinds = self._kinds[request.request_id]
-        levels = tried(draft, result.token_ids)
-        for node, is_right in (pair for level in levels for pair in level):
+        for node, is_right in (pair for level in tried(draft, result.token_ids) for pair in level):
             self._acceptance.record(kinds[node], prior_of(kinds[node].bucket), float(is_right))
-        num_right = sum(is_right for level in levels for _, is_right in level)
-        self._worth.record(("accepted", kind_of(request)), _PRIOR_ACCEPTED, num_right)
-        if result.num_drafted:
+        if is_prefix(result.sequence.draft, draft):  # what a drafting decision brings is what is verified of it
+            self._worth.record(("accepted", kind_of(request)), _PRIOR_ACCEPTED, len(result.accepted))
             self._worth.record("nodes", _PRIOR_NODES, result.num_drafted)
 
     def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:

@@ -80,7 +80,7 @@ class StepCost:
         """Measured numbers of tokens, ascending, and what they cost with about so many sequences."""
         found = self._curves.get(num_sequences)
         if found is None:
-            batch = _nearest((batch for batch, _ in self._sizes), num_sequences)
+            batch = _nearest((batch for batch, _ in self._sizes), _size_of(num_sequences))
             known = sorted((tokens, size.ms) for (own, tokens), size in self._sizes.items() if own == batch)
             # More tokens never cost less; where that was measured, the machine was busy with the fewer ones.
             costs = [ms for _, ms in known]

@@ -322,3 +322,10 @@ def tried(draft: Draft, outcome: Sequence[int]) -> list[list[tuple[int, bool]]]:
             break
         node = right[0]
     return found
+
+
+def is_prefix(draft: Draft, whole: Draft) -> bool:
+    """Whether a draft is made of the first nodes of another, one at least."""
+    count = len(draft)
+    first = whole.first(count)
+    return 0 < count <= len(whole) and draft.token_ids == first.token_ids and draft.parents == first.parents

@@ -254,9 +254,9 @@ async def test_a_request_that_is_turned_away_is_a_miss(
             response = await http.post(COMPLETIONS, json={**COMPLETION, "prompt": ["a", "b"]})
     assert response.status_code == 429
     value = cluster.metrics.registry.get_sample_value
-    assert value("baton_slo_requests_total", {"slo_class": "standard", "result": "rejected"}) == 1
-    # The other prompt was given up with it, which is nobody's promise broken.
-    assert value("baton_slo_requests_total", {"slo_class": "standard", "result": "excluded"}) == 1
+    # The other prompt was given up with it: the client, who is still there, gets the answer to neither.
+    assert value("baton_slo_requests_total", {"slo_class": "standard", "result": "rejected"}) == 2
+    assert value("baton_slo_requests_total", {"slo_class": "standard", "result": "excluded"}) == 0
     assert value("baton_slo_attainment_ratio", {"slo_class": "standard", "window": "1m"}) == 0.0
     [line] = [vars(record) for record in caplog.records if record.name == "cluster.http_edge"]
     assert line["slo_met"] is False

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from cluster.generation import TokenChunk
+from cluster.output_processor import OutputDelta, OutputProcessor
 from tests.unit.cluster.fakes import MODEL
 from tests.unit.cluster.instant_cluster import TOKENIZER, InstantCluster, call_app
 
@@ -39,6 +41,22 @@ async def test_a_stop_string_is_an_end_and_no_cancellation(cluster: InstantClust
     assert await post(cluster, stop=[word]) == 200
     assert outcomes(cluster) == {"stop": 1}
     assert cluster.metrics.registry.get_sample_value("baton_request_seconds_count") == 1
+
+
+async def test_what_another_sequence_ended_is_no_cancellation(
+    cluster: InstantCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client is there, and gets an error: that counts for all sequences that had begun."""
+    process = OutputProcessor.process
+
+    def break_once(self: OutputProcessor, chunk: TokenChunk) -> OutputDelta:
+        monkeypatch.setattr(OutputProcessor, "process", process)
+        raise RuntimeError("this detokenizer is broken")
+
+    monkeypatch.setattr(OutputProcessor, "process", break_once)
+    assert await post(cluster, n=4) == 500
+    assert set(outcomes(cluster)) <= {"internal_error", "length"}
+    assert outcomes(cluster)["internal_error"] >= 1
 
 
 async def test_the_end_of_a_sequence_is_one_line_with_its_figures(

@@ -155,6 +155,8 @@ def test_speculation_divides_the_time_per_token() -> None:
 def test_links_differ() -> None:
     clock = Clock()
     model = LatencyModel(clock)
+    for worker_id in ("p", "near", "far"):
+        model.add_worker(worker_id, TRAITS)
     for _ in range(60):
         clock.now_s += 1
         for num_bytes in (100_000, 1_000_000, 10_000_000):
@@ -163,6 +165,20 @@ def test_links_differ() -> None:
     assert model.transfer_ms(5_000_000, ("p", "near")).ms == pytest.approx(7, rel=0.2)
     assert model.transfer_ms(5_000_000, ("p", "far")).ms == pytest.approx(52, rel=0.2)
     assert model.transfer_ms(5_000_000, ("q", "new")).ms > 0
+
+
+def test_links_of_workers_that_left_are_not_kept() -> None:
+    """Hand-offs are told of when decoding ends, which may be after their prefill worker has gone."""
+    clock = Clock()
+    model = LatencyModel(clock)
+    model.add_worker("d", TRAITS)
+    for number in range(50):
+        model.add_worker(f"p{number}", TRAITS)
+        model.remove_worker(f"p{number}")
+        clock.now_s += 10
+        model.observe_transfer((f"p{number}", "d"), 1000, 2.0)
+    assert not model._links
+    assert not model._transfers
 
 
 def test_an_unknown_worker_is_predicted_too() -> None:
@@ -211,6 +227,7 @@ def test_no_sample_breaks_it(rounds: list[tuple[float, list[StepSample]]]) -> No
     clock = Clock()
     model = LatencyModel(clock)
     model.add_worker("w", TRAITS)
+    model.add_worker("v", TRAITS)
     for pause_s, samples in rounds:
         clock.now_s += pause_s
         model.observe_steps("w", samples)

@@ -85,6 +85,14 @@ def test_costs_are_learned_and_interpolated() -> None:
     assert cost.ms(1, 1) < 20_000.0
 
 
+def test_costs_are_found_where_they_were_booked() -> None:
+    cost = StepCost()
+    cost.record(6, 6, 60.0)
+    for _ in range(20):
+        cost.record(7, 7, 20.0)
+    assert cost.ms(7, 7) < 25.0
+
+
 def test_more_tokens_never_count_as_cheaper() -> None:
     cost = StepCost()
     cost.record(1, 1, 20.0)
@@ -226,6 +234,21 @@ class TestDraftingForANetwork:
         gains = {"a": (0.4, 0.2)}
         assert policy.choose(Outlook(gains, nodes_per_pass=1.0), (), num_sequences=1, num_tokens=1) == {"a"}
         assert policy.choose(Outlook(gains, nodes_per_pass=30.0), (), num_sequences=1, num_tokens=1) == set()
+
+    def test_drafts_that_are_never_worth_verifying_are_made_less_and_less(self) -> None:
+        policy, _ = self.policy(2.0)
+        outlook = Outlook({"a": (0.9, 0.8)})
+        num_made = 0
+        for _ in range(300):
+            if not policy.is_settled() and policy.choose(outlook, (), num_sequences=1, num_tokens=1):
+                num_made += 1
+                policy.book(verified=False)
+        assert num_made < 15
+        while policy.is_settled():
+            pass
+        assert policy.choose(outlook, (), num_sequences=1, num_tokens=1) == {"a"}
+        policy.book(verified=True)
+        assert not policy.is_settled()
 
     def test_a_refusal_stands_for_a_few_steps(self) -> None:
         policy, _ = self.policy(2.0)

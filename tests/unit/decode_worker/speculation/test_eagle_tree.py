@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from decode_worker.speculation.controller import SpeculationController
-from decode_worker.speculation.draft_length import DraftPasses
+from decode_worker.speculation.draft_length import DraftPasses, Outlook
 from decode_worker.speculation.eagle import EagleProposer
 from decode_worker.speculation.eagle_tree import EagleTreeProposer, EagleTreeSettings
 from decode_worker.speculation.step_cost import StepCost
@@ -263,6 +263,35 @@ def test_large_batches_get_chains(tmp_path: Path) -> None:
     for name_of, num_tokens, room, draft in setup.proposer.trees[::4]:
         known = (texts[int(name_of)] + plain[int(name_of)])[:num_tokens]
         assert set(paths_of(draft)) == setup.reference_tree(known, room)
+
+
+def test_what_is_drafted_is_what_the_outlook_was_for(tmp_path: Path) -> None:
+    """Of many requests a few may be chosen; their chains teach what the next outlook on as many is made of."""
+    setup = Setup(tmp_path, own=EagleTreeSettings(top_k=3, max_depth=4, max_nodes=12, max_batch=2))
+    requests = [Request(str(index), [1, 2, 3], SamplingParams()) for index in range(3)]
+    room = {request.request_id: 8 for request in requests}
+    plan = [ScheduledSequence(requests[0], 1)]
+    chains = Recorder()
+    setup.proposer._chains = chains
+    setup.proposer.outlook(requests, room)
+    setup.proposer.propose(plan, {"0": 8})
+    setup.proposer.outlook(requests[:1], room)
+    setup.proposer.propose(plan, {"0": 8})
+    assert chains.asked == [{"0": 8}]
+
+
+class Recorder:
+    """Stands for chains: notes the room that they were asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, int]] = []
+
+    def outlook(self, requests: Sequence[Request], room: Mapping[str, int]) -> Outlook:
+        return Outlook({})
+
+    def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
+        self.asked.append(dict(room))
+        return {}
 
 
 def test_behind_a_prefix_that_the_head_has_not_seen(tmp_path: Path) -> None:
