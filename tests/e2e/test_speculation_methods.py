@@ -89,21 +89,24 @@ def test_without_a_draft(lab: Lab, method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "limits"),
+    ("method", "limits", "least_accepted"),
     [
-        ("eagle3", SpeculationLimits(max_draft_tokens=4)),
-        ("eagle3", SpeculationLimits(max_tree_tokens=12, tree_max_batch=8)),
-        ("auto", SpeculationLimits(max_tree_tokens=12, tree_max_batch=8)),
+        ("eagle3", SpeculationLimits(max_draft_tokens=4), 21),
+        ("eagle3", SpeculationLimits(max_tree_tokens=12, tree_max_batch=8), 21),
+        # Goes by what steps take here and now, and may rightly find that nothing pays.
+        ("auto", SpeculationLimits(max_tree_tokens=12, tree_max_batch=8), 0),
     ],
     ids=["chains", "trees", "auto"],
 )
-def test_with_the_head_that_comes_with_baton(lab: Lab, method: str, limits: SpeculationLimits) -> None:
+def test_with_the_head_that_comes_with_baton(
+    lab: Lab, method: str, limits: SpeculationLimits, least_accepted: int
+) -> None:
     model = lab.load()
     draft = load_draft("auto", "default", lab.source.path, model)
     assert draft is not None
     answers, accepted = lab.run(model, draft, method, limits)
     assert answers == lab.plain
-    assert accepted > 20
+    assert accepted >= least_accepted
 
 
 def test_with_a_draft_model(lab: Lab) -> None:
