@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -74,10 +75,11 @@ class LoadClient:
                 await self._stream(body, sample, epoch_s)
         except StreamError as error:
             _fail(sample, error.kind, str(error))
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            # The second one is a TimeoutError, too, but not that of the request.
+            _fail(sample, CONNECT_ERROR, str(error))
         except TimeoutError:
             _fail(sample, TIMEOUT_ERROR, f"no complete answer within {self._timeout_s:g} s")
-        except aiohttp.ClientConnectorError as error:
-            _fail(sample, CONNECT_ERROR, str(error))
         except (aiohttp.ClientError, OSError) as error:
             _fail(sample, DISCONNECTED_ERROR, str(error) or type(error).__name__)
         else:
@@ -88,7 +90,7 @@ class LoadClient:
         answer = _Answer(sample)
         async with self._http.post(self._endpoint.generate_url, data=body) as response:
             if response.status != 200:
-                text = (await response.text())[:_MAX_ERROR_CHARS]
+                text = (await response.text(errors="replace"))[:_MAX_ERROR_CHARS]
                 raise StreamError(f"http_{response.status}", text)
             splitter = EventSplitter()
             async for data in response.content.iter_any():
@@ -98,6 +100,34 @@ class LoadClient:
         answer.complete()
 
 
+@dataclass(frozen=True, slots=True)
+class _Usage:
+    """What a server counted; nothing where it does not say."""
+
+    input_tokens: int | None = None
+    output_tokens: int = 0
+    cached_tokens: int = 0
+
+    @classmethod
+    def of(cls, usage: Any) -> _Usage:
+        """
+        Raises:
+            StreamError: it is something else than counts by name.
+        """
+        try:
+            prompt = usage.get("prompt_tokens")
+            counts = cls(
+                None if prompt is None else int(prompt),
+                int(usage.get("completion_tokens") or 0),
+                int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0),
+            )
+        except (AttributeError, TypeError, ValueError) as error:
+            raise StreamError(MALFORMED_ERROR, f"odd usage: {str(usage)[:80]}") from error
+        if min(counts.input_tokens or 0, counts.output_tokens, counts.cached_tokens) < 0:
+            raise StreamError(MALFORMED_ERROR, f"usage under 0: {str(usage)[:80]}")
+        return counts
+
+
 class _Answer:
     """Reads one stream into a sample."""
 
@@ -105,7 +135,7 @@ class _Answer:
         self._sample = sample
         self._textless_times_s = array("d")
         self._is_finished = False
-        self._usage: dict[str, Any] | None = None
+        self._usage = _Usage()
 
     def add(self, payload: bytes, now_s: float) -> None:
         """
@@ -121,12 +151,16 @@ class _Answer:
             raise StreamError(MALFORMED_ERROR, f"{error}: {payload[:80]!r}") from error
         if (failure := error_in(event)) is not None:
             raise StreamError(f"stream_{failure[0]}", failure[1][:_MAX_ERROR_CHARS])
-        if has_text(event):
+        try:
+            is_text = has_text(event)
+        except (AttributeError, TypeError) as error:
+            raise StreamError(MALFORMED_ERROR, f"odd choices: {payload[:80]!r}") from error
+        if is_text:
             self._sample.chunk_times_s.append(now_s)
         elif has_choice(event):
             self._textless_times_s.append(now_s)
         if usage := event.get("usage"):
-            self._usage = usage
+            self._usage = _Usage.of(usage)
 
     def complete(self) -> None:
         """
@@ -135,8 +169,8 @@ class _Answer:
         """
         if not self._is_finished:
             raise StreamError(TRUNCATED_ERROR, "the stream ended without [DONE]")
-        sample, usage = self._sample, self._usage or {}
-        reported = int(usage.get("completion_tokens") or 0)
+        sample, usage = self._sample, self._usage
+        reported = usage.output_tokens
         if reported and not sample.chunk_times_s:
             # Tokens without a text, such as special ones, are tokens all the same.
             sample.chunk_times_s = self._textless_times_s
@@ -144,8 +178,8 @@ class _Answer:
             raise StreamError(EMPTY_ERROR, "the answer has no tokens")
         sample.counts_are_chunks = not reported
         sample.output_tokens = reported or len(sample.chunk_times_s)
-        sample.input_tokens = usage.get("prompt_tokens")
-        sample.cached_tokens = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+        sample.input_tokens = usage.input_tokens
+        sample.cached_tokens = usage.cached_tokens
 
 
 def _fail(sample: Sample, kind: str, message: str) -> None:

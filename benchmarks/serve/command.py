@@ -12,17 +12,18 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from benchmarks.serve.assembly import load_trace, make_settled_limits
-from benchmarks.serve.document import serve_document, write_json
+from benchmarks.serve.document import check_writable, serve_document, write_json
 from benchmarks.serve.progress import show_progress
 from benchmarks.serve.reports import plan_report
 from benchmarks.serve.runner import StageRun
-from benchmarks.serve.session import Session, open_session, stop_on_signals
+from benchmarks.serve.session import InterruptedBeforeLoadError, Session, open_session, stop_on_signals
 from benchmarks.serve.settings import TargetSettings, WorkloadSettings
 from benchmarks.serve.slo import parse_slo
 from benchmarks.serve.stage_result import StageResult, evaluate
 from benchmarks.serve.stages import LoadSettings, Stage, plan_stages
 from benchmarks.serve.tables import render_run
 from benchmarks.serve.traces import TraceRequest
+from engine.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,8 @@ class ServeOutcome:
     """
     Attributes:
         shown: tables for the terminal.
-        stages: those that ran, the interrupted one included.
-        is_interrupted: a signal ended the run.
+        stages: those that ran; the interrupted one, too, if it measured anything.
+        is_interrupted: a signal ended the run before all stages were over.
     """
 
     shown: RenderableType
@@ -69,26 +70,40 @@ def run_serve(
     """Runs all stages. Progress goes to ``console``; what is wrong with the options is found before anything is sent.
 
     Raises:
-        BatonError: options that do not go together, or an endpoint that does not answer.
+        BatonError: options that do not go together, an endpoint that does not answer, or a file that cannot be written;
+            then the tables are shown on ``console``.
     """
     slo = parse_slo("--slo", output.slo)
     report = plan_report(output.report)
+    if output.json_file is not None:
+        check_writable("--json", output.json_file)
     trace = load_trace(workload)
     make_settled_limits(workload, trace)
     stages = plan_stages(load, None if trace is None else len(trace))
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        results, session = runner.run(_measure(target, workload, trace, stages, output, console))
-    shown = render_run(results, slo, session.target, session.notes)
-    if output.json_file is not None:
-        document = serve_document(
-            target, workload, load, slo, session.target, session.notes, results, with_samples=output.with_samples
-        )
-        write_json(document, output.json_file)
-    if report.files and results:
-        report.write(f"{session.target['model']} under load", shown, results)
-    for file in filter(None, (output.json_file, *report.files)):
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            results, session = runner.run(_measure(target, workload, trace, stages, output, console))
+    except InterruptedBeforeLoadError:
+        return ServeOutcome(Text("interrupted before the load began"), (), is_interrupted=True)
+    notes = list(session.notes)
+    if num_left := len(stages) - len(results):
+        notes.append(f"interrupted: {num_left} of {len(stages)} stages have no figures")
+    shown = render_run(results, slo, session.target, notes)
+    try:
+        if output.json_file is not None:
+            document = serve_document(
+                target, workload, load, slo, session.target, notes, results, with_samples=output.with_samples
+            )
+            write_json(document, output.json_file)
+        if report.files and results:
+            report.write(f"{session.target['model']} under load", shown, results)
+    except OSError as error:
+        console.print(shown)
+        raise ConfigError(f"A report cannot be written: {error}. The tables above are what was measured.") from error
+    for file in filter(None, (output.json_file, *(report.files if results else ()))):
         console.print(Text(f"wrote {file}"), soft_wrap=True)
-    return ServeOutcome(shown, results, any(result.run.is_interrupted for result in results))
+    is_interrupted = num_left > 0 or any(result.run.is_interrupted for result in results)
+    return ServeOutcome(shown, results, is_interrupted)
 
 
 async def _measure(
@@ -106,12 +121,13 @@ async def _measure(
         console.print(Text(line), soft_wrap=True)
 
     with stop_on_signals() as stop:
-        async with open_session(target, workload, trace, say) as session:
+        async with open_session(target, workload, trace, say, stop) as session:
             for stage in stages:
                 if stop.is_set():
                     break
                 run = StageRun(stage)
                 async with show_progress(run, console):
                     await session.run(run, stop)
-                results.append(evaluate(run, slo))
+                if run.num_measured or not run.is_interrupted:
+                    results.append(evaluate(run, slo))
     return results, session

@@ -18,6 +18,7 @@ from benchmarks.serve.settings import TargetSettings, WorkloadSettings
 from benchmarks.serve.slo import Slo
 from benchmarks.serve.stage_result import StageResult
 from benchmarks.serve.stages import LoadSettings
+from cluster.version import package_version
 from engine.errors import ConfigError
 
 SERVE_FORMAT = "baton-bench-serve"
@@ -25,7 +26,7 @@ SWEEP_FORMAT = "baton-bench-sweep"
 FORMAT_VERSION = 1
 _DIGITS = 6
 _SECRET = "api_key"
-_PACKAGES = ("baton-serve", "aiohttp", "numpy", "uvloop")
+_PACKAGES = ("aiohttp", "numpy", "uvloop")
 
 
 def make_header(
@@ -71,8 +72,24 @@ def environment() -> dict[str, Any]:
         "system": platform.system(),
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
-        "packages": {name: metadata.version(name) for name in _PACKAGES},
+        "packages": {"baton-serve": package_version(), **{name: metadata.version(name) for name in _PACKAGES}},
     }
+
+
+def check_writable(option: str, file: Path) -> None:
+    """Makes the folder of ``file``. To be asked before anything is measured that shall be written there.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        if file.is_dir():
+            raise IsADirectoryError(f"{file} is a folder")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=file.parent):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{option} cannot be written: {error}. Name a file in a folder of yours.") from error
 
 
 def write_json(document: Mapping[str, Any], file: Path) -> None:

@@ -41,7 +41,8 @@ def serve(options: Mapping[str, Any], console: Console) -> tuple[RenderableType,
 
 
 def sweep(options: Mapping[str, Any], console: Console) -> tuple[RenderableType, int]:
-    """``baton bench sweep``: what to show, and the exit status. A sweep that found no rate has failed.
+    """``baton bench sweep``: what to show, and the exit status. A sweep that found no rate, or could not measure one,
+    has failed.
 
     Raises:
         BatonError: see :func:`benchmarks.serve.sweep.run_sweep`.
@@ -55,7 +56,8 @@ def sweep(options: Mapping[str, Any], console: Console) -> tuple[RenderableType,
     )
     if outcome.is_interrupted:
         return outcome.shown, _INTERRUPTED_STATUS
-    return outcome.shown, _FAILED_STATUS if outcome.result.goodput is None else 0
+    has_failed = outcome.result.goodput is None or outcome.result.unmeasured_at is not None
+    return outcome.shown, _FAILED_STATUS if has_failed else 0
 
 
 def compare(first: Path, second: Path, tolerance: float) -> RenderableType:

@@ -80,6 +80,7 @@ class SearchResult:
         goodput: highest rate that held, in requests/s; None when none did.
         failed_at: lowest rate over it that did not hold; None when the highest allowed one held.
         verdicts: of all rates, in the order in which they were probed.
+        unmeasured_at: rate whose probes measured no request at all, which is no verdict and ended the search.
         is_complete: the bracket is as narrow as was asked for, or an end of the allowed range is the answer.
     """
 
@@ -87,6 +88,7 @@ class SearchResult:
     failed_at: float | None = None
     verdicts: list[RateVerdict] = field(default_factory=list)
     is_complete: bool = False
+    unmeasured_at: float | None = None
 
 
 Probe = Callable[[float], Awaitable[tuple[int, int] | None]]
@@ -103,6 +105,9 @@ async def search_goodput(probe: Probe, limits: SearchLimits) -> SearchResult:
     while rate is not None and len(result.verdicts) < limits.max_rates:
         verdict = await _judge(probe, rate, limits)
         if verdict is None:
+            return result
+        if verdict.num_requests == 0:
+            result.unmeasured_at = rate
             return result
         result.verdicts.append(verdict)
         if verdict.holds:

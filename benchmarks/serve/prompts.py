@@ -62,12 +62,16 @@ class PromptWriter:
     def is_exact(self) -> bool:
         return self.tokens_per_word == 1.0
 
+    def text_tokens(self, input_tokens: int) -> int:
+        """Tokens that are left for text in a prompt which the server shall count as ``input_tokens``; at least one.
+
+        Segments must share these: what is cut off a finished text may be all that makes it unique.
+        """
+        return max(1, input_tokens - self.overhead)
+
     def write(self, segments: Sequence[Segment]) -> str:
-        """Text that the server will count as the sum of the segments' tokens, overhead included; at least one word."""
-        words = [word for segment in segments for word in self._draw(segment)]
-        # The end gives way to the overhead, so that shared beginnings stay shared.
-        spare = round(self.overhead / self.tokens_per_word)
-        return " ".join(words[: max(1, len(words) - spare)])
+        """Text of as many tokens as the segments have, the overhead aside; at least one word for each."""
+        return " ".join(word for segment in segments for word in self._draw(segment))
 
     def _draw(self, segment: Segment) -> list[str]:
         count = max(1, round(segment.tokens / self.tokens_per_word))

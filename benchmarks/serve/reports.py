@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import RenderableType
 
 from benchmarks.serve.charts import make_charts
+from benchmarks.serve.document import check_writable
 from benchmarks.serve.html_report import write_html
 from benchmarks.serve.png_report import write_png
 from benchmarks.serve.stage_result import StageResult
@@ -38,7 +39,8 @@ def plan_report(target: Path | None) -> ReportFiles:
     """What ``target`` asks for: one ``.png`` or ``.html``, or both of them in a folder.
 
     Raises:
-        ConfigError: it is a file of another kind, or a library is missing. Known before anything is measured.
+        ConfigError: it is a file of another kind or cannot be written, or a library is missing. Known before anything
+            is measured.
     """
     if target is None:
         return ReportFiles()
@@ -52,4 +54,5 @@ def plan_report(target: Path | None) -> ReportFiles:
         library = _LIBRARIES[file.suffix]
         if importlib.util.find_spec(library) is None:
             raise ConfigError(f"--report {file} needs {library}. Install it with: pip install 'baton-serve[bench]'")
+        check_writable("--report", file)
     return ReportFiles(files)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -16,7 +16,7 @@ from benchmarks.serve.arrivals import TRACE, intended_times, replayed_times
 from benchmarks.serve.client_load import ClientLoad, ClientLoadMeter
 from benchmarks.serve.request_spec import RequestSpec
 from benchmarks.serve.sample import Sample
-from benchmarks.serve.stages import Stage
+from benchmarks.serve.stages import Bounds, Stage
 
 
 class Sender(Protocol):
@@ -92,13 +92,17 @@ class _ClosedLoop:
     async def run(self) -> None:
         epoch_s = time.perf_counter()
         clients = [asyncio.create_task(self._client(epoch_s)) for _ in range(self._run.stage.concurrency)]
+        await _finish(clients, lambda: epoch_s + self._end_s() + self._run.stage.bounds.grace_s, self._stop)
+
+    def _end_s(self) -> float:
+        """When the load ends. A warm-up that never does gets as long as what it precedes."""
         bounds = self._run.stage.bounds
-        await _finish(clients, bounds.warmup_s + bounds.seconds + bounds.grace_s, self._stop)
+        return bounds.seconds + (self._run.load_start_s if self._run.num_measured else bounds.warmup_s)
 
     async def _client(self, epoch_s: float) -> None:
         run, bounds = self._run, self._run.stage.bounds
         while run.num_measured < bounds.requests and not self._stop.is_set():
-            if time.perf_counter() - epoch_s >= bounds.warmup_s + bounds.seconds:
+            if run.num_measured and time.perf_counter() - epoch_s >= self._end_s():
                 break
             spec = next(self._requests)
             run.load_end_s = time.perf_counter() - epoch_s
@@ -126,7 +130,8 @@ class _OpenLoop:
             self._run.load_end_s = intended_s
             sample = self._run.add(spec, intended_s)
             sending.append(asyncio.create_task(self._send(spec, sample, epoch_s)))
-        await _finish(sending, self._run.stage.bounds.grace_s, self._stop)
+        deadline_s = time.perf_counter() + self._run.stage.bounds.grace_s
+        await _finish(sending, lambda: deadline_s, self._stop)
 
     async def _send(self, spec: RequestSpec, sample: Sample, epoch_s: float) -> None:
         if self._places is None:
@@ -139,17 +144,24 @@ class _OpenLoop:
 def _schedule(stage: Stage, requests: Iterator[RequestSpec], seed: int) -> list[tuple[RequestSpec, float]]:
     """Requests of an open loop with the moments at which they are due, all made before the first one is sent."""
     bounds = stage.bounds
-    end_s = bounds.warmup_s + bounds.seconds
     count = bounds.warmup_requests + bounds.requests
     if stage.arrival == TRACE:
         specs = [next(requests) for _ in range(count)]
         times = replayed_times(_unrolled([spec.at_s or 0.0 for spec in specs]), stage.speed_up)
+        end_s = _schedule_end_s(bounds, times)
         return [(spec, moment) for spec, moment in zip(specs, times, strict=True) if moment < end_s]
     count += math.ceil(2 * stage.rate * bounds.warmup_s)
     rng = np.random.default_rng([seed, stage.index])
     times = intended_times(stage.arrival, stage.rate, count, rng, stage.burstiness)
+    end_s = _schedule_end_s(bounds, times)
     # zip asks for a request only when a moment is there for it.
     return [(spec, moment) for moment, spec in zip((t for t in times if t < end_s), requests, strict=False)]
+
+
+def _schedule_end_s(bounds: Bounds, times: Sequence[float]) -> float:
+    """The clock of a stage starts behind its warm-up: with the last request of it, or after its seconds."""
+    last_s = times[bounds.warmup_requests - 1] if bounds.warmup_requests else 0.0
+    return max(last_s, bounds.warmup_s) + bounds.seconds
 
 
 def _unrolled(at_s: Sequence[float]) -> list[float]:
@@ -176,12 +188,17 @@ async def _sleep_until(moment_s: float, stop: asyncio.Event) -> bool:
     return stop.is_set()
 
 
-async def _finish(tasks: Sequence[asyncio.Task[None]], timeout_s: float, stop: asyncio.Event) -> None:
-    """Waits for ``tasks``, at most ``timeout_s`` or until ``stop``, then cancels the rest. Raises what they raised."""
+async def _finish(tasks: Sequence[asyncio.Task[None]], deadline_s: Callable[[], float], stop: asyncio.Event) -> None:
+    """Waits for ``tasks`` until ``stop`` or a deadline, then cancels the rest. Raises what they raised.
+
+    Args:
+        deadline_s: moment of ``time.perf_counter``; it may be put off meanwhile.
+    """
     stopping = asyncio.create_task(stop.wait())
     everything = asyncio.gather(*tasks)
     try:
-        await asyncio.wait((everything, stopping), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        while not (everything.done() or stop.is_set()) and (left_s := deadline_s() - time.perf_counter()) > 0:
+            await asyncio.wait((everything, stopping), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         if everything.done():
             await everything
     finally:

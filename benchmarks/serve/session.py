@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.serve.assembly import assemble_workload
+from benchmarks.serve.assembly import AssembledWorkload, assemble_workload
 from benchmarks.serve.client import LoadClient
 from benchmarks.serve.discovery import describe_endpoint, find_model, settle
+from benchmarks.serve.endpoint import Endpoint
 from benchmarks.serve.runner import StageRun, run_stage
 from benchmarks.serve.settings import TargetSettings, WorkloadSettings
 from benchmarks.serve.traces import TraceRequest
 from benchmarks.serve.workload import Workload
 
 Report = Callable[[str], None]
+_Prepared = tuple[Endpoint, list[str], AssembledWorkload]
+
+
+class InterruptedBeforeLoadError(Exception):
+    """A signal came while the target was asked what has to be known: there is nothing to report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +48,19 @@ class Session:
 
 @asynccontextmanager
 async def open_session(
-    target: TargetSettings, settings: WorkloadSettings, trace: Sequence[TraceRequest] | None, report: Report
+    target: TargetSettings,
+    settings: WorkloadSettings,
+    trace: Sequence[TraceRequest] | None,
+    report: Report,
+    stop: asyncio.Event,
 ) -> AsyncIterator[Session]:
     """Asks the target what has to be known, and closes the connections afterwards.
 
     Raises:
         BatonError: nobody answers, or an option cannot be used with this target.
+        InterruptedBeforeLoadError: ``stop`` was set meanwhile.
     """
-    endpoint, notes = await settle(await find_model(describe_endpoint(target)))
-    report(f"{endpoint.generate_url}, model {endpoint.model}")
-    assembled = await assemble_workload(target, settings, endpoint, trace)
+    endpoint, notes, assembled = await _unless_stopped(_prepare(target, settings, trace, report), stop)
     description = {
         "url": endpoint.base_url,
         "model": endpoint.model,
@@ -61,6 +70,27 @@ async def open_session(
     }
     async with LoadClient(endpoint, target.timeout_s) as client:
         yield Session(client, assembled.workload, settings.seed, description, notes + assembled.notes)
+
+
+async def _prepare(
+    target: TargetSettings, settings: WorkloadSettings, trace: Sequence[TraceRequest] | None, report: Report
+) -> _Prepared:
+    endpoint, notes = await settle(await find_model(describe_endpoint(target)))
+    report(f"{endpoint.generate_url}, model {endpoint.model}")
+    return endpoint, notes, await assemble_workload(target, settings, endpoint, trace)
+
+
+async def _unless_stopped(preparation: Coroutine[Any, Any, _Prepared], stop: asyncio.Event) -> _Prepared:
+    preparing, stopping = asyncio.create_task(preparation), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((preparing, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            raise InterruptedBeforeLoadError
+        return preparing.result()
+    finally:
+        preparing.cancel()
+        stopping.cancel()
+        await asyncio.gather(preparing, stopping, return_exceptions=True)
 
 
 @contextmanager

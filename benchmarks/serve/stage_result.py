@@ -22,8 +22,9 @@ class Window:
     """The time that throughput is measured over, in seconds since the load began.
 
     Attributes:
-        is_steady: from behind the warm-up until the load ceased. Else the stage was too short for that, and it goes
-            on to the last answer.
+        is_steady: from behind the warm-up until the load ceased; in an open loop not before the server has filled,
+            which takes one typical answer. Else the stage was too short for that, and it is all of what was measured,
+            up to the last answer.
     """
 
     start_s: float
@@ -50,7 +51,7 @@ class StageResult:
         failures: number of measured requests by kind of failure.
         failure_messages: an example of each kind.
         requests_per_s, output_tokens_per_s, input_tokens_per_s: in the window.
-        offered_per_s: measured requests per second that were due in the window.
+        offered_per_s: measured requests per second that were due, from the first one to the last one.
         attainment: share of the measured requests that kept the SLO; None without one.
         goodput_per_s: requests that kept the SLO, per second of the window.
         mean_input, mean_output: tokens of the measured answers.
@@ -149,7 +150,7 @@ def evaluate(run: StageRun, slo: Slo | None = None) -> StageResult:
         requests_per_s=_rate(run.samples, window, lambda sample: sample.is_ok),
         output_tokens_per_s=sum(_tokens_in(sample, window) for sample in run.samples) / window.seconds,
         input_tokens_per_s=_prompt_tokens_in(run.samples, window) / window.seconds,
-        offered_per_s=len(measured) / max(run.load_end_s - run.load_start_s, 1e-9) if len(measured) > 1 else 0.0,
+        offered_per_s=_offered_per_s(run),
         attainment=None if num_good is None or not measured else num_good / len(measured),
         goodput_per_s=None if slo is None else _rate(run.samples, window, slo.is_met),
         mean_input=prompt_tokens / len(answered) if answered else 0.0,
@@ -173,10 +174,21 @@ def _rate(samples: Sequence[Sample], window: Window, counts: Callable[[Sample], 
     return sum(window.holds(sample.finished_s) and counts(sample) for sample in samples) / window.seconds
 
 
+def _offered_per_s(run: StageRun) -> float:
+    """Gaps between arrivals, not arrivals, fill the time from the first one to the last one."""
+    num_gaps = sum(not sample.is_warmup for sample in run.samples) - 1
+    seconds = run.load_end_s - run.load_start_s
+    return num_gaps / seconds if num_gaps > 0 and seconds > 0 else 0.0
+
+
 def _window(run: StageRun, answered: Sequence[Sample]) -> Window:
     """Steady while the load lasted, if that was long against an answer; a few answers at the edges would rule else."""
-    steady = Window(run.load_start_s, run.load_end_s, is_steady=True)
-    typical_s = Summary.of_seconds(sample.e2e_s(from_send=True) for sample in answered).p50 / 1000.0
+    typical_s = Summary.of_seconds(sample.e2e_s(from_send=False) for sample in answered).p50 / 1000.0
+    start_s = run.load_start_s
+    if run.stage.is_open and run.samples:
+        # An open loop begins with an empty server, from which fewer answers come than requests go in.
+        start_s = max(start_s, run.samples[0].intended_s + typical_s)
+    steady = Window(start_s, run.load_end_s, is_steady=True)
     if answered and steady.seconds >= 2 * typical_s:
         return steady
     last_s = max((sample.finished_s or 0.0 for sample in run.samples), default=run.load_end_s)
@@ -203,6 +215,11 @@ def _notes(run: StageRun, answered: Sequence[Sample], window: Window) -> list[st
     if run.is_interrupted:
         num_cut_off = sum(_is_cut_off(run, sample) for sample in run.samples)
         notes.append(f"interrupted: these are the figures so far, without {num_cut_off} requests in flight")
+    if not run.is_interrupted and all(sample.is_warmup for sample in run.samples):
+        notes.append(
+            "no request was measured: all of them were warm-up, or none was due in time. Give a longer --duration, a "
+            "higher --rate or less warm-up"
+        )
     if answered and not window.is_steady:
         notes.append("too short for a steady state: throughput is over the whole stage, its end included")
     if 0 < len(answered) < _FEW_FOR_P99:

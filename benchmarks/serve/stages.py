@@ -21,7 +21,7 @@ class Bounds:
 
     Attributes:
         requests: most that are sent, those of the warm-up aside.
-        seconds: for which requests are sent, the warm-up aside.
+        seconds: for which requests are sent, from when the warm-up is over.
         warmup_requests: sent first and left out of the statistics.
         warmup_s: what is sent within the first seconds is left out, too.
         grace_s: for which answers are awaited when everything is sent; what is unfinished then counts as failed.

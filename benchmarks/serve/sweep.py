@@ -15,12 +15,12 @@ from rich.text import Text
 
 from benchmarks.serve.arrivals import TRACE
 from benchmarks.serve.assembly import load_trace, make_settled_limits
-from benchmarks.serve.document import SWEEP_FORMAT, make_header, write_json
+from benchmarks.serve.document import SWEEP_FORMAT, check_writable, make_header, write_json
 from benchmarks.serve.goodput_search import RateVerdict, SearchLimits, SearchResult, search_goodput
 from benchmarks.serve.latency import percentile_ms
 from benchmarks.serve.progress import show_progress
 from benchmarks.serve.runner import StageRun
-from benchmarks.serve.session import Session, open_session, stop_on_signals
+from benchmarks.serve.session import InterruptedBeforeLoadError, Session, open_session, stop_on_signals
 from benchmarks.serve.settings import TargetSettings, WorkloadSettings
 from benchmarks.serve.slo import Slo, parse_slo
 from benchmarks.serve.stage_result import StageResult, evaluate
@@ -89,7 +89,8 @@ def run_sweep(
         load: bounds, arrival and cap of each probe; its rates are not used.
 
     Raises:
-        BatonError: options that do not go together, or an endpoint that does not answer.
+        BatonError: options that do not go together, an endpoint that does not answer, or a file that cannot be written;
+            then the table is shown on ``console``.
     """
     slo, limits = parse_slo("--slo", sweep.slo), sweep.limits()
     if slo is None:
@@ -99,15 +100,24 @@ def run_sweep(
     if load.arrival == TRACE:
         raise ConfigError("A sweep sets the rate itself; --arrival trace has its own. Use poisson, bursty or constant.")
     plan_stages(replace(load, rate=(limits.start,)), None)
+    if sweep.json_file is not None:
+        check_writable("--json", sweep.json_file)
     trace = load_trace(workload)
     make_settled_limits(workload, trace)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        result, probes, session, stopped = runner.run(_search(target, workload, trace, load, slo, limits, console))
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            result, probes, session, stopped = runner.run(_search(target, workload, trace, load, slo, limits, console))
+    except InterruptedBeforeLoadError:
+        return SweepOutcome(Text("interrupted before the load began"), SearchResult(), (), is_interrupted=True)
     shown = _render(result, probes, slo, sweep)
     if sweep.json_file is not None:
         settings = {"load": asdict(load), "sweep": {**asdict(sweep), "slo": slo.to_dict()}}
         header = make_header(SWEEP_FORMAT, target, workload, settings, session.target)
-        write_json({**header, "notes": session.notes, **_result_dict(result, probes)}, sweep.json_file)
+        try:
+            write_json({**header, "notes": session.notes, **_result_dict(result, probes)}, sweep.json_file)
+        except OSError as error:
+            console.print(shown)
+            raise ConfigError(f"--json cannot be written: {error}. The table above is what was measured.") from error
         console.print(Text(f"wrote {sweep.json_file}"), soft_wrap=True)
     return SweepOutcome(shown, result, probes, stopped)
 
@@ -123,7 +133,7 @@ async def _search(
 ) -> tuple[SearchResult, list[StageResult], Session, bool]:
     probes: list[StageResult] = []
     with stop_on_signals() as stop:
-        async with open_session(target, workload, trace, lambda line: _say(console, line)) as session:
+        async with open_session(target, workload, trace, lambda line: _say(console, line), stop) as session:
 
             async def probe(rate: float) -> tuple[int, int] | None:
                 (stage,) = plan_stages(replace(load, rate=(rate,)), None)
@@ -145,6 +155,8 @@ def _say(console: Console, line: str) -> None:
 
 
 def _probe_line(result: StageResult) -> str:
+    if not result.num_measured:
+        return f"{result.label}: nothing was measured"
     failed = f", {result.num_failed} failed" if result.num_failed else ""
     return f"{result.label}: {result.attainment or 0.0:.1%} of {result.num_measured} in time{failed}"
 
@@ -153,6 +165,7 @@ def _result_dict(result: SearchResult, probes: Sequence[StageResult]) -> dict[st
     return {
         "goodput_requests_per_s": result.goodput,
         "failed_at_requests_per_s": result.failed_at,
+        "unmeasured_at_requests_per_s": result.unmeasured_at,
         "is_complete": result.is_complete,
         "rates": [
             {
@@ -199,6 +212,12 @@ def _cells(verdict: RateVerdict, probes: Sequence[StageResult], percentile: floa
 
 def _answer(result: SearchResult, slo: Slo, sweep: SweepSettings) -> str:
     what = f"{sweep.percentile:g} % of the requests with {slo.describe()}"
+    if result.unmeasured_at is not None:
+        known = "no rate is known to hold" if result.goodput is None else f"{result.goodput:.3g}/s keep {what}"
+        return (
+            f"No request was measured at {result.unmeasured_at:.3g}/s, which is no verdict; {known}. Give probes a "
+            "longer --duration or less warm-up, or search from a higher --min-rate and --start-rate."
+        )
     if result.goodput is None:
         return f"No rate that was probed keeps {what}." + ("" if result.is_complete else " The search did not end.")
     above = "no rate above was allowed" if result.failed_at is None else f"{result.failed_at:.3g}/s does not"

@@ -17,6 +17,9 @@ from benchmarks.serve.scaling import LengthLimits
 from benchmarks.serve.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
 from engine.errors import ConfigError
 
+_GOLDEN_SHARE = (5**0.5 - 1) / 2
+"""Its multiples are spread evenly over [0, 1) however many there are."""
+
 
 class Workload(Protocol):
     """A source of requests."""
@@ -59,8 +62,9 @@ class SyntheticWorkload:
             drawn = self._input_lengths.sample(rng), self._output_lengths.sample(rng)
             group = int(rng.integers(self._prefix_groups))
             input_tokens, output_tokens, is_clipped = self._limits.fit(*drawn)
-            shared = min(self._prefix_tokens, input_tokens - 1)
-            own = Segment(f"request/{stage}/{index}", input_tokens - shared)
+            text_tokens = self._writer.text_tokens(input_tokens)
+            shared = min(self._prefix_tokens, text_tokens - 1)
+            own = Segment(f"request/{stage}/{index}", text_tokens - shared)
             segments = [Segment(f"prefix/{group}", shared), own] if shared else [own]
             yield RequestSpec(self._writer.write(segments), input_tokens, output_tokens, is_clipped=is_clipped)
 
@@ -76,7 +80,10 @@ class SyntheticWorkload:
 
 
 class TraceWorkload:
-    """The lengths of a trace in their order, over and over, with the prefixes that its requests shared."""
+    """The lengths of a trace in their order, over and over, with the prefixes that its requests shared.
+
+    Each stage begins at another request; the first one, which is the only one of a replay, at the beginning.
+    """
 
     def __init__(self, writer: PromptWriter, trace: Sequence[TraceRequest], limits: LengthLimits, source: str) -> None:
         self._writer = writer
@@ -85,12 +92,13 @@ class TraceWorkload:
         self._source = source
 
     def requests(self, stage: int) -> Iterator[RequestSpec]:
-        for lap in itertools.count():
-            for index, request in enumerate(self._trace):
-                input_tokens, output_tokens, is_clipped = self._limits.fit(request.input_tokens, request.output_tokens)
-                segments = self._segments(request, input_tokens, f"{stage}/{lap}", index)
-                text = self._writer.write(segments)
-                yield RequestSpec(text, input_tokens, output_tokens, request.at_s, is_clipped)
+        size = len(self._trace)
+        for position in itertools.count(_first_item(stage, size)):
+            lap, index = divmod(position, size)
+            request = self._trace[index]
+            input_tokens, output_tokens, is_clipped = self._limits.fit(request.input_tokens, request.output_tokens)
+            segments = self._segments(request, self._writer.text_tokens(input_tokens), f"{stage}/{lap}", index)
+            yield RequestSpec(self._writer.write(segments), input_tokens, output_tokens, request.at_s, is_clipped)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -101,28 +109,33 @@ class TraceWorkload:
             "limits": self._limits.describe(),
         }
 
-    def _segments(self, request: TraceRequest, input_tokens: int, lap: str, index: int) -> list[Segment]:
+    def _segments(self, request: TraceRequest, text_tokens: int, lap: str, index: int) -> list[Segment]:
         if not request.hash_ids:
-            return [Segment(f"request/{lap}/{index}", input_tokens)]
+            return [Segment(f"request/{lap}/{index}", text_tokens)]
         return block_segments(
-            request.hash_ids, MOONCAKE_BLOCK_TOKENS * self._limits.input_scale, input_tokens, f"block/{lap}"
+            request.hash_ids, MOONCAKE_BLOCK_TOKENS * self._limits.input_scale, text_tokens, f"block/{lap}"
         )
 
 
-def block_segments(hash_ids: Sequence[int], block_tokens: float, input_tokens: int, key: str) -> list[Segment]:
-    """A segment for each block of ``block_tokens``, ``input_tokens`` in all.
+def _first_item(stage: int, size: int) -> int:
+    """Where a stage begins in ``size`` items: at the first one, and then far from where all stages before began."""
+    return int(stage * _GOLDEN_SHARE * size) % size
+
+
+def block_segments(hash_ids: Sequence[int], block_tokens: float, text_tokens: int, key: str) -> list[Segment]:
+    """A segment for each block of ``block_tokens``, ``text_tokens`` in all.
 
     Blocks begin at the same token in every prompt, whatever fraction a scaled block has. A prompt that was clipped
     keeps its first blocks and its last one: two conversations that differ at the end only must not become one.
     """
     bounds = [round(position * block_tokens) for position in range(len(hash_ids) + 1)]
-    bounds[-1] = max(bounds[-1], input_tokens)
+    bounds[-1] = max(bounds[-1], text_tokens)
     last = Segment(f"{key}/{hash_ids[-1]}", 0)
     tail = 0
-    if input_tokens <= bounds[-2]:
-        tail = min(max(1, round(block_tokens)), max(1, input_tokens // 2))
+    if text_tokens <= bounds[-2]:
+        tail = min(max(1, round(block_tokens)), max(1, text_tokens // 2))
     segments: list[Segment] = []
-    room = input_tokens - tail
+    room = text_tokens - tail
     for position, block in enumerate(hash_ids):
         # A block that is scaled down far enough has no token left.
         if tokens := min(bounds[position + 1] - bounds[position], room):
@@ -132,7 +145,7 @@ def block_segments(hash_ids: Sequence[int], block_tokens: float, input_tokens: i
 
 
 class FileWorkload:
-    """Prompts as they stand in a file, in turn."""
+    """Prompts as they stand in a file, in turn. Each stage begins at another one."""
 
     def __init__(
         self, prompts: Sequence[str], output_lengths: LengthDistribution, limits: LengthLimits, seed: int, source: str
@@ -145,7 +158,9 @@ class FileWorkload:
 
     def requests(self, stage: int) -> Iterator[RequestSpec]:
         rng = np.random.default_rng([self._seed, stage])
-        for prompt in itertools.cycle(self._prompts):
+        size = len(self._prompts)
+        for position in itertools.count(_first_item(stage, size)):
+            prompt = self._prompts[position % size]
             _, output_tokens, is_clipped = self._limits.fit(1, self._output_lengths.sample(rng))
             yield RequestSpec(prompt, None, output_tokens, is_clipped=is_clipped)
 

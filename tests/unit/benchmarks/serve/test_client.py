@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+import aiohttp
 import pytest
 from aiohttp import web
 from hypothesis import given
@@ -109,6 +110,15 @@ async def test_tokens_without_text_are_tokens():
         ((DONE,), 200, "empty", "no tokens"),
         ((b"data: nonsense\n\n",), 200, "malformed", "nonsense"),
         ((b"data: [1]\n\n",), 200, "malformed", "not a JSON object"),
+        ((b"caf\xe9",), 500, "http_500", "caf"),
+        ((b'data: {"choices": 5}\n\n', DONE), 200, "malformed", "choices"),
+        ((b'data: {"choices": ["a"]}\n\n', DONE), 200, "malformed", "choices"),
+        ((b'data: {"choices": [{"delta": "a"}]}\n\n', DONE), 200, "malformed", "choices"),
+        ((TEXT, b'data: {"usage": "many"}\n\n', DONE), 200, "malformed", "usage"),
+        ((TEXT, b'data: {"usage": {"completion_tokens": "many"}}\n\n', DONE), 200, "malformed", "usage"),
+        ((TEXT, b'data: {"usage": {"prompt_tokens": [3]}}\n\n', DONE), 200, "malformed", "usage"),
+        ((TEXT, b'data: {"usage": {"prompt_tokens_details": 3}}\n\n', DONE), 200, "malformed", "usage"),
+        ((TEXT, b'data: {"usage": {"completion_tokens": -1}}\n\n', DONE), 200, "malformed", "usage"),
     ],
 )
 async def test_failures_have_a_kind(writes, status, kind, message):
@@ -131,6 +141,17 @@ async def test_nobody_there_is_a_failure_to_connect():
     async with LoadClient(Endpoint(url, "m"), 5.0) as client:
         await client.send(SPEC, sample, time.perf_counter())
     assert sample.error == "connect"
+
+
+async def test_a_connection_that_takes_too_long_is_a_failure_to_connect(monkeypatch):
+    def post(*arguments, **options):
+        raise aiohttp.ConnectionTimeoutError("Connection timeout to host http://127.0.0.1")
+
+    monkeypatch.setattr(aiohttp.ClientSession, "post", post)
+    sample = Sample(0.0, False, 3, 6)
+    async with LoadClient(Endpoint("http://127.0.0.1", "m"), 5.0) as client:
+        await client.send(SPEC, sample, time.perf_counter())
+    assert (sample.error, sample.error_message) == ("connect", "Connection timeout to host http://127.0.0.1")
 
 
 async def test_what_is_cancelled_stays_unfinished():

@@ -8,10 +8,14 @@ import json
 import os
 import signal
 import threading
+from importlib import metadata
 
 import pytest
 
+from benchmarks.serve import command
+from benchmarks.serve.document import environment
 from benchmarks.serve.reference_server import ReferenceServer, Schedule
+from benchmarks.serve.stage_result import evaluate
 from cluster.cli import run
 from tests.serving_reference import serving
 
@@ -124,6 +128,60 @@ def test_an_interrupt_shows_and_writes_what_there_is(reference, tmp_path, capsys
     assert stage["num_failed"] == 0
 
 
+def test_an_interrupt_between_stages_ends_the_run(quick, tmp_path, capsys, monkeypatch):
+    def evaluate_and_interrupt(run, slo):
+        """After the first stage only: a second signal would end the process at once."""
+        os.kill(os.getpid(), signal.SIGINT)
+        monkeypatch.setattr(command, "evaluate", evaluate)
+        return evaluate(run, slo)
+
+    monkeypatch.setattr(command, "evaluate", evaluate_and_interrupt)
+    arguments = ("--concurrency", "1,2", "--requests", 5, "--json", tmp_path / "a.json")
+    assert bench("serve", "--url", quick, *arguments) == 130
+    assert "interrupted: 1 of 2 stages have no figures" in capsys.readouterr().out
+    document = json.loads((tmp_path / "a.json").read_text())
+    assert len(document["stages"]) == 1
+
+
+@pytest.mark.parametrize("arguments", [("serve",), ("sweep", "--slo", "ttft=1s")])
+def test_an_interrupt_before_the_load_is_one_too(reference, capsys, arguments):
+    """The server says nothing for a minute: it is the interrupt that ends the wait for its first answer."""
+    url = reference(Schedule(60.0, 0.0), interrupt_after=1)
+    name, *rest = arguments
+    assert bench(name, "--url", url, *rest) == 130
+    assert "interrupted before" in capsys.readouterr().out
+
+
+def test_what_was_measured_is_shown_when_it_cannot_be_written(quick, tmp_path, capsys, monkeypatch):
+    def fail(document, file):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(command, "write_json", fail)
+    assert bench("serve", "--url", quick, "--requests", 3, "--json", tmp_path / "a.json") == 1
+    shown = capsys.readouterr()
+    assert "No space left" in " ".join(shown.err.split())
+    assert "1 at once" in shown.out + shown.err
+
+
+def test_a_sweep_that_measures_nothing_says_what_to_change(quick, capsys):
+    status = bench(
+        "sweep", "--url", quick, "--slo", "ttft=1s", "--start-rate", 0.1, "--duration", 0.01, "--repeats", 2,
+        "--warmup-requests", 0, "--output", 1,
+    )  # fmt: skip
+    assert status == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "No request was measured at 0.1/s" in shown
+    assert "--duration" in shown
+
+
+def test_sources_that_are_not_installed_have_an_environment(monkeypatch):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("cluster.version.version", missing)
+    assert environment()["packages"]["baton-serve"] == "unknown"
+
+
 def test_a_run_without_an_answer_has_failed(reference, tmp_path):
     # The first two requests settle how the server is talked to.
     url = reference(Schedule(0.0, 0.0, fail_every=2))
@@ -192,6 +250,10 @@ def test_sweep_finds_what_one_slot_can_do(reference, tmp_path, capsys):
         (("serve", "--concurrency", "1", "--rate", "2"), "Give one of them"),
         (("serve", "--concurrency", "many"), "whole numbers"),
         (("serve", "--report", "x.pdf"), "folder, a .png or an .html"),
+        (("serve", "--json", "/dev/null/a.json"), "--json cannot be written"),
+        (("serve", "--json", "/"), "--json cannot be written"),
+        (("serve", "--report", "/dev/null/report"), "--report cannot be written"),
+        (("sweep", "--slo", "ttft=1s", "--json", "/dev/null/a.json"), "--json cannot be written"),
         (("serve", "--extra-body", "[1]"), "must be a JSON object"),
         (("serve", "--tokenizer", "/nowhere"), "/nowhere"),
         (("serve", "--trace", "/nowhere"), "cannot read"),
@@ -203,8 +265,8 @@ def test_sweep_finds_what_one_slot_can_do(reference, tmp_path, capsys):
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_sent(quick, capsys, arguments, fragment):
-    command, *rest = arguments
-    assert bench(command, "--url", quick, *rest) == 1
+    name, *rest = arguments
+    assert bench(name, "--url", quick, *rest) == 1
     assert fragment in " ".join(capsys.readouterr().err.split())
 
 

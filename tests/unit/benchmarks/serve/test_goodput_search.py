@@ -69,12 +69,27 @@ async def test_an_interrupted_search_says_what_it_knows():
     assert not result.is_complete
 
 
-async def test_nothing_measured_does_not_hold():
-    async def probe(rate):
-        return 0, 0
+async def test_nothing_measured_is_no_verdict_and_ends_the_search():
+    counts = iter([(100, 100), (0, 0), (0, 0), (0, 0)])
 
-    result = await search_goodput(probe, SearchLimits(lowest=1.0))
-    assert result.goodput is None
+    async def probe(rate):
+        return next(counts)
+
+    result = await search_goodput(probe, SearchLimits(max_repeats=3))
+    assert result.unmeasured_at == 2.0
+    assert not result.is_complete
+    assert [verdict.rate for verdict in result.verdicts] == [1.0]
+    assert (result.goodput, result.failed_at) == (1.0, None)
+
+
+async def test_a_probe_that_measured_nothing_is_repeated():
+    counts = iter([(0, 0), (100, 100)])
+
+    async def probe(rate):
+        return next(counts)
+
+    result = await search_goodput(probe, SearchLimits(max_rates=1))
+    assert (result.goodput, result.unmeasured_at) == (1.0, None)
 
 
 def test_the_interval_holds_the_truth_as_often_as_it_says():

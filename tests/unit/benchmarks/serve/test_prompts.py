@@ -52,7 +52,7 @@ def test_the_chat_template_is_part_of_the_length():
     tokenizer = word_tokenizer()
     writer = writer_for_tokenizer(tokenizer, CHAT, "salt", "here")
     assert writer.overhead == 2
-    text = writer.write([Segment("a", 40)])
+    text = writer.write([Segment("a", writer.text_tokens(40))])
     assert len(tokenizer.apply_chat_template([{"role": "user", "content": text}])) == 40
 
 
@@ -82,8 +82,8 @@ def test_equal_keys_are_equal_text_and_the_shorter_is_a_prefix():
 
 
 class TestSyntheticWorkload:
-    def make(self, **options) -> SyntheticWorkload:
-        writer = PromptWriter([f"w{number}" for number in range(1000)], 1.0, 0, "salt", "here")
+    def make(self, overhead=0, **options) -> SyntheticWorkload:
+        writer = PromptWriter([f"w{number}" for number in range(1000)], 1.0, overhead, "salt", "here")
         return SyntheticWorkload(writer, Uniform(20, 40), Fixed(8), LengthLimits(), **options)
 
     def take(self, workload, count, stage=0):
@@ -108,12 +108,27 @@ class TestSyntheticWorkload:
         specs = self.take(self.make(prefix_tokens=1000), 5)
         assert all(len(spec.prompt.split()) == spec.input_tokens for spec in specs)
 
+    def test_a_chat_template_takes_nothing_from_the_part_of_its_own(self):
+        specs = self.take(self.make(overhead=12, prefix_tokens=15), 50)
+        assert all(len(spec.prompt.split()) + 12 == spec.input_tokens for spec in specs)
+        assert len({spec.prompt for spec in specs}) == 50
+
+    def test_a_template_longer_than_the_prompt_leaves_a_word(self):
+        specs = self.take(self.make(overhead=100, prefix_tokens=15), 5)
+        assert all(len(spec.prompt.split()) == 1 for spec in specs)
+
 
 def test_prompts_of_a_file_come_in_turn(tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "one"}\n\n{"prompt": "two"}\n')
     source = FileWorkload(read_prompts(file), Fixed(4), LengthLimits(), 0, "f").requests(0)
     assert [next(source).prompt for _ in range(3)] == ["one", "two", "one"]
+
+
+def test_another_stage_begins_with_other_prompts_of_a_file():
+    workload = FileWorkload([f"prompt {number}" for number in range(100)], Fixed(4), LengthLimits(), 0, "f")
+    stages = [[next(source).prompt for _ in range(10)] for source in map(workload.requests, range(5))]
+    assert len({prompt for prompts in stages for prompt in prompts}) == 50
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"prompt": 3}', '{"prompt": ""}', "nonsense"])

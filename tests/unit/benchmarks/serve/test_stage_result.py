@@ -45,6 +45,26 @@ def test_throughput_is_that_of_the_window():
     assert result.input_tokens_per_s == pytest.approx(10.0)
 
 
+def test_an_open_loop_is_measured_once_the_server_has_filled():
+    """Ten requests/s, each answered after 1 s with two tokens: exactly what a server that keeps up gives back."""
+    samples = [answered(second / 10, ttft_s=0.5, gap_s=0.5, chunks=2) for second in range(101)]
+    result = evaluate(run_of(samples, 0.0, 10.0, Stage(0, Bounds(), "constant", rate=10.0)), Slo(ttft_s=1.0))
+    assert result.window.is_steady
+    assert result.window.start_s == pytest.approx(1.0)
+    assert result.offered_per_s == pytest.approx(10.0)
+    # Both ends of the window are in it: 91 answers in nine seconds.
+    assert result.requests_per_s == pytest.approx(10.0, abs=0.12)
+    assert result.goodput_per_s == pytest.approx(10.0, abs=0.12)
+    assert result.output_tokens_per_s == pytest.approx(20.0, abs=0.25)
+
+
+def test_a_warm_up_that_filled_the_server_is_left_out_and_no_more():
+    samples = [answered(second / 10, is_warmup=second < 30) for second in range(101)]
+    result = evaluate(run_of(samples, 3.0, 10.0, Stage(0, Bounds(warmup_requests=30), "constant", rate=10.0)))
+    assert result.window.start_s == 3.0
+    assert result.offered_per_s == pytest.approx(10.0)
+
+
 def test_tokens_of_an_answer_that_goes_on_count_up_to_the_end():
     samples = [answered(float(second), ttft_s=0.5, gap_s=1.0, chunks=2) for second in range(11)]
     result = evaluate(run_of(samples, 0.0, 10.0))
@@ -96,6 +116,8 @@ def test_nothing_at_all_has_figures_too():
     result = evaluate(run_of([], 0.0, 0.0), Slo(ttft_s=1.0))
     assert result.num_measured == 0
     assert result.attainment is None
+    assert result.offered_per_s == 0.0
+    assert any("no request was measured" in note for note in result.notes)
     assert result.to_dict(with_samples=True)["samples"] == []
 
 

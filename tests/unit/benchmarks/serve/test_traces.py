@@ -1,5 +1,6 @@
 """Both public trace formats, and replaying the prefixes that their requests shared."""
 
+import itertools
 import json
 
 import pytest
@@ -103,6 +104,22 @@ def test_prompts_that_are_cut_off_stay_different(mooncake):
     assert len(first) == len(second) == 600
     assert first[:300] == second[:300]
     assert first != second
+
+
+def test_a_chat_template_cuts_no_tail(mooncake):
+    """Of the last block's 6 tokens a template of 20 leaves none: the end of the text is still the last block's."""
+    templated = PromptWriter(writer().words, 1.0, 20, "salt", "words")
+    first, _, second = _texts(TraceWorkload(templated, read_trace(mooncake), LengthLimits(max_input=1030), "t"), 3)
+    assert len(first) == len(second) == 1010
+    assert first != second
+
+
+def test_another_stage_begins_elsewhere_in_the_trace():
+    trace = [TraceRequest(float(number), 10 + number, 5) for number in range(100)]
+    workload = TraceWorkload(writer(), trace, LengthLimits(), "t")
+    stages = [[spec.input_tokens for spec in itertools.islice(workload.requests(stage), 10)] for stage in range(5)]
+    assert stages[0][0] == 10
+    assert len({length for lengths in stages for length in lengths}) == 50
 
 
 def test_another_lap_and_another_stage_are_new_to_every_cache(mooncake):
