@@ -36,6 +36,8 @@ class Recording:
         self.computed = proposer.computed
         self.observe_step = proposer.observe_step
         self.release = proposer.release
+        if (outlook := getattr(proposer, "outlook", None)) is not None:
+            self.outlook = outlook
 
     def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
         willing = {s.request.request_id for s in plan if s.request.speculation_method != "none"}

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from decode_worker.speculation.draft_length import DraftPasses
 from engine.draft.draft_model import DraftModel
 from engine.draft.eagle_checkpoint import load_eagle
 from engine.draft.loading import LoadedDraft
@@ -31,6 +32,12 @@ from tests.tiny_drafts import (
 
 CPU = torch.device("cpu")
 MakeDraft = Callable[[PreTrainedModel], LoadedDraft]
+
+
+@pytest.fixture(autouse=True)
+def _whole_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lengths that go by what passes and steps take here and now would differ from one engine to the other."""
+    monkeypatch.setattr(DraftPasses, "another", lambda self, chances: True)
 
 
 def eagle(name: str, folder: Path, seed: int = 2) -> MakeDraft:
