@@ -13,10 +13,14 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 p
 INSTALLED_RUNTIME := $(VENV)/.installed-runtime
 INSTALLED_TEST := $(VENV)/.installed-test
 INSTALLED_DEV := $(VENV)/.installed-dev
+PYTEST := $(BIN)/python -m pytest
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 ARGS ?=
+BENCH_REPORTS := out/bench
+# Processes for the tests that share nothing; those of tests/e2e each want the whole machine.
+TEST_JOBS ?= 2
 
-.PHONY: help setup demo test lint format proto clean
+.PHONY: help setup demo test bench profile lint format proto clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## */  make \1\t/' | expand -t 16
@@ -29,7 +33,24 @@ demo: $(INSTALLED_RUNTIME)  ## start a cluster, send it real requests, print a t
 
 test: $(INSTALLED_TEST)  ## run all tests (ARGS="tests/unit -x" for some of them)
 	@$(BIN)/baton model pull smollm2-135m-instruct
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(if $(ARGS),$(PYTEST) $(ARGS),status=0; \
+		$(PYTEST) tests/unit tests/integration -n $(TEST_JOBS) --dist loadfile || status=$$?; \
+		$(PYTEST) tests/e2e || status=$$?; \
+		exit $$status)
+
+bench: $(INSTALLED_TEST)  ## measure engine, KV path, router and start-up, and compare with benchmarks/history.jsonl
+	@$(BIN)/baton model pull smollm2-135m-instruct
+	@mkdir -p $(BENCH_REPORTS)
+	@$(BIN)/python -m benchmarks.engine_steps --contexts 128 1024 --batches 1 8 --prefill 512 --repeats 5 \
+		--json $(BENCH_REPORTS)/engine_steps.json
+	@$(BIN)/python -m benchmarks.kv_path --json $(BENCH_REPORTS)/kv_path.json
+	@$(BIN)/baton bench router --requests 500 --sizes 1+1 --tokens 200 --open-streams 200 --json $(BENCH_REPORTS)/router.json
+	@$(BIN)/python -m benchmarks.startup --json $(BENCH_REPORTS)/startup.json
+	@$(BIN)/python -m benchmarks.history compare $(BENCH_REPORTS) $(ARGS)
+
+profile: $(INSTALLED_RUNTIME)  ## where the time of a decode step goes (ARGS="--batches 1 --operations" for more)
+	@$(BIN)/baton model pull smollm2-135m-instruct
+	@$(BIN)/python -m benchmarks.step_profile $(ARGS)
 
 lint: $(INSTALLED_DEV)  ## ruff, mypy --strict, and the direction of imports
 	$(BIN)/ruff check .

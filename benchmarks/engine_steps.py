@@ -1,69 +1,246 @@
-"""What one engine step costs, by batch and by tokens per sequence: ``python -m benchmarks.engine_steps [--help]``.
+"""What one engine step costs, beside what the machine allows: ``python -m benchmarks.engine_steps [--help]``.
 
-More than one token per sequence is what verifying drafts costs. Medians; the machine should do nothing else.
+Every case is computed by each decoder in turn (A B A B), so that a machine that slows down slows both. Times are
+medians, ratios are medians of neighbouring runs. The limit of a step is the longer of two times: reading its weights
+and KV once at the bandwidth that was measured in the same run, and computing its products at the matrix rate.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
+import sys
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.ceilings import Ceilings, measure_ceilings, median_ratio
 from engine.block_manager import BlockManager
-from engine.drafts import Draft
-from engine.model_loader import load_model, pick_device
+from engine.drafts import ROOT, Draft
+from engine.forward_pass import DECODERS, WEIGHTS
+from engine.model_loader import LoadedModel, load_model, pick_device
 from engine.model_runner import ModelRunner
 from engine.model_source import resolve_model
 from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence
 
 _BLOCK_SIZE = 16
+_WARM_UPS = 2
+_SPIN = "GOMP_SPINCOUNT"
+_WIDTH = 110
 
 
-def measure_ms(runner: ModelRunner, batch: int, tokens: int, context: int, repeats: int) -> float:
-    """Median milliseconds of a step: ``batch`` sequences, each with ``tokens`` new tokens behind ``context`` others."""
-    blocks = BlockManager(runner.cache.num_blocks, _BLOCK_SIZE, prefix_caching=False)
+@dataclass(frozen=True, slots=True)
+class Case:
+    """``batch`` sequences, each with ``tokens`` new tokens behind ``context`` others.
+
+    Attributes:
+        tree: all tokens but the first are the nodes of a tree.
+    """
+
+    batch: int
+    tokens: int
+    context: int
+    tree: bool = False
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        if self.context == 0:
+            return f"prefill {self.tokens}"
+        kind = "decode" if self.tokens == 1 else f"tree of {self.tokens}" if self.tree else f"verify {self.tokens}"
+        return f"{kind}, batch {self.batch}, context {self.context}"
+
+
+@dataclass(slots=True)
+class Result:
+    """
+    Attributes:
+        least_ms: what the machine allows.
+        times_ms: by decoder, run by run.
+    """
+
+    case: Case
+    least_ms: float
+    times_ms: dict[str, list[float]] = field(default_factory=dict)
+
+    def ms(self, decoder: str) -> float:
+        """Median."""
+        return statistics.median(self.times_ms[decoder])
+
+
+class Work:
+    """How much a step must read and compute.
+
+    Args:
+        weights: those of the runner whose limit it is.
+    """
+
+    def __init__(self, loaded: LoadedModel, kv_bytes_per_token: int, weights: str = "native") -> None:
+        model: Any = loaded.model
+        head = model.get_output_embeddings().weight
+        layers = sum(parameter.numel() for parameter in model.get_decoder().layers.parameters())
+        size = head.element_size()
+        # int4 have a step and a minimum for 32 of them, and a head of int8.
+        self._layer_item, self._head_item = {"int8": (1.0, 1.0), "int4": (0.625, 1.0)}.get(weights, (size, size))
+        self._head, self._layers, self._kv_bytes = head.numel(), layers, kv_bytes_per_token
+        config = model.config.get_text_config(decoder=True)
+        head_dim = loaded.attention_layers[0].spec.key_dim
+        self._attention = 4 * config.num_hidden_layers * config.num_attention_heads * head_dim
+
+    def least_ms(self, case: Case, ceilings: Ceilings) -> float:
+        """See :meth:`Ceilings.least_ms`."""
+        num_tokens = case.batch * case.tokens
+        num_rows = case.batch * (case.tokens if case.context else 1)
+        reads = self._layers * self._layer_item + self._head * self._head_item
+        reads += case.batch * case.context * self._kv_bytes
+        keys = case.context + case.tokens / 2
+        flops = 2 * (self._layers * num_tokens + self._head * num_rows) + self._attention * keys * num_tokens
+        return ceilings.least_ms(reads, flops)
+
+
+def make_runners(
+    loaded: LoadedModel, num_blocks: int, decoders: Sequence[str], weights: Sequence[str] = ("native",)
+) -> dict[str, ModelRunner]:
+    """One for each way of computing the model that there is here; only the fused decoder has others than its own."""
+    runners: dict[str, ModelRunner] = {}
+    for kind in dict.fromkeys(weights):
+        for name in dict.fromkeys(decoders):
+            if kind != "native" and name == "transformers":
+                continue
+            runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, decoder=name, weights=kind)
+            computed_by = "fused" if runner.is_fused else "transformers"
+            runners.setdefault(computed_by if kind == "native" else kind, runner)
+    return runners
+
+
+def make_plan(case: Case, num_blocks: int) -> list[ScheduledSequence]:
+    """The step, with blocks of its own."""
+    blocks = BlockManager(num_blocks, _BLOCK_SIZE, prefix_caching=False)
     plan = []
-    for index in range(batch):
-        request = Request(str(index), [7] * (context + 1), SamplingParams(max_tokens=tokens + 1))
-        blocks.grow(request, context + tokens)
-        request.num_computed_tokens = context
-        plan.append(ScheduledSequence(request, 1, Draft((5,) * (tokens - 1))))
-    times = []
-    for _ in range(repeats + 2):
+    for index in range(case.batch):
+        length = case.context + 1 if case.context else case.tokens
+        request = Request(str(index), [7] * length, SamplingParams(max_tokens=case.tokens + 1))
+        blocks.grow(request, case.context + case.tokens)
+        request.num_computed_tokens = case.context
+        if not case.context:
+            plan.append(ScheduledSequence(request, case.tokens))
+            continue
+        size = case.tokens - 1
+        # Two children each, as heads draft them.
+        parents = tuple(ROOT if node < 2 else node // 2 - 1 for node in range(size)) if case.tree else ()
+        token_ids = tuple(5 + node % 2 for node in range(size)) if case.tree else (5,) * size
+        plan.append(ScheduledSequence(request, 1, Draft(token_ids, parents)))
+    return plan
+
+
+def run_case(case: Case, runners: dict[str, ModelRunner], repeats: int, result: Result) -> None:
+    """Fills in the times, the runners taking turns."""
+    plan = make_plan(case, next(iter(runners.values())).cache.num_blocks)
+
+    def step(runner: ModelRunner) -> float:
         started_s = time.perf_counter()
         runner.forward(runner.build_batch(plan)).argmax(-1).tolist()
-        times.append((time.perf_counter() - started_s) * 1e3)
-    return statistics.median(times[2:])
+        return (time.perf_counter() - started_s) * 1e3
+
+    result.times_ms = in_turn({name: partial(step, runner) for name, runner in runners.items()}, repeats)
 
 
-def main() -> None:
+def in_turn(works: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+    """``A B A B``, and what each gave; the first rounds are not counted."""
+    results: dict[str, list[float]] = {name: [] for name in works}
+    for number in range(repeats + _WARM_UPS):
+        for name, work in works.items():
+            value = work()
+            if number >= _WARM_UPS:
+                results[name].append(value)
+    return results
+
+
+def cases_of(arguments: argparse.Namespace) -> list[Case]:
+    """What the options ask for."""
+    decode = [Case(batch, 1, context) for context in arguments.contexts for batch in arguments.batches]
+    verify = [Case(1, tokens, arguments.contexts[0]) for tokens in arguments.verify]
+    trees = [Case(1, tokens, arguments.contexts[0], tree=True) for tokens in arguments.trees]
+    return [*decode, *verify, *trees, *(Case(1, tokens, 0) for tokens in arguments.prefill)]
+
+
+def show(results: Sequence[Result], decoders: Sequence[str], console: Console) -> None:
+    """One row for each case; the first decoder is compared with the others."""
+    first = decoders[0]
+    table = Table("step", "tokens/s", *(f"{name} ms" for name in decoders), "limit ms", "of limit")
+    for other in decoders[1:]:
+        table.add_column(f"× {other}")
+    for result in results:
+        case = result.case
+        num_tokens = case.batch * case.tokens
+        table.add_row(
+            case.name,
+            f"{num_tokens / result.ms(first) * 1e3:.0f}",
+            *(f"{result.ms(name):.1f}" for name in decoders),
+            f"{result.least_ms:.1f}",
+            f"{result.least_ms / result.ms(first):.0%}",
+            *(f"{median_ratio(result.times_ms[other], result.times_ms[first]):.2f}" for other in decoders[1:]),
+        )
+    console.print(table)
+
+
+def _worker_variables() -> dict[str, str]:
+    """A worker's environment: threads of torch that have nothing to do sleep, instead of taking cores from others."""
+    return {**os.environ, _SPIN: "1000"}
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="default")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--context", type=int, default=256, help="tokens before the step")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 4, 8, 16])
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--decoders", nargs="+", default=["auto", "transformers"], choices=DECODERS)
+    parser.add_argument("--weights", nargs="+", default=["native"], choices=WEIGHTS, help="of the fused decoder")
+    parser.add_argument("--contexts", type=int, nargs="+", default=[128, 512, 2048], help="tokens before the step")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32], help="sequences that decode")
+    parser.add_argument("--verify", type=int, nargs="*", default=[9], help="tokens of a chain to verify at batch 1")
+    parser.add_argument("--trees", type=int, nargs="*", default=[17], help="tokens of a tree to verify at batch 1")
+    parser.add_argument("--prefill", type=int, nargs="*", default=[1024], help="tokens of a prompt in one step")
+    parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    arguments = parser.parse_args()
+    parser.add_argument("--json", type=Path, help="also write all times here")
+    return parser
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    if _SPIN not in os.environ:  # read when torch is loaded; workers are started with it
+        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.engine_steps", *sys.argv[1:]], _worker_variables())
     torch.set_num_threads(arguments.threads)
     loaded = load_model(resolve_model(arguments.model), arguments.dtype, pick_device(arguments.device))
-    most = max(arguments.batches) * -(-(arguments.context + max(arguments.tokens)) // _BLOCK_SIZE)
-    runner = ModelRunner(loaded, most, _BLOCK_SIZE)
-    table = Table("batch", *(f"{tokens} tokens" for tokens in arguments.tokens))
-    for batch in arguments.batches:
-        row = [measure_ms(runner, batch, tokens, arguments.context, arguments.repeats) for tokens in arguments.tokens]
-        table.add_row(str(batch), *(f"{ms:.1f}" for ms in row))
-    console = Console()
-    console.print(f"milliseconds a step, {loaded.dtype_name}, context {arguments.context}, {arguments.threads} threads")
-    console.print(table)
+    cases = cases_of(arguments)
+    most = max(case.batch * -(-(case.context + case.tokens) // _BLOCK_SIZE) for case in cases)
+    runners = make_runners(loaded, most, arguments.decoders, arguments.weights)
+    ceilings = measure_ceilings(loaded.model.dtype, loaded.model.device)
+    first = next(iter(runners.values()))
+    work = Work(loaded, first.spec.bytes_per_token, first.spec.weights)
+    console = Console(width=_WIDTH)
+    console.print(
+        f"{loaded.dtype_name}, {arguments.threads} threads; this machine reads "
+        f"{ceilings.bytes_per_second / 1e9:.1f} GB/s and multiplies {ceilings.flops_per_second / 1e9:.0f} GFLOP/s"
+    )
+    results = [Result(case, work.least_ms(case, ceilings)) for case in cases]
+    for result in results:
+        run_case(result.case, runners, arguments.repeats, result)
+    show(results, list(runners), console)
+    if arguments.json:
+        report = {"ceilings": asdict(ceilings), "dtype": loaded.dtype_name, "steps": [asdict(r) for r in results]}
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

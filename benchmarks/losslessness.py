@@ -24,7 +24,6 @@ from decode_worker.speculation.verification import create_verifier
 from engine.block_manager import BlockManager
 from engine.engine import Engine
 from engine.errors import InternalError
-from engine.model_runner import ModelRunner
 from engine.request import FinishReason, Request, SamplingParams
 from engine.sampler import probabilities
 from engine.scheduler import Scheduler, SchedulerLimits
@@ -128,10 +127,7 @@ class _Bench:
         self._settings = settings
         # With whole blocks of it in the prefix cache, an answer costs its own tokens only.
         self._prompt = _behind_whole_blocks(self._encode(), target.config.engine.block_size)
-        network = None if target.draft is None else target.draft.network
-        blocks = 4 + settings.batch * 8
-        block_size = target.config.engine.block_size
-        self._runner = ModelRunner(target.loaded, blocks, block_size, draft=network)
+        self._runner = target.runner(4 + settings.batch * 8)
         self._expected = dict(self._extend([((), 1.0)], _LENGTH))
 
     def cases(self) -> Iterator[Case]:

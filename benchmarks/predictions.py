@@ -22,6 +22,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.serve.latency import percentile
 from benchmarks.speculation_workloads import WORKLOADS
 from cluster.config import BatonConfig, load_config
 from cluster.config_reading import parse_override
@@ -113,8 +114,8 @@ def render(outcomes: Sequence[Outcome], warm_up: int) -> Table:
         }
         for kind, errors in errors_of(part).items():
             if errors:
-                sizes = sorted(map(abs, errors))
-                worst = sizes[min(len(sizes) - 1, int(0.95 * len(sizes)))]
+                sizes = list(map(abs, errors))
+                worst = percentile(sizes, 95)
                 middle, bias = statistics.median(sizes), statistics.median(errors)
                 usual = f"{statistics.median(measured[kind]):.1f} ms"
                 table.add_row(name, kind, f"{middle:.1%}", f"{worst:.1%}", f"{bias:+.1%}", usual)

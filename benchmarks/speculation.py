@@ -27,6 +27,7 @@ from benchmarks.speculation_runs import Cell, CellResult, measure
 from benchmarks.speculation_target import EngineFactory, SpeculativeEngine, Target, load_target
 from benchmarks.speculation_workloads import WORKLOADS, Workload, check_names, load_workloads, parse_prompt_files
 from cluster.config import BatonConfig
+from cluster.garbage import rare_collections
 from decode_worker.speculation.registry import method_names
 from engine.engine import Engine
 from engine.errors import ConfigError
@@ -103,7 +104,8 @@ def run(config: BatonConfig, report: Report, **settings: Any) -> RenderableType:
     target = load_target(config)
     names = wanted.workloads or wanted.known_workloads
     workloads = load_workloads(names, parse_prompt_files(wanted.prompts), target.tokenizer)
-    found = run_on(target, workloads, wanted, report)
+    with rare_collections():  # as on a worker
+        found = run_on(target, workloads, wanted, report)
     return Group(found.render(), *_written(found, wanted.out))
 
 

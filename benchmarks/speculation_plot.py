@@ -76,5 +76,5 @@ def _plot_acceptance(axes: Axes, results: Sequence[CellResult], methods: Sequenc
         rates = merged([result.tally for result in results if result.cell.method == method]).acceptance
         axes.plot(range(1, len(rates) + 1), rates, marker="o", markersize=3, linewidth=1)
     axes.set_xlabel("position in the draft")
-    axes.set_ylabel("accepted up to here")
+    axes.set_ylabel("accepted up to here, of drafts so long")
     axes.set_ylim(0, 1)

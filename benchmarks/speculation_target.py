@@ -35,6 +35,19 @@ class Target:
     tokenizer: Tokenizer
     draft: LoadedDraft | None
 
+    def runner(self, num_blocks: int) -> ModelRunner:
+        """What computes it, with a cache of so many blocks and the engine's settings."""
+        engine = self.config.engine
+        return ModelRunner(
+            self.loaded,
+            num_blocks,
+            engine.block_size,
+            engine.attention_backend,
+            None if self.draft is None else self.draft.network,
+            engine.decoder,
+            engine.weights,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeEngine:
@@ -87,10 +100,7 @@ class EngineFactory:
         speculation = config.speculation
         self._max_draft_tokens = max(speculation.max_draft_tokens, speculation.max_tree_tokens)
         num_blocks = 1 + batch * -(-(longest + self._max_draft_tokens) // config.engine.block_size)
-        network = None if target.draft is None else target.draft.network
-        self._runner = ModelRunner(
-            loaded, num_blocks, config.engine.block_size, config.engine.attention_backend, network
-        )
+        self._runner = target.runner(num_blocks)
         # All prompts in one step, if that is no monster: then no sequence waits for another's prefill while it decodes.
         chunk_tokens = min(batch * prompt_tokens, _MOST_PREFILL_TOKENS)
         self._limits = SchedulerLimits(max(chunk_tokens, config.decode.chunk_tokens), batch, loaded.max_model_len)

@@ -14,12 +14,31 @@ class AdminBackend(Protocol):
         """Pools, workers, blocks in use and requests in flight."""
         ...
 
-    async def scale(self, targets: dict[str, int]) -> dict[str, Any]:
+    async def scale(self, targets: dict[str, int | None]) -> dict[str, Any]:
         """Sets the number of workers of the named pools and says what was begun.
+
+        Args:
+            targets: None: the autoscaler decides.
 
         Raises:
             BatonError: a pool does not exist or cannot have that size.
         """
+        ...
+
+    async def move(self, source: str, destination: str) -> dict[str, Any]:
+        """Makes a worker of one pool a worker of the other, once it is drained.
+
+        Raises:
+            BatonError: workers cannot change, or the pool has none to spare.
+        """
+        ...
+
+    async def plan(self) -> dict[str, Any]:
+        """What the autoscaler would do next, and why, whether or not it is on."""
+        ...
+
+    async def advise(self) -> dict[str, Any]:
+        """What would serve the traffic seen better with the same workers."""
         ...
 
     def timeline(self, request_id: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import model_validator
 
-from cluster.config_section import NonEmptyString, Section
+from cluster.config_section import NonEmptyString, PositiveInt, Section
 from engine.errors import ConfigError, InvalidApiKeyError
 
 _SOURCES = ("key", "key_env", "key_file", "key_sha256")
@@ -43,6 +43,12 @@ class ApiKeyConfig(Section):
     """SLO class of requests that choose none; null: ``slo.default``."""
     admin: bool = False
     """May use ``/admin``, as ``baton status`` and ``baton scale`` do."""
+    requests_per_minute: PositiveInt | None = None
+    """HTTP requests for tokens; null: as many as it likes."""
+    tokens_per_minute: PositiveInt | None = None
+    """Of prompts and answers together, as they were, not as ``max_tokens`` allows."""
+    max_concurrent: PositiveInt | None = None
+    """HTTP requests for tokens at the same time."""
 
     @model_validator(mode="before")
     @classmethod
@@ -105,6 +111,15 @@ def digest_of(key: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """What a key may use; None: no limit. See :mod:`cluster.key_limits`."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_concurrent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ApiKey:
     """What the gateway knows of the owner of a key.
 
@@ -116,6 +131,7 @@ class ApiKey:
     name: str
     slo_class: str | None = None
     is_admin: bool = False
+    limits: KeyLimits = KeyLimits()
 
 
 class ApiKeys:
@@ -135,7 +151,8 @@ class ApiKeys:
                 raise ConfigError(
                     f"router.api_keys: {other!r} and {config.name!r} have the same key; give each its own."
                 )
-            self._by_digest[digest] = ApiKey(config.name, config.slo_class, config.admin)
+            limits = KeyLimits(config.requests_per_minute, config.tokens_per_minute, config.max_concurrent)
+            self._by_digest[digest] = ApiKey(config.name, config.slo_class, config.admin, limits)
 
     def __len__(self) -> int:
         return len(self._by_digest)

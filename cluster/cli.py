@@ -20,7 +20,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from cluster.cli_bench_router import bench_router
 from cluster.cli_bench_serve import bench_compare, bench_serve, bench_sweep
+from cluster.cli_plan import advise, move, plan
+from cluster.cli_simulate import simulate
 from cluster.cli_train import app as train_app
 from cluster.client import RouterClient
 from cluster.state import find_endpoint
@@ -42,6 +45,11 @@ app.add_typer(bench_app, name="bench")
 bench_app.command("serve")(bench_serve)
 bench_app.command("compare")(bench_compare)
 bench_app.command("sweep")(bench_sweep)
+bench_app.command("router")(bench_router)
+app.command("simulate")(simulate)
+app.command("plan")(plan)
+app.command("advise")(advise)
+app.command("move")(move)
 app.add_typer(train_app, name="train")
 
 EndpointOption = Annotated[
@@ -163,6 +171,8 @@ def submit(
     endpoint: EndpointOption = None,
 ) -> None:
     """Send a prompt, or a file of them, and get the answers."""
+    from cluster.cli_submit import check_source
+
     given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     options = {name: value for name, value in given.items() if value is not None}
     if (prompt is None) == (file is None):
@@ -171,11 +181,12 @@ def submit(
         if output is not None:
             raise typer.BadParameter("--output goes with --file.")
         _submit_one(endpoint, prompt, options, chat=chat, stream=stream)
-    elif file is None or output is None:
-        raise typer.BadParameter("--file needs --output.")
-    elif stream:
-        raise typer.BadParameter("--stream goes with one PROMPT.")
-    else:
+    elif file is not None:
+        check_source(file)
+        if output is None:
+            raise typer.BadParameter("--file needs --output.")
+        if stream:
+            raise typer.BadParameter("--stream goes with one PROMPT.")
         _submit_file(endpoint, file, output, options, chat=chat, concurrency=concurrency)
 
 
@@ -219,7 +230,7 @@ def _submit_file(
 
 @app.command()
 def scale(
-    targets: Annotated[list[str], typer.Argument(metavar="POOL=NUMBER...", help="For example prefill=2 decode=3.")],
+    targets: Annotated[list[str], typer.Argument(metavar="POOL=NUMBER...", help="For example prefill=2 decode=auto.")],
     wait: Annotated[
         bool, typer.Option(help="Return when the workers are there, and those that leave have left.")
     ] = True,

@@ -6,6 +6,7 @@ They load models into this process, which the rest of the command line never doe
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -68,9 +69,12 @@ def integers(option: str, text: str) -> tuple[int, ...]:
 def numbers(option: str, text: str) -> tuple[float, ...]:
     """``"0,0.8"`` → ``(0.0, 0.8)``. Raises :class:`ConfigError`, which names ``option``, for anything else."""
     try:
-        return tuple(float(part) for part in names(text))
-    except ValueError as error:
-        raise ConfigError(f"{option} takes numbers with commas between, such as 0,0.8; got {text!r}.") from error
+        found = tuple(float(part) for part in names(text))
+    except ValueError:
+        found = (math.nan,)
+    if not all(map(math.isfinite, found)):
+        raise ConfigError(f"{option} takes numbers with commas between, such as 0,0.8; got {text!r}.")
+    return found
 
 
 def load_benchmark(path: str) -> Callable[..., Any]:

@@ -72,6 +72,7 @@ WarmupRequests = Annotated[
 WarmupS = Annotated[float, typer.Option("--warmup", help="Seconds of each stage that are left out.")]
 GraceS = Annotated[float, typer.Option("--grace", help="Seconds to wait for answers at the end of a stage.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Everything, with all settings.")]
+Report = Annotated[Path | None, typer.Option(metavar="PATH", help="Charts: FILE.png, FILE.html, or a folder for both.")]
 
 
 def bench_serve(
@@ -115,14 +116,12 @@ def bench_serve(
     warmup_requests: WarmupRequests = None,
     warmup_s: WarmupS = 0.0,
     grace_s: GraceS = 60.0,
-    slo: Annotated[str, typer.Option(help="For goodput, such as ttft=500ms,tpot=50ms (also e2e).")] = "",
+    slo: Annotated[str | None, typer.Option(help="For goodput, such as ttft=500ms,tpot=50ms (also e2e).")] = None,
     json_file: JsonFile = None,
     with_samples: Annotated[
         bool, typer.Option("--samples/--no-samples", help="Write every request into the JSON, too.")
     ] = False,
-    report: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Charts: FILE.png, FILE.html, or a folder for both.")
-    ] = None,
+    report: Report = None,
 ) -> None:
     """Put load on any OpenAI-compatible endpoint: TTFT, TPOT, ITL, E2E, throughput and goodput.
 
@@ -182,6 +181,7 @@ def bench_sweep(
     max_rates: Annotated[int, typer.Option(help="Most rates to probe.")] = 16,
     max_repeats: Annotated[int, typer.Option("--repeats", help="Most probes of a rate that is a near thing.")] = 3,
     json_file: JsonFile = None,
+    report: Report = None,
 ) -> None:
     """Find the goodput: the highest request rate at which a percentile of the requests keeps TTFT and TPOT targets."""
     _run(_SWEEP, dict(locals()))

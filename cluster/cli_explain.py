@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cluster.cli_routing import render_routing
 from cluster.cli_slo import slo_sentence
 from cluster.client import RouterClient
 from engine.errors import NotFoundError
@@ -55,6 +56,7 @@ def _render_sequence(timeline: Mapping[str, Any], width: int) -> list[Renderable
     for key in ("time_to_first_token", "slowest_gap"):
         if timeline.get(key):
             parts += [Text(""), *_verdict(timeline[key])]
+    parts += render_routing(timeline)
     return parts
 
 

@@ -13,15 +13,16 @@ from cluster.config import POOLS
 from engine.errors import ConfigError, DeadlineError
 
 _POLL_S = 0.5
+_AUTO = "auto"
 
 
-def parse_targets(assignments: Sequence[str]) -> dict[str, int]:
-    """``["prefill=2", "decode=3"]`` → ``{"prefill": 2, "decode": 3}``.
+def parse_targets(assignments: Sequence[str]) -> dict[str, int | str]:
+    """``["prefill=2", "decode=auto"]`` → ``{"prefill": 2, "decode": "auto"}``.
 
     Raises:
         ConfigError: not of that form, an unknown pool, a pool named twice, or a number below 1.
     """
-    targets: dict[str, int] = {}
+    targets: dict[str, int | str] = {}
     for assignment in assignments:
         pool, separator, number = assignment.partition("=")
         if not separator:
@@ -32,14 +33,17 @@ def parse_targets(assignments: Sequence[str]) -> dict[str, int]:
             raise ConfigError(f"{assignment!r}: there is no pool {pool!r}.{hint} Known pools: {', '.join(POOLS)}.")
         if pool in targets:
             raise ConfigError(f"The pool {pool} is named twice.")
+        if number == _AUTO:
+            targets[pool] = _AUTO
+            continue
         if not (number.isascii() and number.isdigit()) or int(number) < 1:
-            raise ConfigError(f"{assignment!r}: expected a number of workers of at least 1.")
+            raise ConfigError(f"{assignment!r}: expected a number of workers of at least 1, or auto.")
         targets[pool] = int(number)
     return targets
 
 
 async def scale(
-    client: RouterClient, targets: Mapping[str, int], wait_s: float | None, report: Callable[[str], None]
+    client: RouterClient, targets: Mapping[str, int | str], wait_s: float | None, report: Callable[[str], None]
 ) -> dict[str, int]:
     """Sets the targets and, unless ``wait_s`` is None, waits until so many workers are ready and the others gone.
 
@@ -50,8 +54,12 @@ async def scale(
         DeadlineError: the pools did not get there within ``wait_s`` seconds; the targets stay set.
     """
     answer = await client.scale(targets)
-    if wait_s is not None:
-        await _wait(client, targets, wait_s, report)
+    for name, pool in answer["pools"].items():
+        if name in targets and pool.get("pinned"):
+            report(f"{name} keeps that size until `baton scale {name}=auto` hands it back to the autoscaler")
+    numbers = {name: target for name, target in targets.items() if isinstance(target, int)}
+    if wait_s is not None and numbers:
+        await _wait(client, numbers, wait_s, report)
     return {name: int(pool["target"]) for name, pool in answer["pools"].items()}
 
 

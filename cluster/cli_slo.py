@@ -35,6 +35,12 @@ def slo_table(classes: Mapping[str, Mapping[str, Any]]) -> Table:
     return table
 
 
+def queue_sentence(admission: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Who waits for room; None when nobody does. ``admission`` in the answer of GET /admin/status."""
+    waiting = [f"{entry['queued']} {name}" for name, entry in admission.items() if entry["queued"]]
+    return f"Waiting for room in the router: {', '.join(waiting)}." if waiting else None
+
+
 def _headings(title: str, windows: Sequence[str]) -> list[str]:
     return [f"{title if index == 0 else ''}\n{window}" for index, window in enumerate(windows)]
 

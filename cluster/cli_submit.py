@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,6 +123,16 @@ async def submit_file(
             return await batch.run(lines, concurrency)
     except OSError as error:
         raise ConfigError(f"Cannot write {target}: {error}.") from error
+
+
+def check_source(source: Path) -> None:
+    """Raises :class:`ConfigError` for what cannot be read, without opening it: a pipe can be opened only once."""
+    if not source.exists():
+        raise ConfigError(f"Cannot read {source}: there is no such file.")
+    if source.is_dir():
+        raise ConfigError(f"Cannot read {source}: it is a folder, not a file.")
+    if not os.access(source, os.R_OK):
+        raise ConfigError(f"Cannot read {source}: permission denied.")
 
 
 class _Batch:

@@ -55,14 +55,26 @@ def start_cluster(config: BatonConfig, report: Report) -> RunningCluster:
     """The real starter. On this machine alone it first does, in sight of the user, what would fail or take long later.
 
     Raises:
-        BatonError: the port is taken, the model cannot be had, or something cannot start.
+        BatonError: the port is taken, the model cannot be had, the draft does not fit it, or something cannot start.
     """
     if config.ray.address is None:
         listen(config.router.host, config.router.port).close()
-        pull(config.model, report)
+        folder = pull(config.model, report)
+        if config.simulation.profile is None:  # simulated workers load no draft
+            _check_draft(config, folder, report)
     from cluster.launch import Cluster  # ray takes a second to import, and most commands need none of it
 
     return Cluster.start(config, report)
+
+
+def _check_draft(config: BatonConfig, model_folder: Path, report: Report) -> None:
+    from engine.draft.preflight import check_draft
+    from engine.model_source import is_hub_id
+
+    draft = config.speculation.draft
+    if is_hub_id(draft) and not Path(draft).is_dir():
+        report(f"looking for the draft {draft} on the hub")
+    check_draft(draft, config.speculation.method, config.model, model_folder)
 
 
 def run_in_foreground(
@@ -130,12 +142,17 @@ def run_detached(arguments: Sequence[str], report: Report) -> RunState:
 def _wait_until_ready(process: subprocess.Popen[bytes], log_file: Path, report: Report) -> RunState:
     with log_file.open(encoding="utf-8", errors="replace") as log:
         while process.poll() is None:
+            news = log.read()
             state = read_state()
-            if state is not None and state.pid == process.pid and state.endpoint is not None:
-                return state
-            news = log.read().strip()
-            if news:
-                report(news)
+            ready = state if state is not None and state.pid == process.pid and state.endpoint is not None else None
+            if ready is not None:
+                news += log.read()  # all that was reported before it was ready
+            for line in filter(None, map(str.strip, news.splitlines())):
+                if ready is not None and line == ready.endpoint:
+                    break  # from there on, the process itself says that it is ready
+                report(line)
+            if ready is not None:
+                return ready
             time.sleep(_POLL_S)
     tail = "\n".join(f"  {line}" for line in _last_lines(log_file, _LOG_LINES_SHOWN)) or "  (nothing)"
     raise StartError(

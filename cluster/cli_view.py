@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cluster.cli_slo import slo_table
+from cluster.cli_slo import queue_sentence, slo_table
 
 _STATE_STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow", "dead": "red"}
 _DEVICE = "device"
@@ -30,7 +30,8 @@ def render_status(status: Mapping[str, Any], endpoint: str, width: int) -> Rende
     heading = Text.assemble(
         (str(status["model"]), "bold"),
         f" at {endpoint}, up for {in_words(float(status['uptime_s']))}\n",
-        f"requests: {requests['in_flight']} in flight, {requests['finished']} finished, {requests['failed']} failed\n",
+        f"requests: {requests['in_flight']} in flight, {requests['finished']} finished, "
+        f"{requests['rejected']} rejected, {requests['failed']} failed\n",
     )
     columns = _COLUMNS + (_WIDE_COLUMNS if width >= _WIDE else ())
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0) if width >= _WIDE else 0, pad_edge=False)
@@ -50,6 +51,8 @@ def render_status(status: Mapping[str, Any], endpoint: str, width: int) -> Rende
         parts.append(Text(told))
     if status.get("slo"):
         parts += [Text(""), slo_table(status["slo"])]
+    if waiting := queue_sentence(status.get("admission") or {}):
+        parts.append(Text(waiting))
     return Group(*parts, *([Text("")] if notes else []), *notes)
 
 

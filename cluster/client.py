@@ -84,9 +84,21 @@ class RouterClient:
         """Pools, workers, blocks and requests, as GET /admin/status gives them."""
         return await self._json("GET", "/admin/status")
 
-    async def scale(self, targets: Mapping[str, int]) -> dict[str, Any]:
-        """Sets how many workers the named pools should have; returns as soon as the router has taken it in."""
+    async def scale(self, targets: Mapping[str, int | str]) -> dict[str, Any]:
+        """Sets how many workers the named pools should have, or ``auto``; returns when the router has taken it in."""
         return await self._json("POST", "/admin/scale", dict(targets))
+
+    async def move(self, source: str, destination: str) -> dict[str, Any]:
+        """Makes a worker of one pool a worker of the other; returns when the router has taken it in."""
+        return await self._json("POST", "/admin/move", {"from": source, "to": destination})
+
+    async def plan(self) -> dict[str, Any]:
+        """What the autoscaler would do next."""
+        return await self._json("GET", "/admin/plan")
+
+    async def advise(self) -> dict[str, Any]:
+        """What would serve the traffic seen better."""
+        return await self._json("GET", "/admin/advise")
 
     async def model(self) -> str:
         """Name of the served model."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import ClassVar, get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -25,6 +25,7 @@ class PoolFigures:
         states: number of workers by state.
         scale_events: changes of the target, by direction.
         failures: workers that ended without being asked to, by what they were doing.
+        role_changes: workers taken over from the other pool, by who asked for it.
     """
 
     target: int
@@ -32,6 +33,7 @@ class PoolFigures:
     scale_events: Mapping[str, int]
     num_started: int
     failures: Mapping[str, int]
+    role_changes: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,63 +51,59 @@ class ClusterFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class _WorkerSeries:
+class _Series:
+    """A figure of a worker: the metric's name, the field of its statistics, and what it is."""
+
     name: str
     field: str
     text: str
-    is_counter: bool = False
+    family_type: ClassVar[type[CounterMetricFamily] | type[GaugeMetricFamily]]
 
     def family(self, labels: list[str]) -> CounterMetricFamily | GaugeMetricFamily:
-        cls = CounterMetricFamily if self.is_counter else GaugeMetricFamily
-        return cls(self.name, self.text, labels=labels)
+        return self.family_type(self.name, self.text, labels=labels)
+
+
+class _Gauge(_Series):
+    family_type = GaugeMetricFamily
+
+
+class _Counter(_Series):
+    family_type = CounterMetricFamily
 
 
 _WORKER_SERIES = (
-    _WorkerSeries("baton_worker_uptime_seconds", "uptime_s", "Since the worker began to serve."),
-    _WorkerSeries("baton_worker_running_requests", "num_running", "Requests in the worker's batch."),
-    _WorkerSeries("baton_worker_waiting_requests", "num_waiting", "Requests that wait in the worker's queue."),
-    _WorkerSeries("baton_worker_transfers", "num_transfers", "KV hand-offs under way."),
-    _WorkerSeries("baton_worker_kv_blocks", "kv_blocks_total", "KV blocks of the worker."),
-    _WorkerSeries("baton_worker_kv_blocks_used", "kv_blocks_used", "KV blocks held by requests and hand-offs."),
-    _WorkerSeries("baton_worker_kv_blocks_cached", "kv_blocks_cached", "Free KV blocks whose content can be reused."),
-    _WorkerSeries(
-        "baton_worker_kv_leaked_blocks",
-        "num_leaked_blocks",
-        "KV blocks that nobody owned and nobody gave back: a bug.",
-        is_counter=True,
+    _Gauge("baton_worker_uptime_seconds", "uptime_s", "Since the worker began to serve."),
+    _Gauge("baton_worker_running_requests", "num_running", "Requests in the worker's batch."),
+    _Gauge("baton_worker_waiting_requests", "num_waiting", "Requests that wait in the worker's queue."),
+    _Gauge("baton_worker_transfers", "num_transfers", "KV hand-offs under way."),
+    _Gauge("baton_worker_kv_blocks", "kv_blocks_total", "KV blocks of the worker."),
+    _Gauge("baton_worker_kv_blocks_used", "kv_blocks_used", "KV blocks held by requests and hand-offs."),
+    _Gauge("baton_worker_kv_blocks_cached", "kv_blocks_cached", "Free KV blocks whose content can be reused."),
+    _Counter(
+        "baton_worker_kv_leaked_blocks", "num_leaked_blocks", "KV blocks that nobody owned and nobody gave back: a bug."
     ),
-    _WorkerSeries(
-        "baton_worker_preemptions",
-        "num_preemptions",
-        "Requests that lost their blocks and were computed again.",
-        is_counter=True,
-    ),
-    _WorkerSeries("baton_worker_steps", "num_steps", "Engine steps.", is_counter=True),
-    _WorkerSeries(
+    _Counter("baton_worker_preemptions", "num_preemptions", "Requests that lost their blocks and were computed again."),
+    _Counter("baton_worker_steps", "num_steps", "Engine steps."),
+    _Counter(
         "baton_worker_prefill_tokens",
         "prefill_tokens",
         "Prompt tokens computed; those from a prefix cache or from a hand-off are not.",
-        is_counter=True,
     ),
-    _WorkerSeries("baton_worker_generated_tokens", "generated_tokens", "Tokens generated.", is_counter=True),
-    _WorkerSeries("baton_worker_kv_sent_bytes", "kv_bytes_sent", "KV bytes sent.", is_counter=True),
-    _WorkerSeries("baton_worker_kv_received_bytes", "kv_bytes_received", "KV bytes received.", is_counter=True),
-    _WorkerSeries(
+    _Counter("baton_worker_generated_tokens", "generated_tokens", "Tokens generated."),
+    _Counter("baton_worker_kv_sent_bytes", "kv_bytes_sent", "KV bytes sent."),
+    _Counter("baton_worker_kv_received_bytes", "kv_bytes_received", "KV bytes received."),
+    _Counter(
         "baton_worker_draft_failures",
         "num_draft_failures",
         "Times that a speculation method broke and was switched off. Its requests went on without it.",
-        is_counter=True,
     ),
 )
 
 _METHOD_SERIES = (
-    _WorkerSeries("baton_worker_drafts", "num_drafts", "Drafts of a method that were verified.", is_counter=True),
-    _WorkerSeries("baton_worker_drafted_tokens", "num_drafted_tokens", "Tokens in these drafts.", is_counter=True),
-    _WorkerSeries(
-        "baton_worker_accepted_tokens",
-        "num_accepted_tokens",
-        "Of these tokens, the ones that the model agreed with.",
-        is_counter=True,
+    _Counter("baton_worker_drafts", "num_drafts", "Drafts of a method that were verified."),
+    _Counter("baton_worker_drafted_tokens", "num_drafted_tokens", "Tokens in these drafts."),
+    _Counter(
+        "baton_worker_accepted_tokens", "num_accepted_tokens", "Of these tokens, the ones that the model agreed with."
     ),
 )
 
@@ -164,13 +162,21 @@ def _pool_families(figures: ClusterFigures) -> Iterator[Metric]:
         "Workers that ended without being asked to, by whether they were starting or serving.",
         labels=["pool", "phase"],
     )
+    moved = CounterMetricFamily(
+        "baton_role_changes", "Workers taken over from the other pool, by who asked for it.", labels=["pool", "by"]
+    )
     for name, pool in pools.items():
         target.add_metric([name], pool.target)
         started.add_metric([name], pool.num_started)
-        for family, values in ((workers, pool.states), (scaled, pool.scale_events), (failed, pool.failures)):
+        for family, values in (
+            (workers, pool.states),
+            (scaled, pool.scale_events),
+            (failed, pool.failures),
+            (moved, pool.role_changes),
+        ):
             for label, value in values.items():
                 family.add_metric([name, label], value)
-    yield from (target, workers, scaled, started, failed)
+    yield from (target, workers, scaled, started, failed, moved)
     if figures.num_router_restarts is not None:
         restarts = CounterMetricFamily("baton_router_restarts", "Times that the router died and was replaced.")
         restarts.add_metric([], figures.num_router_restarts)

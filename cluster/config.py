@@ -12,9 +12,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from cluster.admission_config import AdmissionConfig
 from cluster.api_keys import ApiKeyConfig, ApiKeys
+from cluster.autoscaler_config import AutoscalerConfig
 from cluster.config_reading import explain, merge_overrides, read_yaml
 from cluster.config_section import NonEmptyString, PositiveInt, PositiveSeconds, Section
+from cluster.routing_config import RoutingConfig
+from cluster.simulation_config import SimulationConfig
 from cluster.slo_config import SloConfig
 from engine.default_model import DEFAULT_MODEL_NAME, is_default_model
 from engine.errors import ConfigError
@@ -90,8 +94,8 @@ class PoolConfig(Section):
 class PrefillConfig(PoolConfig):
     """The prefill pool."""
 
-    ordering: Literal["fcfs"] = "fcfs"
-    """Which waiting prompt is prefilled next."""
+    ordering: Literal["edf", "fcfs"] = "edf"
+    """Which prompt is prefilled next: the earliest deadline of the highest priority, or first come, first served."""
 
 
 class SpeculationConfig(Section):
@@ -112,8 +116,9 @@ class SpeculationConfig(Section):
     """Of a chain, per request and step."""
     max_tree_tokens: Annotated[int, Field(ge=1, le=64)] = 16
     """The same for methods that draft trees."""
-    tree_max_batch: Annotated[int, Field(ge=0, le=64)] = 4
-    """EAGLE heads draft trees while a step has no more sequences than that, and chains beyond; 0: always chains."""
+    tree_max_batch: Annotated[int, Field(ge=0, le=64)] = 0
+    """EAGLE heads draft trees while a step has no more sequences than that, and chains beyond; 0: always chains. In
+    half precision a tree's logits round otherwise than those of plain decoding."""
     acceptance: AcceptanceRule = "match"
     """match: the model draws its own token at every place, and drafts are kept as long as they equal it; seeds give the
     same tokens as without speculation. residual: drafts are drawn too, and accepted or corrected so that the
@@ -139,9 +144,26 @@ class EngineConfig(Section):
     """auto: CUDA where Ray grants a GPU, else the CPU."""
     threads: PositiveInt | None = None
     """Threads of torch on the CPU; null: every core, since one request never needs both pools at once."""
+    decoder: Literal["auto", "fused", "transformers"] = "auto"
+    """What computes the model. fused: one compiled program, on the CPU, for models of the Llama family; transformers:
+    the model's own modules; auto: fused where it can."""
+    weights: Literal["native", "int8", "int4"] = "native"
+    """What the model's linear layers are made into when a worker starts. native: what the model has; int8: half of what
+    there is to read for a token, with a small loss of quality; int4: a third, with a loss that depends on the model;
+    only the fused decoder computes these."""
     attention_backend: NonEmptyString = "auto"
+    """Of the model's own modules, and of drafts. torch_sdpa: everywhere; triton_paged: on CUDA; auto: the latter where
+    it can."""
+    cuda_graphs: Literal["auto", "off"] = "auto"
+    """auto: decode workers on CUDA record their steps when they start, where attention is triton_paged; off: not."""
     self_check: bool = True
     """Compare the engine with the model's own forward pass when a worker starts."""
+
+    @model_validator(mode="after")
+    def _weights_that_the_decoder_knows(self) -> EngineConfig:
+        if self.weights != "native" and self.decoder == "transformers":
+            raise ValueError(f"weights: {self.weights} needs decoder: fused or auto")
+        return self
 
 
 class KVTransferConfig(Section):
@@ -149,7 +171,10 @@ class KVTransferConfig(Section):
 
     transport: Literal["grpc"] = "grpc"
     part_bytes: Annotated[int, Field(ge=4096, le=64 * 1024 * 1024)] = 1024 * 1024
-    """Size of one message on the wire."""
+    """Size of one part, and so of one message on the wire."""
+    shared_memory: Literal["auto", "off"] = "auto"
+    """auto: a decode worker that runs on the same host as the same user reads parts from the prefill worker's memory,
+    others get them in messages; off: all get them in messages."""
     max_bytes_per_second: Annotated[float, Field(gt=0)] | None = None
     """Cap of each worker's outgoing hand-offs together, for links that others use too."""
     reserve_timeout_s: PositiveSeconds = 30.0
@@ -224,6 +249,10 @@ class BatonConfig(Section):
     log: LogConfig = LogConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     slo: SloConfig = SloConfig()
+    routing: RoutingConfig = RoutingConfig()
+    simulation: SimulationConfig = SimulationConfig()
+    admission: AdmissionConfig = AdmissionConfig()
+    autoscaler: AutoscalerConfig = AutoscalerConfig()
 
     @model_validator(mode="after")
     def _api_keys_have_classes(self) -> BatonConfig:
@@ -244,6 +273,18 @@ class BatonConfig(Section):
                         f"engine.device is cuda, but {name}.resources.gpus is 0 and Ray hides every GPU from such a"
                         f" worker; set {name}.resources.gpus to 1, or engine.device to auto or cpu"
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _pools_within_limits(self) -> BatonConfig:
+        scaler = self.autoscaler
+        for name, limits in (("prefill", scaler.prefill), ("decode", scaler.decode)) if scaler.enabled else ():
+            workers = self.pool(name).workers
+            if not limits.min <= workers <= limits.max:
+                raise ValueError(
+                    f"{name}.workers is {workers}, and autoscaler.{name} allows {limits.min} to {limits.max};"
+                    f" set {name}.workers within these, or autoscaler.{name}.min and max around it"
+                )
         return self
 
     @classmethod
@@ -297,13 +338,18 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
     if speculation.draft not in ("auto", "none"):
         draft = located("speculation.draft", speculation.draft)
         speculation = speculation.model_copy(update={"draft": draft})
+    simulation = config.simulation
+    if simulation.profile is not None:
+        profile = located("simulation.profile", simulation.profile)
+        simulation = simulation.model_copy(update={"profile": profile})
     # Here and not in the router, which may run on another machine: variables and files are those of whoever starts it.
     folders = [Path.cwd()] if path is None else [path.absolute().parent, Path.cwd()]
     api_keys = [api_key.sealed(folders) for api_key in config.router.api_keys]
     ApiKeys(api_keys)  # refuses two owners of one key now, and not when the router starts
     router = config.router.model_copy(update={"api_keys": api_keys})
     model = located("model", config.model)
-    return config.model_copy(update={"model": model, "speculation": speculation, "router": router})
+    updates = {"model": model, "speculation": speculation, "router": router, "simulation": simulation}
+    return config.model_copy(update=updates)
 
 
 def _build(values: Mapping[str, Any], source: str, overrides: Mapping[str, Any]) -> BatonConfig:

@@ -10,12 +10,15 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from cluster.autoscaling.observation import PoolCounts
 from cluster.cluster_metrics import PoolFigures
 from cluster.config import POOLS, BatonConfig
 from cluster.logs import configure_logging
 from cluster.registry import WorkerInfo
-from cluster.router_host import RouterHost
-from cluster.worker_host import WorkerHost
+from cluster.role_change import AskedBy, role_change_obstacle
+from cluster.router_actor import RouterActor
+from cluster.shared_processes import simulated_processes
+from cluster.worker_actor import WorkerActor
 from cluster.worker_pool import WorkerPool
 from engine.errors import BatonError, InvalidRequestError, LayoutMismatchError, NotFoundError
 from engine.model_source import resolve_model
@@ -38,12 +41,13 @@ class Controller:
         worker_class: what the pools start.
     """
 
-    def __init__(self, config: dict[str, Any], worker_class: type = WorkerHost) -> None:
+    def __init__(self, config: dict[str, Any], worker_class: type = WorkerActor) -> None:
         self._config = BatonConfig.from_dict(config)
         configure_logging(self._config.log, "controller")
         # Workers of a local cluster are nobody else's business; on several machines they must reach each other.
         bind_host = _LOOPBACK if self._config.ray.address is None else None
-        self._pools = {name: WorkerPool(name, self._config, self, worker_class, bind_host) for name in POOLS}
+        processes = simulated_processes(self._config)
+        self._pools = {name: WorkerPool(name, self._config, self, worker_class, bind_host, processes) for name in POOLS}
         self._router: Any = None
         self._port = self._config.router.port
         self._kv_fingerprint: str | None = None
@@ -84,16 +88,72 @@ class Controller:
         """Stays open while the cluster lives; raises ``BatonError`` when it cannot go on."""
         await asyncio.shield(self._failed)
 
-    async def scale(self, targets: dict[str, int]) -> dict[str, Any]:
-        """Sets the pools' sizes. Raises ``BatonError`` for an unknown pool or a size that cannot be."""
+    async def scale(self, targets: dict[str, int | None]) -> dict[str, Any]:
+        """Sets the pools' sizes by hand, which takes them from the autoscaler; None hands a pool back to it.
+
+        Raises:
+            BatonError: for an unknown pool, a size that cannot be, or None without an autoscaler.
+        """
         for name, target in targets.items():
-            if name not in self._pools:
-                raise NotFoundError(f"There is no pool {name!r}. Pools are: {', '.join(self._pools)}.", param=name)
-            if target < 1:
+            self._check_pool(name)
+            if target is None:
+                if not self._config.autoscaler.enabled:
+                    raise InvalidRequestError(
+                        f"{name}=auto needs the autoscaler, which is off. Start the cluster with autoscaler.enabled, "
+                        "or give a number of workers.",
+                        param=name,
+                    )
+            elif target < 1:
                 raise InvalidRequestError(f"A pool needs at least one worker, got {name}={target}.", param=name)
         for name, target in targets.items():
-            self._pools[name].scale(target)
+            pool = self._pools[name]
+            pool.is_pinned = target is not None and self._config.autoscaler.enabled
+            if target is not None:
+                pool.scale(target)
         return self.pools()
+
+    async def move(self, source: str, destination: str) -> dict[str, Any]:
+        """A worker of one pool goes on in the other one, drained and with its weights.
+
+        Raises:
+            BatonError: an unknown pool, a worker that cannot change, or none to spare.
+        """
+        self._move(source, destination, AskedBy.OPERATOR)
+        return self.pools()
+
+    def _move(self, source: str, destination: str, by: AskedBy) -> None:
+        self._check_pool(source)
+        self._check_pool(destination)
+        if source == destination:
+            raise InvalidRequestError(f"A worker of {source} is one already; name two pools.", param="to")
+        obstacle = self._move_obstacle()
+        if obstacle:
+            raise InvalidRequestError(f"No worker can change its role: {obstacle}")
+        self._pools[destination].adopt(self._pools[source], by)
+
+    async def autoscale(self, targets: dict[str, int], move: tuple[str, str] | None) -> None:
+        """What the autoscaler has decided. A pool whose size was set by hand in the meantime is left as it is.
+
+        Raises:
+            BatonError: as :meth:`move`.
+        """
+        free = {name: pool for name, pool in self._pools.items() if not pool.is_pinned}
+        if move is not None and all(name in free for name in move):
+            self._move(*move, AskedBy.AUTOSCALER)
+        for name, target in targets.items():
+            if name in free and free[name].target != target:
+                free[name].scale(target)
+
+    async def pool_counts(self) -> tuple[dict[str, PoolCounts], str]:
+        """For the autoscaler: the pools by name, and what keeps workers from changing their role."""
+        return {name: pool.counts() for name, pool in self._pools.items()}, self._move_obstacle()
+
+    def _move_obstacle(self) -> str:
+        return role_change_obstacle(self._config, self._infos.values())
+
+    def _check_pool(self, name: str) -> None:
+        if name not in self._pools:
+            raise NotFoundError(f"There is no pool {name!r}. Pools are: {', '.join(self._pools)}.", param=name)
 
     def pools(self) -> dict[str, Any]:
         """The state of both pools, JSON-ready."""
@@ -164,7 +224,7 @@ class Controller:
     async def _start_router(self) -> str:
         # On this node: the endpoint is where the user started the cluster, and a restart finds its port there.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        actor_class: Any = ray.remote(RouterHost).options(num_cpus=0, max_concurrency=1000, scheduling_strategy=here)
+        actor_class: Any = ray.remote(RouterActor).options(num_cpus=0, max_concurrency=1000, scheduling_strategy=here)
         handle = ray.get_runtime_context().current_actor
         router = actor_class.remote(self._config.to_dict(), self._port, handle)
         try:

@@ -16,7 +16,7 @@ from rich.text import Text
 from cluster.cli_submit import choice_text
 from cluster.cli_up import RunningCluster, start_cluster
 from cluster.client import CHAT_PATH, RouterClient
-from cluster.config import load_config
+from cluster.config import BatonConfig, load_config
 from cluster.demo_report import Measurement, cost_table
 from cluster.stop_signals import StopSignals
 from engine.errors import BatonError
@@ -38,7 +38,8 @@ _BATCH_PROMPTS = (
 _MAX_TOKENS = 64
 _EXPLANATION = (
     "right drafts: output tokens that speculation had guessed. TTFT: time to first token. TPOT: time per output "
-    "token after the first. KV: handed over by gRPC. "
+    "token after the first. KV: handed over by gRPC, for every prompt, unless your configuration sets "
+    "routing.local_prefill; by default a decode worker computes those itself for which that is faster. "
     "transfer: from asking for room until the KV is there; most of it runs beside prefill."
 )
 _INTERRUPTED = 130
@@ -77,7 +78,7 @@ def _run(config: Path | None, console: Console) -> int:
     def report(line: str) -> None:
         _say(console, line)
 
-    settings = load_config(config, {"router.port": 0})
+    settings = _settings(config)
     started_s = time.monotonic()
     cluster = start_cluster(settings, report)
     try:
@@ -87,6 +88,17 @@ def _run(config: Path | None, console: Console) -> int:
         _say(console, "shutting down")
         cluster.stop()
         _say(console, "the cluster has shut down")
+
+
+def _settings(config: Path | None) -> BatonConfig:
+    """Every prompt is handed over, unless the file says otherwise.
+
+    An idle cluster computes short prompts on the decode worker, and there would be no hand-off to see.
+    """
+    settings = load_config(config, {"router.port": 0})
+    if "local_prefill" in settings.routing.model_fields_set:
+        return settings
+    return settings.model_copy(update={"routing": settings.routing.model_copy(update={"local_prefill": "never"})})
 
 
 async def _show_requests(cluster: RunningCluster, console: Console) -> int:

@@ -39,6 +39,8 @@ from engine.tokenizer import Tokenizer
 
 _MAX_LISTED = 1000
 _MAX_WORKERS = 4096
+_AUTO = "auto"
+"""Instead of a number of workers: the autoscaler decides."""
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 ENDPOINTS = (
@@ -54,6 +56,9 @@ ENDPOINTS = (
     "GET /v1/requests/{id}/timeline",
     "GET /admin/status",
     "POST /admin/scale",
+    "POST /admin/move",
+    "GET /admin/plan",
+    "GET /admin/advise",
 )
 
 
@@ -67,6 +72,7 @@ def create_app(
     *,
     slo_classes: SloClasses | None = None,
     api_keys: ApiKeys | None = None,
+    is_kept: Callable[[str], bool] = lambda _: False,
 ) -> FastAPI:
     """The application for one served model. It keeps no state outside itself.
 
@@ -75,6 +81,7 @@ def create_app(
         metrics: counts the requests; None: nobody asks for the counts.
         slo_classes: None: the built-in ones.
         api_keys: None or empty: nobody is asked for one.
+        is_kept: whether an id finds an earlier request's timeline; such an id is not given again.
     """
     access = [Depends(AccessControl(api_keys).check)] if api_keys else []
     app = FastAPI(
@@ -84,7 +91,7 @@ def create_app(
     app.add_middleware(RequestTimesMiddleware)  # the last one added is the outermost
     app.add_exception_handler(BatonError, _on_baton_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    endpoint = GenerationEndpoint(generator, tokenizer, limits, slo_classes or SloClasses(), on_finished)
+    endpoint = GenerationEndpoint(generator, tokenizer, limits, slo_classes or SloClasses(), on_finished, is_kept)
     _add_generation_routes(app, generator, endpoint)
     _add_health_routes(app, generator)
     _add_admin_routes(app, admin, limits)
@@ -150,17 +157,44 @@ def _add_admin_routes(app: FastAPI, admin: AdminBackend, limits: GatewayLimits) 
         targets = _parse_targets(await read_json_object(request, limits.max_body_bytes))
         return JsonResponse(await admin.scale(targets))
 
+    @app.post("/admin/move", response_model=None)
+    async def move(request: Request) -> Response:
+        source, destination = _parse_move(await read_json_object(request, limits.max_body_bytes))
+        return JsonResponse(await admin.move(source, destination))
 
-def _parse_targets(body: dict[str, object]) -> dict[str, int]:
+    @app.get("/admin/plan", response_model=None)
+    async def plan() -> Response:
+        return JsonResponse(await admin.plan())
+
+    @app.get("/admin/advise", response_model=None)
+    async def advise() -> Response:
+        return JsonResponse(await admin.advise())
+
+
+def _parse_move(body: dict[str, object]) -> tuple[str, str]:
+    check_known(body, ("from", "to"), "key")
+    pools = []
+    for key in ("from", "to"):
+        pool = body.get(key)
+        if not isinstance(pool, str) or pool not in POOLS:
+            raise InvalidRequestError(f"{key} must be one of {', '.join(POOLS)}, got {shown(pool)}.", param=key)
+        pools.append(pool)
+    return pools[0], pools[1]
+
+
+def _parse_targets(body: dict[str, object]) -> dict[str, int | None]:
     check_known(body, POOLS, "pool")
     if not body:
         raise InvalidRequestError('Name at least one pool, as in {"prefill": 2, "decode": 3}.')
-    targets: dict[str, int] = {}
+    targets: dict[str, int | None] = {}
     for pool, target in body.items():
+        if target == _AUTO:
+            targets[pool] = None
+            continue
         # type() and not isinstance(): true is no number of workers.
-        if type(target) is not int or not 0 <= target <= _MAX_WORKERS:
+        if type(target) is not int or not 1 <= target <= _MAX_WORKERS:
             raise InvalidRequestError(
-                f"{pool} must be an integer between 0 and {_MAX_WORKERS}, got {shown(target)}.", param=pool
+                f"{pool} must be an integer between 1 and {_MAX_WORKERS}, or {_AUTO}, got {shown(target)}.", param=pool
             )
         targets[pool] = target
     return targets

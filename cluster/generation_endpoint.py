@@ -16,11 +16,13 @@ from cluster.http_access import api_key_of
 from cluster.http_edge import (
     JsonResponse,
     add_log_fields,
+    add_response_headers,
     read_json_object,
     request_id_of,
     set_request_id,
     until_disconnect,
 )
+from cluster.key_limits import Allowance, KeyLimiter
 from cluster.openai_api.limits import GatewayLimits
 from cluster.openai_api.plan import GenerationPlan, Planner
 from cluster.openai_api.responses import ChatFormat, ChoiceOutput, CompletionFormat, Json, ResponseFormat, Usage
@@ -44,6 +46,7 @@ class _Job:
 
     Attributes:
         operation: its name in OpenTelemetry's conventions.
+        allowance: of its API key; None where that has no limits.
     """
 
     operation: str
@@ -52,25 +55,34 @@ class _Job:
     make_format: Callable[[str], ResponseFormat]
     parsed_s: float
     tokenized_s: float
+    allowance: Allowance | None
 
 
 class ActiveIds:
-    """Ids of the sequences in flight. A client that reuses one of them gets another id instead of a mix-up."""
+    """Ids of the requests in flight and of their sequences. Who asks for one that is taken gets another one.
 
-    def __init__(self) -> None:
+    Args:
+        is_kept: whether an id still finds an earlier request, which nobody may take the place of.
+    """
+
+    def __init__(self, is_kept: Callable[[str], bool] = lambda _: False) -> None:
         self._active: set[str] = set()
+        self._is_kept = is_kept
 
     @contextmanager
     def claim(self, wanted: str, num_sequences: int) -> Iterator[tuple[str, list[str]]]:
         """Reserves the request's id and the ids of its sequences: the same for one, ``<id>-<index>`` for several."""
         request_id = wanted
-        while not self._active.isdisjoint(ids := _sequence_ids(request_id, num_sequences)):
+        while any(map(self._is_taken, names := {request_id, *_sequence_ids(request_id, num_sequences)})):
             request_id = f"{wanted[:51]}-{uuid.uuid4().hex[:12]}"
-        self._active.update(ids)
+        self._active |= names
         try:
-            yield request_id, ids
+            yield request_id, _sequence_ids(request_id, num_sequences)
         finally:
-            self._active.difference_update(ids)
+            self._active -= names
+
+    def _is_taken(self, name: str) -> bool:
+        return name in self._active or self._is_kept(name)
 
 
 def _sequence_ids(request_id: str, num_sequences: int) -> list[str]:
@@ -84,6 +96,7 @@ class GenerationEndpoint:
 
     Args:
         on_finished: told of every request that got as far as the generator, when its response is out.
+        is_kept: whether an id finds an earlier request's timeline; such an id is not given again.
     """
 
     def __init__(
@@ -93,22 +106,26 @@ class GenerationEndpoint:
         limits: GatewayLimits,
         slo_classes: SloClasses,
         on_finished: Callable[[FinishedRequest], None] | None = None,
+        is_kept: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._generator = generator
         self._tokenizer = tokenizer
         self._limits = limits
         self._slo_classes = slo_classes
         self._planner = Planner(tokenizer, limits)
-        self._active_ids = ActiveIds()
+        self._active_ids = ActiveIds(is_kept)
         self._on_finished = on_finished
+        self._key_limiter = KeyLimiter()
 
     async def complete(self, request: Request) -> Response:
         body = await read_json_object(request, self._limits.max_body_bytes)
         parsed_s = time.monotonic()
+        allowance = self._ask_allowance(request)
         parsed = parse_request(CompletionRequest, body)
         slo = self._choose_class(request, parsed)
         card = self._generator.model
         plan = await self._planner.plan_completion(parsed, card)
+        _take_prompt(request, allowance, plan)
 
         def make_format(request_id: str) -> ResponseFormat:
             return CompletionFormat(
@@ -119,15 +136,18 @@ class GenerationEndpoint:
                 echo_texts=[prompt.echo_text for prompt in plan.prompts for _ in range(plan.num_choices)],
             )
 
-        return await self._respond(request, _Job("text_completion", slo, plan, make_format, parsed_s, time.monotonic()))
+        job = _Job("text_completion", slo, plan, make_format, parsed_s, time.monotonic(), allowance)
+        return await self._respond(request, job)
 
     async def chat(self, request: Request) -> Response:
         body = await read_json_object(request, self._limits.max_body_bytes)
         parsed_s = time.monotonic()
+        allowance = self._ask_allowance(request)
         parsed = parse_request(ChatCompletionRequest, body)
         slo = self._choose_class(request, parsed)
         card = self._generator.model
         plan = await self._planner.plan_chat(parsed, card)
+        _take_prompt(request, allowance, plan)
 
         # As with OpenAI, only who asks for a tier is told which one it was; completions have no such field.
         tier = None if parsed.service_tier is None else self._slo_classes.tier_used(slo, parsed.service_tier)
@@ -135,7 +155,16 @@ class GenerationEndpoint:
         def make_format(request_id: str) -> ResponseFormat:
             return ChatFormat(request_id, card.name, self._tokenizer, with_logprobs=parsed.logprobs, service_tier=tier)
 
-        return await self._respond(request, _Job("chat", slo, plan, make_format, parsed_s, time.monotonic()))
+        job = _Job("chat", slo, plan, make_format, parsed_s, time.monotonic(), allowance)
+        return await self._respond(request, job)
+
+    def _ask_allowance(self, request: Request) -> Allowance | None:
+        """Before any work is done for the request, but when its body is read, so that the client reads the answer."""
+        allowance = self._key_limiter.ask(api_key_of(request))
+        if allowance is not None:
+            call_when_over(request, lambda _: allowance.release())
+            add_response_headers(request, allowance.headers)
+        return allowance
 
     def _choose_class(self, request: Request, parsed: BaseRequest) -> SloClass:
         api_key = api_key_of(request)
@@ -196,12 +225,15 @@ class GenerationEndpoint:
         with self._active_ids.claim(request_id_of(request), num_sequences) as (request_id, ids):
             set_request_id(request, request_id)
             arrival = arrival_of(request)
-            specs = [self._spec(job, arrival, ids, index) for index in range(num_sequences)]
+            group = request_id if num_sequences > 1 else None
+            specs = [self._spec(job, arrival, Timeline(name, group=group), i) for i, name in enumerate(ids)]
             call_when_over(request, partial(self._finish, request, job, request_id, specs))
             try:
                 yield request_id, specs
             finally:
                 _log_slo(request, specs)
+                if job.allowance is not None:
+                    job.allowance.settle(sum(spec.processor.num_completion_tokens for spec in specs))
 
     def _finish(self, request: Request, job: _Job, request_id: str, specs: list[SequenceSpec], was_sent: bool) -> None:
         if was_sent:
@@ -212,11 +244,10 @@ class GenerationEndpoint:
             model = self._generator.model.name
             self._on_finished(FinishedRequest(request_id, job.operation, model, sequences, job.plan.stream, context))
 
-    def _spec(self, job: _Job, arrival: ArrivalTimes, ids: list[str], index: int) -> SequenceSpec:
+    def _spec(self, job: _Job, arrival: ArrivalTimes, timeline: Timeline, index: int) -> SequenceSpec:
         plan = job.plan
         prompt_index, choice = divmod(index, plan.num_choices)
         prompt = plan.prompts[prompt_index]
-        timeline = Timeline(ids[index])
         timeline.record(Event.RECEIVED, arrival.received_s)
         timeline.record(Event.ACCEPTED, arrival.accepted_s)
         timeline.record(Event.PARSED, job.parsed_s)
@@ -228,7 +259,7 @@ class GenerationEndpoint:
         return SequenceSpec(
             index=index,
             request=GenerationRequest(
-                ids[index],
+                timeline.request_id,
                 prompt.token_ids,
                 prompt.params_of_choice(choice),
                 timeline,
@@ -238,6 +269,12 @@ class GenerationEndpoint:
             processor=OutputProcessor(detokenizer, plan.stop),
             starts_after=index - choice if choice else None,
         )
+
+
+def _take_prompt(request: Request, allowance: Allowance | None, plan: GenerationPlan) -> None:
+    if allowance is not None:
+        allowance.take_prompt(plan.num_prompt_tokens)
+        add_response_headers(request, allowance.headers)
 
 
 def _log_slo(request: Request, specs: list[SequenceSpec]) -> None:

@@ -9,11 +9,11 @@ from contextlib import aclosing
 from typing import Any
 
 from cluster.background import BackgroundTasks
+from cluster.dispatcher import Placement
 from cluster.generation import TokenChunk
 from cluster.logs import RequestLog
 from cluster.messages import unpack_events
 from cluster.metrics import RouterMetrics
-from cluster.registry import Worker
 from cluster.wire import worker_pb2
 from engine.errors import BatonError, InternalError, TransferError, WorkerLostError, rebuild_error
 from engine.timeline import Timeline
@@ -28,9 +28,14 @@ class HandoffWatch:
         background: keeps the call going when the request is over and only the hand-off's last word is missing.
     """
 
-    def __init__(self, timeline: Timeline, worker: Worker, metrics: RouterMetrics, background: BackgroundTasks) -> None:
+    def __init__(
+        self, timeline: Timeline, placement: Placement, metrics: RouterMetrics, background: BackgroundTasks
+    ) -> None:
+        if placement.prefill is None:
+            raise RuntimeError("without a prefill worker there is no hand-off")
         self._timeline = timeline
-        self._worker = worker
+        self._placement = placement
+        self._worker = placement.prefill
         self._metrics = metrics
         self._background = background
         self._first: asyncio.Future[worker_pb2.TokenBatch] = asyncio.get_running_loop().create_future()
@@ -38,15 +43,20 @@ class HandoffWatch:
         self.is_broken = False
         """The call itself failed, which is the prefill worker's fault; a hand-off that it reports failed is not."""
 
+    @property
+    def is_open(self) -> bool:
+        """The hand-off's last word has not come."""
+        return self._task is not None and not self._task.done()
+
     async def start(self, events: AsyncGenerator[worker_pb2.PrefillEvent]) -> worker_pb2.TokenBatch:
         """The first token.
 
         Raises:
             BatonError: prefill failed.
         """
-        self._worker.begin()  # here and not in the task: the next request that is routed must see it
+        done = self._placement.keep_prefill()
         self._task = self._background.spawn(self._follow(events))
-        self._task.add_done_callback(lambda _: self._worker.end())
+        self._task.add_done_callback(lambda _: done())
         waits: list[asyncio.Future[Any]] = [self._first, self._task]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if not self._first.done():
@@ -127,6 +137,7 @@ class HandoffWatch:
             return rebuild_error(result.error_code, result.error_message)
         self._timeline.attributes.update(
             kv_bytes=result.num_bytes,
+            kv_shared_bytes=result.num_shared_bytes,
             kv_parts=result.num_parts,
             kv_tokens=result.num_tokens,
             kv_cached_tokens=result.num_cached_tokens,

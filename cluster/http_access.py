@@ -11,6 +11,8 @@ from engine.errors import BatonError, PermissionDeniedError
 _OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics"})
 """What load balancers and Prometheus ask; nothing in it belongs to anybody."""
 _ADMIN_PREFIX = "/admin/"
+_OPERATORS_PATHS = frozenset({"/v1/requests"})
+"""What tells of everybody's requests."""
 _STATE_KEY = "api_key"
 
 
@@ -45,7 +47,8 @@ class AccessControl:
         api_key = self._keys.find(request.headers.get("authorization"))
         request.scope["state"][_STATE_KEY] = api_key
         add_log_fields(request, api_key=api_key.name)
-        if request.scope["path"].startswith(_ADMIN_PREFIX) and not api_key.is_admin:
+        path = request.scope["path"]
+        if (path.startswith(_ADMIN_PREFIX) or path in _OPERATORS_PATHS) and not api_key.is_admin:
             raise PermissionDeniedError(
-                f"The API key {api_key.name!r} may not use {_ADMIN_PREFIX}. Use one that has `admin: true`."
+                f"The API key {api_key.name!r} may not use {path[:80]}. Use one that has `admin: true`."
             )

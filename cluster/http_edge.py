@@ -8,7 +8,7 @@ import math
 import re
 import time
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
 import orjson
@@ -26,6 +26,7 @@ from engine.errors import (
     InternalError,
     InvalidApiKeyError,
     OverloadedError,
+    RateLimitError,
     RequestCancelledError,
     RequestTooLargeError,
 )
@@ -56,6 +57,8 @@ def error_response(error: BatonError) -> JsonResponse:
     headers = {}
     if isinstance(error, OverloadedError):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, RateLimitError):
+        headers.update(error.headers)
     if isinstance(error, InvalidApiKeyError):
         headers["WWW-Authenticate"] = "Bearer"
     return JsonResponse(error_body(error), status_code=error.http_status, headers=headers)
@@ -89,6 +92,11 @@ def set_request_id(request: Request, request_id: str) -> None:
     request.scope["state"]["request_id"] = request_id
 
 
+def add_response_headers(request: Request, headers: Mapping[str, str]) -> None:
+    """Adds to whatever is answered, as long as that was not sent."""
+    request.scope["state"].setdefault("response_headers", {}).update(headers)
+
+
 def add_log_fields(request: Request, **fields: str | float | bool) -> None:
     """Adds to the request's line in the access log. Nothing that a client made up may be in it."""
     request.scope["state"].setdefault("log_fields", {}).update(fields)
@@ -118,7 +126,9 @@ class RequestContextMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = state["request_id"]
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID_HEADER] = state["request_id"]
+                headers.update(state.get("response_headers", {}))
             await send(message)
 
         try:

@@ -1,23 +1,31 @@
-"""The HTTP server's protocol, with the moment at which each request reached this machine."""
+"""The HTTP server's protocol: when each request reached this machine, and the answer to what is no HTTP."""
 
 from __future__ import annotations
 
 import socket
 import struct
+import sys
 import time
+import uuid
 
+import h11
+import orjson
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from cluster.http_edge import REQUEST_ID_HEADER
+from cluster.openai_api.responses import error_body
 from cluster.request_times import RECEIVED_KEY
+from engine.errors import InvalidRequestError
 
 _TCP_INFO_BYTES = 56
 _LAST_DATA_RECEIVED = struct.Struct("=I")
 _LAST_DATA_RECEIVED_OFFSET = 52
 """``tcpi_last_data_recv`` of Linux's ``struct tcp_info``: milliseconds since the last segment with data."""
+_MAX_REASON_CHARS = 200
 
 
 class TimedH11Protocol(H11Protocol):
-    """Tells the application when a request came.
+    """Tells the application when a request came, and answers what is no request in the shape of all errors.
 
     While the event loop is busy, or the connection waits to be accepted, bytes lie in the kernel. The client counts
     that time, so the kernel is asked how long ago they came. Where it does not say, they came when they are read.
@@ -29,6 +37,41 @@ class TimedH11Protocol(H11Protocol):
         super().data_received(data)
         if self.scope is not before:  # the head of a request was in it; its handler has not run yet
             self.scope["state"][RECEIVED_KEY] = received_s
+
+    def send_400_response(self, msg: str) -> None:
+        """Called while h11's error is handled, which says more than ``msg`` and may know a better status."""
+        fault = sys.exception()
+        reason, status = msg.rstrip("."), InvalidRequestError.http_status
+        if isinstance(fault, h11.RemoteProtocolError):
+            reason, status = str(fault)[:_MAX_REASON_CHARS], fault.error_status_hint
+        try:
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                self._answer_fault(reason, status)
+        finally:
+            self.transport.close()  # an answer that has begun can only break off
+
+    def _answer_fault(self, reason: str, status: int) -> None:
+        is_head = False
+        if (
+            self.conn.our_state is h11.SEND_RESPONSE and self.cycle is not None
+        ):  # the head was fine, what follows is not
+            is_head = self.scope["method"] == "HEAD"
+            self.cycle.disconnected = True  # its handler, which may not have run yet, talks to nobody
+            self.cycle.message_event.set()
+        error = InvalidRequestError(f"This is not valid HTTP/1.1 and was not read further: {reason}.")
+        body = orjson.dumps(error_body(error))
+        headers = {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(body)),
+            "Connection": "close",
+            REQUEST_ID_HEADER: f"req-{uuid.uuid4().hex}",
+        }
+        answer = h11.Response(status_code=status, headers=list(headers.items()))
+        for event in (answer, *(() if is_head else (h11.Data(data=body),)), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """An upgrade is an offer, and the request is answered without it: nothing to warn of."""
 
     def _kernel_wait_s(self) -> float:
         connection = self.transport.get_extra_info("socket")

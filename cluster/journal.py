@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from cluster.generation import GenerationRequest, TokenChunk
+from cluster.latency.booking import Booking
 from cluster.messages import unpack_finish_reason, unpack_logprobs
 from cluster.request_ids import new_call_id
+from cluster.timers import is_over
 from cluster.wire import worker_pb2
 from engine.errors import DeadlineError
 from engine.request import FinishReason
+from engine.timeline import Event
+from engine.urgency import Urgency
 
 
 class Journal:
@@ -17,9 +22,12 @@ class Journal:
 
     Args:
         timeout_s: for all attempts together.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, request: GenerationRequest, timeout_s: float) -> None:
+    def __init__(
+        self, request: GenerationRequest, timeout_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.request = request
         self.token_ids: list[int] = []
         self.num_cached_tokens = 0
@@ -28,9 +36,16 @@ class Journal:
         self.attempt = 0
         self.failed_on: set[str] = set()
         """Ids of the workers that attempts failed on."""
+        self.booking: Booking | None = None
+        """Of the last attempt."""
         self.finish_reason: FinishReason | None = None
+        received_s = request.timeline.events.get(Event.RECEIVED, clock())
+        self.received_s = received_s
+        self.urgency = Urgency(request.slo.priority, received_s + request.slo.ttft_s, request.slo.ttft_s)
+        """Its place among other requests that wait, here and on workers."""
         self._timeout_s = timeout_s
-        self._deadline_s = time.monotonic() + timeout_s
+        self._clock = clock
+        self._deadline_s = clock() + timeout_s
 
     @property
     def is_finished(self) -> bool:
@@ -39,8 +54,8 @@ class Journal:
     @property
     def time_left_s(self) -> float:
         """Raises :class:`DeadlineError` when there is none."""
-        left = self._deadline_s - time.monotonic()
-        if left <= 0:
+        left = self._deadline_s - self._clock()
+        if is_over(left):
             raise self.deadline_error()
         return left
 
@@ -56,15 +71,11 @@ class Journal:
 
     def take(self, batch: worker_pb2.TokenBatch) -> TokenChunk:
         """Writes a worker's tokens down; gives them as the client gets them."""
-        self.token_ids.extend(batch.token_ids)
+        token_ids, num_drafted, num_accepted = tuple(batch.token_ids), batch.num_drafted, batch.num_accepted
+        self.token_ids.extend(token_ids)
         self.finish_reason = unpack_finish_reason(batch)
-        self.num_drafted += batch.num_drafted
-        self.num_accepted += batch.num_accepted
+        self.num_drafted += num_drafted
+        self.num_accepted += num_accepted
         return TokenChunk(
-            tuple(batch.token_ids),
-            unpack_logprobs(batch),
-            self.finish_reason,
-            self.num_cached_tokens,
-            batch.num_drafted,
-            batch.num_accepted,
+            token_ids, unpack_logprobs(batch), self.finish_reason, self.num_cached_tokens, num_drafted, num_accepted
         )

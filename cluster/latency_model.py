@@ -16,31 +16,38 @@ See ``docs/latency-model.md``.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from math import ceil, sqrt
+from typing import TypeVar
 
 import numpy as np
 
 from cluster.latency.calibration import RegimeCalibration
 from cluster.latency.cost_fit import CostGroup, MemberCost, new_group
+from cluster.latency.cost_table import CostTable, PromptCosts
 from cluster.latency.estimates import EMPTY_QUEUE, Estimate, PromptQueue, WorkerTraits, attention_pairs
 from cluster.latency.robust_fit import Floats
 from cluster.latency.sample_window import Features
 from cluster.latency.speculation_rates import SpeculationRates
+from engine.chunk_budget import prompt_budget
+from engine.step_costs import STEP_PRIOR, StepCosts
 from engine.step_samples import StepSample
 
 Link = tuple[str, str]
 """(prefill worker, decode worker)."""
 
-STEP_PRIOR = (10.0, 0.5, 1e-4, 0.3, 5e-4, 0.5)
-"""Milliseconds, of a small model on a CPU; worth less than a hundredth of a sample."""
 TRANSFER_PRIOR = (5.0, 2e-6)
 """Milliseconds, and milliseconds per byte: 500 MB/s."""
 _MAX_WAITING_TRANSFERS = 64
 _TRANSFER_FIT_EVERY_S = 0.03
 _UNKNOWN = WorkerTraits(("unknown",), 512)
+_MAX_TABLES = 16
+
+_Key = TypeVar("_Key")
+_Table = TypeVar("_Table")
 
 
 class _WorkerCost:
@@ -50,6 +57,12 @@ class _WorkerCost:
         self.traits = traits
         self.cost = MemberCost(group)
         self.rates = SpeculationRates(rates)
+
+    def snapshot(self) -> _WorkerCost:
+        """What is known now; what is learned from now on does not reach it."""
+        taken = copy.copy(self)
+        taken.cost, taken.rates = copy.copy(self.cost), copy.deepcopy(self.rates)
+        return taken
 
 
 class LatencyModel:
@@ -71,6 +84,8 @@ class LatencyModel:
         self._transfers: dict[Link, deque[tuple[Features, float]]] = {}
         self._transfer_fit_due_s = float("-inf")
         self._unknown = _WorkerCost(_UNKNOWN, new_group(STEP_PRIOR), SpeculationRates())
+        self._tables: dict[tuple[str, ...], CostTable] = {}
+        self._link_tables: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[Floats, Floats]] = {}
         self.ttft_calibration = RegimeCalibration()
         self.tpot_calibration = RegimeCalibration()
 
@@ -87,10 +102,13 @@ class LatencyModel:
             self._groups[kind] = new_group(prior or STEP_PRIOR, is_measured=bool(prior))
             self._group_rates[kind] = SpeculationRates()
         self._workers[worker_id] = _WorkerCost(traits, self._groups[kind], self._group_rates[kind])
+        self._tables.clear()
 
     def remove_worker(self, worker_id: str) -> None:
         """Its kind stays known."""
         self._workers.pop(worker_id, None)
+        self._tables.clear()
+        self._link_tables.clear()
         for link in [*self._links, *self._transfers]:
             if worker_id in link:
                 self._links.pop(link, None)
@@ -109,6 +127,7 @@ class LatencyModel:
         for other in self._workers.values():
             if other.traits.kind == worker.traits.kind:
                 other.cost.follow_group()
+        self._tables.clear()
 
     def observe_transfer(self, link: Link, num_bytes: int, ms: float) -> None:
         """Learns what a hand-off took while at least one part of it was on its way.
@@ -124,6 +143,16 @@ class LatencyModel:
             self._transfer_fit_due_s = now_s + _TRANSFER_FIT_EVERY_S
             turn = next(iter(self._transfers))
             self._link(turn).observe(self._transfers.pop(turn), now_s)
+            self._link_tables.clear()
+
+    def snapshot(self, worker_ids: Iterable[str], link: Link) -> LatencyModel:
+        """What is known now of some workers and the link between two, for whom another thread may ask."""
+        taken = LatencyModel(self._clock)
+        taken._workers = {name: self._workers[name].snapshot() for name in worker_ids if name in self._workers}
+        taken._links = {link: copy.copy(self._links.get(link) or MemberCost(self._link_group))}
+        taken.ttft_calibration = copy.deepcopy(self.ttft_calibration)
+        taken.tpot_calibration = copy.deepcopy(self.tpot_calibration)
+        return taken
 
     def coefficients(self, kind: tuple[str, ...]) -> tuple[float, ...] | None:
         """Of a kind of workers, as :meth:`add_worker` takes them; None while there are no samples."""
@@ -213,49 +242,49 @@ class LatencyModel:
         ms = (step_ms / tokens + handoff_ms / max(1.0, output_tokens - 1)) * calibration.factor
         return Estimate(ms, ms * sqrt(worker.cost.sd**2 + calibration.spread**2))
 
-    def predict_ttft_many(
+    def prompt_costs(
         self,
         worker_ids: Sequence[str],
-        uncached_tokens: Sequence[int],
-        context_tokens: Sequence[int],
+        uncached_tokens: Sequence[int] | Floats,
+        context_tokens: Sequence[int] | Floats,
         queues: Sequence[PromptQueue],
-        contended: Sequence[bool] = (),
-    ) -> Floats:
-        """:meth:`predict_ttft` for many candidates at once, ``[num_candidates]`` milliseconds."""
-        workers = [self._worker(worker_id) for worker_id in worker_ids]
-        c = self._matrix(workers)
-        uncached, cached = np.asarray(uncached_tokens, float), np.asarray(context_tokens, float)
-        chunk = np.array([worker.traits.chunk_tokens for worker in workers], float)
-        ahead, pairs, prompts, elapsed, decoding, context = np.array(
-            [(q.tokens, q.attention_pairs, q.prompts, q.elapsed_ms, q.decoding, q.context_tokens) for q in queues]
-        ).T
-        budget = np.maximum(1.0, chunk - decoding)
-        own_pairs = uncached * cached + uncached * (uncached + 1) / 2
-        step = c[0] + c[3] * decoding + c[4] * context
-        own_steps = np.ceil(uncached / budget)
-        own = own_steps * (step + c[3]) + c[1] * uncached + c[2] * own_pairs
-        steps = (ahead > 0) + np.ceil((np.maximum(0.0, ahead - budget) + uncached) / budget)
-        total = steps * step + c[1] * (ahead + uncached) + c[2] * (pairs + own_pairs) + c[3] * (prompts + own_steps)
-        return np.asarray(np.maximum(own, total - elapsed) * self.ttft_calibration.factors(contended, len(workers)))
+    ) -> PromptCosts:
+        """A prompt on each of many workers, without calibration."""
+        rates = [
+            self._worker(name).rates.rates(queue.decoding) if queue.tpot_target_s > 0 else (1.0, 0.0)
+            for name, queue in zip(worker_ids, queues, strict=True)
+        ]
+        return self._table(worker_ids).prompt_costs(uncached_tokens, context_tokens, queues, np.array(rates))
 
-    def predict_tpot_many(
-        self,
-        worker_ids: Sequence[str],
-        batches: Sequence[int],
-        context_tokens: Sequence[int],
-        output_tokens: float = 1e9,
-        handoff_ms: Sequence[float] | Floats | float = 0.0,
-        contended: Sequence[bool] = (),
+    def token_ms(
+        self, worker_ids: Sequence[str], batches: Sequence[int] | Floats, context_tokens: Sequence[int] | Floats
     ) -> Floats:
-        """:meth:`predict_tpot` for many candidates at once, ``[num_candidates]`` milliseconds."""
-        workers = [self._worker(worker_id) for worker_id in worker_ids]
-        c = self._matrix(workers)
-        rates = (worker.rates.rates(count) for worker, count in zip(workers, batches, strict=True))
-        tokens, drafted = np.array(list(rates)).T
-        batch = np.asarray(batches, float)
-        step = c[0] + c[3] * batch + c[4] * np.asarray(context_tokens, float) + c[5] * drafted * batch
-        handoff = np.asarray(handoff_ms, float) / max(1.0, output_tokens - 1)
-        return np.asarray((step / tokens + handoff) * self.tpot_calibration.factors(contended, len(workers)))
+        """Between two tokens of a sequence that decodes, ``[num_workers]``, without calibration."""
+        rates = [self._worker(name).rates.rates(int(count)) for name, count in zip(worker_ids, batches, strict=True)]
+        tokens, drafted = np.array(rates).T
+        return np.asarray(self._table(worker_ids).step_ms(batches, context_tokens, drafted) / tokens)
+
+    def step_sds(self, worker_ids: Sequence[str]) -> Floats:
+        """``[num_workers]``: of a single step, as a share of what is predicted."""
+        return self._table(worker_ids).sd
+
+    def transfer_costs(self, prefill_ids: Sequence[str], decode_ids: Sequence[str]) -> tuple[Floats, Floats]:
+        """Milliseconds of a hand-off and for each byte of it, each ``[num_prefill, num_decode]``."""
+        key = (tuple(prefill_ids), tuple(decode_ids))
+        cached = self._link_tables.get(key)
+        if cached is None:
+            unknown = tuple(self._link_group.coefficients.tolist())
+            links = self._links
+            rows = [
+                cost.coefficients if (cost := links.get((prefill, decode))) is not None else unknown
+                for prefill in prefill_ids
+                for decode in decode_ids
+            ]
+            shape = (len(prefill_ids), len(decode_ids))
+            fixed, per_byte = np.array(rows, dtype=float).reshape(-1, len(TRANSFER_PRIOR)).T
+            cached = fixed.reshape(shape), per_byte.reshape(shape)
+            _remember(self._link_tables, key, cached)
+        return cached
 
     def _worker(self, worker_id: str) -> _WorkerCost:
         return self._workers.get(worker_id, self._unknown)
@@ -266,9 +295,25 @@ class LatencyModel:
             cost = self._links[link] = MemberCost(self._link_group)
         return cost
 
-    def _matrix(self, workers: Sequence[_WorkerCost]) -> Floats:
-        """``[num_features, num_workers]``."""
-        return np.array([worker.cost.coefficients for worker in workers]).T
+    def _table(self, worker_ids: Sequence[str]) -> CostTable:
+        key = tuple(worker_ids)
+        table = self._tables.get(key)
+        if table is None:
+            workers = [self._worker(worker_id) for worker_id in key]
+            table = CostTable(
+                np.array([worker.cost.coefficients for worker in workers]).T,
+                np.array([worker.traits.chunk_tokens for worker in workers], float),
+                np.array([worker.cost.sd for worker in workers]),
+            )
+            _remember(self._tables, key, table)
+        return table
+
+
+def _remember(tables: dict[_Key, _Table], key: _Key, table: _Table) -> None:
+    """Pools change seldom, so a few are enough; with sampled candidates none is asked for twice."""
+    if len(tables) >= _MAX_TABLES:
+        tables.clear()
+    tables[key] = table
 
 
 def _features(sample: StepSample) -> Features:
@@ -286,10 +331,22 @@ def _prompt_ms(worker: _WorkerCost, uncached: int, cached: int, queue: PromptQue
     """Until a prompt behind a queue is computed.
 
     Prompts are served in order and share steps. The step under way was put together before this prompt came, so that
-    this one cannot be in it; the first step after it has room for all that fits into its budget.
+    this one cannot be in it; the first step after it has room for all that fits into its budget. Beside sequences that
+    decode, that is what their targets leave.
     """
-    fixed, per_token, per_pair, per_sequence, per_context, _ = worker.cost.coefficients
-    budget = max(1, worker.traits.chunk_tokens - queue.decoding)
+    costs = StepCosts(*worker.cost.coefficients)
+    fixed, per_token, per_pair, per_sequence, per_context, _ = costs
+    tokens_per_round, drafted = worker.rates.rates(queue.decoding)
+    budget = prompt_budget(
+        worker.traits.chunk_tokens,
+        queue.decoding,
+        queue.context_tokens,
+        queue.tpot_target_s,
+        costs,
+        tokens_per_round,
+        drafted_tokens=drafted,
+        start=cached + uncached // 2,
+    )
     pairs = attention_pairs(uncached, cached)
     step = fixed + per_sequence * queue.decoding + per_context * queue.context_tokens
     own_steps = ceil(uncached / budget)

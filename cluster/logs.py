@@ -16,7 +16,9 @@ from typing import Any
 
 from cluster.config import LogConfig
 
-_PACKAGES = ("engine", "cluster", "prefill_worker", "decode_worker")
+PACKAGES = ("engine", "cluster", "prefill_worker", "decode_worker", "simulation")
+_OTHERS_WITH_HANDLERS = ("ray",)
+"""They do not leave their lines to the root logger."""
 _OWN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -88,15 +90,21 @@ def describe_fault(error: BaseException) -> str:
 
 
 def configure_logging(config: LogConfig, process_name: str) -> None:
-    """Sends baton's own loggers to standard error. Other libraries' logging stays as it is.
+    """Sends baton's own loggers to standard error. As JSON, the lines of other libraries and Python's warnings as well:
+    a text line between them would be one that a machine cannot read. What other libraries say, and from which level
+    on, stays as it is.
 
     Args:
         process_name: worker id, or ``router`` or ``controller``.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(process_name) if config.json_lines else TextFormatter(process_name))
-    for package in _PACKAGES:
+    for package in PACKAGES:
         logger = logging.getLogger(package)
         logger.handlers = [handler]
         logger.setLevel(config.level.upper())
         logger.propagate = False
+    if config.json_lines:
+        for name in (None, *_OTHERS_WITH_HANDLERS):
+            logging.getLogger(name).handlers = [handler]
+        logging.captureWarnings(True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite, isnan
 
 from cluster.wire import worker_pb2
 from engine.errors import InvalidRequestError
 from engine.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
 from engine.steps import StepShare
 from engine.timeline import Event, TransferPart
+from engine.urgency import NOT_URGENT, Urgency
 
 _SCALARS = (
     "max_tokens",
@@ -50,20 +52,42 @@ def pack_sequence(
     params: SamplingParams,
     output_token_ids: Sequence[int] = (),
     speculation_method: str | None = None,
+    urgency: Urgency = NOT_URGENT,
+    tpot_target_s: float = 0.0,
+    now_s: float = 0.0,
 ) -> worker_pb2.Sequence:
+    """
+    Args:
+        now_s: of the clock that the urgency's deadline is on.
+    """
     return worker_pb2.Sequence(
         request_id=request_id,
         prompt_token_ids=prompt_token_ids,
         output_token_ids=output_token_ids,
         params=pack_params(params),
         speculation_method=speculation_method or "",
+        urgency=None if urgency == NOT_URGENT else _pack_urgency(urgency, now_s),
+        tpot_target_s=tpot_target_s,
     )
+
+
+def _pack_urgency(urgency: Urgency, now_s: float) -> worker_pb2.Urgency:
+    return worker_pb2.Urgency(
+        priority=urgency.priority, due_in_s=urgency.deadline_s - now_s, patience_s=urgency.patience_s
+    )
+
+
+def _unpack_urgency(message: worker_pb2.Urgency, now_s: float) -> Urgency:
+    if isnan(message.due_in_s) or isnan(message.patience_s):
+        raise InvalidRequestError("An urgency needs numbers for due_in_s and patience_s.", param="urgency")
+    return Urgency(message.priority, now_s + message.due_in_s, message.patience_s)
 
 
 def unpack_sequence(message: worker_pb2.Sequence, eos_token_ids: frozenset[int], arrival_s: float) -> Request:
     """Raises :class:`InvalidRequestError` when the message makes no valid request."""
     if not message.request_id or not message.prompt_token_ids:
         raise InvalidRequestError("A sequence needs a request_id and at least one prompt token.", param="prompt")
+    tpot_target_s = message.tpot_target_s
     return Request(
         request_id=message.request_id,
         prompt_token_ids=list(message.prompt_token_ids),
@@ -71,6 +95,8 @@ def unpack_sequence(message: worker_pb2.Sequence, eos_token_ids: frozenset[int],
         eos_token_ids=eos_token_ids,
         output_token_ids=list(message.output_token_ids),
         speculation_method=message.speculation_method or None,
+        urgency=_unpack_urgency(message.urgency, arrival_s) if message.HasField("urgency") else NOT_URGENT,
+        tpot_target_s=tpot_target_s if isfinite(tpot_target_s) and tpot_target_s > 0 else 0.0,
         arrival_s=arrival_s,
     )
 

@@ -14,11 +14,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from cluster.admission.metrics import AdmissionMetrics
+from cluster.autoscaling.metrics import AutoscalerMetrics
 from cluster.cluster_metrics import ClusterCollector
 from cluster.histogram_buckets import FAST_SECONDS, SECONDS, TOKENS
 from cluster.http_metrics import HttpMetrics
 from cluster.latency.error_metrics import PredictionErrors
 from cluster.outcomes import CANCELLED, FINISHED, REJECTED
+from cluster.prefix_metrics import PrefixMetrics
+from cluster.routing_metrics import RoutingMetrics
 from cluster.slo import BUILTIN_CLASSES, STANDARD, SloClass
 from cluster.slo_metrics import SloMetrics
 from cluster.version import package_version
@@ -26,24 +30,35 @@ from cluster.wire import worker_pb2
 from engine.errors import error_classes
 from engine.timeline import Event, Timeline
 
+CHOSEN = "chosen"
+RECOVERY = "recovery"
+LOCAL_PREFILL_REASONS = (CHOSEN, RECOVERY)
+"""The model preferred it; a worker was lost, and another goes on alone."""
+
 
 class RouterMetrics:
     """All metrics, in a registry of their own.
 
     Args:
         slo_classes: those of the configuration.
-        clock: of sliding windows; seconds that never go back.
+        clock: of timelines and sliding windows; seconds that never go back.
 
     Attributes:
         http: of the gateway.
         cluster: what workers and pools said when they were last asked.
         slo: by class.
         prediction_errors: of the latency model.
+        prefixes: of what the router knows of prefix caches.
+        routing: of how workers are chosen.
+        admission: of who is let in.
+        autoscaler: of what the pools should be like.
     """
 
     def __init__(
         self, slo_classes: Iterable[SloClass] = BUILTIN_CLASSES, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        classes = tuple(slo_classes)
+        self._clock = clock
         self.registry = CollectorRegistry()
         self.http = HttpMetrics(self.registry)
         self.cluster = ClusterCollector()
@@ -62,14 +77,21 @@ class RouterMetrics:
             "baton_retries", "Attempts that failed and were repeated elsewhere, by error code.", "reason", codes
         )
         self.local_prefills = self._labelled(
-            "baton_local_prefills", "Prompts that a decode worker computed itself, by reason.", "reason", ("recovery",)
+            "baton_local_prefills",
+            "Prompts that a decode worker computed itself, by reason.",
+            "reason",
+            LOCAL_PREFILL_REASONS,
         )
         self._add_token_metrics()
         self._add_transfer_metrics()
-        self.slo = SloMetrics(self.registry, slo_classes, clock)
+        self.slo = SloMetrics(self.registry, classes, clock)
         self._add_latency_metrics()
         self.prediction_errors = PredictionErrors()
         self.registry.register(self.prediction_errors)
+        self.prefixes = PrefixMetrics(self.registry)
+        self.routing = RoutingMetrics(self.registry)
+        self.admission = AdmissionMetrics(self.registry, classes)
+        self.autoscaler = AutoscalerMetrics(self.registry)
 
     def _add_build_info(self) -> None:
         info = Gauge("baton_build_info", "Versions; the value is 1.", ["version", "python"], registry=self.registry)
@@ -77,7 +99,7 @@ class RouterMetrics:
 
     def _add_token_metrics(self) -> None:
         counter, histogram = self._counter, self._histogram
-        self.prompt_tokens = counter("baton_prompt_tokens", "Prompt tokens of accepted sequences.")
+        self.prompt_tokens = counter("baton_prompt_tokens", "Prompt tokens of sequences that were let in.")
         self.cached_tokens = counter("baton_cached_prompt_tokens", "Prompt tokens that a prefix cache held.")
         self.drafted_tokens = counter("baton_drafted_tokens", "Tokens that speculation guessed and verified.")
         self.accepted_tokens = counter("baton_accepted_tokens", "Guessed tokens that the model agreed with.")
@@ -89,6 +111,9 @@ class RouterMetrics:
         counter = self._counter
         self.transfers = self._labelled("baton_kv_transfers", "KV hand-offs, by outcome.", "outcome", ("ok", "failed"))
         self.transfer_bytes = counter("baton_kv_transfer_bytes", "KV bytes that crossed from prefill to decode.")
+        self.transfer_shared_bytes = counter(
+            "baton_kv_transfer_shared_bytes", "Of them, those that stayed in memory that both workers see."
+        )
         self.transfer_tokens = counter("baton_kv_transfer_tokens", "Prompt tokens whose KV crossed.")
         self.transfer_saved_tokens = counter(
             "baton_kv_transfer_saved_tokens", "Prompt tokens whose KV the decode worker held already."
@@ -112,10 +137,10 @@ class RouterMetrics:
 
     def track_deliveries(self, timeline: Timeline, slo: SloClass = STANDARD) -> DeliveryTracker:
         """What books a sequence's first token and the gaps between its tokens."""
-        return DeliveryTracker(self.slo.ttft(slo), self._itl, timeline.events.get(Event.RECEIVED))
+        return DeliveryTracker(self.slo.ttft(slo), self._itl, timeline.events.get(Event.RECEIVED), self._clock)
 
-    def observe_start(self, num_prompt_tokens: int) -> None:
-        """Books a sequence that was accepted."""
+    def observe_prompt(self, num_prompt_tokens: int) -> None:
+        """Books the prompt of a sequence that was let in."""
         self.prompt_tokens.inc(num_prompt_tokens)
         self._prompt_size.observe(num_prompt_tokens)
 
@@ -149,6 +174,7 @@ class RouterMetrics:
         """Books a hand-off that is over."""
         self.transfers.labels("failed" if result.error_code else "ok").inc()
         self.transfer_bytes.inc(result.num_bytes)
+        self.transfer_shared_bytes.inc(result.num_shared_bytes)
         if not result.error_code:
             self.transfer_tokens.inc(result.num_tokens)
             self.transfer_saved_tokens.inc(result.num_cached_tokens)
@@ -175,16 +201,18 @@ class DeliveryTracker:
     """The moments at which one sequence's tokens reach the router.
 
     Args:
-        received_s: when the request came, on the monotonic clock; None leaves its time to the first token out.
+        received_s: when the request came, on the clock; None leaves its time to the first token out.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, ttft: Histogram, gaps: Histogram, received_s: float | None) -> None:
+    def __init__(self, ttft: Histogram, gaps: Histogram, received_s: float | None, clock: Callable[[], float]) -> None:
         self._gaps = gaps
+        self._clock = clock
         self._next, self._last_s = ttft, received_s
 
     def observe(self) -> None:
         """Tokens are here."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         if self._last_s is not None:
             self._next.observe(now_s - self._last_s)
         self._next, self._last_s = self._gaps, now_s

@@ -7,7 +7,7 @@ from engine.request import FinishReason
 CANCELLED = "cancelled"
 """The client went away."""
 REJECTED = "rejected"
-"""The router did not take it in."""
+"""The router did not take it in: ``router.max_inflight``, or admission."""
 ENDED_BY = "ended_by"
 """Attribute of a timeline: how a sequence ended that was closed from outside though its client is there: a stop string
 in its text, or the failure of another sequence of its request."""

@@ -161,7 +161,7 @@ class OutputProcessor:
         for index, token_id in enumerate(chunk.token_ids):
             ends_by_token = index == last and chunk.finish_reason is FinishReason.STOP
             is_shown = self._stop.include_in_output or not ends_by_token
-            text = self._detokenizer.push((token_id,)) if is_shown else ""
+            text = self._detokenizer.push_one(token_id) if is_shown else ""
             self.num_completion_tokens += 1
             if chunk.logprobs is not None:
                 start = self._num_chars
@@ -186,6 +186,9 @@ class OutputProcessor:
         """Takes ``text`` in and returns what cannot become part of a stop string any more."""
         if not text:
             return ""
+        if not self._stop.strings:
+            self._num_released_chars += len(text)
+            return text
         num_before = len(self._held)
         self._held += text
         match = self._matcher.push(text, armed=self.num_completion_tokens >= self._stop.min_tokens)

@@ -33,9 +33,13 @@ def actor_options(resources: ResourcesConfig) -> dict[str, Any]:
     selector = label_selector(resources)
     if selector:
         options["label_selector"] = selector
-    variables = {name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()}
-    options["runtime_env"] = {"env_vars": variables}
+    options["runtime_env"] = {"env_vars": worker_variables()}
     return options
+
+
+def worker_variables() -> dict[str, str]:
+    """Environment variables that a worker's process is started with, beside this one's own."""
+    return {name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()}
 
 
 def label_selector(resources: ResourcesConfig) -> dict[str, str]:

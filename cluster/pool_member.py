@@ -13,6 +13,7 @@ from ray.exceptions import RayError, RayTaskError
 from cluster.config import BatonConfig
 from cluster.placement import actor_options
 from cluster.registry import WorkerInfo, WorkerState
+from cluster.shared_processes import SharedActor, SharedProcesses
 from engine.errors import BatonError, ConfigError
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ class PoolMember:
     Attributes:
         reason: why it is not ready, or why it ended.
         leaving: set it to ask the worker to go.
+        heir: the member of the other pool that goes on in this one's process.
+        is_drained: no request uses it any more.
     """
 
     def __init__(self, worker_id: str) -> None:
@@ -38,22 +41,38 @@ class PoolMember:
         self.reason = ""
         self.info: WorkerInfo | None = None
         self.leaving = asyncio.Event()
+        self.heir: PoolMember | None = None
+        self.is_drained = False
         self.since_s = time.monotonic()
         self.task: asyncio.Task[None] | None = None
         self._actor: Any = None
         self._is_placed = False
+        self._inherited = asyncio.Event()
 
     @property
     def is_pending(self) -> bool:
         """Ray was asked for it, and its process does not run yet."""
         return self._actor is not None and not self._is_placed
 
-    def create(self, actor_class: type, pool: str, config: BatonConfig, bind_host: str | None) -> None:
+    def create(
+        self,
+        actor_class: type,
+        pool: str,
+        config: BatonConfig,
+        bind_host: str | None,
+        processes: SharedProcesses | None = None,
+    ) -> None:
         """Asks Ray for the actor.
+
+        Args:
+            processes: in which the worker is put, instead of having one of its own.
 
         Raises:
             ConfigError: Ray refuses the pool's resources or labels.
         """
+        if processes is not None:
+            self._actor = processes.place(self.worker_id, pool, bind_host)
+            return
         try:
             remote_class: Any = ray.remote(actor_class).options(
                 max_concurrency=_MAX_CONCURRENT_CALLS, **actor_options(config.pool(pool).resources)
@@ -66,6 +85,28 @@ class PoolMember:
         """Returns when the actor's process runs. Raises ``RayError`` when it cannot be created."""
         await _result(self._actor.__ray_ready__.remote())
         self._is_placed = True
+
+    def pass_on(self) -> bool:
+        """Gives the process to the heir. False: it was not drained, or the heir does not want it any more."""
+        heir, self.heir = self.heir, None
+        if heir is None:
+            return False
+        wanted = self.is_drained and heir.state is WorkerState.STARTING and not heir.leaving.is_set()
+        if wanted:
+            heir._actor, self._actor = self._actor, None
+            heir._is_placed = True
+        heir._inherited.set()
+        return wanted
+
+    async def inherits(self) -> bool:
+        """Waits for the process of another member. False: there is none to have, and a new one must be started."""
+        await self._inherited.wait()
+        return self._actor is not None
+
+    async def change_role(self, pool: str) -> WorkerInfo:
+        """Makes the inherited process a worker of ``pool``. Raises ``BatonError`` or ``RayError`` when that fails."""
+        call = self._actor.change_role.remote(self.worker_id, pool, ROLES[pool])
+        return WorkerInfo.from_dict(await _result(call))
 
     async def start(self) -> WorkerInfo:
         """Loads the model and serves. Raises ``BatonError`` or ``RayError`` when that fails."""
@@ -86,7 +127,10 @@ class PoolMember:
         except (BatonError, RayError, TimeoutError):
             logger.info("a worker did not stop by itself", extra={"worker": self.worker_id})
         finally:
-            ray.kill(actor, no_restart=True)
+            if isinstance(actor, SharedActor):
+                await actor.release()
+            else:
+                ray.kill(actor, no_restart=True)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""

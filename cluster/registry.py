@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from cluster.routing.base import WorkerSnapshot
 from cluster.worker_client import WorkerClient
 from engine.errors import BatonError
 
@@ -37,6 +36,8 @@ class WorkerInfo:
         draft_method: the speculation method that its draft is for; empty without a draft.
         num_threads: of its engine; 0 when that is not known.
         chunk_tokens: token budget of one of its steps.
+        max_num_seqs: sequences that one of its steps may have.
+        kv_blocks: size of its KV cache; 0 when that is not known.
     """
 
     worker_id: str
@@ -56,6 +57,8 @@ class WorkerInfo:
     draft_method: str
     num_threads: int = 0
     chunk_tokens: int = 512
+    max_num_seqs: int = 64
+    kv_blocks: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -74,8 +77,9 @@ class Worker:
     draining: bool = False
     in_flight: int = 0
     assigned: int = 0
+    last_assigned_s: float = float("-inf")
     suspect_until_s: float = 0.0
-    since_s: float = field(default_factory=time.monotonic)
+    clock: Callable[[], float] = time.monotonic
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -85,6 +89,7 @@ class Worker:
         """Counts one more request as this worker's, until :meth:`end`."""
         self.in_flight += 1
         self.assigned += 1
+        self.last_assigned_s = self.clock()
         self.idle.clear()
 
     def end(self) -> None:
@@ -103,7 +108,7 @@ class Worker:
 
     def suspect(self) -> None:
         """The worker did not answer: leave it alone for a moment. If it is dead, its pool will say so."""
-        self.suspect_until_s = time.monotonic() + _SUSPECT_S
+        self.suspect_until_s = self.clock() + _SUSPECT_S
 
     async def sync_clock(self) -> None:
         """Measures the worker's clock; a worker that does not answer keeps its old offset."""
@@ -112,15 +117,26 @@ class Worker:
         except BatonError as error:
             logger.warning("a worker did not answer a ping: %s", error.message, extra={"worker": self.info.worker_id})
 
-    def snapshot(self) -> WorkerSnapshot:
-        accepting = not self.draining and time.monotonic() >= self.suspect_until_s
-        return WorkerSnapshot(self.info.worker_id, self.info.pool, accepting, self.in_flight, self.assigned)
+    @property
+    def is_accepting(self) -> bool:
+        """Whether it may get new requests."""
+        return not self.draining and self.clock() >= self.suspect_until_s
 
 
 class WorkerRegistry:
-    """Workers by id. ``changed`` is replaced and set on every change, so that waiters never miss one."""
+    """Workers by id. ``changed`` is replaced and set on every change, so that waiters never miss one.
 
-    def __init__(self) -> None:
+    Args:
+        connect: address → client; a simulation brings its own, and its own clock.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[str], WorkerClient] = WorkerClient,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._connect = connect
+        self._clock = clock
         self._workers: dict[str, Worker] = {}
         self._changed = asyncio.Event()
 
@@ -143,7 +159,7 @@ class WorkerRegistry:
         """Adding a worker that is here already changes nothing."""
         if (known := self._workers.get(info.worker_id)) is not None:
             return known
-        worker = Worker(info, WorkerClient(info.address))
+        worker = Worker(info, self._connect(info.address), clock=self._clock)
         self._workers[info.worker_id] = worker
         self._notify()
         return worker
@@ -163,7 +179,7 @@ class WorkerRegistry:
             await worker.client.close()
 
     def has_accepting(self, pool: str) -> bool:
-        return any(worker.snapshot().accepting for worker in self.pool(pool))
+        return any(worker.is_accepting for worker in self.pool(pool))
 
     def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

@@ -38,8 +38,8 @@ def arrival_of(request: Request) -> ArrivalTimes:
 
 def call_when_over(request: Request, callback: Callable[[bool], None]) -> None:
     """``callback`` is called once: with True when the last byte of the response was handed to the connection, with
-    False when the request ended without that."""
-    request.scope["state"][_WHEN_OVER_KEY] = callback
+    False when the request ended without that. Several are called in order."""
+    request.scope["state"].setdefault(_WHEN_OVER_KEY, []).append(callback)
 
 
 class RequestTimesMiddleware:
@@ -76,6 +76,6 @@ class RequestTimesMiddleware:
 
 
 def _tell(state: dict[str, Any], *, sent: bool) -> None:
-    callback: Callable[[bool], None] | None = state.pop(_WHEN_OVER_KEY, None)
-    if callback is not None:
+    callbacks: list[Callable[[bool], None]] = state.pop(_WHEN_OVER_KEY, [])
+    for callback in callbacks:
         callback(sent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,6 +53,10 @@ class WorkerRole(Protocol):
 
     async def step_samples(self, after: int) -> worker_pb2.StepSamples:
         """What steps cost since the one of that number."""
+        ...
+
+    def watch_cache(self) -> AsyncGenerator[worker_pb2.CacheEvents]:
+        """What the prefix cache holds, and every change of it until the iterator is closed."""
         ...
 
     async def closed(self) -> None:

@@ -1,6 +1,7 @@
 """The router: takes a request through a prefill and a decode worker, and through their failures.
 
-    generate ── admit ── attempt ─┬─ nothing out yet:  prefill → first token → (KV travels) → decode
+    generate ── place ── attempt ─┬─ nothing out yet:  prefill → first token → (KV travels) → decode
+                                  │                    or a decode worker alone, where that is better
                                   └─ tokens out:       decode alone, recomputing what the client has seen
 
 Tokens already sent are a journal: whatever dies, the next attempt continues behind it. Noise is keyed by (seed,
@@ -12,66 +13,44 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
+from cluster.attempts import RETRYABLE, Attempts
 from cluster.background import BackgroundTasks
-from cluster.config import DECODE, POOLS, PREFILL, RouterConfig
+from cluster.config import DECODE, POOLS, RouterConfig
+from cluster.entry import Entry, open_entry
 from cluster.generation import GenerationRequest, ModelCard, TokenChunk
-from cluster.handoff_watch import HandoffWatch
 from cluster.journal import Journal
 from cluster.latency.request_predictions import RequestPredictions
 from cluster.latency_model import LatencyModel
 from cluster.logs import RequestLog
-from cluster.messages import pack_sequence, unpack_events
 from cluster.metrics import RouterMetrics
 from cluster.outcomes import CANCELLED, ENDED_BY, REJECTED
-from cluster.registry import Worker, WorkerRegistry
-from cluster.routing.base import RoutingRequest
-from cluster.routing.profile import RoutingProfile, default_profile
+from cluster.registry import WorkerRegistry
+from cluster.routing.record import add_outcome
+from cluster.routing_config import RoutingConfig
 from cluster.slo import judge, target_attributes
 from cluster.timelines import TimelineStore
-from cluster.wire import worker_pb2
-from engine.errors import (
-    BatonError,
-    ChecksumError,
-    DeadlineError,
-    InternalError,
-    LayoutMismatchError,
-    NoWorkerError,
-    OutOfBlocksError,
-    OverloadedError,
-    RequestCancelledError,
-    TransferError,
-    WorkerLostError,
-    error_classes,
-)
+from cluster.traffic import TrafficMeter
+from engine.errors import BatonError, DeadlineError, InternalError, OverloadedError, error_classes
 from engine.request import FinishReason
 from engine.timeline import Event, FailedAttempt
 
 logger = logging.getLogger(__name__)
 
-_RETRYABLE = (
-    WorkerLostError,
-    TransferError,
-    ChecksumError,
-    LayoutMismatchError,
-    OutOfBlocksError,
-    # The router's own cancellations never come back as errors, so it was the worker that ended the call.
-    RequestCancelledError,
-)
 _OUR_FAULTS = frozenset(code for code, cls in error_classes().items() if cls.http_status >= 500)
-_MAX_WAIT_S = 0.5
-"""Suspects become usable again with time alone, so nobody waits for a change longer than this."""
 
 
 class Router:
     """Implements :class:`cluster.generation.Generator`.
 
     Args:
-        profiles: how to choose a worker, by pool.
-        predictions: made for every request when it is routed.
+        entry: gives requests their places on workers. None: at once, and wherever the default routing says.
+        predictions: learn from every request that is over.
+        clock: monotonic seconds; a simulation brings its own.
+        traffic: counts what comes in, for the autoscaler.
     """
 
     def __init__(
@@ -81,30 +60,42 @@ class Router:
         config: RouterConfig,
         metrics: RouterMetrics,
         timelines: TimelineStore,
-        profiles: dict[str, RoutingProfile] | None = None,
         predictions: RequestPredictions | None = None,
+        entry: Entry | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        traffic: TrafficMeter | None = None,
     ) -> None:
-        self._model = model
+        self._model = self._card = model
+        self._card_until: asyncio.Event | None = None
         self._registry = registry
         self._config = config
         self._metrics = metrics
         self._timelines = timelines
-        self._profiles = profiles or {pool: default_profile() for pool in POOLS}
-        self._predictions = predictions or RequestPredictions(LatencyModel(), metrics.prediction_errors)
+        self._predictions = predictions or RequestPredictions(LatencyModel(clock), metrics.prediction_errors, clock)
+        self._entry = entry or open_entry(
+            RoutingConfig(), registry, self._predictions, metrics.routing, config.worker_wait_s, clock
+        )
+        self._clock = clock
+        self._traffic = traffic or TrafficMeter(clock)
         self._in_flight = 0
-        self._background = BackgroundTasks()
+        self._runner = Attempts(metrics, BackgroundTasks(), self._entry.first_token, clock)
         self.num_finished = 0
+        self.num_rejected = 0
         self.num_failed = 0
 
     @property
     def model(self) -> ModelCard:
         """The model as all present workers can serve it: the smallest KV cache bounds the context."""
-        lengths = [worker.info.max_model_len for worker in self._registry.workers]
-        return replace(
-            self._model,
-            max_model_len=min(lengths, default=self._model.max_model_len),
-            draft_methods=frozenset(worker.info.draft_method for worker in self._registry.pool(DECODE)) - {""},
-        )
+        changed = self._registry.changed
+        if self._card_until is not changed:  # another event from the next change on
+            lengths = [worker.info.max_model_len for worker in self._registry.workers]
+            self._card = replace(
+                self._model,
+                max_model_len=min(lengths, default=self._model.max_model_len),
+                draft_methods=frozenset(worker.info.draft_method for worker in self._registry.pool(DECODE)) - {""},
+            )
+            self._card_until = changed
+        return self._card
 
     @property
     def num_in_flight(self) -> int:
@@ -117,20 +108,22 @@ class Router:
         """See :class:`Generator`.
 
         Raises:
-            OverloadedError: ``router.max_inflight`` sequences are in flight.
+            OverloadedError: ``router.max_inflight`` sequences are in flight, or admission has no room.
             DeadlineError: ``router.request_timeout_s`` is over.
             BatonError: every attempt failed; the last one's error.
         """
+        self._traffic.arrived(request.slo, len(request.prompt_token_ids))
         if self._in_flight >= self._config.max_inflight:
             self._metrics.requests.labels(REJECTED).inc()
             request.timeline.attributes.update(target_attributes(request.slo), outcome=REJECTED)
             self._judge(request, REJECTED, 0)
+            self.num_rejected += 1
             raise OverloadedError(
                 f"{self._in_flight} sequences are in flight, which is as many as router.max_inflight allows. "
                 "Try again a little later.",
                 retry_after_s=1.0,
             )
-        journal = Journal(request, self._config.request_timeout_s)
+        journal = Journal(request, self._config.request_timeout_s, self._clock)
         self._begin(request)
         deliveries = self._metrics.track_deliveries(request.timeline, request.slo)
         outcome = CANCELLED
@@ -155,7 +148,6 @@ class Router:
     def _begin(self, request: GenerationRequest) -> None:
         self._in_flight += 1
         self._metrics.in_flight.set(self._in_flight)
-        self._metrics.observe_start(len(request.prompt_token_ids))
         request.timeline.record(Event.ADMITTED)
         request.timeline.attributes.update(target_attributes(request.slo), prompt_tokens=len(request.prompt_token_ids))
         self._timelines.add(request.timeline)
@@ -166,8 +158,12 @@ class Router:
         timeline = journal.request.timeline
         timeline.record(Event.FINISHED)
         self._predictions.ended(journal)
+        self._traffic.ended(journal, was_local="prefill_worker" not in timeline.attributes)
+        self._entry.ended(journal)
         if outcome == CANCELLED:
             outcome = str(timeline.attributes.get(ENDED_BY, CANCELLED))
+        if outcome == OverloadedError.code and not journal.token_ids:
+            outcome = REJECTED  # refused, which is no failure; with a part of the answer out it would be one
         timeline.attributes.update(
             output_tokens=len(journal.token_ids),
             cached_tokens=journal.num_cached_tokens,
@@ -177,12 +173,15 @@ class Router:
             outcome=outcome,
         )
         slo, num_tokens = journal.request.slo, len(journal.token_ids)
+        add_outcome(timeline, num_tokens)
         self._metrics.observe_end(timeline, outcome, num_tokens, journal.num_cached_tokens, slo)
         self._judge(journal.request, outcome, num_tokens)
         self._metrics.drafted_tokens.inc(journal.num_drafted)
         self._metrics.accepted_tokens.inc(journal.num_accepted)
         if outcome in (FinishReason.STOP, FinishReason.LENGTH, CANCELLED):
             self.num_finished += 1
+        elif outcome == REJECTED:
+            self.num_rejected += 1
         else:
             self.num_failed += 1
         level = logging.WARNING if outcome in _OUR_FAULTS else logging.INFO
@@ -197,136 +196,24 @@ class Router:
     async def _attempts(self, journal: Journal) -> AsyncGenerator[TokenChunk]:
         while not journal.is_finished:
             journal.attempt += 1
-            steps = self._resume(journal) if journal.token_ids else self._disaggregated(journal)
             try:
-                async with aclosing(steps) as chunks:
-                    async for chunk in chunks:
-                        yield chunk
+                with await self._entry.admit(journal) as placement:
+                    if journal.attempt == 1:
+                        self._metrics.observe_prompt(len(journal.request.prompt_token_ids))
+                    else:
+                        journal.request.timeline.resume(self._clock())
+                    async with aclosing(self._runner.run(journal, placement)) as chunks:
+                        async for chunk in chunks:
+                            yield chunk
             except BatonError as error:
                 if journal.is_finished:
                     return  # the client has everything
                 if isinstance(error, DeadlineError):
                     raise journal.deadline_error() from error
-                if not isinstance(error, _RETRYABLE) or journal.attempt >= self._config.max_attempts:
+                if not isinstance(error, RETRYABLE) or journal.attempt >= self._config.max_attempts:
                     raise
                 self._metrics.retries.labels(error.code).inc()
-                journal.request.timeline.failed_attempts.append(FailedAttempt(time.monotonic(), error.code))
+                journal.request.timeline.failed_attempts.append(FailedAttempt(self._clock(), error.code))
                 RequestLog(logger, journal.request.request_id).warning(
                     "attempt %d failed (%s: %s); trying again", journal.attempt, error.code, error.message
                 )
-
-    async def _disaggregated(self, journal: Journal) -> AsyncGenerator[TokenChunk]:
-        """Prefill on one worker, decode on another."""
-        request, timeline = journal.request, journal.request.timeline
-        prefill, decode = await self._select(journal, PREFILL, DECODE)
-        timeline.replace(Event.ROUTED)
-        timeline.attributes.update(prefill_worker=prefill.info.worker_id, decode_worker=decode.info.worker_id)
-        self._predictions.routed(journal, prefill.info, decode.info)
-        call_id = journal.new_call_id()
-        message = worker_pb2.PrefillRequest(sequence=pack_sequence(call_id, request.prompt_token_ids, request.params))
-        if request.params.max_tokens > 1:
-            message.handoff.transfer_id = call_id
-            message.handoff.peer = decode.info.address
-        watch = HandoffWatch(timeline, prefill, self._metrics, self._background)
-        with decode.assign():
-            try:
-                first = await watch.start(prefill.client.prefill(message, journal.time_left_s))
-                journal.num_cached_tokens = first.num_cached_tokens
-                timeline.record(Event.FIRST_TOKEN)
-                self._predictions.first_token(journal)
-                timeline.decode_steps.follow(timeline.events[Event.FIRST_TOKEN])
-                yield journal.take(first)
-                if not journal.is_finished:
-                    batches = self._decode(journal, decode, call_id, call_id)
-                    async with aclosing(watch.guard(batches)) as chunks:
-                        async for chunk in chunks:
-                            yield chunk
-            except _RETRYABLE:
-                await self._blame(prefill if watch.is_broken else decode, journal)
-                raise
-            finally:
-                await watch.close(keep=journal.is_finished)
-
-    async def _resume(self, journal: Journal) -> AsyncGenerator[TokenChunk]:
-        """A decode worker computes prompt and journal by itself and goes on from there."""
-        (decode,) = await self._select(journal, DECODE)
-        journal.request.timeline.attributes["decode_worker"] = decode.info.worker_id
-        self._predictions.resumed(journal, decode.info)
-        self._metrics.local_prefills.labels("recovery").inc()
-        with decode.assign():
-            try:
-                async with aclosing(self._decode(journal, decode, journal.new_call_id())) as chunks:
-                    async for chunk in chunks:
-                        yield chunk
-            except _RETRYABLE:
-                await self._blame(decode, journal)
-                raise
-
-    async def _decode(
-        self, journal: Journal, worker: Worker, call_id: str, transfer_id: str = ""
-    ) -> AsyncGenerator[TokenChunk]:
-        request, timeline = journal.request, journal.request.timeline
-        message = worker_pb2.GenerateRequest(
-            sequence=pack_sequence(
-                call_id, request.prompt_token_ids, request.params, journal.token_ids, request.speculation_method
-            ),
-            transfer_id=transfer_id,
-        )
-        async with aclosing(worker.client.generate(message, journal.time_left_s)) as batches:
-            async for batch in batches:
-                if batch.events:
-                    worker.client.record(timeline, unpack_events(batch.events))
-                    timeline.record(Event.SECOND_TOKEN)
-                worker.client.record_steps(timeline.decode_steps, batch, len(journal.token_ids))
-                yield journal.take(batch)
-        if not journal.is_finished:
-            raise WorkerLostError(f"{worker.info.worker_id} ended its stream without finishing the request")
-
-    async def _select(self, journal: Journal, *pools: str) -> list[Worker]:
-        """A worker of each pool; waits a while for them, so that a restart is a pause and not an error.
-
-        All are chosen at one moment, and the caller assigns the request before it waits for anything: a worker that
-        starts to drain either has the request or does not get it.
-
-        Raises:
-            NoWorkerError: none came in time.
-        """
-        give_up_at = time.monotonic() + self._config.worker_wait_s
-        while True:
-            changed = self._registry.changed
-            chosen = {pool: self._choose(pool, journal) for pool in pools}
-            workers = [worker for worker in chosen.values() if worker is not None]
-            if len(workers) == len(pools):
-                return workers
-            left = give_up_at - time.monotonic()
-            if left <= 0:
-                missing = " and no ".join(pool for pool, worker in chosen.items() if worker is None)
-                raise NoWorkerError(
-                    f"No {missing} worker took the request within {self._config.worker_wait_s:g} s. "
-                    "See `baton status` for the state of the pools."
-                )
-            wait_s = min(left, journal.time_left_s, _MAX_WAIT_S)
-            try:
-                await asyncio.wait_for(changed.wait(), wait_s)
-            except TimeoutError:
-                continue
-
-    def _choose(self, pool: str, journal: Journal) -> Worker | None:
-        request = RoutingRequest(
-            journal.request.request_id,
-            len(journal.request.prompt_token_ids),
-            frozenset(journal.failed_on),
-            journal.request.slo,
-        )
-        snapshots = [worker.snapshot() for worker in self._registry.pool(pool)]
-        chosen = self._profiles[pool].select(snapshots, request)
-        worker = self._registry.get(chosen.worker_id) if chosen else None
-        if worker is not None and worker.client.needs_sync:
-            self._background.spawn(worker.sync_clock())
-        return worker
-
-    async def _blame(self, worker: Worker, journal: Journal) -> None:
-        """The next attempt prefers others; if the worker does not even answer, so do all requests for a moment."""
-        journal.failed_on.add(worker.info.worker_id)
-        if not await worker.client.is_alive():
-            worker.suspect()

@@ -15,18 +15,17 @@ from cluster.api_keys import ApiKeys
 from cluster.background import BackgroundTasks
 from cluster.cluster_metrics import ClusterFigures, PoolFigures
 from cluster.config import POOLS, BatonConfig
+from cluster.control_plane import ControlPlane
+from cluster.garbage import spare_pauses
 from cluster.gateway import create_app
 from cluster.generation import ModelCard
 from cluster.http_protocol import TimedH11Protocol
-from cluster.latency.feed import SampleFeed
-from cluster.latency.request_predictions import RequestPredictions
 from cluster.latency.store import FitStore
-from cluster.latency_model import LatencyModel
 from cluster.listening import listen
 from cluster.logs import configure_logging
-from cluster.metrics import RouterMetrics
 from cluster.metrics_page import MetricsPage
 from cluster.openai_api.limits import GatewayLimits
+from cluster.pool_control import RayPoolControl
 from cluster.registry import WorkerInfo, WorkerRegistry
 from cluster.router import Router
 from cluster.timelines import Order, TimelineStore
@@ -56,11 +55,10 @@ class RouterHost:
         self._port = port
         self._controller = controller
         self._registry = WorkerRegistry()
-        self._slo_classes = self._config.slo.to_classes()
+        self._plane = ControlPlane(self._config, self._registry, RayPoolControl(controller), store=FitStore())
+        self._metrics = self._plane.metrics
         self._api_keys = ApiKeys()
-        self._metrics = RouterMetrics(self._slo_classes.all)
-        self._predictions = RequestPredictions(LatencyModel(), self._metrics.prediction_errors)
-        self._feed = SampleFeed(self._registry, self._predictions.model, FitStore())
+        self._scaling: asyncio.Task[None] | None = None
         self._feeding: asyncio.Task[None] | None = None
         self._background = BackgroundTasks()
         self._metrics_page = MetricsPage(self._metrics, self._ask_cluster)
@@ -87,7 +85,7 @@ class RouterHost:
         self._socket = listen(self._config.router.host, self._port)
         source = await asyncio.to_thread(resolve_model, self._config.model)
         try:
-            self._tokenizer = await asyncio.to_thread(Tokenizer.load, source.path)
+            self._tokenizer = await asyncio.to_thread(_load_tokenizer, source.path)
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"model: {source.path} has no usable tokenizer ({str(error).splitlines()[0]}). "
@@ -99,8 +97,9 @@ class RouterHost:
     async def add_worker(self, info: dict[str, Any]) -> None:
         """A worker is ready. The first one tells what the model is like, and opens the endpoint."""
         worker = self._registry.add(WorkerInfo.from_dict(info))
+        self._plane.prefixes.add(worker)
         await worker.sync_clock()
-        await self._feed.add(worker)
+        await self._plane.samples.add(worker)
         if self._serving is None:
             self._serve(worker.info)
 
@@ -113,10 +112,13 @@ class RouterHost:
             await asyncio.wait_for(worker.idle.wait(), timeout_s)
         except TimeoutError:
             return
+        finally:
+            self._plane.prefixes.remove(worker_id)  # the worker's server waits for open streams when it stops
 
     async def remove_worker(self, worker_id: str) -> None:
+        self._plane.prefixes.remove(worker_id)
         await self._registry.remove(worker_id)
-        self._feed.remove(worker_id)
+        self._plane.samples.remove(worker_id)
 
     async def wait(self) -> None:
         """Returns after :meth:`stop`. Raises what ended the HTTP server, if it ends before."""
@@ -127,9 +129,13 @@ class RouterHost:
 
     async def stop(self) -> None:
         self._is_stopping = True
+        if self._scaling is not None:
+            self._scaling.cancel()
         if self._feeding is not None:
             self._feeding.cancel()
-            await self._feed.save()
+            await self._plane.samples.save()
+        await self._plane.prefixes.close()
+        self._plane.admission.close()
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             await asyncio.wait({self._serving}, timeout=_SHUTDOWN_GRACE_S + 2)
@@ -146,14 +152,7 @@ class RouterHost:
             created_unix_s=int(time.time()),
             eos_token_ids=frozenset(info.eos_token_ids),
         )
-        self._router = Router(
-            model,
-            self._registry,
-            self._config.router,
-            self._metrics,
-            self._timelines,
-            predictions=self._predictions,
-        )
+        self._router = self._plane.create_router(model, self._timelines)
         limits = GatewayLimits(max_body_bytes=self._config.router.max_body_bytes)
         app = create_app(
             self._router,
@@ -162,12 +161,14 @@ class RouterHost:
             limits,
             self._metrics.http,
             self._tracer.submit,
-            slo_classes=self._slo_classes,
+            slo_classes=self._plane.slo_classes,
             api_keys=self._api_keys,
+            is_kept=self._timelines.keeps,
         )
         config = uvicorn.Config(
             app,
             http=TimedH11Protocol,
+            ws="none",
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -176,7 +177,9 @@ class RouterHost:
         self._server = uvicorn.Server(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         self._serving.add_done_callback(lambda _: self._stopped.set())
-        self._feeding = self._background.spawn(self._feed.run())
+        self._feeding = self._background.spawn(self._plane.samples.run())
+        spare_pauses()
+        self._scaling = self._background.spawn(self._plane.autoscaler.run())
 
     async def status(self) -> dict[str, Any]:
         """See :class:`AdminBackend`."""
@@ -193,16 +196,30 @@ class RouterHost:
             "requests": {
                 "in_flight": router.num_in_flight if router else 0,
                 "finished": router.num_finished if router else 0,
+                "rejected": router.num_rejected if router else 0,
                 "failed": router.num_failed if router else 0,
             },
             "slo": self._metrics.slo.status(),
+            "admission": self._plane.admission.status(),
             "predictions": self._metrics.prediction_errors.summary(),
             "pools": pools,
         }
 
-    async def scale(self, targets: dict[str, int]) -> dict[str, Any]:
+    async def scale(self, targets: dict[str, int | None]) -> dict[str, Any]:
         """See :class:`AdminBackend`."""
         return {"pools": await self._controller.scale.remote(targets)}
+
+    async def move(self, source: str, destination: str) -> dict[str, Any]:
+        """See :class:`AdminBackend`."""
+        return {"pools": await self._controller.move.remote(source, destination)}
+
+    async def plan(self) -> dict[str, Any]:
+        """See :class:`AdminBackend`."""
+        return await self._plane.autoscaler.look()
+
+    async def advise(self) -> dict[str, Any]:
+        """See :class:`AdminBackend`."""
+        return await self._plane.autoscaler.advise()
 
     def timeline(self, request_id: str) -> dict[str, Any]:
         """See :class:`AdminBackend`."""
@@ -258,6 +275,13 @@ class RouterHost:
                 raise result
             found[worker.info.pool, worker.info.worker_id] = None if isinstance(result, BatonError) else result
         return found
+
+
+def _load_tokenizer(path: str) -> Tokenizer:
+    """With what it would else look up, for a tenth of a second, while the first request waits."""
+    tokenizer = Tokenizer.load(path)
+    _ = tokenizer.max_token_chars
+    return tokenizer
 
 
 def _url_host(host: str) -> str:

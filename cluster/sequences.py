@@ -78,9 +78,10 @@ async def run_sequences(
                 room.release()
                 yield item
     except Exception as error:
-        # The others are closed as if the client had left, and are not to be counted as if it had.
+        # Those under way are closed as if the client had left, and are not to be counted as if it had.
         for spec in specs:
-            spec.request.timeline.attributes.setdefault(ENDED_BY, _code_of(error))
+            if not spec.processor.is_finished:
+                spec.request.timeline.attributes.setdefault(ENDED_BY, _code_of(error))
         raise
     finally:
         for task in tasks:
@@ -95,10 +96,11 @@ async def _run_one(generator: Generator, spec: SequenceSpec) -> AsyncGenerator[O
             delta = spec.processor.process(chunk)
             if spec.processor.is_finished:
                 spec.request.timeline.record(Event.DETOKENIZED)
+                if chunk.finish_reason is None:
+                    # A stop string: the generator does not know, and closing it cancels the rest.
+                    spec.request.timeline.attributes[ENDED_BY] = str(FinishReason.STOP)
             yield delta
             if spec.processor.is_finished and chunk.finish_reason is None:
-                # A stop string: the generator does not know, and closing it cancels the rest.
-                spec.request.timeline.attributes[ENDED_BY] = str(FinishReason.STOP)
                 return
         if not spec.processor.is_finished:
             raise InternalError("A sequence ended without a finish reason.")

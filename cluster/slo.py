@@ -47,9 +47,9 @@ class SloClass:
 
 
 # Somebody watches the text appear, faster than they read. / Somebody waits for the answer. / Nobody waits.
-INTERACTIVE = SloClass("interactive", 1.0, 0.05, percentile=95.0, priority=2, queue_deadline_s=2.0)
-STANDARD = SloClass("standard", 3.0, 0.1, percentile=95.0, priority=1, queue_deadline_s=15.0)
-BATCH = SloClass("batch", 60.0, 0.5, percentile=90.0, priority=0, queue_deadline_s=300.0)
+INTERACTIVE = SloClass("interactive", 1.0, 0.05, percentile=95.0, priority=2, queue_deadline_s=0.0)
+STANDARD = SloClass("standard", 3.0, 0.1, percentile=95.0, priority=1, queue_deadline_s=300.0)
+BATCH = SloClass("batch", 60.0, 0.5, percentile=90.0, priority=0, queue_deadline_s=600.0)
 BUILTIN_CLASSES = (INTERACTIVE, STANDARD, BATCH)
 BUILTIN_TIERS: Mapping[str, str] = {"flex": BATCH.name, "priority": INTERACTIVE.name}
 

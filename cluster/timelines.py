@@ -30,16 +30,23 @@ class TimelineStore:
         while len(self._timelines) > self._capacity:
             self._timelines.popitem(last=False)
 
+    def keeps(self, request_id: str) -> bool:
+        """Whether the id finds something, a request of several sequences included."""
+        return request_id in self._timelines or self._member(request_id, 0) is not None
+
     def to_dict(self, request_id: str) -> dict[str, Any] | None:
         """A request's waterfall; None when unknown. Several sequences are under ``sequences``, the first ones."""
         if (timeline := self._timelines.get(request_id)) is not None:
             return {**timeline.to_dict(), **explain(timeline)}
         sequences: list[dict[str, Any]] = []
-        while (timeline := self._timelines.get(f"{request_id}-{len(sequences)}")) is not None:
-            if len(sequences) == _MOST_SEQUENCES:
-                break
+        while len(sequences) < _MOST_SEQUENCES and (timeline := self._member(request_id, len(sequences))) is not None:
             sequences.append({**timeline.to_dict(), **explain(timeline)})
         return {"request_id": request_id, "sequences": sequences} if sequences else None
+
+    def _member(self, group: str, index: int) -> Timeline | None:
+        """Not everything that is called so belongs to it: clients choose ids too."""
+        timeline = self._timelines.get(f"{group}-{index}")
+        return timeline if timeline is not None and timeline.group == group else None
 
     def find(self, request_id: str) -> dict[str, Any]:
         """:meth:`to_dict`, or :class:`NotFoundError` that says how far back the store goes."""

@@ -43,6 +43,10 @@ class WorkerClient:
         """Closing the iterator cancels the call."""
         return self._stream(lambda: self._decode.Generate(request, timeout=timeout_s))
 
+    def watch_cache(self) -> AsyncGenerator[worker_pb2.CacheEvents]:
+        """What the worker's prefix cache holds, and then its changes. Closing the iterator cancels the call."""
+        return self._stream(lambda: self._worker.WatchCache(worker_pb2.WatchCacheRequest()))
+
     async def _stream(self, begin: Callable[[], Any]) -> AsyncGenerator[Any]:
         with self._typed_errors():
             call = begin()

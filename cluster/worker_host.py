@@ -14,6 +14,7 @@ import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from cluster.config import DECODE, BatonConfig, PoolConfig
+from cluster.garbage import collect_rarely
 from cluster.logs import configure_logging
 from cluster.placement import hide_ungranted_gpus
 from cluster.registry import WorkerInfo
@@ -51,11 +52,13 @@ class WorkerHost:
         self._role_path = role_path
         self._config = BatonConfig.from_dict(config)
         self._bind_host = bind_host or ray.util.get_node_ip_address()
+        self._loaded: tuple[ModelSource, ModelRunner, LoadedDraft | None] | None = None
         self._server: grpc.aio.Server | None = None
         self._role: WorkerRole | None = None
         self._stopping = False
         self._stopped = asyncio.Event()
         configure_logging(self._config.log, worker_id)
+        logger.info("the process is up")  # these lines are the phases of benchmarks/startup.py
         hide_ungranted_gpus()
 
     async def start(self) -> dict[str, Any]:
@@ -64,9 +67,31 @@ class WorkerHost:
         Raises:
             BatonError: the model cannot be loaded or cannot run here.
         """
-        source, runner, draft = await asyncio.to_thread(self._load)
+        self._loaded = await asyncio.to_thread(self._load)
+        collect_rarely()
         # The engine's thread sets its own number; what runs beside it must not fight it for cores.
         torch.set_num_threads(1)
+        return await self._serve()
+
+    async def change_role(self, worker_id: str, pool: str, role_path: str) -> dict[str, Any]:
+        """Ends the role and begins another one on the same weights, under a new name. Returns what :meth:`start` does.
+
+        Whoever calls it has drained the worker. The KV cache is kept as memory and forgotten as content.
+
+        Raises:
+            BatonError: the worker serves nobody, or the new role cannot run here.
+        """
+        if self._role is None or self._loaded is None:
+            raise InternalError(f"{self._worker_id} serves nobody yet and cannot change its role")
+        await self._end_role()
+        self._worker_id, self._pool, self._role_path = worker_id, pool, role_path
+        configure_logging(self._config.log, worker_id)
+        return await self._serve()
+
+    async def _serve(self) -> dict[str, Any]:
+        if self._loaded is None:
+            raise InternalError(f"{self._worker_id} has no model yet")
+        source, runner, draft = self._loaded
         context = WorkerContext(
             self._worker_id,
             self._config,
@@ -83,6 +108,7 @@ class WorkerHost:
         port = server.add_insecure_port(f"{self._bind_host}:0")
         await role.start(server)
         await role.profile()
+        logger.info("the steps are profiled")
         await server.start()
         self._role, self._server = role, server
         return self._info(source, runner, port, context).to_dict()
@@ -90,11 +116,16 @@ class WorkerHost:
     async def wait(self) -> None:
         """Returns after :meth:`stop`; a caller's reference to it fails the moment that the process dies.
 
+        When the worker changes its role, whoever waited for the end of the old one is told that it is over.
+
         Raises:
             InternalError: the engine broke, so that this worker is of no more use.
         """
-        if self._role is not None:
-            await self._role.closed()
+        role = self._role
+        if role is not None:
+            await role.closed()
+            if role is not self._role:
+                return
             if not self._stopping:
                 raise InternalError(f"the engine of {self._worker_id} broke; its log says why")
         await self._stopped.wait()
@@ -102,11 +133,16 @@ class WorkerHost:
     async def stop(self) -> None:
         """Ends the role and its server."""
         self._stopping = True
-        if self._server is not None:
-            await self._server.stop(grace=1.0)
-        if self._role is not None:
-            await self._role.stop()
+        await self._end_role()
         self._stopped.set()
+
+    async def _end_role(self) -> None:
+        role, self._role = self._role, None
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(grace=1.0)
+        if role is not None:
+            await role.stop()
 
     @property
     def _num_threads(self) -> int:
@@ -132,9 +168,21 @@ class WorkerHost:
         if network is not None:
             spec = spec.with_draft("", network.layer_specs)
         num_blocks = _num_blocks(self._pool_config, spec, loaded.model.device)
-        runner = ModelRunner(loaded, num_blocks, config.engine.block_size, config.engine.attention_backend, network)
+        engine = config.engine
+        runner = ModelRunner(
+            loaded,
+            num_blocks,
+            engine.block_size,
+            engine.attention_backend,
+            network,
+            engine.decoder,
+            engine.weights,
+            engine.cuda_graphs,
+        )
+        logger.info("the model is loaded")
         if config.engine.self_check:
             runner.self_check()
+            logger.info("the self-check is passed")
         return source, runner, draft
 
     def _info(self, source: ModelSource, runner: ModelRunner, port: int, context: WorkerContext) -> WorkerInfo:
@@ -156,6 +204,8 @@ class WorkerHost:
             draft_method=context.draft.method if context.draft else "",
             num_threads=context.num_threads,
             chunk_tokens=context.pool.chunk_tokens,
+            max_num_seqs=context.pool.max_num_seqs,
+            kv_blocks=runner.cache.num_blocks,
         )
 
 

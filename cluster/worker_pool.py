@@ -8,19 +8,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Coroutine
+from statistics import median
 from typing import Any, Protocol
 
 import ray
 from ray.exceptions import ActorDiedError, RayError
 
+from cluster.autoscaling.observation import PoolCounts
 from cluster.cluster_metrics import PoolFigures
 from cluster.config import BatonConfig
 from cluster.placement import explain_pending, fits_somewhere, living_nodes
 from cluster.pool_member import PoolMember
 from cluster.registry import WorkerInfo, WorkerState
-from engine.errors import BatonError, ConfigError, DeadlineError, UnsupportedModelError, WorkerLostError
+from cluster.role_change import AskedBy
+from cluster.shared_processes import SharedProcesses
+from engine.errors import (
+    BatonError,
+    ConfigError,
+    DeadlineError,
+    InvalidRequestError,
+    UnsupportedModelError,
+    WorkerLostError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +42,7 @@ _MAX_BACKOFF_S = 30.0
 _MAX_START_FAILURES = 3
 _DRAIN_TIMEOUT_S = 600.0
 _DEAD_KEPT = 5
+_STARTS_KEPT = 5
 
 
 class PoolListener(Protocol):
@@ -55,27 +67,42 @@ class WorkerPool:
     """The workers of one role.
 
     Args:
-        actor_class: what to start; :class:`cluster.worker_host.WorkerHost` but for tests.
+        actor_class: what to start; :class:`cluster.worker_actor.WorkerActor` but for tests.
         bind_host: address that workers listen on; None: that of the node on which each one runs.
+        processes: in which workers are put; None: each has one of its own.
+
+    Attributes:
+        is_pinned: its size was set by hand, and the autoscaler leaves it alone.
     """
 
     def __init__(
-        self, name: str, config: BatonConfig, listener: PoolListener, actor_class: type, bind_host: str | None
+        self,
+        name: str,
+        config: BatonConfig,
+        listener: PoolListener,
+        actor_class: type,
+        bind_host: str | None,
+        processes: SharedProcesses | None = None,
     ) -> None:
         self.name = name
         self.target = 0
+        self.is_pinned = False
         self._config = config
         self._resources = config.pool(name).resources
         self._listener = listener
         self._actor_class = actor_class
         self._bind_host = bind_host
+        self._processes = processes
         self._members: dict[str, PoolMember] = {}
         self._dead: list[PoolMember] = []
         self._next_number = 1
         self._num_start_failures = 0  # in a row
         self._num_started = 0
+        self._starts_s: deque[float] = deque(maxlen=_STARTS_KEPT)
+        self._switches_s: deque[float] = deque(maxlen=_STARTS_KEPT)
         self._num_failed = {"starting": 0, "serving": 0}
         self._num_scaled = {"up": 0, "down": 0}
+        self._num_adopted = dict.fromkeys(map(str, AskedBy), 0)
         self._fatal: BatonError | None = None
         self._changed = asyncio.Event()
 
@@ -91,6 +118,31 @@ class WorkerPool:
         self.target = target
         self._fatal = None
         self._reconcile()
+
+    def adopt(self, source: WorkerPool, by: AskedBy) -> None:
+        """Takes a worker over from another pool: drained there, and with its weights as they are.
+
+        Args:
+            by: whose decision it is.
+
+        Raises:
+            InvalidRequestError: the other pool has none to give.
+        """
+        giving = source._youngest_ready()
+        if giving is None or source.target < 2:
+            raise InvalidRequestError(
+                f"The pool {source.name} cannot give a worker away: it shall have {source.target} and "
+                f"{source.num_ready} are ready; one must stay.",
+                param=source.name,
+            )
+        self.target += 1
+        source.target -= 1
+        self._num_adopted[by] += 1
+        giving.heir = self._add_member(inherits_from=giving.worker_id)
+        giving.leaving.set()
+        logger.info("a worker of %s changes to %s", source.name, self.name, extra={"worker": giving.worker_id})
+        self._notify()
+        source._notify()
 
     async def wait_until_ready(self, timeout_s: float) -> None:
         """Returns when the pool has its workers.
@@ -115,7 +167,27 @@ class WorkerPool:
     def status(self) -> dict[str, Any]:
         """JSON-ready: target and workers, the last few dead ones included."""
         members = (*self._members.values(), *self._dead)
-        return {"target": self.target, "workers": [member.to_dict() for member in members]}
+        known: dict[str, Any] = {"target": self.target, "workers": [member.to_dict() for member in members]}
+        return known | ({"pinned": True} if self.is_pinned else {})
+
+    def counts(self) -> PoolCounts:
+        """For the autoscaler."""
+        members = self._members.values()
+        states = Counter(member.state for member in members)
+        pending = [member for member in members if member.is_pending and not member.leaving.is_set()]
+        now_s = time.monotonic()
+        return PoolCounts(
+            target=self.target,
+            ready=sum(member.state is WorkerState.READY and not member.leaving.is_set() for member in members),
+            starting=states[WorkerState.STARTING],
+            draining=states[WorkerState.DRAINING],
+            pending=len(pending),
+            pending_s=max((now_s - member.since_s for member in pending), default=0.0),
+            reason=next((member.reason for member in pending if member.reason), ""),
+            start_s=median(self._starts_s) if self._starts_s else None,
+            switch_s=median(self._switches_s) if self._switches_s else None,
+            pinned=self.is_pinned,
+        )
 
     def figures(self) -> PoolFigures:
         """For metrics."""
@@ -126,6 +198,7 @@ class WorkerPool:
             scale_events=dict(self._num_scaled),
             num_started=self._num_started,
             failures=dict(self._num_failed),
+            role_changes=dict(self._num_adopted),
         )
 
     async def stop(self) -> None:
@@ -151,21 +224,28 @@ class WorkerPool:
             member.leaving.set()
         self._notify()
 
-    def _add_member(self) -> None:
+    def _youngest_ready(self) -> PoolMember | None:
+        ready = (member for member in reversed(self._members.values()) if member.state is WorkerState.READY)
+        return next((member for member in ready if not member.leaving.is_set()), None)
+
+    def _add_member(self, inherits_from: str = "") -> PoolMember:
         member = PoolMember(f"{self.name}-{self._next_number}")
         self._next_number += 1
         self._members[member.worker_id] = member
-        member.task = asyncio.create_task(self._live(member))
+        member.reason = f"takes over from {inherits_from} when that is drained" if inherits_from else ""
+        member.task = asyncio.create_task(self._live(member, inherits=bool(inherits_from)))
+        return member
 
-    async def _live(self, member: PoolMember) -> None:
+    async def _live(self, member: PoolMember, *, inherits: bool) -> None:
         """A member's whole life."""
         try:
-            await _race(self._bring_up(member), member.leaving.wait())
+            await _race(self._bring_up(member, inherits=inherits), member.leaving.wait())
             if member.state is WorkerState.READY:
                 await _race(member.ended(), member.leaving.wait())
                 member.state = WorkerState.DRAINING
                 self._notify()
                 await _race(member.ended(), self._listener.drain(member.worker_id, _DRAIN_TIMEOUT_S))
+                member.is_drained = True
         except (ConfigError, UnsupportedModelError) as error:
             self._fatal = error
             member.reason = error.message
@@ -178,14 +258,25 @@ class WorkerPool:
             logger.exception("a worker ended unexpectedly", extra={"worker": member.worker_id})
         await self._bury(member)
 
-    async def _bring_up(self, member: PoolMember) -> None:
-        if self._num_start_failures:
-            await asyncio.sleep(min(_MAX_BACKOFF_S, 2.0 ** (self._num_start_failures - 1)))
-        member.create(self._actor_class, self.name, self._config, self._bind_host)
-        await self._wait_for_place(member)
-        info = await member.start()
+    async def _bring_up(self, member: PoolMember, *, inherits: bool) -> None:
+        if inherits and await member.inherits():
+            member.reason, begun_s = "", time.monotonic()
+            try:
+                info = await member.change_role(self.name)
+            except BatonError as error:  # no reason why a new process should not do
+                raise WorkerLostError(f"the worker could not change its role: {error.message}") from error
+            durations = self._switches_s
+        else:
+            if self._num_start_failures:
+                await asyncio.sleep(min(_MAX_BACKOFF_S, 2.0 ** (self._num_start_failures - 1)))
+            begun_s = time.monotonic()
+            member.create(self._actor_class, self.name, self._config, self._bind_host, self._processes)
+            await self._wait_for_place(member)
+            info = await member.start()
+            durations = self._starts_s
         await self._listener.worker_ready(info)
         member.info, member.since_s = info, time.monotonic()
+        durations.append(member.since_s - begun_s)
         member.state = WorkerState.READY
         self._num_start_failures = 0
         self._num_started += 1
@@ -210,7 +301,8 @@ class WorkerPool:
 
     async def _bury(self, member: PoolMember) -> None:
         await self._listener.worker_gone(member.worker_id)
-        await member.kill()
+        if not member.pass_on():
+            await member.kill()
         was_serving = member.state is not WorkerState.STARTING
         self._members.pop(member.worker_id, None)
         member.state = WorkerState.DEAD

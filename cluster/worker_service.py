@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 import grpc.aio
@@ -12,7 +14,7 @@ from cluster.wire import worker_pb2, worker_pb2_grpc
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
-    """Clock and figures."""
+    """Clock, figures, and what the prefix cache holds."""
 
     def __init__(self, worker_id: str, pool: str, role: WorkerRole) -> None:
         self._worker_id = worker_id
@@ -35,3 +37,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         if request.HasField("samples_after"):
             stats.step_samples.CopyFrom(await self._role.step_samples(request.samples_after))
         return stats
+
+    async def WatchCache(  # noqa: N802 - named by the schema
+        self, request: worker_pb2.WatchCacheRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[worker_pb2.CacheEvents]:
+        async with aclosing(self._role.watch_cache()) as messages:
+            async for message in messages:
+                yield message

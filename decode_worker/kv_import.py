@@ -246,9 +246,7 @@ class KVImporter:
         holder = entry.holder
         if holder is None:
             raise RuntimeError(f"transfer {entry.transfer_id} holds no blocks")
-        request.block_ids, holder.block_ids = holder.block_ids, []
-        request.block_hashes = holder.block_hashes
-        request.num_computed_tokens = holder.num_tokens
+        self._engine.blocks.hand_over(holder, request)
         self._holders.discard(holder)
         self._adopt_draft(request, entry.draft_state, entry.num_cached_tokens)
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
+from functools import partial
+
 import grpc.aio
 
+from cluster.cache_messages import DECODE_PAUSE_S, watch_messages
 from cluster.kv_transfer.grpc_service import KVTransferService
+from cluster.kv_transfer.segment_mappings import SegmentMappings
 from cluster.role import WorkerContext
 from cluster.role_stats import fill_engine_stats, pack_step_samples
 from cluster.wire import worker_pb2, worker_pb2_grpc
@@ -12,6 +18,7 @@ from decode_worker.kv_import import KVImporter
 from decode_worker.server import DecodeService
 from decode_worker.speculation.assembly import assemble_speculation
 from engine.async_engine import AsyncEngine
+from engine.ordering import EarliestDeadlineFirst
 from engine.scheduler import SchedulerLimits
 from engine.step_profile import profile_steps
 
@@ -28,16 +35,23 @@ class DecodeRole:
             context.runner,
             SchedulerLimits(pool.chunk_tokens, pool.max_num_seqs, context.max_model_len),
             prefix_caching=config.engine.prefix_caching,
+            ordering=EarliestDeadlineFirst(),
             verifier=speculation.verifier,
             proposer=speculation.controller,
             max_draft_tokens=speculation.max_draft_tokens,
             num_threads=context.num_threads,
         )
-        self._importer = KVImporter(self._engine, config.kv_transfer.claim_timeout_s, self._speculation.adopt)
+        kv = config.kv_transfer
+        self._importer = KVImporter(self._engine, kv.claim_timeout_s, self._speculation.adopt)
+        self._capture = partial(
+            context.runner.capture_graphs, pool.max_num_seqs, speculation.max_draft_tokens, context.max_model_len
+        )
+        self._mappings = None if kv.shared_memory == "off" else SegmentMappings()
 
     async def start(self, server: grpc.aio.Server) -> None:
         worker_pb2_grpc.add_DecodeServicer_to_server(DecodeService(self._engine, self._importer), server)
-        KVTransferService(self._importer).add_to(server)
+        KVTransferService(self._importer, self._mappings).add_to(server)
+        await asyncio.to_thread(self._capture)
         self._engine.start()
 
     async def profile(self) -> None:
@@ -45,6 +59,9 @@ class DecodeRole:
 
     async def step_samples(self, after: int) -> worker_pb2.StepSamples:
         return pack_step_samples(*await self._engine.step_samples(after))
+
+    def watch_cache(self) -> AsyncGenerator[worker_pb2.CacheEvents]:
+        return watch_messages(self._engine.blocks.prefix_cache.events, DECODE_PAUSE_S)
 
     async def closed(self) -> None:
         await self._engine.closed.wait()

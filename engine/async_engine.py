@@ -21,8 +21,10 @@ from engine.errors import (
 )
 from engine.loop import EngineLoop
 from engine.model_runner import ModelRunner
+from engine.ordering import OrderingPolicy
 from engine.request import FinishReason, Request, TokenOutput, check_token_ids
-from engine.scheduler import OrderingPolicy, ScheduledSequence, Scheduler, SchedulerLimits
+from engine.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
+from engine.step_cost_fit import StepCostFit
 from engine.step_samples import StepSample
 from engine.verification import Proposer, Verifier
 
@@ -49,6 +51,7 @@ class AsyncEngine:
     """Owns an :class:`Engine` and its thread.
 
     Args:
+        ordering: of requests that wait; first come, first served by default.
         verifier: turns logits into tokens; the decode role brings one that knows drafts.
         proposer: a speculation method, or None; drafts at most ``max_draft_tokens`` per request and step.
 
@@ -74,7 +77,8 @@ class AsyncEngine:
     ) -> None:
         self.runner = runner
         self.blocks = BlockManager(runner.cache.num_blocks, runner.spec.block_size, prefix_caching=prefix_caching)
-        self.scheduler = Scheduler(limits, self.blocks, ordering)
+        costs = StepCostFit()
+        self.scheduler = Scheduler(limits, self.blocks, ordering, costs.pace)
         self.scheduled_listeners: list[StepListener] = [self._count_step]
         self.computed_listeners: list[StepListener] = []
         self.block_holders: list[Callable[[], Iterable[Sequence[int]]]] = []
@@ -86,6 +90,7 @@ class AsyncEngine:
             self.scheduled_listeners,
             self.computed_listeners,
             max_draft_tokens,
+            costs,
         )
         self._thread = EngineLoop(self._engine, self._deliver, self._check_blocks, num_threads, self._on_closed)
         self.closed = asyncio.Event()

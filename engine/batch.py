@@ -13,8 +13,11 @@ from dataclasses import dataclass
 import torch
 
 from engine.attention_groups import AttentionGroup, Span, group_spans
-from engine.kv_cache import slots_of
+from engine.kv_cache import slot_of, slots_of
 from engine.scheduler import ScheduledSequence
+from engine.uploads import upload_ints
+
+_FEW_TOKENS = 64
 
 
 @dataclass(slots=True)
@@ -43,6 +46,11 @@ class ForwardBatch:
     def num_tokens(self) -> int:
         return int(self.token_ids.shape[0])
 
+    @property
+    def num_rows(self) -> int:
+        """Tokens whose logits are needed."""
+        return int(self.logit_rows.shape[0])
+
     @classmethod
     def build(
         cls, plan: Sequence[ScheduledSequence], block_size: int, device: torch.device, dtype: torch.dtype
@@ -52,6 +60,7 @@ class ForwardBatch:
         spans = [_span(sequence) for sequence in sequences]
         token_ids: list[int] = []
         positions: list[int] = []
+        slots: list[int] = []
         starts: list[int] = []
         logit_rows: list[int] = []
         rows_of: list[range] = []
@@ -61,19 +70,29 @@ class ForwardBatch:
             token_ids += sequence.request.tokens_between(start, start + sequence.num_tokens)
             token_ids += sequence.draft.token_ids
             positions += span.positions()
+            slots += _slots(span, block_size)
             num_rows = len(sequence.draft) + 1 if sequence.samples else 0
             rows_of.append(range(len(logit_rows), len(logit_rows) + num_rows))
             logit_rows += range(len(token_ids) - num_rows, len(token_ids))
+        together = upload_ints([*token_ids, *positions, *slots, *logit_rows], device)
+        count = len(token_ids)
+        on_device = torch.split(together, [count, count, count, len(logit_rows)])
         return cls(
             sequences=sequences,
-            token_ids=torch.tensor(token_ids, dtype=torch.int64).to(device),
-            positions=torch.tensor(positions, dtype=torch.int64).to(device),
-            slots=torch.cat([slots_of(s.block_ids, s.start, s.end, block_size) for s in spans]).to(device),
+            token_ids=on_device[0],
+            positions=on_device[1],
+            slots=on_device[2],
             starts=starts,
-            logit_rows=torch.tensor(logit_rows, dtype=torch.int64).to(device),
+            logit_rows=on_device[3],
             rows_of=rows_of,
             groups=group_spans(spans, block_size, device, dtype),
         )
+
+
+def _slots(span: Span, block_size: int) -> list[int]:
+    if span.num_tokens < _FEW_TOKENS:  # tensors would cost more than they compute
+        return [slot_of(span.block_ids, place, block_size) for place in range(span.start, span.end)]
+    return slots_of(span.block_ids, span.start, span.end, block_size).tolist()
 
 
 def _context(sequence: ScheduledSequence) -> int:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.blame_texts import Reason, reason_for, slow_step_reason, wait_reason
-from engine.critical_path import Segment, Stage, StageTime, critical_path, stage_times, within
+from engine.critical_path import Segment, Stage, StageTime, between_steps, critical_path, stage_times, within
 from engine.step_log import StepRow
-from engine.timeline import Event, Timeline
+from engine.timeline import Event, FailedAttempt, Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,8 @@ def blame_first_token(timeline: Timeline, segments: Sequence[Segment]) -> Blame 
     if not stages:
         return None
     worst = max(stages, key=lambda stage: stage.seconds)
-    return Blame(
-        timeline.origin_s, end_s - timeline.origin_s, stages, 1, worst, reason_for(worst.stage, worst.seconds, timeline)
-    )
+    reason = reason_for(worst.stage, timeline, _failures(timeline, timeline.origin_s, end_s))
+    return Blame(timeline.origin_s, end_s - timeline.origin_s, stages, 1, worst, reason)
 
 
 def blame_slowest_gap(timeline: Timeline, segments: Sequence[Segment]) -> Blame | None:
@@ -84,7 +83,7 @@ def blame_slowest_gap(timeline: Timeline, segments: Sequence[Segment]) -> Blame 
     elif worst.stage is Stage.DECODE_WAIT and before is not None:
         reason = wait_reason(timeline, row, before)
     else:
-        reason = reason_for(worst.stage, worst.seconds, timeline)
+        reason = reason_for(worst.stage, timeline, _failures(timeline, start_s, row.received_s))
     return Blame(start_s, row.gap_s, stages, int(row.first_token) + 1, worst, reason)
 
 
@@ -99,10 +98,14 @@ def _gap_stages(timeline: Timeline, segments: Sequence[Segment], row: StepRow, s
     wait_s = row.gap_s - delivery_s - step_s
     busy = Stage.RECOMPUTE if row.recomputes else Stage.DECODE
     return [
-        StageTime(Stage.DECODE_WAIT, start_s, wait_s, 1),
+        *stage_times(between_steps(timeline, start_s, start_s + wait_s)),
         StageTime(busy, start_s + wait_s, step_s, 1),
         delivery,
     ]
+
+
+def _failures(timeline: Timeline, start_s: float, end_s: float) -> list[FailedAttempt]:
+    return [attempt for attempt in timeline.failed_attempts if start_s <= attempt.failed_s <= end_s]
 
 
 def _first_sentence(blame: Blame) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from engine.critical_path import Stage
 from engine.step_log import StepRow
-from engine.timeline import Event, Timeline
+from engine.timeline import Event, FailedAttempt, Timeline
 
 _MIB = 2**20
 
@@ -25,8 +25,14 @@ class Reason:
     hint: str
 
 
-def reason_for(stage: Stage, seconds: float, timeline: Timeline) -> Reason:
-    """Why a stage may have taken ``seconds``, as far as the timeline tells."""
+def reason_for(stage: Stage, timeline: Timeline, failures: Sequence[FailedAttempt] = ()) -> Reason:
+    """Why a stage may have taken long, as far as the timeline tells.
+
+    Args:
+        failures: attempts that failed in the stretch of time that the stage is blamed for.
+    """
+    if failures and stage in _AFTER_FAILURES:
+        return _AFTER_FAILURES[stage](timeline, failures)
     special = _SPECIAL.get(stage)
     if special is not None:
         return special(timeline)
@@ -63,6 +69,11 @@ _PLAIN: dict[Stage, tuple[str, str]] = {
     Stage.ADMIT: (
         "it waited until the router took it; further choices of a prompt (n) wait for the first token of the first one",
         "Ask for fewer choices, or send them as requests of their own. With one choice: " + _ROUTER_BUSY,
+    ),
+    Stage.ADMISSION_QUEUE: (
+        "it waited in the router's queue until a route had room for it, or it was refused",
+        "More workers in the pool that is full (`baton scale`), or an SLO class of higher priority or wider targets; "
+        "see baton_admission_refusals and docs/admission.md.",
     ),
     Stage.ROUTE: (
         "no worker was there to take it",
@@ -157,30 +168,58 @@ def _kv_wait(timeline: Timeline) -> Reason:
 
 
 def _recompute(timeline: Timeline) -> Reason:
-    count = sum(row.num_computed for row in timeline.decode_steps if row.recomputes)
-    worker = _worker(timeline, "decode_worker", "the decode worker")
-    why = "an attempt had failed" if timeline.failed_attempts else "it had been preempted: there was no room for all"
     return Reason(
-        f"{worker} computed {count:.0f} of its tokens again, because {why}",
-        "See `baton status` and the workers' logs for the failure."
-        if timeline.failed_attempts
-        else "More room (decode.kv_blocks or kv_memory_gib), more decode workers (`baton scale decode=N`), or fewer "
+        f"{_computed_again(timeline)}, because it had been preempted: there was no room for all",
+        "More room (decode.kv_blocks or kv_memory_gib), more decode workers (`baton scale decode=N`), or fewer "
         "sequences at once (decode.max_num_seqs).",
     )
 
 
-def _retry(timeline: Timeline) -> Reason:
-    codes = ", ".join(attempt.error for attempt in timeline.failed_attempts)
+def _recompute_after(timeline: Timeline, failures: Sequence[FailedAttempt]) -> Reason:
     return Reason(
-        f"{_count(len(timeline.failed_attempts), 'attempt')} failed ({codes}), and another worker took over",
-        "`baton status` and the logs of the workers tell why they failed.",
+        f"{_computed_again(timeline)}, because {_failed(failures)}",
+        "See `baton status` and the workers' logs for the failure.",
     )
+
+
+def _computed_again(timeline: Timeline) -> str:
+    count = sum(row.num_computed for row in timeline.decode_steps if row.recomputes)
+    return f"{_worker(timeline, 'decode_worker', 'the decode worker')} computed {count:.0f} of its tokens again"
+
+
+def _retry(timeline: Timeline, failures: Sequence[FailedAttempt] = ()) -> Reason:
+    what = _failed(failures or timeline.failed_attempts)
+    return Reason(
+        f"{what}, and another worker took over", "`baton status` and the logs of the workers tell why they failed."
+    )
+
+
+def _route_after(timeline: Timeline, failures: Sequence[FailedAttempt]) -> Reason:
+    if failures[-1].resumed_s is None:
+        end = "waited for a worker, but none took over"
+    else:
+        end = f"waited for a worker until {_worker(timeline, 'decode_worker', 'the decode worker')} took over"
+    return Reason(
+        f"{_failed(failures)}, and it {end}",
+        "More workers than one in a pool (`baton scale`): then another one takes over at once. The logs of the workers "
+        "tell why they failed.",
+    )
+
+
+def _failed(failures: Sequence[FailedAttempt]) -> str:
+    return f"{_count(len(failures), 'attempt')} failed ({', '.join(attempt.error for attempt in failures)})"
 
 
 _SPECIAL: dict[Stage, Callable[[Timeline], Reason]] = {
     Stage.PREFILL: _prefill,
     Stage.KV_WAIT: _kv_wait,
     Stage.RECOMPUTE: _recompute,
+    Stage.RETRY: _retry,
+}
+
+_AFTER_FAILURES: dict[Stage, Callable[[Timeline, Sequence[FailedAttempt]], Reason]] = {
+    Stage.ROUTE: _route_after,
+    Stage.RECOMPUTE: _recompute_after,
     Stage.RETRY: _retry,
 }
 
@@ -193,10 +232,11 @@ def slow_step_reason(timeline: Timeline, row: StepRow) -> Reason:
     others = row.num_prompt_tokens - (row.num_computed if row.recomputes else 0)
     if others > 1:
         return Reason(
-            f"the same step of {worker} computed {others:.0f} tokens of other requests again, after a preemption or a "
-            f"failure{usually}",
-            "More room (decode.kv_blocks or kv_memory_gib), so that nobody is preempted; a smaller decode.chunk_tokens "
-            "cuts such work into shorter steps.",
+            f"the same step of {worker} computed {others:.0f} prompt tokens of other requests: prefilled here, or "
+            f"again after a preemption or a failure{usually}",
+            "A smaller decode.chunk_tokens, or an SLO class with a TPOT target, cuts such work into shorter steps; "
+            "routing.local_prefill: never keeps prompts away; more room (decode.kv_blocks or kv_memory_gib) avoids "
+            "preemptions.",
         )
     if row.draft_s > row.busy_s / 2:
         return Reason(
@@ -214,6 +254,10 @@ def slow_step_reason(timeline: Timeline, row: StepRow) -> Reason:
 def wait_reason(timeline: Timeline, row: StepRow, before: StepRow) -> Reason:
     """Why time passed between two steps of a sequence."""
     worker = _worker(timeline, "decode_worker", "the decode worker")
+    failures = timeline.failed_attempts
+    between = [attempt for attempt in failures if before.received_s <= attempt.failed_s <= row.received_s]
+    if between:  # each worker counts its own steps
+        return _retry(timeline, between)
     skipped = int(row.step_index - before.step_index - row.num_steps)
     if skipped > 0:
         return Reason(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from engine.block_pool import BlockPool, BlockUsage
 from engine.prefix_cache import PrefixCache, hash_block
-from engine.request import Request
+from engine.request import Request, RequestStatus
 
 
 class BlockManager:
@@ -75,6 +75,30 @@ class BlockManager:
         missing = self.num_blocks_for(num_tokens) - len(request.block_ids)
         if missing > 0:
             request.block_ids.extend(self.pool.allocate(missing))
+
+    def take_all(self, request: Request) -> bool:
+        """Blocks for all known tokens of a request that waits, cached ones first, which count as computed.
+
+        Returns:
+            False, with nothing taken, when too few blocks are free.
+        """
+        cached = self.match_prefix(request)
+        if not self.can_grow(request, request.num_tokens):
+            if cached:
+                self.free(request)
+            return False
+        self.grow(request, request.num_tokens)
+        if request.status is RequestStatus.WAITING:
+            request.num_cached_tokens = max(request.num_cached_tokens, min(cached, request.num_prompt_tokens))
+        request.num_computed_tokens = max(request.num_computed_tokens, cached)
+        return True
+
+    @staticmethod
+    def hand_over(holder: Request, request: Request) -> None:
+        """A request takes over the blocks of one that only held them, and starts where their KV ends."""
+        request.block_ids, holder.block_ids = holder.block_ids, []
+        request.block_hashes = holder.block_hashes
+        request.num_computed_tokens = holder.num_tokens
 
     def remember(self, request: Request, num_computed_tokens: int) -> None:
         """Makes the full blocks among the first ``num_computed_tokens`` findable by content."""

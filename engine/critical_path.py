@@ -6,10 +6,10 @@ stages here are what the request waited for at each moment, from its first byte 
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 from engine.step_log import StepLog, StepRow
 from engine.timeline import Event, Timeline
@@ -25,8 +25,10 @@ class Stage(StrEnum):
     TOKENIZE = "tokenize"
     ADMIT = "admit"
     """Until the router took the sequence; further choices of a prompt wait for the first one here."""
+    ADMISSION_QUEUE = "admission_queue"
+    """In the router's queue, until its route had room or it was refused."""
     ROUTE = "route"
-    """Until workers were chosen: more than a moment only while a pool has none."""
+    """Until workers were chosen, again after a failure: more than a moment only while a pool has none."""
     TO_PREFILL = "to_prefill"
     """On the way to the prefill worker."""
     PREFILL_QUEUE = "prefill_queue"
@@ -92,7 +94,13 @@ def critical_path(timeline: Timeline) -> list[Segment]:
     """
     if not timeline.events:
         return []
-    return _Cutter(timeline).cut()
+    end_s = timeline.events.get(Event.SENT, max(timeline.events.values()))
+    return _Cutter(timeline, timeline.origin_s, end_s).cut()
+
+
+def between_steps(timeline: Timeline, start_s: float, end_s: float) -> list[Segment]:
+    """What a sequence waited for between two of its steps in decode."""
+    return _Cutter(timeline, start_s, end_s).between_steps()
 
 
 def stage_times(segments: Sequence[Segment]) -> list[StageTime]:
@@ -117,12 +125,12 @@ def within(segments: Sequence[Segment], start_s: float, end_s: float) -> Iterato
 class _Cutter:
     """Goes through a request's life once, and calls what lies between two moments by a name."""
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: Timeline, start_s: float, end_s: float) -> None:
         self._timeline = timeline
         self._events = timeline.events
-        self._failures = sorted(attempt.failed_s for attempt in timeline.failed_attempts)
-        self._now_s = timeline.origin_s
-        self._end_s = self._events.get(Event.SENT, max(self._events.values()))
+        self._failures = sorted(timeline.failed_attempts, key=lambda attempt: attempt.failed_s)
+        self._now_s = start_s
+        self._end_s = end_s
         self._segments: list[Segment] = []
 
     def cut(self) -> list[Segment]:
@@ -132,12 +140,18 @@ class _Cutter:
         self._answer()
         return self._segments
 
+    def between_steps(self) -> list[Segment]:
+        was_lost = self._take_over(self._end_s)
+        self._until(Stage.DECODE_QUEUE if was_lost else Stage.DECODE_WAIT, self._end_s)
+        return self._segments
+
     def _arrival(self) -> None:
         for stage, event in (
             (Stage.ACCEPT, Event.ACCEPTED),
             (Stage.PARSE, Event.PARSED),
             (Stage.TOKENIZE, Event.TOKENIZED),
             (Stage.ADMIT, Event.ADMITTED),
+            (Stage.ADMISSION_QUEUE, Event.DISPATCHED),
         ):
             self._until(stage, self._events.get(event))
         self._lose_attempts(self._events.get(Event.FIRST_TOKEN, self._end_s))
@@ -161,8 +175,7 @@ class _Cutter:
         sent_s = events.get(Event.FIRST_TOKEN_SENT)
         if sent_s is not None and (received_s is None or sent_s <= received_s):
             self._until(Stage.FIRST_TOKEN_SEND, sent_s)
-        if first is not None:
-            self._lose_attempts(begins_s)
+        self._lose_attempts(begins_s)
         for stage, at_s in (
             (Stage.TO_DECODE, received_s),
             (Stage.KV_WAIT, events.get(Event.KV_COMMITTED)),
@@ -175,8 +188,11 @@ class _Cutter:
 
     def _answer(self) -> None:
         finished_s = self._events.get(Event.FINISHED)
-        self._lose_attempts(self._end_s if finished_s is None else finished_s)
         delivery = Stage.TOKEN_DELIVERY if self._timeline.decode_steps else Stage.FIRST_TOKEN_DELIVERY
+        if self._take_over(self._end_s if finished_s is None else finished_s):
+            delivery = Stage.DECODE_QUEUE
+        if self._failures and self._failures[-1].resumed_s is None and self._now_s <= self._failures[-1].failed_s:
+            delivery = Stage.ROUTE  # no other worker came
         self._until(delivery, finished_s)
         self._until(Stage.DETOKENIZE, self._events.get(Event.DETOKENIZED))
         self._until(Stage.OTHER_SEQUENCES, self._events.get(Event.RESPONDED))
@@ -185,21 +201,55 @@ class _Cutter:
     def _steps(self, log: StepLog, queue: Stage, busy: Stage, wait: Stage, again: Stage) -> None:
         before: Stage = queue
         for row in log:
-            self._lose_attempts(row.started_s)
+            if self._take_over(row.started_s):
+                before = queue
             self._until(before, row.started_s)
             self._busy(row, again if row.recomputes else busy, wait)
             before = wait
 
     def _busy(self, row: StepRow, busy: Stage, wait: Stage) -> None:
         """One step, or merged ones: then first what they took, and behind it what was between them."""
-        self._until(busy, row.started_s + row.busy_s if row.num_steps > 1 else row.ended_s)
-        self._until(wait, row.ended_s)
+        if row.num_steps <= 1:
+            self._until(busy, row.ended_s)
+            return
+        left_s = row.busy_s
+        inside = [failure.failed_s for failure in self._failures if row.started_s < failure.failed_s < row.ended_s]
+        for failed_s, next_s in pairwise([*inside, row.ended_s]):
+            left_s = self._spend(left_s, busy, wait, failed_s)
+            self._lose_attempts(failed_s)
+            self._travel(next_s)
+        self._spend(left_s, busy, wait, row.ended_s)
 
-    def _lose_attempts(self, before_s: float) -> None:
-        """Everything up to the last failure before a moment is lost."""
-        count = bisect_right(self._failures, before_s)
-        if count:
-            self._until(Stage.RETRY, self._failures[count - 1])
+    def _spend(self, busy_s: float, busy: Stage, wait: Stage, until_s: float) -> float:
+        """Seconds that are left of ``busy_s`` then."""
+        began_s = self._now_s
+        self._until(busy, min(began_s + busy_s, until_s))
+        left_s = busy_s - (self._now_s - began_s)
+        self._until(wait, until_s)
+        return left_s
+
+    def _take_over(self, before_s: float) -> bool:
+        """Attempts that were lost before a moment in decode, and the way to the next worker; False without any."""
+        was_lost = self._lose_attempts(before_s)
+        if was_lost:
+            self._travel(before_s)
+        return was_lost
+
+    def _travel(self, before_s: float) -> None:
+        received_s = self._events.get(Event.DECODE_RECEIVED)
+        # Of several attempts, only the last one's arrival is known.
+        if received_s is not None and received_s <= before_s:
+            self._until(Stage.TO_DECODE, received_s)
+
+    def _lose_attempts(self, before_s: float) -> bool:
+        """Up to each failure before a moment everything is lost, and then there may be no other worker yet."""
+        began_s = self._now_s
+        for failure in self._failures:
+            if failure.failed_s > before_s:
+                break
+            self._until(Stage.RETRY, failure.failed_s)
+            self._until(Stage.ROUTE, failure.resumed_s)
+        return self._now_s > began_s
 
     def _until(self, stage: Stage, at_s: float | None) -> None:
         if at_s is None:

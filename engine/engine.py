@@ -10,6 +10,7 @@ from engine.errors import InternalError
 from engine.model_runner import ModelRunner
 from engine.request import FinishReason, TokenOutput
 from engine.scheduler import ScheduledSequence, Scheduler
+from engine.step_cost_fit import StepCostFit
 from engine.step_samples import StepSamples
 from engine.step_sampling import sample_step
 from engine.steps import EngineStep, add_share
@@ -28,6 +29,7 @@ class Engine:
         proposer: a speculation method; needs such a verifier.
         on_scheduled: called with each step's plan before it runs.
         on_computed: called with it after the forward, before requests finish: KV of the plan is in the cache.
+        costs: learns what steps cost; the scheduler reads it.
     """
 
     def __init__(
@@ -39,11 +41,13 @@ class Engine:
         on_scheduled: Sequence[StepListener] = (),
         on_computed: Sequence[StepListener] = (),
         max_draft_tokens: int = 8,
+        costs: StepCostFit | None = None,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
         self.samples = StepSamples()
         """What the last steps cost."""
+        self._costs = costs
         self.verifier = verifier or PlainSampling()
         self.proposer = proposer
         self._max_draft_tokens = max_draft_tokens
@@ -88,7 +92,10 @@ class Engine:
             self.proposer.computed(batch, logits, results)
         self._note_step(plan, batch.num_tokens, started_s, proposed_s - scheduled_s)
         num_accepted = sum(len(result.accepted) for result in results.values())
-        self.samples.add(sample_step(plan, num_accepted, (self._last_ended_s - due_s) * 1e3))
+        sample = sample_step(plan, num_accepted, (self._last_ended_s - due_s) * 1e3)
+        self.samples.add(sample)
+        if self._costs is not None:
+            self._costs.observe(sample)
         return self._post_process(plan, results)
 
     def _note_step(self, plan: list[ScheduledSequence], num_tokens: int, started_s: float, draft_s: float) -> None:

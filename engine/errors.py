@@ -5,6 +5,8 @@ Messages name what was wrong, what was expected and what to do. They travel unch
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import ClassVar
 
 
@@ -32,6 +34,8 @@ class BatonError(Exception):
 
 class InternalError(BatonError):
     """A fault of ours: the request ends with this error and others go on."""
+
+    code = "internal_error"
 
 
 class ConfigError(BatonError):
@@ -121,6 +125,8 @@ class OverloadedError(BatonError):
 
     Attributes:
         retry_after_s: seconds after which the client should try again.
+        reason: what there is too little of, for machines; empty when that is not known.
+        predicted_wait_s: until there would have been room; None when that is not known.
     """
 
     code = "overloaded"
@@ -128,9 +134,44 @@ class OverloadedError(BatonError):
     http_status = 429
     error_type = "rate_limit_error"
 
-    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float = 1.0,
+        reason: str = "",
+        predicted_wait_s: float | None = None,
+    ) -> None:
         super().__init__(message, param=param)
         self.retry_after_s = retry_after_s
+        self.reason = reason
+        self.predicted_wait_s = predicted_wait_s
+
+
+class RateLimitError(OverloadedError):
+    """The API key has used up what it may; the cluster may well have room for others.
+
+    Attributes:
+        headers: of the HTTP response: the key's limits, and what is left of them.
+    """
+
+    code = "rate_limit_exceeded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float = 1.0,
+        reason: str = "",
+        predicted_wait_s: float | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(
+            message, param=param, retry_after_s=retry_after_s, reason=reason, predicted_wait_s=predicted_wait_s
+        )
+        self.headers = headers
 
 
 class NoWorkerError(BatonError):
@@ -202,7 +243,8 @@ def error_classes() -> dict[str, type[BatonError]]:
     pending: list[type[BatonError]] = [BatonError]
     while pending:
         cls = pending.pop()
-        if cls is not BatonError:
+        # Ray derives a class of its own from whatever a task raised: it has the code, but only by inheritance.
+        if cls is not BatonError and "code" in vars(cls):
             found[cls.code] = cls
         pending.extend(cls.__subclasses__())
     return found

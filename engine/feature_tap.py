@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -11,6 +11,22 @@ from transformers import PreTrainedModel
 
 from engine.draft.eagle import FINAL_HIDDEN
 from engine.errors import UnsupportedModelError
+
+
+class HiddenStates(Protocol):
+    """Hidden states of a forward, as a draft asked for them."""
+
+    def take(self) -> torch.Tensor:
+        """The states of the last forward, ``[num_tokens, len(layers) * hidden_size]``, in the order asked for.
+
+        Raises:
+            RuntimeError: no forward has run since the last call.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends the reading."""
+        ...
 
 
 class FeatureTap:

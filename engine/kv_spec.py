@@ -32,6 +32,7 @@ class KVCacheSpec:
         dtype: of keys and values, e.g. ``"bfloat16"``.
         block_size: tokens per block.
         layers: one entry per attention layer, in the order in which the model calls them.
+        weights: what the model's weights were made into; with others, the same tokens have other keys and values.
         draft_fingerprint: hash over the draft that keeps KV in the same blocks; empty without one.
         draft_layers: the draft's layers, which follow the model's.
     """
@@ -40,6 +41,7 @@ class KVCacheSpec:
     dtype: str
     block_size: int
     layers: tuple[LayerSpec, ...]
+    weights: str = "native"
     draft_fingerprint: str = ""
     draft_layers: tuple[LayerSpec, ...] = ()
 
@@ -91,7 +93,7 @@ class KVCacheSpec:
         """
         found = [
             f"{name}: {getattr(self, name)} here, {getattr(other, name)} there"
-            for name in ("model_fingerprint", "dtype", "block_size")
+            for name in ("model_fingerprint", "dtype", "block_size", "weights")
             if getattr(self, name) != getattr(other, name)
         ]
         if len(self.layers) != len(other.layers):

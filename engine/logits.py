@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from engine.request import SamplingParams
+from engine.uploads import upload
 
 _NEG_INF = float("-inf")
 _LEAST_TEMPERATURE = 1e-30
@@ -92,10 +94,9 @@ def _bias_and_penalise(logits: torch.Tensor, row: SamplingRow) -> None:
 
 def _filter(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
     """Temperature, top-k, top-p and min-p on rows that are sampled."""
-    column = {
-        name: torch.tensor([[getattr(p, name)] for p in params], dtype=logits.dtype, device=logits.device)
-        for name in ("temperature", "top_p", "min_p")
-    }
+    names = ("temperature", "top_p", "min_p")
+    settings = upload(np.array([[getattr(p, name) for p in params] for name in names]), logits.device).to(logits.dtype)
+    column = dict(zip(names, settings.unsqueeze(-1), strict=True))
     # A temperature that float32 cannot divide by means the likeliest token, not infinity.
     logits = logits / column["temperature"].clamp_min(_LEAST_TEMPERATURE)
     vocab_size = logits.shape[-1]

@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils.logging import disable_progress_bar
 
 from engine.attention.base import ATTENTION_NAME, paged_attention
 from engine.attention_probe import AttentionLayer, probe_attention
@@ -49,10 +50,10 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     fingerprint: str
 
-    def kv_spec(self, block_size: int) -> KVCacheSpec:
+    def kv_spec(self, block_size: int, weights: str = "native") -> KVCacheSpec:
         """Layout of this model's cache in blocks of ``block_size`` tokens."""
         layers = tuple(layer.spec for layer in self.attention_layers)
-        return KVCacheSpec(self.fingerprint, self.dtype_name, block_size, layers)
+        return KVCacheSpec(self.fingerprint, self.dtype_name, block_size, layers, weights)
 
 
 def pick_device(name: str) -> torch.device:
@@ -165,6 +166,7 @@ def _load_weights(source: ModelSource, config: Any, dtype: torch.dtype) -> PreTr
             f"{type(config).__name__.removesuffix('Config')} has no causal language model in transformers; "
             "baton serves decoder-only language models."
         )
+    disable_progress_bar()  # a bar is no line of a log
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source.path, config=config, dtype=dtype, output_loading_info=True

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import torch
 
-from engine.attention.base import ATTENTION_NAME, AttentionSlot, bind_slot
+from engine.attention.base import ATTENTION_NAME
 from engine.attention.registry import create_backend
 from engine.batch import ForwardBatch
 from engine.block_manager import BlockManager
+from engine.cuda_graphs import CUDA_GRAPHS, CudaGraphRecorder, GraphedForward, Recorder, make_buckets
 from engine.draft.network import DraftNetwork
-from engine.errors import UnsupportedModelError
-from engine.feature_tap import FeatureTap
+from engine.errors import ConfigError, UnsupportedModelError
+from engine.feature_tap import HiddenStates
+from engine.forward_pass import DECODERS, WEIGHTS, ForwardPass, NotFusableError, TransformersForward, create_fused
 from engine.kv_cache import PagedKVCache, slot_of
-from engine.model_loader import LoadedModel, accepts_logits_to_keep
+from engine.model_loader import LoadedModel
 from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence
+from engine.uploads import upload_ints
+
+logger = logging.getLogger(__name__)
 
 _CHECK_CHUNKS = (7, 4, 1, 1)
 # Relative error of the logits, by dtype, above which the paged path computes something else than the model does.
 # Rounding stays an order of magnitude below; a lost state, mask or position is an order of magnitude above.
 _CHECK_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.05}
+# Of quantized weights, in any dtype: what a trained model loses by them stays far below.
+_QUANTIZED_TOLERANCE = 0.25
+_FAR_POSITION = 32768
+# What running a model may fail with when it is not what it seems.
+_FAILURES = (ValueError, TypeError, RuntimeError, LookupError, AttributeError)
 
 
 class ModelRunner:
@@ -33,9 +44,22 @@ class ModelRunner:
         block_size: tokens per block.
         attention_backend: name, see ``attention/registry.py``.
         draft: keeps its KV in the same blocks, behind the model's layers, and reads the model's hidden states.
+        decoder: what computes the model: ``transformers``: its own modules; ``fused``: one compiled program, on the
+            CPU, for models of the Llama family; ``auto``: that where it can, else its own modules.
+        weights: ``native``: as the model has them; ``int8``, ``int4``: see :mod:`engine.fused.quantization`; only the
+            fused decoder computes those.
+
+        cuda_graphs: ``auto``: :meth:`capture_graphs` records steps, on CUDA, where the model's own modules compute them
+            with a backend that reads the block table; ``off``: it does nothing.
+        recorder: records them; None: CUDA's own.
 
     Attributes:
-        features: the hidden states that the draft asked for, of the last forward; None when it asked for none.
+        backend: attention for networks beside the model.
+
+    Raises:
+        ConfigError: ``decoder``, ``weights``, ``attention_backend`` or ``cuda_graphs`` is unknown, or they do not go
+            together.
+        UnsupportedModelError: ``fused``, or what needs it, was asked for and does not know the model.
     """
 
     def __init__(
@@ -45,29 +69,103 @@ class ModelRunner:
         block_size: int,
         attention_backend: str = "auto",
         draft: DraftNetwork | None = None,
+        decoder: str = "auto",
+        weights: str = "native",
+        cuda_graphs: str = "auto",
+        recorder: Recorder | None = None,
     ) -> None:
+        if decoder not in DECODERS:
+            raise ConfigError(f"engine.decoder is {decoder!r}, but it must be one of: {', '.join(DECODERS)}.")
+        if weights not in WEIGHTS:
+            raise ConfigError(f"engine.weights is {weights!r}, but it must be one of: {', '.join(WEIGHTS)}.")
+        if cuda_graphs not in CUDA_GRAPHS:
+            raise ConfigError(
+                f"engine.cuda_graphs is {cuda_graphs!r}, but it must be one of: {', '.join(CUDA_GRAPHS)}."
+            )
+        if weights != "native" and decoder == "transformers":
+            raise ConfigError(f"engine.weights is {weights}, which needs engine.decoder: fused or auto.")
         self.loaded = loaded
         self.device = loaded.model.device
-        layers = loaded.attention_layers
-        self.spec = loaded.kv_spec(block_size)
+        self.spec = loaded.kv_spec(block_size, weights)
         if draft is not None:
             self.spec = self.spec.with_draft(draft.fingerprint(), draft.layer_specs)
-        self.cache = PagedKVCache(self.spec, num_blocks, self.device)
+        if cuda_graphs == "auto" and recorder is None and self.device.type == "cuda":
+            recorder = CudaGraphRecorder()
+        self._recorder = None if cuda_graphs == "off" else recorder
+        self.cache = PagedKVCache(self.spec, num_blocks, self.device, scratch=self._recorder is not None)
         self.backend = create_backend(attention_backend, self.cache)
         layers_read = () if draft is None else draft.feature_layers
-        self.features = FeatureTap(loaded.model, layers_read) if layers_read else None
-        self._slots = [AttentionSlot(index, self.backend, layer.sliding_window) for index, layer in enumerate(layers)]
-        for layer, slot in zip(layers, self._slots, strict=True):
-            bind_slot(layer.module, slot)
-        loaded.model.set_attn_implementation(ATTENTION_NAME)
-        self._selects_rows = accepts_logits_to_keep(loaded.model)
+        self._forward_pass = self._create_pass(decoder, layers_read)
+
+    @property
+    def features(self) -> HiddenStates | None:
+        """The hidden states that the draft asked for, of the last forward; None when it asked for none."""
+        return self._forward_pass.features
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the fused decoder computes the model."""
+        return not isinstance(self._forward_pass, TransformersForward | GraphedForward)
+
+    @property
+    def num_graphs(self) -> int:
+        """Recorded ones."""
+        return self._forward_pass.num_graphs if isinstance(self._forward_pass, GraphedForward) else 0
+
+    def capture_graphs(self, max_num_seqs: int, max_draft_tokens: int, max_model_len: int) -> None:
+        """Records decode and verification steps where that is possible and wanted. Takes seconds; nothing else may run.
+
+        Args:
+            max_num_seqs: of a step.
+            max_draft_tokens: of a sequence and step.
+            max_model_len: tokens of a sequence.
+        """
+        if isinstance(self._forward_pass, GraphedForward):
+            self._forward_pass.capture(make_buckets(max_num_seqs, max_draft_tokens), max_model_len)
+            logger.info("%d CUDA graphs are recorded", self.num_graphs)
 
     def close(self) -> None:
         """Gives the cache's memory back. Nothing runs here afterwards; the model itself stays as usable as before."""
         self.cache.keys.clear()
         self.cache.values.clear()
-        if self.features is not None:
-            self.features.close()
+        self._forward_pass.close()
+
+    def _create_pass(self, decoder: str, feature_layers: Sequence[int]) -> ForwardPass:
+        if decoder != "transformers":
+            try:
+                return self._create_fused(feature_layers)
+            except NotFusableError as reason:
+                if self.spec.weights != "native":
+                    raise UnsupportedModelError(
+                        f"engine.weights is {self.spec.weights}, which only the fused decoder computes, and it cannot "
+                        f"compute {type(self.loaded.model).__name__}: {reason}. Set engine.weights: native."
+                    ) from reason
+                if decoder == "fused":
+                    raise
+                logger.info("%s is computed by transformers: %s", type(self.loaded.model).__name__, reason)
+        modules = TransformersForward(self.loaded, self.backend, feature_layers)
+        if self._recorder is None or not self.backend.takes_plans:
+            return modules
+        return GraphedForward(modules, self.cache, self._recorder)
+
+    def _create_fused(self, feature_layers: Sequence[int]) -> ForwardPass:
+        """Raises :class:`NotFusableError` also when results differ from the model's own, with its own weights."""
+        fused = create_fused(self.loaded, self.cache, feature_layers)
+        length = sum(_CHECK_CHUNKS)
+        far = min(self.loaded.max_model_len, _FAR_POSITION) - length
+        try:
+            # Far from the start too: there are models that scale queries by their position.
+            error = max(self._relative_error(fused, first) for first in (0, max(0, far)))
+        except _FAILURES as failure:
+            error = float("inf")
+            logger.debug("the comparison failed", exc_info=failure)
+        if not error <= _CHECK_TOLERANCE[self.loaded.dtype_name]:
+            fused.close()
+            raise NotFusableError(f"the fused decoder gives other logits (relative error {error:.2g})")
+        if self.spec.weights == "native":
+            return fused
+        fused.close()
+        return create_fused(self.loaded, self.cache, feature_layers, self.spec.weights)
 
     def build_batch(self, plan: list[ScheduledSequence]) -> ForwardBatch:
         return ForwardBatch.build(plan, self.spec.block_size, self.device, self.cache.keys[0].dtype)
@@ -79,20 +177,7 @@ class ModelRunner:
         Returns:
             Logits, float32 ``[num_rows, vocab_size]``, of ``batch.logit_rows``.
         """
-        for slot in self._slots:
-            slot.batch = batch
-        kwargs = {"logits_to_keep": batch.logit_rows} if self._selects_rows else {}
-        try:
-            output = self.loaded.model(
-                input_ids=batch.token_ids[None], position_ids=batch.positions[None], use_cache=False, **kwargs
-            )
-        finally:
-            for slot in self._slots:
-                slot.batch = None
-        logits: torch.Tensor = output.logits[0]
-        if not self._selects_rows:
-            logits = logits[batch.logit_rows]
-        return logits.float()
+        return self._forward_pass.forward(batch)
 
     def keep_accepted(self, batch: ForwardBatch, nodes_of: Mapping[str, Sequence[int]]) -> None:
         """Moves the KV of accepted tree nodes to where their tokens come to stand in the sequence.
@@ -111,10 +196,7 @@ class ModelRunner:
                     sources.append(slot_of(request.block_ids, base + node, size))
                     targets.append(slot_of(request.block_ids, base + place, size))
         if sources:
-            self.cache.move(
-                torch.tensor(sources, dtype=torch.int64).to(self.device),
-                torch.tensor(targets, dtype=torch.int64).to(self.device),
-            )
+            self.cache.move(upload_ints(sources, self.device), upload_ints(targets, self.device))
 
     def self_check(self) -> None:
         """Compares chunked, paged logits with those of the model's own attention over a short input.
@@ -122,42 +204,53 @@ class ModelRunner:
         Catches whatever else a layer may remember between steps. Costs two short forwards.
 
         Raises:
-            UnsupportedModelError: they differ by more than rounding explains.
+            UnsupportedModelError: they differ by more than rounding, of quantized weights too, explains.
         """
-        length = sum(_CHECK_CHUNKS)
-        token_ids = [(37 * index + 11) % min(self.loaded.vocab_size, 1000) for index in range(length)]
         try:
-            paged = self._chunked_logits(token_ids)
-            expected = self._reference_logits(token_ids)
-        except (ValueError, TypeError, RuntimeError, LookupError, AttributeError) as failure:
+            error = self._relative_error(self._forward_pass)
+        except _FAILURES as failure:
             raise UnsupportedModelError(
                 f"{type(self.loaded.model).__name__} fails over the paged cache: {type(failure).__name__}: {failure}"
             ) from failure
-        error = float((paged - expected).norm() / expected.norm().clamp_min(1e-9))
-        if not error <= _CHECK_TOLERANCE[self.loaded.dtype_name]:
+        if self.spec.weights != "native" and not error <= _QUANTIZED_TOLERANCE:
+            raise UnsupportedModelError(
+                f"{type(self.loaded.model).__name__} gives other logits with {self.spec.weights} weights (relative "
+                f"error {error:.2g}). Set engine.weights: native, or engine.self_check: false to serve it all the same."
+            )
+        if self.spec.weights == "native" and not error <= _CHECK_TOLERANCE[self.loaded.dtype_name]:
             raise UnsupportedModelError(
                 f"{type(self.loaded.model).__name__} gives other logits over the paged cache than by itself "
                 f"(relative error {error:.2g}). Some of its layers keep state besides keys and values, or attend "
                 "in a way that baton does not know. Set engine.self_check: false to serve it all the same."
             )
 
-    def _chunked_logits(self, token_ids: list[int]) -> torch.Tensor:
+    def _relative_error(self, forward_pass: ForwardPass, first_position: int = 0) -> float:
+        """Of the last logits of a short input, computed in chunks, against the model's own."""
+        token_ids = [(37 * index + 11) % min(self.loaded.vocab_size, 1000) for index in range(sum(_CHECK_CHUNKS))]
+        paged = self._chunked_logits(forward_pass, token_ids, first_position)
+        expected = self._reference_logits(token_ids, first_position)
+        return float((paged - expected).norm() / expected.norm().clamp_min(1e-9))
+
+    @torch.inference_mode()
+    def _chunked_logits(self, forward_pass: ForwardPass, token_ids: list[int], first_position: int) -> torch.Tensor:
         blocks = BlockManager(self.cache.num_blocks, self.spec.block_size, prefix_caching=False)
         request = Request("self-check", token_ids, SamplingParams())
         blocks.grow(request, len(token_ids))
         for chunk in _CHECK_CHUNKS:
             batch = self.build_batch([ScheduledSequence(request, chunk)])
-            logits = self.forward(batch)
+            batch.positions += first_position
+            logits = forward_pass.forward(batch)
             request.num_computed_tokens += chunk
         return logits[-1]
 
     @torch.inference_mode()
-    def _reference_logits(self, token_ids: list[int]) -> torch.Tensor:
+    def _reference_logits(self, token_ids: list[int], first_position: int) -> torch.Tensor:
         model = self.loaded.model
         model.set_attn_implementation("eager")
         try:
             ids = torch.tensor([token_ids], device=self.device)
-            logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0, -1].float()
+            positions = torch.arange(first_position, first_position + len(token_ids), device=self.device)[None]
+            logits: torch.Tensor = model(input_ids=ids, position_ids=positions, use_cache=False).logits[0, -1].float()
         finally:
             model.set_attn_implementation(ATTENTION_NAME)
         return logits

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from engine.errors import InvalidRequestError
 from engine.steps import StepShare
+from engine.urgency import NOT_URGENT, Urgency
 
 MAX_LOGPROBS = 20
 SEED_LIMIT = 2**63
@@ -154,6 +155,9 @@ class Request:
     """How to draft for this request; None leaves it to the worker."""
     hands_off: bool = False
     """True on a prefill worker: the request leaves after its first token, with ``HANDED_OFF``."""
+    urgency: Urgency = NOT_URGENT
+    tpot_target_s: float = 0.0
+    """Mean time per output token that it was promised, in seconds; 0: none."""
     arrival_s: float = 0.0
     """Monotonic clock, seconds."""
     first_scheduled_s: float | None = None

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from engine.logits import SamplingRow, process_logits
 from engine.request import TokenLogprobs
+from engine.uploads import upload
 
 _MASK = (1 << 64) - 1
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
@@ -68,8 +70,8 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledTok
         is_valid = torch.isfinite(best)
         if sampled:
             choice[sampled], is_valid[sampled] = _draw_rows(processed[sampled], [rows[index] for index in sampled])
-    valid = is_valid.tolist()
-    token_ids = choice.tolist()
+    # Here a step waits for the device, once.
+    valid, token_ids = torch.stack((is_valid.long(), choice)).tolist()
     logprobs = logprobs_at(logits, rows, token_ids)
     return [
         SampledToken(token if ok else None, logprobs.get(index))
@@ -81,7 +83,8 @@ def _draw_rows(processed: torch.Tensor, rows: Sequence[SamplingRow]) -> tuple[to
     """Tokens of rows that are not greedy, int64 ``[num_rows]``, and whether each row was made of numbers."""
     probs = torch.softmax(processed, dim=-1)  # float32: its error is that of the logits, at half the memory
     is_valid = torch.isfinite(probs[:, 0])  # one bad logit spoils its whole row
-    probs = torch.nan_to_num(probs) if not bool(is_valid.all()) else probs
+    if probs.is_cuda or not bool(is_valid.all()):  # a look at it would cost more there
+        probs = torch.nan_to_num(probs)
     return draw(probs, [uniform(row.params.seed, row.position) for row in rows]), is_valid
 
 
@@ -121,7 +124,7 @@ def draw(probs: torch.Tensor, noise: Sequence[float]) -> torch.Tensor:
         rest = probs[:, num_whole * _BLOCK :].sum(dim=-1, keepdim=True, dtype=torch.float64)
         sums = torch.cat((sums, rest), dim=-1)
     cumulative = sums.cumsum(dim=-1)
-    fractions = torch.tensor(noise, dtype=torch.float64, device=probs.device).unsqueeze(-1)
+    fractions = upload(np.array(noise, dtype=np.float64), probs.device).unsqueeze(-1)
     wanted = fractions * cumulative[:, -1:]
     block = _first_beyond(cumulative, sums, wanted)
     tokens = block * _BLOCK + torch.arange(_BLOCK, device=probs.device)

@@ -5,14 +5,21 @@ chunked prefill, decode, verification and recomputation after preemption are all
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from heapq import merge
 
 from engine.block_manager import BlockManager
+from engine.chunk_budget import PromptAllowance, prompt_allowance
 from engine.drafts import NO_DRAFT, Draft
 from engine.errors import ContextLengthError
+from engine.ordering import ArrivalOrder, OrderingPolicy
 from engine.request import FinishReason, Request, RequestStatus
+from engine.step_costs import Pace
+from engine.waiting_queue import WaitingQueue
+
+_ELDEST_SHARE = 8
+"""One part in so many of what prompts may take of a step is for the one that began first, whoever is more urgent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +55,6 @@ class ScheduledSequence:
         return self.request.num_computed_tokens + self.num_tokens == self.request.num_tokens
 
 
-class OrderingPolicy(Protocol):
-    """Order of waiting requests. Implementations live with the role that chooses among them."""
-
-    def key(self, request: Request, now_s: float) -> tuple[float, ...]:
-        """Smaller is served first; ``now_s`` is the monotonic clock."""
-        ...
-
-
-class ArrivalOrder:
-    """First come, first served."""
-
-    def key(self, request: Request, now_s: float) -> tuple[float, ...]:
-        return (request.arrival_s,)
-
-
 class _StepPlan:
     """A step being put together: what is in it, and how much of the token budget is left."""
 
@@ -73,6 +65,9 @@ class _StepPlan:
     def add(self, sequence: ScheduledSequence) -> None:
         self.sequences[sequence.request.request_id] = sequence
         self.budget -= sequence.num_tokens
+
+    def requests(self) -> list[Request]:
+        return [sequence.request for sequence in self.sequences.values()]
 
     def drop(self, request: Request) -> None:
         sequence = self.sequences.pop(request.request_id, None)
@@ -85,7 +80,10 @@ class Scheduler:
 
     Args:
         blocks: the KV blocks that the requests live in.
-        ordering: key function for waiting requests; smaller is served first.
+        ordering: of waiting requests, and of prompts that share a step's budget; first come, first served by default.
+        pace: how fast the engine goes, for prompts that share steps with sequences that have a TPOT target; None: they
+            always get what is left of the budget.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -93,13 +91,19 @@ class Scheduler:
         limits: SchedulerLimits,
         blocks: BlockManager,
         ordering: OrderingPolicy | None = None,
+        pace: Callable[[], Pace] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
         self.blocks = blocks
+        # More seats than budget would leave the last ones without a token while the first ones decode.
+        self._num_seats = min(limits.max_num_seqs, limits.chunk_tokens)
         self._ordering = ordering or ArrivalOrder()
+        self._pace = pace
+        self._clock = clock
         self._requests: dict[str, Request] = {}
         self._running: list[Request] = []
-        self._waiting: list[Request] = []
+        self._waiting = WaitingQueue(self._ordering)
         self.num_preemptions = 0
 
     @property
@@ -151,34 +155,39 @@ class Scheduler:
         num_new = len(request.output_token_ids) + 1 if request.hands_off else request.params.max_tokens
         self.check_fits(request.num_prompt_tokens, num_new)
         self._requests[request.request_id] = request
-        self._waiting.append(request)
+        self._waiting.add(request, self._clock())
 
     def schedule(self) -> list[ScheduledSequence]:
-        """The next step: running requests first, then waiting ones while budget, seats and blocks last."""
+        """The next step: a token for each sequence that decodes, then prompts, running or waiting, in order of their
+        urgency, while budget, seats and blocks last.
+        """
+        now_s = self._clock()
         plan = _StepPlan(self.limits.chunk_tokens)
         preemptions_before = self.num_preemptions
         # Decoding goes before prefill, so that a long prompt never holds up those who wait for their next token.
-        for request in sorted(self._running, key=lambda r: r.num_tokens - r.num_computed_tokens > 1):
-            num_tokens = min(request.num_tokens - request.num_computed_tokens, plan.budget)
-            if num_tokens < 1 or request.status is not RequestStatus.RUNNING:
-                continue
-            if self._make_room(request, request.num_computed_tokens + num_tokens, plan):
-                plan.add(ScheduledSequence(request, num_tokens))
-        if self.num_preemptions == preemptions_before or not plan.sequences:
-            self._admit(plan)
-        while not plan.sequences and self._reclaim_import():
-            self._admit(plan)
+        prompts: list[Request] = []
+        for request in list(self._running):
+            if not _needs_one_token(request):
+                prompts.append(request)
+            elif request.status is RequestStatus.RUNNING and self._make_room(request, plan, now_s):
+                plan.add(ScheduledSequence(request, 1))
+        prompts = [request for request in prompts if request.status is RequestStatus.RUNNING]
+        has_room = self.num_preemptions == preemptions_before or not (plan.sequences or prompts)
+        self._fill(plan, prompts, now_s, admits=has_room)
+        while not plan.sequences and self._reclaim_import(now_s):
+            self._fill(plan, [], now_s, admits=True)
         return list(plan.sequences.values())
 
-    def _make_room(self, request: Request, num_tokens: int, plan: _StepPlan) -> bool:
-        """Preempts the latest arrivals until ``request`` fits; False when it had to give way itself."""
-        while not self.blocks.can_grow(request, num_tokens):
-            victim = self._running[-1]
+    def _make_room(self, request: Request, plan: _StepPlan, now_s: float) -> bool:
+        """Preempts the least urgent until ``request`` has room for its token; False when it had to give way itself."""
+        while not self.blocks.can_grow(request, request.num_tokens):
+            # Of equals the one that started last.
+            _, _, victim = max((self._ordering.key(r, now_s), number, r) for number, r in enumerate(self._running))
             plan.drop(victim)
             self._preempt(victim)
             if victim is request:
                 return False
-        self.blocks.grow(request, num_tokens)
+        self.blocks.grow(request, request.num_tokens)
         return True
 
     def _preempt(self, request: Request) -> None:
@@ -186,57 +195,103 @@ class Scheduler:
         self.blocks.free(request)
         request.num_computed_tokens = 0
         request.move_to(RequestStatus.PREEMPTED)
-        self._waiting.append(request)
+        self._waiting.add(request, self._clock())
         self.num_preemptions += 1
 
-    def _waiting_in_order(self, now_s: float) -> list[Request]:
-        """Preempted requests have lost work already, so they go first."""
-        return sorted(
-            self._waiting, key=lambda r: (r.status is not RequestStatus.PREEMPTED, *self._ordering.key(r, now_s))
-        )
+    def _fill(self, plan: _StepPlan, prompts: Sequence[Request], now_s: float, *, admits: bool) -> None:
+        """Gives what is left of the budget to running prompts and to requests that wait, the most urgent first.
 
-    def _admit(self, plan: _StepPlan) -> None:
-        if not self._waiting or plan.budget < 1:
+        A prompt that has begun gives way to a more urgent one, but for a share of the budget that the first of them
+        keeps: its blocks and its hand-off wait for its end. Whoever lacks blocks takes no budget, so that those who
+        hold some can end.
+        """
+        admits = admits and len(self._waiting) > 0 and len(self._running) < self._num_seats
+        if plan.budget < 1 or not (prompts or admits):
             return
-        now_s = time.monotonic()
-        # More seats than budget would leave the last ones without a token while the first ones decode.
-        num_seats = min(self.limits.max_num_seqs, self.limits.chunk_tokens)
-        blocked = False
-        for request in self._waiting_in_order(now_s):
-            if plan.budget < 1 or len(self._running) >= num_seats:
+        waiting = self._waiting.in_order(now_s) if admits else []
+        allowance = self._allowance(plan, [request for _, _, request in waiting if request.block_ids])
+        running = ((self._ordering.key(r, now_s), number, r) for number, r in enumerate(prompts, -len(prompts)))
+        eldest = prompts[0] if prompts else None
+        kept = allowance.tokens_at(eldest.num_computed_tokens) // _ELDEST_SHARE if eldest is not None else 0
+        spent = blocked = False
+        for _, _, request in merge(sorted(running), waiting):
+            if plan.budget < 1:
                 return
+            if request is eldest:
+                kept = 0
+            if request.status is RequestStatus.RUNNING:
+                spent = self._add_chunk(request, plan, allowance, kept)
+                continue
+            # What is left when prompts have had their share is for those that only decode.
+            if spent and not (request.block_ids and _needs_one_token(request)):
+                continue
+            if len(self._running) >= self._num_seats:
+                continue
             # Strictly in order, so that a small request never starves a large one. Only those that have all their
             # blocks already (imported ones) may pass, because the one in front may be waiting for just these.
-            if blocked and len(request.block_ids) < self.blocks.num_blocks_for(request.num_tokens):
+            if blocked and not self._has_blocks(request):
                 continue
-            if not self._start(request, plan, now_s):
+            if self._start(request, now_s):
+                spent = self._add_chunk(request, plan, allowance, kept, at_least=1)
+            else:
                 blocked = True
 
-    def _start(self, request: Request, plan: _StepPlan, now_s: float) -> bool:
+    def _allowance(self, plan: _StepPlan, imported: Sequence[Request]) -> PromptAllowance:
+        """What prompts may take of the step besides those that decode: the plan's, and imported ones that wait."""
+        arriving = [r for r in imported if _needs_one_token(r)][: self._num_seats - len(self._running)]
+        # A token of the budget stays for each that may start to decode now, and at least one for prompts.
+        tokens = max(1, plan.budget - len(arriving))
+        if self._pace is None:
+            return PromptAllowance(tokens)
+        # On a prefill worker nobody decodes: what has one token left hands off with the next.
+        decoding = [r for r in (*plan.requests(), *arriving) if not r.hands_off]
+        targets = [r.tpot_target_s for r in decoding if r.tpot_target_s > 0]
+        context_tokens = sum(r.num_tokens for r in decoding)
+        return prompt_allowance(tokens, len(decoding), context_tokens, min(targets, default=0.0), self._pace())
+
+    def _add_chunk(
+        self, request: Request, plan: _StepPlan, allowance: PromptAllowance, kept: int, *, at_least: int = 0
+    ) -> bool:
+        """A running request's next tokens, as many as it may have in this step; it has the blocks for all it knows.
+
+        Args:
+            kept: tokens of the allowance that are not for this one.
+
+        Returns:
+            Whether prompts that start now would get nothing.
+        """
+        start = request.num_computed_tokens
+        missing = request.num_tokens - start
+        if missing == 1:
+            plan.add(ScheduledSequence(request, 1))
+        else:
+            num_tokens = min(missing, max(at_least, allowance.tokens_at(start) - kept), plan.budget)
+            if num_tokens > 0:
+                allowance.take(num_tokens, start)
+                plan.add(ScheduledSequence(request, num_tokens))
+        return allowance.tokens_at(0) <= kept
+
+    def _start(self, request: Request, now_s: float) -> bool:
         """Makes a waiting request run; False when its known tokens do not fit into the free blocks.
 
         It gets room for all of them at once: one that started on less would run out half-way and start again.
         """
-        cached = self.blocks.match_prefix(request)
-        if not self.blocks.can_grow(request, request.num_tokens):
-            if cached:
-                self.blocks.free(request)
+        if not self.blocks.take_all(request):
             return False
-        self.blocks.grow(request, request.num_tokens)
-        if request.status is RequestStatus.WAITING:
-            request.num_cached_tokens = max(request.num_cached_tokens, min(cached, request.num_prompt_tokens))
-        request.num_computed_tokens = max(request.num_computed_tokens, cached)
         if request.first_scheduled_s is None:
             request.first_scheduled_s = now_s
         self._waiting.remove(request)
         request.move_to(RequestStatus.RUNNING)
         self._running.append(request)
-        plan.add(ScheduledSequence(request, min(request.num_tokens - request.num_computed_tokens, plan.budget)))
         return True
 
-    def _reclaim_import(self) -> bool:
+    def _has_blocks(self, request: Request) -> bool:
+        held = len(request.block_ids)
+        return held > 0 and held >= self.blocks.num_blocks_for(request.num_tokens)
+
+    def _reclaim_import(self, now_s: float) -> bool:
         """Nothing can run: the last waiting request that holds imported KV gives it up, and will recompute it."""
-        holders = [request for request in self._waiting_in_order(time.monotonic())[1:] if request.block_ids]
+        holders = [request for _, _, request in self._waiting.in_order(now_s)[1:] if request.block_ids]
         if self._running or not holders:
             return False
         self.blocks.free(holders[-1])
@@ -292,3 +347,8 @@ class Scheduler:
         request.finish_reason = reason
         self.blocks.free(request)
         return request
+
+
+def _needs_one_token(request: Request) -> bool:
+    """It decodes, or is about to: all but its last known token is computed."""
+    return request.num_tokens - request.num_computed_tokens == 1

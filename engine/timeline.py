@@ -7,6 +7,7 @@ with an offset that it measures (see ``cluster/worker_client.py``), so that one 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -25,6 +26,8 @@ class Event(StrEnum):
     TOKENIZED = "tokenized"
     ADMITTED = "admitted"
     """The router took the sequence."""
+    DISPATCHED = "dispatched"
+    """It had to wait in the router's queue, and leaves it; requests that go at once have none."""
     ROUTED = "routed"
     PREFILL_QUEUED = "prefill_queued"
     PREFILL_STARTED = "prefill_started"
@@ -100,10 +103,15 @@ class TransferPart:
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """An attempt of the router that failed, and that another one followed."""
+    """An attempt of the router that failed, and that another one followed.
+
+    Attributes:
+        resumed_s: that one had its workers; None while it has none, or if none ever came.
+    """
 
     failed_s: float
     error: str
+    resumed_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -113,6 +121,9 @@ class Timeline:
     Attributes:
         prefill_steps, decode_steps: the steps of the engines that the sequence took part in.
         parts: of the hand-off; the sender bounds their number.
+        routing: how the workers were chosen, JSON-ready; see ``docs/routing.md``.
+        group: id of the HTTP request, where that has several sequences.
+        clock: monotonic seconds; a simulation brings its own.
     """
 
     request_id: str
@@ -122,14 +133,22 @@ class Timeline:
     decode_steps: StepLog = field(default_factory=StepLog)
     parts: list[TransferPart] = field(default_factory=list)
     failed_attempts: list[FailedAttempt] = field(default_factory=list)
+    routing: Mapping[str, object] = field(default_factory=dict)
+    group: str | None = None
+    clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
 
     def record(self, event: Event, at_s: float | None = None) -> None:
         """Keeps the first time of each event: a retry does not hide what came before it."""
-        self.events.setdefault(event, time.monotonic() if at_s is None else at_s)
+        self.events.setdefault(event, self.clock() if at_s is None else at_s)
 
     def replace(self, event: Event, at_s: float | None = None) -> None:
         """Overwrites an event that a retry made happen again."""
-        self.events[event] = time.monotonic() if at_s is None else at_s
+        self.events[event] = self.clock() if at_s is None else at_s
+
+    def resume(self, at_s: float) -> None:
+        """The attempt behind the last one that failed has its workers."""
+        last = self.failed_attempts[-1]
+        self.failed_attempts[-1] = FailedAttempt(last.failed_s, last.error, at_s)
 
     def between_ms(self, start: Event, end: Event) -> float | None:
         """Milliseconds from ``start`` to ``end``, or None while either is missing."""
@@ -194,8 +213,13 @@ class Timeline:
             "decode_steps": self.decode_steps.to_dict(origin),
             "transfer_parts": [part.to_dict(origin) for part in self.parts],
             "failed_attempts": [
-                {"at_ms": round((attempt.failed_s - origin) * 1e3, 3), "error": attempt.error}
+                {
+                    "at_ms": round((attempt.failed_s - origin) * 1e3, 3),
+                    "error": attempt.error,
+                    "resumed_ms": None if attempt.resumed_s is None else round((attempt.resumed_s - origin) * 1e3, 3),
+                }
                 for attempt in self.failed_attempts
             ],
             "attributes": dict(self.attributes),
+            "routing": dict(self.routing),
         }

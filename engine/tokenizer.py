@@ -54,6 +54,8 @@ class Tokenizer:
             token_id for token_id, token in added.items() if token.special
         }
         self._alphabet = _byte_level_alphabet()
+        self._vocab_size = len(hf_tokenizer)
+        self._bytes: dict[int, bytes] = {}
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
@@ -73,7 +75,7 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         """Number of tokens including the added ones; a model's embedding may have more rows."""
-        return len(self._hf)
+        return self._vocab_size
 
     @property
     def eos_token_id(self) -> int | None:
@@ -183,6 +185,14 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """UTF-8 bytes of one token by itself, which may be a part of a character; empty for an unknown id."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._find_bytes(token_id)
+            if 0 <= token_id < self.vocab_size:  # ids outside come from nowhere, and may be many
+                self._bytes[token_id] = known
+        return known
+
+    def _find_bytes(self, token_id: int) -> bytes:
         if token_id in self._added_text:
             return self._added_text[token_id].encode()
         token: str | None = self._hf.convert_ids_to_tokens(token_id) if token_id < self.vocab_size else None
@@ -257,7 +267,11 @@ class IncrementalDetokenizer:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that ``token_ids`` add, as far as it is certain."""
-        return "".join(self._strategy.push(token_id) for token_id in token_ids if token_id not in self._hidden)
+        return "".join(map(self.push_one, token_ids))
+
+    def push_one(self, token_id: int) -> str:
+        """:meth:`push` for one token."""
+        return "" if token_id in self._hidden else self._strategy.push(token_id)
 
     def flush(self) -> str:
         """What was still held back, with U+FFFD where a character stayed incomplete. Call it once, at the end."""

@@ -11,15 +11,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from cluster.kv_transfer.base import KVSendStream, KVTransport, TransferOffer, plan_parts
+from cluster.kv_transfer.base import KVSendStream, KVTransport, PartBuffer, PartHeader, TransferOffer, plan_parts
 from engine.async_engine import AsyncEngine
 from engine.errors import TransferError
 from engine.request import Request
 from engine.scheduler import ScheduledSequence
 from engine.timeline import Event, TransferPart
 from prefill_worker.part_log import PartLog
+from prefill_worker.read_ahead import read_ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class ExportSummary:
         num_cached_tokens: tokens that the receiver held already.
         seconds: from asking for room to the acknowledgement.
         parts: when they travelled.
+        num_shared_bytes: of ``num_bytes``, those that the receiver read from this process's memory.
     """
 
     num_bytes: int
@@ -48,6 +51,7 @@ class ExportSummary:
     num_cached_tokens: int
     seconds: float
     parts: tuple[TransferPart, ...] = ()
+    num_shared_bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +69,9 @@ class Export:
     draft_state: bytes | None = None
     lease_ids: list[str] = field(default_factory=list)
     part_log: PartLog = field(default_factory=PartLog)
+    num_bytes: int = 0
+    num_parts: int = 0
+    num_shared_bytes: int = 0
     closed: bool = False
 
 
@@ -77,7 +84,7 @@ class KVExporter:
     """Runs the transfers of a prefill worker.
 
     Args:
-        part_bytes: largest message.
+        part_bytes: largest part.
         reserve_timeout_s: how long a receiver may wait for room.
         export_draft_state: of a request by its id, once its prompt is computed; None when its draft KV is of no use.
             Called in the engine's thread.
@@ -135,11 +142,11 @@ class KVExporter:
         try:
             export.events[Event.TRANSFER_RESERVED] = time.monotonic()
             stream.on_acknowledged = export.part_log.acknowledged
-            num_parts, num_bytes = await self._send_all(export, stream)
+            await self._send_all(export, stream)
             takes_draft = stream.reservation.takes_draft
             num_acknowledged = await stream.commit(export.draft_state if takes_draft else None)
-            if num_acknowledged != num_bytes:
-                raise TransferError(f"{num_bytes} KV bytes were sent, but {num_acknowledged} were acknowledged.")
+            if num_acknowledged != export.num_bytes:
+                raise TransferError(f"{export.num_bytes} KV bytes were sent, but {num_acknowledged} were acknowledged.")
             committed = True
         finally:
             if not committed:
@@ -148,8 +155,15 @@ class KVExporter:
         export.events[Event.TRANSFER_ACKNOWLEDGED] = committed_s
         cached = stream.reservation.num_cached_tokens
         num_tokens = export.request.num_prompt_tokens - cached
-        parts = tuple(export.part_log.parts())
-        return ExportSummary(num_bytes, num_parts, num_tokens, cached, committed_s - started_s, parts)
+        return ExportSummary(
+            num_bytes=export.num_bytes,
+            num_parts=export.num_parts,
+            num_tokens=num_tokens,
+            num_cached_tokens=cached,
+            seconds=committed_s - started_s,
+            parts=tuple(export.part_log.parts()),
+            num_shared_bytes=export.num_shared_bytes,
+        )
 
     def _offer(self, export: Export) -> TransferOffer:
         return TransferOffer(
@@ -160,27 +174,29 @@ class KVExporter:
             deadline_s=self._reserve_timeout_s,
         )
 
-    async def _send_all(self, export: Export, stream: KVSendStream) -> tuple[int, int]:
+    async def _send_all(self, export: Export, stream: KVSendStream) -> None:
         spec, cache = self._engine.runner.spec, self._engine.runner.cache
-        num_parts = num_bytes = done = 0
+
+        def buffer_for(header: PartHeader) -> PartBuffer | None:
+            return stream.buffer(header.num_bytes(spec))
+
+        done = 0
         while done < export.request.num_prompt_tokens:
             ready = await export.ranges.get()
             start = max(ready.start, stream.reservation.num_cached_tokens)
             with_draft = stream.reservation.takes_draft
-            for header in plan_parts(spec, start, ready.end, self._part_bytes, with_draft=with_draft):
-                # A thread of its own: reading the cache must not hold up the first tokens of other requests.
-                started_s = time.monotonic()
-                payload = await asyncio.to_thread(
-                    cache.export_bytes, ready.block_ids, header.token_start, header.token_end, header.layers
-                )
-                export.part_log.sending(len(payload), started_s)
-                await stream.send(header, payload)
-                export.part_log.sent()
-                num_parts += 1
-                num_bytes += len(payload)
-                self.num_bytes_sent += len(payload)
+            headers = plan_parts(spec, start, ready.end, self._part_bytes, with_draft=with_draft)
+            async with aclosing(read_ahead(cache, ready.block_ids, headers, buffer_for)) as parts:
+                async for part in parts:
+                    size = len(part.payload)
+                    export.part_log.sending(size, part.started_s)
+                    await stream.send(part.header, part.payload)
+                    export.part_log.sent()
+                    export.num_parts += 1
+                    export.num_bytes += size
+                    export.num_shared_bytes += size if part.is_shared else 0
+                    self.num_bytes_sent += size
             done = ready.end
-        return num_parts, num_bytes
 
     def _close(self, export: Export) -> None:
         self._exports.pop(export.request, None)

@@ -77,7 +77,6 @@ class PartLog:
         ]
 
 
-def _earlier(sent_s: float | None, acknowledged_s: float | None) -> float | None:
-    """When a part was sent, as far as is known: at the latest when it was acknowledged."""
-    known = [at_s for at_s in (sent_s, acknowledged_s) if at_s]
-    return min(known, default=None)
+def _earlier(sent_s: float, acknowledged_s: float) -> float:
+    """When a part was sent: at the latest when it was acknowledged. 0 stands for what is not known yet."""
+    return min((at_s for at_s in (sent_s, acknowledged_s) if at_s), default=0.0)

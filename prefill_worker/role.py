@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+
 import grpc.aio
 
-from cluster.config import PrefillConfig
+from cluster.cache_messages import watch_messages
 from cluster.kv_transfer.registry import create_transport
 from cluster.role import WorkerContext
 from cluster.role_stats import fill_engine_stats, pack_step_samples
@@ -25,19 +27,23 @@ class PrefillRole:
     def __init__(self, context: WorkerContext) -> None:
         config, pool = context.config, context.pool
         self._max_model_len = context.max_model_len
-        ordering = pool.ordering if isinstance(pool, PrefillConfig) else "fcfs"
         self._draft = _create_draft(context)
         self._engine = AsyncEngine(
             context.runner,
             SchedulerLimits(pool.chunk_tokens, pool.max_num_seqs, context.max_model_len),
             prefix_caching=config.engine.prefix_caching,
-            ordering=create_ordering(ordering),
+            ordering=create_ordering(config.prefill.ordering),
             proposer=self._draft,
             max_draft_tokens=0,
             num_threads=context.num_threads,
         )
         kv = config.kv_transfer
-        self._transport = create_transport(kv.transport, kv.max_bytes_per_second, kv.transfer_timeout_s)
+        self._transport = create_transport(
+            kv.transport,
+            kv.max_bytes_per_second,
+            kv.transfer_timeout_s,
+            shared_part_bytes=None if kv.shared_memory == "off" else kv.part_bytes,
+        )
         self._exporter = KVExporter(
             self._engine,
             self._transport,
@@ -55,6 +61,9 @@ class PrefillRole:
 
     async def step_samples(self, after: int) -> worker_pb2.StepSamples:
         return pack_step_samples(*await self._engine.step_samples(after))
+
+    def watch_cache(self) -> AsyncGenerator[worker_pb2.CacheEvents]:
+        return watch_messages(self._engine.blocks.prefix_cache.events)
 
     async def closed(self) -> None:
         await self._engine.closed.wait()

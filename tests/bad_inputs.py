@@ -123,6 +123,7 @@ def _common_parameters(model: str, context_length: int) -> list[BadInput]:
         ("n huge", {"n": 10**6}, "invalid_request", "n", "between 1 and 128"),
         ("seed string", {"seed": "1"}, "invalid_request", "seed", "must be an integer"),
         ("seed beyond 64 bits", {"seed": 2**63}, "invalid_request", "seed", "2^63"),
+        ("seed of 70 bits", {"seed": 2**70}, "invalid_request", "seed", "between -2^63 and 2^63 - 1, got 1.18"),
         ("stop number", {"stop": 5}, "invalid_request", "stop", "string or an array of strings"),
         ("stop mixed", {"stop": ["a", 1]}, "invalid_request", "stop", "string or an array of strings"),
         ("stop empty string", {"stop": ""}, "invalid_request", "stop", "1 to"),
@@ -273,9 +274,10 @@ def _admin() -> list[BadInput]:
     return [
         case("nothing", {}, None, "at least one pool"),
         case("unknown pool", {"prefil": 1}, "prefil", "did you mean 'prefill'"),
-        case("negative", {"prefill": -1}, "prefill", "between 0"),
+        case("negative", {"prefill": -1}, "prefill", "between 1"),
+        case("none", {"prefill": 0}, "prefill", "between 1"),
         case("string", {"decode": "2"}, "decode", "'2'"),
         case("boolean", {"decode": True}, "decode", "true"),
-        case("huge", {"decode": 10**9}, "decode", "between 0"),
+        case("huge", {"decode": 10**9}, "decode", "between 1"),
         case("array", [1], None, "JSON object"),
     ]

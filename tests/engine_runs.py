@@ -31,8 +31,10 @@ class Outcome:
         return self.outputs[-1].finish_reason if self.outputs else None
 
 
-def build_runner(model: PreTrainedModel, num_blocks: int = 512, block_size: int = BLOCK_SIZE) -> ModelRunner:
-    return ModelRunner(prepare_model(model, "float32"), num_blocks, block_size)
+def build_runner(
+    model: PreTrainedModel, num_blocks: int = 512, block_size: int = BLOCK_SIZE, decoder: str = "auto"
+) -> ModelRunner:
+    return ModelRunner(prepare_model(model, "float32"), num_blocks, block_size, decoder=decoder)
 
 
 def build_engine(

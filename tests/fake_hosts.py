@@ -41,6 +41,12 @@ class FakeHost:
     async def stop(self) -> None:
         self._stopped.set()
 
+    async def change_role(self, worker_id: str, pool: str, role_path: str) -> dict[str, Any]:
+        over, self._stopped = self._stopped, asyncio.Event()
+        over.set()
+        self.worker_id, self.pool = worker_id, pool
+        return await self.start()
+
     def _place(self) -> str:
         context = ray.get_runtime_context()
         granted = ",".join(sorted(context.get_accelerator_ids().get("GPU", [])))
@@ -54,6 +60,13 @@ class ServingHost(FakeHost):
         self._worker = FakeWorker(self.worker_id, self.pool)
         address = (await self._worker.start()).address
         return make_info(self.worker_id, self.pool, address, pid=os.getpid()).to_dict()
+
+
+class UnchangingHost(FakeHost):
+    """Cannot change its role."""
+
+    async def change_role(self, worker_id: str, pool: str, role_path: str) -> dict[str, Any]:
+        raise ConfigError("there is no such role here.")
 
 
 class HangingHost(FakeHost):

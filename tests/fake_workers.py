@@ -10,11 +10,15 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from cluster.config import DECODE, PREFILL, RouterConfig
+from cluster.entry import open_entry
 from cluster.generation import GenerationRequest, ModelCard, TokenChunk
+from cluster.latency.request_predictions import RequestPredictions
+from cluster.latency_model import LatencyModel
 from cluster.messages import pack_events
 from cluster.metrics import RouterMetrics
 from cluster.registry import WorkerInfo, WorkerRegistry
 from cluster.router import Router
+from cluster.routing_config import RoutingConfig
 from cluster.rpc import abort_with, create_server
 from cluster.timelines import TimelineStore
 from cluster.wire import worker_pb2, worker_pb2_grpc
@@ -269,12 +273,17 @@ class FakeCluster:
     registry: WorkerRegistry = field(default_factory=WorkerRegistry)
     metrics: RouterMetrics = field(default_factory=RouterMetrics)
     timelines: TimelineStore = field(default_factory=lambda: TimelineStore(100))
+    routing: RoutingConfig = field(default_factory=lambda: RoutingConfig(local_prefill="never"))
     workers: dict[str, FakeWorker] = field(default_factory=dict)
     lost_errors: list[dict[str, object]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         card = ModelCard("fake", 4096, 100_000, 0)
-        self.router = Router(card, self.registry, self.config, self.metrics, self.timelines)
+        self.predictions = RequestPredictions(LatencyModel(), self.metrics.prediction_errors)
+        entry = open_entry(
+            self.routing, self.registry, self.predictions, self.metrics.routing, self.config.worker_wait_s
+        )
+        self.router = Router(card, self.registry, self.config, self.metrics, self.timelines, self.predictions, entry)
 
     async def add(self, worker_id: str, clock_shift_s: float = 0.0) -> FakeWorker:
         pool = PREFILL if worker_id.startswith("p") else DECODE

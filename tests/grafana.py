@@ -47,7 +47,7 @@ class Series:
                 values = found.labels.setdefault(sample.name, {})
                 for label, value in sample.labels.items():
                     values.setdefault(label, set()).add(value)
-                if family.type in ("counter", "histogram"):
+                if family.type in ("counter", "histogram", "summary"):  # ours have no quantiles
                     found.counters.add(sample.name)
         return found
 

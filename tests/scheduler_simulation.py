@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.block_manager import BlockManager
 from engine.drafts import Draft
+from engine.ordering import OrderingPolicy
 from engine.request import FinishReason, Request, RequestStatus, SamplingParams
 from engine.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
+from engine.step_costs import Pace
+from engine.urgency import NOT_URGENT, Urgency
 
 EOS = 1
 MAX_STEPS = 3_000
@@ -22,20 +26,32 @@ class Arrival:
     imported: bool = False
     hands_off: bool = False
     abort_after: int | None = None
+    urgency: Urgency = NOT_URGENT
+    tpot_target_s: float = 0.0
 
 
 class Simulation:
     """Runs a scheduler with tokens drawn at random from a tiny vocabulary, so that prefixes are often shared.
 
     A slot holds the tokens up to its position, as a real KV entry depends on them. Every step checks that what a
-    sequence attends to is its own past.
+    sequence attends to is its own past. A step takes a second.
     """
 
-    def __init__(self, rng: random.Random, limits: SchedulerLimits, blocks: BlockManager, *, drafts: bool) -> None:
+    def __init__(
+        self,
+        rng: random.Random,
+        limits: SchedulerLimits,
+        blocks: BlockManager,
+        *,
+        drafts: bool,
+        ordering: OrderingPolicy | None = None,
+        pace: Callable[[], Pace] | None = None,
+    ) -> None:
         self.rng = rng
         self.limits = limits
         self.blocks = blocks
-        self.scheduler = Scheduler(limits, blocks)
+        self.now_s = 0.0
+        self.scheduler = Scheduler(limits, blocks, ordering, pace, lambda: self.now_s)
         self.drafts = drafts
         self.kv: dict[int, tuple[int, ...]] = {}
         self.finished: dict[str, Request] = {}
@@ -62,7 +78,8 @@ class Simulation:
         prompt = [self.rng.choice([0, 0, 0, 2]) for _ in range(arrival.prompt_length)]
         params = SamplingParams(max_tokens=arrival.max_tokens)
         request = Request(
-            name, prompt, params, frozenset({EOS}), hands_off=arrival.hands_off, arrival_s=float(step)
+            name, prompt, params, frozenset({EOS}), hands_off=arrival.hands_off, arrival_s=float(step),
+            urgency=arrival.urgency, tpot_target_s=arrival.tpot_target_s,
         )  # fmt: skip
         if arrival.imported and arrival.max_tokens > 1:
             self.give_kv(request)
@@ -164,6 +181,7 @@ class Simulation:
 
     def run(self, arrivals: list[Arrival]) -> None:
         for step in range(MAX_STEPS):
+            self.now_s = float(step)
             for index, arrival in enumerate(arrivals):
                 if arrival.step == step:
                     self.arrive(f"request-{index}", arrival, step)

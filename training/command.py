@@ -11,7 +11,7 @@ import torch
 from rich.console import Console, RenderableType
 
 from engine.default_model import DEFAULT_MODEL_NAME, is_default_model
-from engine.draft.loading import AUTO, default_draft
+from engine.draft.references import AUTO, default_draft
 from engine.errors import ConfigError
 from engine.model_cache import cache_dir
 from engine.model_loader import LoadedModel, load_model, pick_device

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
+from engine.draft.checkpoint import write_tensors
 from engine.errors import ConfigError
 
 _META_NAME = "dataset.json"
@@ -80,7 +81,7 @@ class AnswerDataset:
         }
         path = self._shard_path(len(self._shards))
         temporary = path.with_suffix(".partial")
-        save_file(tensors, temporary)
+        write_tensors(tensors, temporary)
         os.replace(temporary, path)
         answer_tokens = sum(sample.num_answer_tokens for sample in samples)
         self._shards.append({"samples": len(samples), "answer_tokens": answer_tokens})

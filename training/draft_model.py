@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import DynamicCache, LlamaForCausalLM
 
+from engine.draft.checkpoint import let_others_read
 from engine.draft.draft_model import DraftModel, load_draft_model
 from engine.model_loader import LoadedModel
 from engine.tokenizer import Tokenizer
@@ -75,6 +76,8 @@ class DraftModelMethod:
     def write(self, network: nn.Module, folder: Path, target_name: str) -> None:
         draft: Any = network.to(torch.bfloat16)
         draft.save_pretrained(folder)
+        for path in folder.glob("*.safetensors"):
+            let_others_read(path)
         self._tokenizer.save(folder)
 
     def evaluate(self, folder: Path, held_out: HeldOut) -> Evaluation:

@@ -16,9 +16,10 @@ import torch
 from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
-from engine.draft.eagle import EagleHead, EagleSettings, TargetShape
-from engine.draft.eagle_formats import default_feature_layers
+from engine.draft.eagle import EagleHead, EagleSettings
+from engine.draft.eagle_layout import default_feature_layers
 from engine.draft.layers import LayerSettings
+from engine.draft.target_shape import TargetShape
 from engine.errors import ConfigError
 from engine.feature_tap import find_decoder_layers
 from training.batches import num_rows_of

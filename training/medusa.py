@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.draft import medusa as network
+from engine.draft import medusa_layout
 from engine.draft.medusa import MAX_RANKS, MedusaHeads, load_medusa, save_medusa
 from engine.model_loader import LoadedModel
 from training.batches import RowBatch
@@ -93,7 +93,7 @@ class MedusaMethod:
 def initial_heads(settings: MedusaSettings, target: LoadedModel, vocabulary: torch.Tensor) -> MedusaHeads:
     """Float32 heads on the target's device, each of which says what the target's own lm_head says."""
     output: Any = target.model.get_output_embeddings()
-    shape = network.MedusaSettings(
+    shape = medusa_layout.MedusaSettings(
         hidden_size=output.weight.shape[1],
         num_heads=settings.num_heads,
         num_blocks=settings.num_blocks,

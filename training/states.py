@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
+from engine.draft.checkpoint import write_tensors
 from training.dataset import Sample
 from training.target import FrozenTarget, SampleStates
 
@@ -124,7 +124,7 @@ class CachedStates:
             "choices": torch.cat([state.choices for state in states]).to("cpu", torch.int32),
         }
         temporary = self._path(index).with_suffix(".partial")
-        save_file(tensors, temporary, metadata={"key": self._digest(index)})
+        write_tensors(tensors, temporary, {"key": self._digest(index)})
         os.replace(temporary, self._path(index))
 
     def _is_valid(self, index: int) -> bool:

@@ -11,7 +11,7 @@ from benchmarks.serve.discovery import count_prompt, find_tokenizer_aside
 from benchmarks.serve.endpoint import Endpoint
 from benchmarks.serve.lengths import parse_lengths
 from benchmarks.serve.prompts import COMMON_WORDS, PromptWriter, calibrated_writer, sample_texts, writer_for_tokenizer
-from benchmarks.serve.scaling import LengthLimits, make_limits, scale_to_longest
+from benchmarks.serve.scaling import LengthLimits, check_room, make_limits, scale_to_longest
 from benchmarks.serve.settings import TargetSettings, WorkloadSettings
 from benchmarks.serve.traces import TraceRequest, cut_trace, read_trace
 from benchmarks.serve.workload import FileWorkload, SyntheticWorkload, TraceWorkload, Workload, read_prompts
@@ -72,12 +72,18 @@ async def assemble_workload(
         raise ConfigError("--prefix-tokens must not be under 0, and --prefix-groups must be at least 1.")
     limits = make_settled_limits(settings, trace)
     output_lengths = parse_lengths("--output", settings.output)
+    input_lengths = parse_lengths("--input", settings.input)
     if settings.prompts is not None:
+        check_room(limits, 1.0, output_lengths.mean(), endpoint.max_model_len)
         prompts = read_prompts(settings.prompts)
         notes = ["--prompts are sent as they are, in every run: a prefix cache may know them"]
         workload = FileWorkload(prompts, output_lengths, limits, settings.seed, settings.prompts.name)
         return AssembledWorkload(workload, notes=notes)
-    input_lengths = parse_lengths("--input", settings.input)
+    if trace is None:
+        check_room(limits, input_lengths.mean(), output_lengths.mean(), endpoint.max_model_len)
+    else:
+        # Of recorded traffic some requests may fit and others not: the server says which.
+        check_room(limits, max(request.input_tokens for request in trace), 1.0, None)
     writer = await _make_writer(target, settings, endpoint)
     counting = {
         "tokenizer": writer.source,

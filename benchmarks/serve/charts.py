@@ -16,7 +16,7 @@ _MAX_POINTS = 1000
 _MAX_BINS = 120
 _MIN_BIN_S = 0.5
 _MAX_MOMENTS = 500
-_WIDE = 30
+WIDE_RATIO = 30
 """Ratio from which a linear axis would hide the lower values."""
 
 
@@ -32,13 +32,14 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Axes with their units, and what is drawn between them."""
+    """Axes with their units, and what is drawn between them. ``has_whole_x``: nothing lies between whole numbers."""
 
     title: str
     x_label: str
     y_label: str
     series: list[Series]
     is_log_x: bool = False
+    has_whole_x: bool = False
 
 
 def make_charts(stages: Sequence[StageResult]) -> list[Chart]:
@@ -67,7 +68,7 @@ def _cdf(stages: Sequence[StageResult], name: str, value: Callable[[Sample], flo
             kept = _thinned(values.size)
             series.append(Series(stage.label, values[kept], shares[kept]))
     lows, highs = [one.x[0] for one in series], [one.x[-1] for one in series]
-    is_wide = bool(series) and min(lows) > 0 and max(highs) > _WIDE * min(lows)
+    is_wide = bool(series) and min(lows) > 0 and max(highs) > WIDE_RATIO * min(lows)
     return Chart(f"{name}, distribution", f"{name} (ms)", "share of answers", series, is_log_x=is_wide)
 
 
@@ -109,17 +110,18 @@ def _in_flight_over_time(stages: Sequence[StageResult]) -> Chart:
 
 def _stage_charts(stages: Sequence[StageResult]) -> list[Chart]:
     load = np.array([stage.run.stage.rate or stage.run.stage.concurrency for stage in stages], dtype=np.float64)
-    x_label = "arrivals/s" if stages[0].run.stage.is_open else "requests at once"
+    is_open = stages[0].run.stage.is_open
+    x_label = "arrivals/s" if is_open else "requests at once"
 
     def line(name: str, values: Sequence[float]) -> Series:
         return Series(name, load, np.array(values, dtype=np.float64))
 
     throughput = [line("output tokens/s", [stage.output_tokens_per_s for stage in stages])]
-    charts = [Chart("Throughput by load", x_label, "tokens/s", throughput)]
+    charts = [Chart("Throughput by load", x_label, "tokens/s", throughput, has_whole_x=not is_open)]
     for key, name in (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT")):
         summaries = [stage.latencies[key] for stage in stages]
         lines = [line(f"p{rank}", [getattr(summary, f"p{rank}") for summary in summaries]) for rank in PERCENTILES]
-        charts.append(Chart(f"{name} by load", x_label, f"{name} (ms)", lines))
+        charts.append(Chart(f"{name} by load", x_label, f"{name} (ms)", lines, has_whole_x=not is_open))
     return charts
 
 

@@ -12,31 +12,35 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from benchmarks.serve.assembly import load_trace, make_settled_limits
+from benchmarks.serve.charts import make_charts
 from benchmarks.serve.document import check_writable, serve_document, write_json
+from benchmarks.serve.open_files import make_room_for_connections
 from benchmarks.serve.progress import show_progress
 from benchmarks.serve.reports import plan_report
 from benchmarks.serve.runner import StageRun
 from benchmarks.serve.session import InterruptedBeforeLoadError, Session, open_session, stop_on_signals
 from benchmarks.serve.settings import TargetSettings, WorkloadSettings
-from benchmarks.serve.slo import parse_slo
+from benchmarks.serve.slo import Slo, parse_slo
 from benchmarks.serve.stage_result import StageResult, evaluate
-from benchmarks.serve.stages import LoadSettings, Stage, plan_stages
+from benchmarks.serve.stages import LoadSettings, Stage, plan_notes, plan_stages
 from benchmarks.serve.tables import render_run
 from benchmarks.serve.traces import TraceRequest
 from engine.errors import ConfigError
+
+_REPORT_STEM = "bench-serve"
 
 
 @dataclass(frozen=True, slots=True)
 class OutputSettings:
     """
     Attributes:
-        slo: see :func:`benchmarks.serve.slo.parse_slo`.
+        slo: see :func:`benchmarks.serve.slo.parse_slo`; None without one.
         json_file: where the whole report goes.
         with_samples: every request stands in it, too.
         report: see :func:`benchmarks.serve.reports.plan_report`.
     """
 
-    slo: str = ""
+    slo: str | None = None
     json_file: Path | None = None
     with_samples: bool = False
     report: Path | None = None
@@ -73,19 +77,20 @@ def run_serve(
         BatonError: options that do not go together, an endpoint that does not answer, or a file that cannot be written;
             then the tables are shown on ``console``.
     """
-    slo = parse_slo("--slo", output.slo)
-    report = plan_report(output.report)
+    slo = None if output.slo is None else parse_slo("--slo", output.slo)
+    report = plan_report(output.report, _REPORT_STEM)
     if output.json_file is not None:
         check_writable("--json", output.json_file)
     trace = load_trace(workload)
     make_settled_limits(workload, trace)
     stages = plan_stages(load, None if trace is None else len(trace))
+    make_room_for_connections(stages)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            results, session = runner.run(_measure(target, workload, trace, stages, output, console))
+            results, session = runner.run(_measure(target, workload, trace, stages, slo, console))
     except InterruptedBeforeLoadError:
         return ServeOutcome(Text("interrupted before the load began"), (), is_interrupted=True)
-    notes = list(session.notes)
+    notes = [*plan_notes(load), *session.notes]
     if num_left := len(stages) - len(results):
         notes.append(f"interrupted: {num_left} of {len(stages)} stages have no figures")
     shown = render_run(results, slo, session.target, notes)
@@ -96,7 +101,7 @@ def run_serve(
             )
             write_json(document, output.json_file)
         if report.files and results:
-            report.write(f"{session.target['model']} under load", shown, results)
+            report.write(f"{session.target['model']} under load", shown, make_charts(results))
     except OSError as error:
         console.print(shown)
         raise ConfigError(f"A report cannot be written: {error}. The tables above are what was measured.") from error
@@ -111,10 +116,9 @@ async def _measure(
     workload: WorkloadSettings,
     trace: Sequence[TraceRequest] | None,
     stages: Sequence[Stage],
-    output: OutputSettings,
+    slo: Slo | None,
     console: Console,
 ) -> tuple[list[StageResult], Session]:
-    slo = parse_slo("--slo", output.slo)
     results: list[StageResult] = []
 
     def say(line: str) -> None:

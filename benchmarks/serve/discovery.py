@@ -61,7 +61,7 @@ def describe_endpoint(settings: TargetSettings) -> Endpoint:
 
 
 async def find_model(endpoint: Endpoint) -> Endpoint:
-    """``endpoint`` with its model: the one that was named, else the first that the server lists.
+    """``endpoint`` with its model and the context of it: the one that was named, else the first that the server lists.
 
     Raises:
         ConfigError: the server does not serve the model that was named.
@@ -77,14 +77,16 @@ async def find_model(endpoint: Endpoint) -> Endpoint:
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         reason = str(error) or type(error).__name__
         raise TargetError(f"No answer from {endpoint.models_url}: {reason}. Is the server running?") from error
-    served = _model_names(content) if status == 200 else []
+    served = _contexts_by_model(content) if status == 200 else {}
     if endpoint.model and served:
-        return endpoint.with_model(known_name("--model", endpoint.model, served))
+        name = known_name("--model", endpoint.model, served)
+        return replace(endpoint, max_model_len=served[name])
     if endpoint.model:
         return endpoint
     if not served:
         raise TargetError(f"{endpoint.models_url} answered {status} and lists no model. Name it with --model.")
-    return endpoint.with_model(served[0])
+    name, max_model_len = next(iter(served.items()))
+    return replace(endpoint, model=name, max_model_len=max_model_len)
 
 
 async def settle(endpoint: Endpoint) -> tuple[Endpoint, list[str]]:
@@ -175,8 +177,13 @@ def _model_of_local_cluster(endpoint: Endpoint) -> str | None:
     return model if isinstance(model, str) else None
 
 
-def _model_names(content: bytes) -> list[str]:
+def _contexts_by_model(content: bytes) -> dict[str, int | None]:
+    """``max_model_len`` of each model that is listed, as baton and vLLM tell it; None where it is not told."""
     try:
-        return [str(model["id"]) for model in orjson.loads(content)["data"]]
-    except (ValueError, KeyError, TypeError):
-        return []
+        return {str(model["id"]): _context(model.get("max_model_len")) for model in orjson.loads(content)["data"]}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _context(told: object) -> int | None:
+    return told if isinstance(told, int) and not isinstance(told, bool) and told > 0 else None

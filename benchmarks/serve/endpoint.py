@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -30,6 +30,7 @@ class Endpoint:
         exact_lengths: ask for answers of exactly the wanted length, with ``ignore_eos`` and ``min_tokens``.
         asks_usage: ask for token counts at the end of a stream, with ``stream_options.include_usage``.
         extra_body: laid over the body of every request.
+        max_model_len: most tokens of prompt and answer together; None when the server does not tell.
     """
 
     base_url: str
@@ -40,6 +41,7 @@ class Endpoint:
     exact_lengths: bool = True
     asks_usage: bool = True
     extra_body: Mapping[str, Any] = field(default_factory=dict)
+    max_model_len: int | None = None
 
     @property
     def generate_url(self) -> str:
@@ -62,9 +64,6 @@ class Endpoint:
             return ipaddress.ip_address(host).is_loopback
         except ValueError:
             return host == "localhost"
-
-    def with_model(self, model: str) -> Endpoint:
-        return replace(self, model=model)
 
     def body(self, spec: RequestSpec) -> bytes:
         """The request as JSON."""

@@ -28,16 +28,8 @@ def serve(options: Mapping[str, Any], console: Console) -> tuple[RenderableType,
     Raises:
         BatonError: see :func:`benchmarks.serve.command.run_serve`.
     """
-    outcome = run_serve(
-        _pick(TargetSettings, options),
-        _pick(WorkloadSettings, options),
-        _pick(LoadSettings, options),
-        _pick(OutputSettings, options),
-        console,
-    )
-    if outcome.is_interrupted:
-        return outcome.shown, _INTERRUPTED_STATUS
-    return outcome.shown, 0 if outcome.num_answered else _FAILED_STATUS
+    outcome = run_serve(*_load_of(options), _pick(OutputSettings, options), console)
+    return outcome.shown, _status(outcome.is_interrupted, has_failed=not outcome.num_answered)
 
 
 def sweep(options: Mapping[str, Any], console: Console) -> tuple[RenderableType, int]:
@@ -47,17 +39,9 @@ def sweep(options: Mapping[str, Any], console: Console) -> tuple[RenderableType,
     Raises:
         BatonError: see :func:`benchmarks.serve.sweep.run_sweep`.
     """
-    outcome = run_sweep(
-        _pick(TargetSettings, options),
-        _pick(WorkloadSettings, options),
-        _pick(LoadSettings, options),
-        _pick(SweepSettings, options),
-        console,
-    )
-    if outcome.is_interrupted:
-        return outcome.shown, _INTERRUPTED_STATUS
+    outcome = run_sweep(*_load_of(options), _pick(SweepSettings, options), console)
     has_failed = outcome.result.goodput is None or outcome.result.unmeasured_at is not None
-    return outcome.shown, _FAILED_STATUS if has_failed else 0
+    return outcome.shown, _status(outcome.is_interrupted, has_failed=has_failed)
 
 
 def compare(first: Path, second: Path, tolerance: float) -> RenderableType:
@@ -67,6 +51,17 @@ def compare(first: Path, second: Path, tolerance: float) -> RenderableType:
         ConfigError: see :func:`benchmarks.serve.compare.run_compare`.
     """
     return run_compare(first, second, tolerance)[0]
+
+
+def _load_of(options: Mapping[str, Any]) -> tuple[TargetSettings, WorkloadSettings, LoadSettings]:
+    """What every command that sends load needs to know."""
+    return _pick(TargetSettings, options), _pick(WorkloadSettings, options), _pick(LoadSettings, options)
+
+
+def _status(is_interrupted: bool, *, has_failed: bool) -> int:
+    if is_interrupted:
+        return _INTERRUPTED_STATUS
+    return _FAILED_STATUS if has_failed else 0
 
 
 def _pick(kind: type[S], options: Mapping[str, Any]) -> S:

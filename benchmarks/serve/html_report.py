@@ -15,6 +15,8 @@ from benchmarks.serve.charts import Chart
 
 _TABLE_COLUMNS = 160
 _CHART_HEIGHT = 360
+_MAX_UNIT_TICKS = 10
+"""From so many units on, plotly's own ticks are whole numbers."""
 _STYLE = """
 body { font-family: system-ui, sans-serif; margin: 1.5rem; color: #222; background: #fff; }
 pre { font-family: ui-monospace, monospace; font-size: 0.8rem; line-height: 1.35; overflow-x: auto; }
@@ -40,10 +42,14 @@ def write_html(title: str, tables: RenderableType, charts: Sequence[Chart], file
 def _figure(chart: Chart) -> Any:
     from plotly import graph_objects
 
+    x_axis: dict[str, Any] = {"title": {"text": chart.x_label}, "type": "log" if chart.is_log_x else "linear"}
+    ends = [float(end) for series in chart.series for end in (series.x.min(), series.x.max())]
+    if chart.has_whole_x and max(ends) - min(ends) < _MAX_UNIT_TICKS:
+        x_axis |= {"tick0": 0, "dtick": 1}
     figure = graph_objects.Figure(
         layout={
             "title": {"text": chart.title},
-            "xaxis": {"title": {"text": chart.x_label}, "type": "log" if chart.is_log_x else "linear"},
+            "xaxis": x_axis,
             "yaxis": {"title": {"text": chart.y_label}, "rangemode": "tozero"},
             "height": _CHART_HEIGHT,
             "template": "plotly_white",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,7 +35,12 @@ class Summary:
         return cls(int(samples.size), float(samples.mean()), float(samples.min()), p50, p95, p99, float(samples.max()))
 
 
-def percentile_ms(values: Iterable[float | None], percentile: float) -> float:
+def percentile_ms(values: Iterable[float | None], share: float) -> float:
     """One percentile of values in seconds, in milliseconds; None is left out, and of no values it is 0."""
-    samples = [value for value in values if value is not None]
-    return 1000.0 * float(np.percentile(samples, percentile)) if samples else 0.0
+    samples = [1000.0 * value for value in values if value is not None]
+    return percentile(samples, share) if samples else 0.0
+
+
+def percentile(samples: Sequence[float], share: float) -> float:
+    """Of any samples; ``share`` is from 0 to 100. Interpolated linearly."""
+    return float(np.percentile(samples, share))

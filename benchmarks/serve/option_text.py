@@ -56,6 +56,19 @@ def positive_number(option: str, text: str) -> float:
     return value
 
 
+def check_over_zero(option: str, value: float, at_most: float | None = None) -> None:
+    """Raises :class:`ConfigError` unless ``value`` is a finite number over 0, and not over ``at_most``."""
+    if not (math.isfinite(value) and value > 0) or (at_most is not None and value > at_most):
+        end = "" if at_most is None else f" and at most {at_most:g}"
+        raise ConfigError(f"{option} must be a number over 0{end}; got {value:g}.")
+
+
+def check_not_negative(option: str, value: float) -> None:
+    """Raises :class:`ConfigError` unless ``value`` is a finite number of at least 0."""
+    if not (math.isfinite(value) and value >= 0):
+        raise ConfigError(f"{option} must be a number of at least 0; got {value:g}.")
+
+
 def positive_integer(option: str, text: str) -> int:
     """A whole number over 0. Raises :class:`ConfigError` for anything else."""
     value = positive_number(option, text)

@@ -38,11 +38,15 @@ def write_png(title: str, charts: Sequence[Chart], file: Path) -> None:
 
 
 def _draw(axes: Axes, chart: Chart) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     axes.set_title(chart.title, fontsize="medium")
     axes.set_xlabel(chart.x_label)
     axes.set_ylabel(chart.y_label)
     if chart.is_log_x:
         axes.set_xscale("log")
+    if chart.has_whole_x:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     for series in chart.series:
         if series.is_dotted:
             axes.plot(series.x, series.y, ".", markersize=3, label=series.name)

@@ -30,6 +30,7 @@ class Schedule:
         stall_s: for how long.
         slots: requests that are served at once; others wait in their order. None: any number.
         reports_usage: answers ``stream_options.include_usage``.
+        max_model_len: what ``/v1/models`` tells; None tells nothing, and nothing is refused for it.
         fail_every: of so many requests, the last is answered with status 503; 0 for none.
     """
 
@@ -41,6 +42,7 @@ class Schedule:
     slots: int | None = None
     reports_usage: bool = True
     fail_every: int = 0
+    max_model_len: int | None = None
 
 
 class ReferenceServer:
@@ -63,7 +65,10 @@ class ReferenceServer:
         self.application.router.add_get("/health", self._models)
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+        model: dict[str, object] = {"id": MODEL, "object": "model"}
+        if self._schedule.max_model_len is not None:
+            model["max_model_len"] = self._schedule.max_model_len
+        return web.json_response({"object": "list", "data": [model]})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         arrived_s = time.perf_counter()

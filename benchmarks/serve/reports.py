@@ -9,14 +9,12 @@ from pathlib import Path
 
 from rich.console import RenderableType
 
-from benchmarks.serve.charts import make_charts
+from benchmarks.serve.charts import Chart
 from benchmarks.serve.document import check_writable
 from benchmarks.serve.html_report import write_html
 from benchmarks.serve.png_report import write_png
-from benchmarks.serve.stage_result import StageResult
 from engine.errors import ConfigError
 
-_STEM = "bench-serve"
 _LIBRARIES = {".png": "matplotlib", ".html": "plotly"}
 
 
@@ -26,8 +24,8 @@ class ReportFiles:
 
     files: tuple[Path, ...] = ()
 
-    def write(self, title: str, tables: RenderableType, stages: Sequence[StageResult]) -> None:
-        charts = make_charts(stages)
+    def write(self, title: str, tables: RenderableType, charts: Sequence[Chart]) -> None:
+        """Raises OSError when one of them cannot be written."""
         for file in self.files:
             if file.suffix == ".png":
                 write_png(title, charts, file)
@@ -35,8 +33,8 @@ class ReportFiles:
                 write_html(title, tables, charts, file)
 
 
-def plan_report(target: Path | None) -> ReportFiles:
-    """What ``target`` asks for: one ``.png`` or ``.html``, or both of them in a folder.
+def plan_report(target: Path | None, stem: str) -> ReportFiles:
+    """What ``target`` asks for: one ``.png`` or ``.html``, or both of them in a folder, by the name of ``stem``.
 
     Raises:
         ConfigError: it is a file of another kind or cannot be written, or a library is missing. Known before anything
@@ -49,7 +47,7 @@ def plan_report(target: Path | None) -> ReportFiles:
     if target.suffix in _LIBRARIES and not target.is_dir():
         files: tuple[Path, ...] = (target,)
     else:
-        files = tuple(target / f"{_STEM}{suffix}" for suffix in _LIBRARIES)
+        files = tuple(target / f"{stem}{suffix}" for suffix in _LIBRARIES)
     for file in files:
         library = _LIBRARIES[file.suffix]
         if importlib.util.find_spec(library) is None:

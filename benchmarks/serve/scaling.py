@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from benchmarks.serve.lengths import check_length
 from benchmarks.serve.option_text import positive_number
 from engine.errors import ConfigError
 
@@ -84,3 +85,30 @@ def scale_to_longest(limits: LengthLimits, input_lengths: Sequence[int]) -> Leng
     if room is None or room < 1:
         raise ConfigError("--input-scale auto must know what fits: give --max-input, or --context and --max-output.")
     return replace(limits, input_scale=min(1.0, room / max(input_lengths)))
+
+
+def check_room(limits: LengthLimits, mean_input: float, mean_output: float, max_model_len: int | None) -> None:
+    """Refuses prompts and answers that the model cannot hold, before anybody writes them.
+
+    Args:
+        mean_input, mean_output: tokens before ``limits``.
+        max_model_len: tokens of prompt and answer together; None when nobody tells.
+
+    Raises:
+        ConfigError: a request of these lengths does not fit.
+    """
+    prompt, answer, _ = limits.fit(round(mean_input), round(mean_output))
+    check_length("--input with --input-scale", prompt)
+    check_length("--output with --output-scale", answer)
+    if max_model_len is None or prompt + answer <= max_model_len:
+        return
+    if prompt >= max_model_len:
+        what = f"--input: a prompt of {prompt} tokens does not fit"
+    elif answer >= max_model_len:
+        what = f"--output: an answer of {answer} tokens does not fit"
+    else:
+        what = f"--input and --output: a prompt of {prompt} tokens and an answer of {answer} do not fit"
+    raise ConfigError(
+        f"{what} the context of {max_model_len} tokens that the server tells. Lower it, or have requests cut with "
+        f"--context {max_model_len}. Lengths that vary count with their mean."
+    )

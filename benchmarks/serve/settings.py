@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.serve.option_text import check_not_negative, check_over_zero
 from benchmarks.serve.scaling import AUTO_SCALE
 from benchmarks.serve.traces import AUTO_FORMAT
 
@@ -34,6 +35,10 @@ class TargetSettings:
     exact_lengths: bool = True
     extra_body: str = ""
     timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        check_not_negative("--temperature", self.temperature)
+        check_over_zero("--timeout", self.timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,11 @@ class WorkloadSettings:
     prefix_groups: int = 1
     seed: int = 0
     salt: str | None = None
+
+    def __post_init__(self) -> None:
+        check_not_negative("--trace-start", self.trace_start_s)
+        if self.trace_seconds is not None:
+            check_over_zero("--trace-seconds", self.trace_seconds)
 
     @property
     def scales_to_longest(self) -> bool:

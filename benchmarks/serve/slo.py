@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.serve.option_text import duration_s, key_values
 from benchmarks.serve.sample import Sample
+from engine.errors import ConfigError
 
 _METRICS = ("ttft", "tpot", "e2e")
 
@@ -43,13 +44,16 @@ class Slo:
         return {name: None if limit is None else 1000 * limit for name, limit in limits.items()}
 
 
-def parse_slo(option: str, text: str) -> Slo | None:
-    """``"ttft=500ms,tpot=50ms"``; None for an empty text.
+def parse_slo(option: str, text: str) -> Slo:
+    """``"ttft=500ms,tpot=50ms"``.
 
     Raises:
-        ConfigError: an unknown metric or something that is no duration.
+        ConfigError: no metric, an unknown one, or something that is no duration.
     """
     values = {name: duration_s(f"{option} {name}", value) for name, value in key_values(option, text, _METRICS).items()}
     if not values:
-        return None
+        raise ConfigError(
+            f"{option} says what has to be kept; got {text!r}. Give at least one limit, such as {option} "
+            "ttft=500ms,tpot=50ms."
+        )
     return Slo(values.get("ttft"), values.get("tpot"), values.get("e2e"))

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.serve.arrivals import ARRIVALS, POISSON, TRACE
-from benchmarks.serve.option_text import known_name
+from benchmarks.serve.option_text import check_not_negative, check_over_zero, known_name
 from engine.errors import ConfigError
 
 CLOSED = "closed"
 DEFAULT_REQUESTS = 1000
 DEFAULT_SECONDS = 60.0
 DEFAULT_TRACE_SECONDS = 3600.0
+MAX_RATE = 1e6
+"""In requests/s. No client comes near; the schedule of a higher one would only fill the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,13 @@ class Bounds:
     grace_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.requests < 1 or self.seconds <= 0:
-            raise ConfigError("--requests and --duration must be over 0.")
-        if min(self.warmup_requests, self.warmup_s, self.grace_s) < 0:
-            raise ConfigError("--warmup-requests, --warmup and --grace must not be under 0.")
+        if self.requests < 1:
+            raise ConfigError(f"--requests must be at least 1; got {self.requests}.")
+        check_over_zero("--duration", self.seconds)
+        if self.warmup_requests < 0:
+            raise ConfigError(f"--warmup-requests must be at least 0; got {self.warmup_requests}.")
+        check_not_negative("--warmup", self.warmup_s)
+        check_not_negative("--grace", self.grace_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,7 @@ class LoadSettings:
     """What was asked for; :func:`plan_stages` makes stages of it.
 
     Attributes:
-        concurrency: a closed-loop stage for each.
+        concurrency: a closed-loop stage for each; no stage gets more clients than it has requests.
         rate: an open-loop stage for each, in requests/s.
         arrival: of the open loops; None: Poisson.
         requests, duration_s: bounds of each stage; None for the defaults.
@@ -110,6 +115,8 @@ def plan_stages(settings: LoadSettings, trace_length: int | None) -> list[Stage]
         ConfigError: options that exclude each other, or numbers that make no load.
     """
     arrival = None if settings.arrival is None else known_name("--arrival", settings.arrival, ARRIVALS)
+    check_over_zero("--burstiness", settings.burstiness)
+    check_over_zero("--speed-up", settings.speed_up)
     if settings.concurrency and (settings.rate or arrival):
         raise ConfigError("--concurrency is a closed loop, --rate and --arrival are an open one. Give one of them.")
     if arrival == TRACE:
@@ -119,18 +126,46 @@ def plan_stages(settings: LoadSettings, trace_length: int | None) -> list[Stage]
     if arrival and not settings.rate:
         raise ConfigError(f"--arrival {arrival} needs --rate, in requests per second.")
     if settings.rate:
-        if min(settings.rate) <= 0:
-            raise ConfigError("--rate must be over 0.")
+        for rate in settings.rate:
+            check_over_zero("--rate", rate, MAX_RATE)
         bounds = _bounds(settings, settings.warmup_requests or 0)
         return [
             _open_stage(settings, index, arrival or POISSON, rate, bounds) for index, rate in enumerate(settings.rate)
         ]
-    if min(settings.concurrency, default=1) < 1:
-        raise ConfigError("--concurrency must be at least 1.")
+    return _closed_stages(settings)
+
+
+def plan_notes(settings: LoadSettings) -> list[str]:
+    """What :func:`plan_stages` does otherwise than was asked for."""
+    room = _room_for_clients(settings)
+    capped = [str(wanted) for wanted in settings.concurrency if wanted > room]
+    if not capped:
+        return []
+    return [
+        f"--concurrency {', '.join(capped)}: no more clients than there are requests in a stage, which is {room}; "
+        "raise --requests for more"
+    ]
+
+
+def _closed_stages(settings: LoadSettings) -> list[Stage]:
+    if (least := min(settings.concurrency, default=1)) < 1:
+        raise ConfigError(f"--concurrency must be at least 1; got {least}.")
+    room = _room_for_clients(settings)
+    clients: list[int] = []
+    for wanted in settings.concurrency or (1,):
+        # Several that are cut to the same number would be the same stage.
+        if wanted <= room or room not in clients:
+            clients.append(min(wanted, room))
     return [
         Stage(index, _bounds(settings, _closed_warmup(settings, concurrency)), concurrency=concurrency)
-        for index, concurrency in enumerate(settings.concurrency or (1,))
+        for index, concurrency in enumerate(clients)
     ]
+
+
+def _room_for_clients(settings: LoadSettings) -> int:
+    """As many clients of a closed loop have something to send; by default the warm-up follows their number."""
+    requests = DEFAULT_REQUESTS if settings.requests is None else settings.requests
+    return max(1, requests + (settings.warmup_requests or 0))
 
 
 def _closed_warmup(settings: LoadSettings, concurrency: int) -> int:

@@ -18,15 +18,21 @@ from benchmarks.serve.assembly import load_trace, make_settled_limits
 from benchmarks.serve.document import SWEEP_FORMAT, check_writable, make_header, write_json
 from benchmarks.serve.goodput_search import RateVerdict, SearchLimits, SearchResult, search_goodput
 from benchmarks.serve.latency import percentile_ms
+from benchmarks.serve.open_files import make_room_for_connections
+from benchmarks.serve.option_text import check_over_zero
 from benchmarks.serve.progress import show_progress
+from benchmarks.serve.reports import plan_report
 from benchmarks.serve.runner import StageRun
 from benchmarks.serve.session import InterruptedBeforeLoadError, Session, open_session, stop_on_signals
 from benchmarks.serve.settings import TargetSettings, WorkloadSettings
 from benchmarks.serve.slo import Slo, parse_slo
 from benchmarks.serve.stage_result import StageResult, evaluate
-from benchmarks.serve.stages import LoadSettings, plan_stages
+from benchmarks.serve.stages import MAX_RATE, LoadSettings, plan_stages
+from benchmarks.serve.sweep_charts import answers_at, sweep_charts
 from benchmarks.serve.traces import TraceRequest
 from engine.errors import ConfigError
+
+_REPORT_STEM = "bench-sweep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +41,8 @@ class SweepSettings:
     Attributes:
         slo: limits that a request must keep.
         percentile: of the requests that must keep them, such as 90.
-        json_file: where the report goes.
+        json_file: where the whole report goes.
+        report: see :func:`benchmarks.serve.reports.plan_report`.
     """
 
     slo: str
@@ -47,6 +54,7 @@ class SweepSettings:
     max_rates: int = 16
     max_repeats: int = 3
     json_file: Path | None = None
+    report: Path | None = None
 
     def limits(self) -> SearchLimits:
         """
@@ -55,10 +63,16 @@ class SweepSettings:
         """
         if not 0 < self.percentile < 100:
             raise ConfigError(f"--percentile must be between 0 and 100; got {self.percentile:g}.")
-        if not 0 < self.min_rate <= self.start_rate <= self.max_rate:
-            raise ConfigError("--min-rate, --start-rate and --max-rate must be over 0 and in this order.")
-        if self.precision <= 0 or self.max_rates < 1 or self.max_repeats < 1:
-            raise ConfigError("--precision must be over 0, --max-rates and --repeats at least 1.")
+        rates = {"--min-rate": self.min_rate, "--start-rate": self.start_rate, "--max-rate": self.max_rate}
+        for option, rate in rates.items():
+            check_over_zero(option, rate, MAX_RATE)
+        if not self.min_rate <= self.start_rate <= self.max_rate:
+            given = ", ".join(f"{rate:g}" for rate in rates.values())
+            raise ConfigError(f"{', '.join(rates)} must be in this order; got {given}.")
+        check_over_zero("--precision", self.precision)
+        for option, count in (("--max-rates", self.max_rates), ("--repeats", self.max_repeats)):
+            if count < 1:
+                raise ConfigError(f"{option} must be at least 1; got {count}.")
         return SearchLimits(
             self.start_rate, self.min_rate, self.max_rate, self.precision, self.max_rates, self.percentile / 100.0,
             self.max_repeats,
@@ -93,13 +107,10 @@ def run_sweep(
             then the table is shown on ``console``.
     """
     slo, limits = parse_slo("--slo", sweep.slo), sweep.limits()
-    if slo is None:
-        raise ConfigError(
-            "--slo says what has to be kept. Give at least one limit, such as --slo ttft=500ms,tpot=50ms."
-        )
     if load.arrival == TRACE:
         raise ConfigError("A sweep sets the rate itself; --arrival trace has its own. Use poisson, bursty or constant.")
-    plan_stages(replace(load, rate=(limits.start,)), None)
+    make_room_for_connections(plan_stages(replace(load, rate=(limits.highest,)), None))
+    report = plan_report(sweep.report, _REPORT_STEM)
     if sweep.json_file is not None:
         check_writable("--json", sweep.json_file)
     trace = load_trace(workload)
@@ -110,15 +121,19 @@ def run_sweep(
     except InterruptedBeforeLoadError:
         return SweepOutcome(Text("interrupted before the load began"), SearchResult(), (), is_interrupted=True)
     shown = _render(result, probes, slo, sweep)
-    if sweep.json_file is not None:
-        settings = {"load": asdict(load), "sweep": {**asdict(sweep), "slo": slo.to_dict()}}
-        header = make_header(SWEEP_FORMAT, target, workload, settings, session.target)
-        try:
+    try:
+        if sweep.json_file is not None:
+            settings = {"load": asdict(load), "sweep": {**asdict(sweep), "slo": slo.to_dict()}}
+            header = make_header(SWEEP_FORMAT, target, workload, settings, session.target)
             write_json({**header, "notes": session.notes, **_result_dict(result, probes)}, sweep.json_file)
-        except OSError as error:
-            console.print(shown)
-            raise ConfigError(f"--json cannot be written: {error}. The table above is what was measured.") from error
-        console.print(Text(f"wrote {sweep.json_file}"), soft_wrap=True)
+        if report.files and result.verdicts:
+            charts = sweep_charts(result.verdicts, probes, sweep.percentile)
+            report.write(f"Goodput of {session.target['model']}", shown, charts)
+    except OSError as error:
+        console.print(shown)
+        raise ConfigError(f"A report cannot be written: {error}. The table above is what was measured.") from error
+    for file in filter(None, (sweep.json_file, *(report.files if result.verdicts else ()))):
+        console.print(Text(f"wrote {file}"), soft_wrap=True)
     return SweepOutcome(shown, result, probes, stopped)
 
 
@@ -194,7 +209,7 @@ def _render(result: SearchResult, probes: Sequence[StageResult], slo: Slo, sweep
 
 def _cells(verdict: RateVerdict, probes: Sequence[StageResult], percentile: float) -> list[str]:
     low, high = verdict.interval
-    samples = [s for probe in probes for s in probe.run.samples if s.is_ok and not s.is_warmup]
+    samples = answers_at(verdict.rate, probes)
     ttft = percentile_ms((s.ttft_s(from_send=False) for s in samples), percentile)
     tpot = percentile_ms((s.tpot_s() for s in samples), percentile)
     return [

@@ -90,6 +90,22 @@ class KVSink(Protocol):
         ...
 
 
+class PartBuffer(Protocol):
+    """Memory of a stream's, for one part. Whoever got it gives it to ``send``, which keeps it, or releases it.
+
+    Attributes:
+        view: writable, as long as the part. Any thread may write into it until ``send`` or ``release``.
+    """
+
+    view: memoryview
+
+    def __len__(self) -> int: ...
+
+    def release(self) -> None:
+        """Gives the memory back; harmless when that has been done."""
+        ...
+
+
 class KVSendStream(Protocol):
     """One transfer, from the sender's side. Every method raises ``BatonError`` when the transfer broke.
 
@@ -104,8 +120,16 @@ class KVSendStream(Protocol):
         """The receiver's answer."""
         ...
 
-    async def send(self, header: PartHeader, payload: Payload) -> None:
-        """Returns once the transport has taken the part; it waits while too much is on its way to a slow receiver."""
+    def buffer(self, num_bytes: int) -> PartBuffer | None:
+        """Memory from which the receiver itself reads a part of ``num_bytes``; None when there is none for it."""
+        ...
+
+    async def send(self, header: PartHeader, payload: Payload | PartBuffer) -> None:
+        """Returns once the transport has taken the part; it waits while too much is on its way to a slow receiver.
+
+        Args:
+            payload: a buffer of this stream belongs to it from the call on.
+        """
         ...
 
     async def commit(self, draft_state: bytes | None = None) -> int:

@@ -64,8 +64,15 @@ def decode_frame(data: bytes) -> tuple[kv_pb2.KVFrame, memoryview]:
     return header, payload
 
 
-def pack_header(token_start: int, token_count: int, layer_start: int, layer_end: int, digest: int) -> kv_pb2.KVFrame:
-    """The header of a part."""
+def pack_header(
+    token_start: int,
+    token_count: int,
+    layer_start: int,
+    layer_end: int,
+    digest: int,
+    slot: kv_pb2.KVSlot | None = None,
+) -> kv_pb2.KVFrame:
+    """The header of a part, whose payload follows or is in ``slot``."""
     return kv_pb2.KVFrame(
         part=kv_pb2.KVPart(
             token_start=token_start,
@@ -73,6 +80,7 @@ def pack_header(token_start: int, token_count: int, layer_start: int, layer_end:
             layer_start=layer_start,
             layer_end=layer_end,
             checksum=digest,
+            slot=slot,
         )
     )
 

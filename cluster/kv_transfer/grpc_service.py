@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -11,6 +12,7 @@ import grpc.aio
 from cluster.kv_transfer.base import KVSink, PartHeader, TransferOffer
 from cluster.kv_transfer.codec import decode_frame
 from cluster.kv_transfer.grpc_transport import METHOD, SERVICE
+from cluster.kv_transfer.segment_mappings import MappedSegment, SegmentMappings
 from cluster.logs import RequestLog
 from cluster.request_ids import request_id_of_call
 from cluster.rpc import as_baton_error, reporting_errors
@@ -24,10 +26,15 @@ _MAX_DEADLINE_S = 86_400.0
 
 
 class KVTransferService:
-    """Feeds a :class:`KVSink` from the stream, and gives everything back if the stream breaks."""
+    """Feeds a :class:`KVSink` from the stream, and gives everything back if the stream breaks.
 
-    def __init__(self, sink: KVSink) -> None:
+    Args:
+        mappings: for the memory of senders on this host; None: they must send every part in messages.
+    """
+
+    def __init__(self, sink: KVSink, mappings: SegmentMappings | None = None) -> None:
         self._sink = sink
+        self._mappings = mappings
 
     def add_to(self, server: grpc.aio.Server) -> None:
         # No (de)serializers: frames stay raw bytes, see codec.py.
@@ -58,12 +65,16 @@ class KVTransferService:
         reservation = await self._sink.reserve(offer)
         committed = False
         reason = "the sender went away"
+        segment: MappedSegment | None = None
         try:
+            segment = self._attach(header.reserve)
             reserved = kv_pb2.KVReserved(
-                num_cached_tokens=reservation.num_cached_tokens, takes_draft=reservation.takes_draft
+                num_cached_tokens=reservation.num_cached_tokens,
+                takes_draft=reservation.takes_draft,
+                takes_segment=segment is not None,
             )
             await _reply(context, kv_pb2.KVReply(reserved=reserved))
-            draft_state = await self._take_parts(context, offer.transfer_id)
+            draft_state = await self._take_parts(context, offer.transfer_id, segment)
             num_bytes = await self._sink.commit(offer.transfer_id, draft_state)
             committed = True
             await _reply(context, kv_pb2.KVReply(committed=kv_pb2.KVCommitted(num_bytes=num_bytes)))
@@ -75,11 +86,33 @@ class KVTransferService:
             reason = as_baton_error(error, offer.transfer_id).message
             raise
         finally:
+            if segment is not None and self._mappings is not None:
+                self._mappings.detach(segment)
             if not committed:
                 self._sink.abort(offer.transfer_id, reason)
 
-    async def _take_parts(self, context: grpc.aio.ServicerContext[Any, Any], transfer_id: str) -> bytes | None:
+    def _attach(self, reserve: kv_pb2.KVReserve) -> MappedSegment | None:
+        if self._mappings is None or not reserve.HasField("segment"):
+            return None
+        return self._mappings.attach(reserve.segment)
+
+    async def _take_parts(
+        self, context: grpc.aio.ServicerContext[Any, Any], transfer_id: str, segment: MappedSegment | None
+    ) -> bytes | None:
         """Writes parts until the commit comes; gives the draft's state that is in it."""
+        acknowledgements = _Acknowledgements(context)
+        try:
+            return await self._write_parts(context, transfer_id, segment, acknowledgements)
+        finally:
+            await acknowledgements.finish()
+
+    async def _write_parts(
+        self,
+        context: grpc.aio.ServicerContext[Any, Any],
+        transfer_id: str,
+        segment: MappedSegment | None,
+        acknowledgements: _Acknowledgements,
+    ) -> bytes | None:
         num_parts = num_bytes = 0
         while (data := await context.read()) is not grpc.aio.EOF:
             header, payload = decode_frame(data)
@@ -93,11 +126,54 @@ class KVTransferService:
                 return header.commit.draft_state if header.commit.HasField("draft_state") else None
             if kind != "part":
                 raise TransferError(f"a KV frame of kind {kind} came out of order.")
-            await self._sink.write(transfer_id, _part_of(header.part), payload, header.part.checksum)
+            num_bytes += await self._write_part(transfer_id, segment, header.part, payload)
             num_parts += 1
-            num_bytes += len(payload)
-            await _reply(context, kv_pb2.KVReply(received=kv_pb2.KVReceived(num_bytes=num_bytes)))
+            acknowledgements.written(num_bytes)
         raise TransferError("the sender ended the stream without a commit.")
+
+    async def _write_part(
+        self, transfer_id: str, segment: MappedSegment | None, part: kv_pb2.KVPart, payload: memoryview
+    ) -> int:
+        """The bytes written."""
+        header = PartHeader(part.token_start, part.token_count, part.layer_start, part.layer_end)
+        if not part.HasField("slot"):
+            await self._sink.write(transfer_id, header, payload, part.checksum)
+            return len(payload)
+        if segment is None or len(payload):
+            raise TransferError("a KV part names memory that was not agreed on, or brings its payload all the same.")
+        await self._sink.write(transfer_id, header, segment.read(part.slot), part.checksum)
+        segment.check(part.slot)  # what was read while the sender wrote is not committed
+        return part.slot.num_bytes
+
+
+class _Acknowledgements:
+    """Tell the sender how much is written, beside the reading of more: what is written while one is on its way shares
+    the next one."""
+
+    def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        self._context = context
+        self._num_bytes = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def written(self, num_bytes: int) -> None:
+        """Of all parts together."""
+        self._num_bytes = num_bytes
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._send())
+
+    async def finish(self) -> None:
+        """Waits until the last one is out, or the call is over; the stream is free for other replies then."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def _send(self) -> None:
+        num_told = -1
+        try:
+            while num_told < self._num_bytes:
+                num_told = self._num_bytes
+                await _reply(self._context, kv_pb2.KVReply(received=kv_pb2.KVReceived(num_bytes=num_told)))
+        except grpc.aio.BaseError:  # the call is over, as the reading side hears too
+            return
 
 
 async def _reply(context: grpc.aio.ServicerContext[Any, Any], reply: kv_pb2.KVReply) -> None:
@@ -125,7 +201,3 @@ def _offer_of(reserve: kv_pb2.KVReserve) -> TransferOffer:
     if fingerprint != reserve.spec_fingerprint:
         raise LayoutMismatchError("the sender's KV layout does not match its own fingerprint.")
     return TransferOffer(reserve.transfer_id, reserve.request_id, spec, tuple(reserve.token_ids), reserve.deadline_s)
-
-
-def _part_of(part: kv_pb2.KVPart) -> PartHeader:
-    return PartHeader(part.token_start, part.token_count, part.layer_start, part.layer_end)

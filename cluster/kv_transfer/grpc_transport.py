@@ -1,8 +1,10 @@
-"""KV over gRPC, the sending end: one bidirectional stream per transfer, raw frames, acknowledged part by part."""
+"""KV over gRPC, the sending end: one bidirectional stream per transfer, raw frames, acknowledged part by part. To a
+receiver on this host, parts may go as the places where they are in memory that both see."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +12,16 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from cluster.kv_transfer.base import PartHeader, Payload, Reservation, TransferOffer
+from cluster.kv_transfer.base import PartBuffer, PartHeader, Payload, Reservation, TransferOffer
 from cluster.kv_transfer.codec import checksum, encode_frame, pack_header
+from cluster.kv_transfer.local_memory import LocalMemory, SlotsInFlight
+from cluster.kv_transfer.shared_segment import Slot
 from cluster.kv_transfer.throttle import Throttle
 from cluster.rpc import create_channel, error_from_rpc
 from cluster.wire import kv_pb2
 from engine.errors import BatonError, DeadlineError, TransferError, WorkerLostError, rebuild_error
+
+logger = logging.getLogger(__name__)
 
 SERVICE = "baton.v1.KVTransfer"
 METHOD = "Transfer"
@@ -31,6 +37,7 @@ class GrpcKVTransport:
     Args:
         throttle: cap on this sender's bandwidth, or None.
         timeout_s: of a whole transfer.
+        memory: what receivers on this host may read parts from, or None; closed with the transport.
         max_inflight_bytes: unacknowledged payload of one transfer; a larger part travels alone.
     """
 
@@ -38,12 +45,15 @@ class GrpcKVTransport:
         self,
         throttle: Throttle | None = None,
         timeout_s: float = 120.0,
+        memory: LocalMemory | None = None,
         max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
     ) -> None:
         self._throttle = throttle
         self._timeout_s = timeout_s
+        self._memory = memory
         self._max_inflight_bytes = max_inflight_bytes
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._remote: set[str] = set()
 
     async def open(self, offer: TransferOffer, peer: str) -> GrpcSendStream:
         channel = self._channels.get(peer)
@@ -54,19 +64,26 @@ class GrpcKVTransport:
             call = method(timeout=self._timeout_s)
         except grpc.aio.UsageError as error:
             raise WorkerLostError(f"this worker's connection to {peer} has been closed.") from error
-        stream = GrpcSendStream(call, peer, self._throttle, self._max_inflight_bytes)
+        slots = SlotsInFlight(self._memory.segment() if self._memory is not None else None)
+        stream = GrpcSendStream(call, peer, self._throttle, self._max_inflight_bytes, slots)
         try:
             await stream.reserve(offer)
         except BaseException as error:
             await stream.abort()
             if isinstance(error, WorkerLostError) and self._channels.get(peer) is channel:
                 # Workers come back at other addresses; a channel to nobody would be kept for ever.
+                self._remote.discard(peer)
                 await self._channels.pop(peer).close()
             raise
+        if slots.is_offered and not slots.accepted and peer not in self._remote:
+            self._remote.add(peer)
+            logger.info("the worker at %s does not read this one's memory, KV goes to it in messages", peer)
         return stream
 
     async def close(self) -> None:
         channels, self._channels = list(self._channels.values()), {}
+        if self._memory is not None:
+            self._memory.close()
         await asyncio.gather(*(channel.close() for channel in channels))
 
 
@@ -77,11 +94,14 @@ class GrpcSendStream:
     is lost (grpc/grpc issue 36066).
     """
 
-    def __init__(self, call: Any, peer: str, throttle: Throttle | None, max_inflight_bytes: int) -> None:
+    def __init__(
+        self, call: Any, peer: str, throttle: Throttle | None, max_inflight_bytes: int, slots: SlotsInFlight
+    ) -> None:
         self._call = call
         self._peer = peer
         self._throttle = throttle
         self._max_inflight_bytes = max_inflight_bytes
+        self._slots = slots
         self._reservation: Reservation | None = None
         self._num_parts = 0
         self._num_bytes = 0
@@ -110,22 +130,44 @@ class GrpcSendStream:
             spec_fingerprint=offer.spec.fingerprint(),
             token_ids=offer.token_ids,
             deadline_s=offer.deadline_s,
+            segment=self._slots.offer,
         )
         await self._write(encode_frame(kv_pb2.KVFrame(reserve=request)))
         await self._until(lambda: self._reservation is not None)
 
-    async def send(self, header: PartHeader, payload: Payload) -> None:
+    def buffer(self, num_bytes: int) -> Slot | None:
+        return self._slots.take(num_bytes)
+
+    async def send(self, header: PartHeader, payload: Payload | PartBuffer) -> None:
+        if isinstance(payload, Payload):
+            await self._send(header, payload)
+        elif isinstance(payload, Slot):
+            self._slots.sending(payload, self._num_bytes + len(payload))
+            try:
+                await self._send(header, payload.view, payload.reference)
+            except BaseException:
+                payload.release()
+                raise
+        else:
+            raise TransferError("a KV part came in a buffer of another transport.")
+
+    async def _send(self, header: PartHeader, payload: Payload, slot: kv_pb2.KVSlot | None = None) -> None:
         await self._until(
             lambda: not self.num_inflight_bytes or self.num_inflight_bytes + len(payload) <= self._max_inflight_bytes
         )
         if self._throttle is not None:
             await self._throttle.take(len(payload))
         head = pack_header(
-            header.token_start, header.token_count, header.layer_start, header.layer_end, checksum(payload)
+            header.token_start,
+            header.token_count,
+            header.layer_start,
+            header.layer_end,
+            checksum(payload),
+            slot,
         )
         self._num_parts += 1
         self._num_bytes += len(payload)
-        await self._write(encode_frame(head, payload))
+        await self._write(encode_frame(head, payload if slot is None else b""))
 
     async def commit(self, draft_state: bytes | None = None) -> int:
         commit = kv_pb2.KVCommit(num_parts=self._num_parts, num_bytes=self._num_bytes, draft_state=draft_state)
@@ -137,6 +179,7 @@ class GrpcSendStream:
         self._call.cancel()  # does nothing to a call that is over
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
+        self._slots.release_all()
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():
@@ -174,6 +217,7 @@ class GrpcSendStream:
             self._error = TransferError("the transfer was given up by its sender.")
             raise
         finally:
+            self._slots.release_all()
             self._changed.set()
 
     async def _read(self) -> kv_pb2.KVReply:
@@ -194,8 +238,11 @@ class GrpcSendStream:
         kind = reply.WhichOneof("kind")
         if kind == "reserved":
             self._reservation = Reservation(reply.reserved.num_cached_tokens, reply.reserved.takes_draft)
+            if reply.reserved.takes_segment:
+                self._slots.accept()
         elif kind == "received":
             self._num_bytes_received = reply.received.num_bytes
+            self._slots.acknowledged(self._num_bytes_received)
             if self.on_acknowledged is not None:
                 self.on_acknowledged(self._num_bytes_received)
         elif kind == "committed":

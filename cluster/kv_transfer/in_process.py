@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 
-from cluster.kv_transfer.base import KVSink, PartHeader, Payload, Reservation, TransferOffer
+from cluster.kv_transfer.base import KVSink, PartBuffer, PartHeader, Payload, Reservation, TransferOffer
 from cluster.kv_transfer.codec import checksum
 from cluster.kv_transfer.throttle import Throttle
 from engine.errors import BatonError, TransferError, WorkerLostError
@@ -49,7 +49,12 @@ class InProcessSendStream:
     def reservation(self) -> Reservation:
         return self._reservation
 
-    async def send(self, header: PartHeader, payload: Payload) -> None:
+    def buffer(self, num_bytes: int) -> None:
+        """What is sent is what the sink reads, wherever it is."""
+
+    async def send(self, header: PartHeader, payload: Payload | PartBuffer) -> None:
+        if not isinstance(payload, Payload):
+            raise TransferError("a KV part came in a buffer of another transport.")
         if self._throttle is not None:
             await self._throttle.take(len(payload))
         self._check_open()

@@ -6,17 +6,28 @@ from collections.abc import Callable
 
 from cluster.kv_transfer.base import KVTransport
 from cluster.kv_transfer.grpc_transport import GrpcKVTransport
+from cluster.kv_transfer.local_memory import LocalMemory
 from cluster.kv_transfer.throttle import Throttle
 from engine.errors import ConfigError
 
-_TRANSPORTS: dict[str, Callable[[Throttle | None, float], KVTransport]] = {"grpc": GrpcKVTransport}
+_TRANSPORTS: dict[str, Callable[[Throttle | None, float, LocalMemory | None], KVTransport]] = {"grpc": GrpcKVTransport}
 
 
-def create_transport(name: str, max_bytes_per_second: float | None, timeout_s: float) -> KVTransport:
-    """Raises :class:`ConfigError` for an unknown name."""
+def create_transport(
+    name: str, max_bytes_per_second: float | None, timeout_s: float, shared_part_bytes: int | None = None
+) -> KVTransport:
+    """
+    Args:
+        shared_part_bytes: largest part that receivers on this host may read from this process's memory; None: they get
+            all parts in messages.
+
+    Raises:
+        ConfigError: the name is unknown.
+    """
     if name not in _TRANSPORTS:
         raise ConfigError(
             f"kv_transfer.transport is {name!r}, but the known transports are: {', '.join(sorted(_TRANSPORTS))}."
         )
     throttle = Throttle(max_bytes_per_second) if max_bytes_per_second else None
-    return _TRANSPORTS[name](throttle, timeout_s)
+    memory = LocalMemory(shared_part_bytes) if shared_part_bytes else None
+    return _TRANSPORTS[name](throttle, timeout_s, memory)

@@ -3,34 +3,46 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from math import exp, isfinite, log
 from statistics import median
 
 _WINDOW = 48
 _PRIOR_REQUESTS = 4.0
-_LARGEST_FACTOR = 4.0
+_LARGEST_LOG = log(4.0)
+"""Of a factor."""
 _UNKNOWN_SPREAD = 0.3
 
 
 class Calibration:
-    """The usual ratio of what happened to what was predicted, over the last requests."""
+    """The usual ratio of what happened to what was predicted, over the last requests.
 
-    def __init__(self) -> None:
+    Args:
+        elsewhere: whose factor is expected while little is known here; else it is 1.
+
+    Attributes:
+        spread: relative; of single requests around what is predicted with the factor.
+    """
+
+    def __init__(self, elsewhere: Calibration | None = None) -> None:
+        self._elsewhere = elsewhere
         self._logs: deque[float] = deque(maxlen=_WINDOW)
-        self.factor = 1.0
+        self._middle = 0.0
         self.spread = _UNKNOWN_SPREAD
-        """Relative; of single requests around what is predicted with the factor."""
+
+    @property
+    def factor(self) -> float:
+        count = len(self._logs)
+        expected = log(self._elsewhere.factor) if self._elsewhere is not None else 0.0
+        usual = (count * self._middle + _PRIOR_REQUESTS * expected) / (count + _PRIOR_REQUESTS)
+        return exp(min(max(usual, -_LARGEST_LOG), _LARGEST_LOG))
 
     def observe(self, predicted_ms: float, actual_ms: float) -> None:
         """``predicted_ms`` is the prediction without the factor."""
         if not (isfinite(predicted_ms) and isfinite(actual_ms) and predicted_ms > 0 and actual_ms > 0):
             return
-        self._logs.append(log(actual_ms / predicted_ms))
+        self._logs.append(log(actual_ms) - log(predicted_ms))  # a ratio could overflow
         count = len(self._logs)
-        middle = median(self._logs)
-        usual = middle * count / (count + _PRIOR_REQUESTS)
-        self.factor = min(max(exp(usual), 1 / _LARGEST_FACTOR), _LARGEST_FACTOR)
+        self._middle = middle = median(self._logs)
         spread = 1.4826 * median(abs(value - middle) for value in self._logs)
         self.spread = (_PRIOR_REQUESTS * _UNKNOWN_SPREAD + count * spread) / (_PRIOR_REQUESTS + count)
 
@@ -38,20 +50,23 @@ class Calibration:
 class RegimeCalibration:
     """One calibration for workers that have their processor to themselves, and one for those that share it.
 
-    Workers on CPUs of one node slow each other down, by as much as two to one, and no sample of a step tells.
+    Workers on CPUs of one node slow each other down, by as much as two to one, and no sample of a step tells. Prompts
+    that a decode worker computes itself have one of their own: there, steps are shared with sequences that decode.
     """
 
     def __init__(self) -> None:
         self._alone = Calibration()
         self._contended = Calibration()
+        self._local = Calibration(self._alone)
 
-    def of(self, *, contended: bool) -> Calibration:
+    def of(self, *, contended: bool, local: bool = False) -> Calibration:
+        """
+        Args:
+            local: of local prefill; whether it was contended makes no difference then.
+        """
+        if local:
+            return self._local
         return self._contended if contended else self._alone
-
-    def factors(self, contended: Sequence[bool], count: int) -> list[float]:
-        """For ``count`` candidates; none of them is contended when that is left out."""
-        flags = contended or (False,) * count
-        return [self.of(contended=flag).factor for flag in flags]
 
 
 class SlidingMedian:

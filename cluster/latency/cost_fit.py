@@ -100,6 +100,7 @@ class MemberCost:
     """One worker's, or one link's.
 
     Attributes:
+        num_samples: ever learned from.
         coefficients: level included, as plain numbers: predictions are made from these.
         sd: of a single sample, as a share of what is predicted.
     """
@@ -108,13 +109,10 @@ class MemberCost:
         self._group = group
         self._fit = CostFit(group.coefficients, _MEMBER_PRIOR_WEIGHT)
         self._recent: deque[tuple[float, Features, float]] = deque(maxlen=_LEVEL_SAMPLES)
+        self.num_samples = 0
         self.scale = 1.0
         self.coefficients: Features = tuple(group.coefficients.tolist())
         self.sd = _UNKNOWN_SD
-
-    @property
-    def num_samples(self) -> int:
-        return self._fit.num_samples
 
     def observe(self, samples: Iterable[tuple[Features, float]], now_s: float) -> None:
         """Learns from (features, milliseconds) and leaves out what cannot be true: no sample breaks it."""
@@ -126,6 +124,7 @@ class MemberCost:
             self._fit.add(features, ms, now_s)
             self._group.add(features, ms / scale, now_s)
             self._recent.append((now_s, features, ms))
+        self.num_samples = self._fit.num_samples
         self._group.refresh(now_s)
         self._update(now_s)
 

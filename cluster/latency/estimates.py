@@ -37,6 +37,7 @@ class PromptQueue:
         elapsed_ms: since the step under way began, as far as one knows.
         decoding: sequences that decode on the worker; each of them takes a token of every step's budget.
         context_tokens: of these sequences together.
+        tpot_target_s: the strictest of theirs, to which the worker cuts prompts; 0: none.
     """
 
     tokens: int = 0
@@ -45,6 +46,7 @@ class PromptQueue:
     elapsed_ms: float = 0.0
     decoding: int = 0
     context_tokens: int = 0
+    tpot_target_s: float = 0.0
 
 
 EMPTY_QUEUE = PromptQueue()
@@ -53,3 +55,29 @@ EMPTY_QUEUE = PromptQueue()
 def attention_pairs(uncached_tokens: int, context_tokens: int) -> int:
     """(token, token before it) pairs of a prompt behind ``context_tokens`` cached ones, however it is chunked."""
     return uncached_tokens * context_tokens + uncached_tokens * (uncached_tokens + 1) // 2
+
+
+@dataclass(frozen=True, slots=True)
+class RouteForecast:
+    """What was expected of a request on the route that it took, and what the model alone said of it; milliseconds.
+
+    Attributes:
+        before_ms: of the TTFT: what was over when the request was routed, and its way there and back.
+        model_ttft_ms, model_tpot_ms: without calibration and, for the TTFT, without ``before_ms``.
+        exposed_ms: of the hand-off, what is left when the prompt is computed; as transfers go, nothing added.
+        contended: another worker computes on the same processor.
+        local: the decode worker computes the prompt.
+    """
+
+    ttft_ms: float
+    tpot_ms: float
+    before_ms: float
+    model_ttft_ms: float
+    model_tpot_ms: float
+    exposed_ms: float
+    contended: bool
+    local: bool
+
+
+UNKNOWN_FORECAST = RouteForecast(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, contended=False, local=False)
+"""Of a route that nothing was predicted for; nothing is learned from it."""

@@ -17,12 +17,14 @@ from engine.step_samples import StepSample
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
+_SPREAD = 0.9
+"""Share of it in which the workers are asked."""
 _SAVE_EVERY_S = 60.0
 _TIMEOUT_S = 2.0
 
 
 class SampleFeed:
-    """Asks every worker for its new samples, once a second and all of them at once.
+    """Asks every worker for its new samples, once a second.
 
     Args:
         store: None: fits are neither read nor kept.
@@ -53,17 +55,26 @@ class SampleFeed:
     async def run(self) -> None:
         """Until it is cancelled."""
         while True:
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep((1 - _SPREAD) * POLL_S)
             try:
-                await self.poll()
+                await self.poll(_SPREAD * POLL_S)
                 if time.monotonic() >= self._save_due_s:
                     await self.save()
             except Exception:  # predictions may be stale; requests go on
                 logger.exception("a round of samples failed; the next one begins anew")
 
-    async def poll(self) -> None:
-        """One round."""
-        await asyncio.gather(*(self._poll_one(worker) for worker in self._registry.workers))
+    async def poll(self, over_s: float = 0.0) -> None:
+        """One round.
+
+        Args:
+            over_s: asks one worker after the other in so many seconds, since tokens wait while the model learns from an
+                answer, which takes a millisecond or two.
+        """
+        workers = self._registry.workers
+        async with asyncio.TaskGroup() as group:
+            for worker in workers:
+                group.create_task(self._poll_one(worker))
+                await asyncio.sleep(over_s / len(workers))
 
     async def save(self) -> None:
         """Keeps what is known of every kind of worker."""

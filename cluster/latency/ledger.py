@@ -1,26 +1,47 @@
-"""What the router has given to each worker and not got back: the queue that the next request would find there."""
+"""What the router has given to each worker and not got back: the queue that the next request would find there.
+
+Sums are kept as requests come and go: a routing decision asks every worker, thousands of streams may be open, and the
+answer must not take longer for them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
+from math import inf
 
 from cluster.latency.estimates import EMPTY_QUEUE, PromptQueue, attention_pairs
+from engine.urgency import NOT_URGENT, Urgency
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Prompt:
     uncached_tokens: int
     attention_pairs: int
     sent_s: float
+    urgency: Urgency
 
 
 @dataclass(slots=True)
 class _Prompts:
     """Of one worker, in the order in which they were sent, and when the last one left."""
 
-    waiting: dict[str, _Prompt]
-    progress_s: float = float("-inf")
+    waiting: dict[str, _Prompt] = field(default_factory=dict)
+    progress_s: float = -inf
+    tokens: int = 0
+    attention_pairs: int = 0
+    last_key: tuple[float, float] = (-inf, -inf)
+    """None of them goes behind it; those that are late go before."""
+
+
+@dataclass(slots=True)
+class _Sequences:
+    """That decode on one worker: tokens of each and of all, and how many have which target."""
+
+    tokens: dict[str, int] = field(default_factory=dict)
+    context_tokens: int = 0
+    targets: dict[str, float] = field(default_factory=dict)
+    num_with_target: Counter[float] = field(default_factory=Counter)
 
 
 class WorkLedger:
@@ -28,63 +49,138 @@ class WorkLedger:
 
     def __init__(self) -> None:
         self._prompts: dict[str, _Prompts] = {}
-        self._decoding: dict[str, dict[str, Callable[[], int]]] = {}
+        self._decoding: dict[str, _Sequences] = {}
 
-    def begin_prompt(self, worker_id: str, name: str, uncached_tokens: int, cached_tokens: int, now_s: float) -> None:
+    def begin_prompt(
+        self,
+        worker_id: str,
+        name: str,
+        uncached_tokens: int,
+        cached_tokens: int,
+        now_s: float,
+        urgency: Urgency = NOT_URGENT,
+    ) -> None:
         """A prompt was sent to a worker."""
-        prompts = self._prompts.setdefault(worker_id, _Prompts({}))
+        prompts = self._prompts.setdefault(worker_id, _Prompts())
         pairs = attention_pairs(uncached_tokens, cached_tokens)
-        prompts.waiting[name] = _Prompt(uncached_tokens, pairs, now_s)
+        prompts.waiting[name] = _Prompt(uncached_tokens, pairs, now_s, urgency)
+        prompts.tokens += uncached_tokens
+        prompts.attention_pairs += pairs
+        prompts.last_key = max(prompts.last_key, urgency.key(-inf))
 
-    def end_prompt(self, worker_id: str, name: str, now_s: float) -> None:
-        """Its first token came, or it never will."""
+    def end_prompt(self, worker_id: str, name: str, now_s: float, *, is_computed: bool = True) -> None:
+        """Its first token came, or it never will.
+
+        Args:
+            is_computed: False: it was given up. The one at work has been so for as long as before, if it is another.
+        """
         prompts = self._prompts.get(worker_id)
-        if prompts is not None and prompts.waiting.pop(name, None) is not None:
+        if prompts is None or name not in prompts.waiting:
+            return
+        if is_computed or name == next(iter(prompts.waiting)):
             prompts.progress_s = now_s
-            if not prompts.waiting:
-                del self._prompts[worker_id]
+        prompt = prompts.waiting.pop(name)
+        prompts.tokens -= prompt.uncached_tokens
+        prompts.attention_pairs -= prompt.attention_pairs
+        if not prompts.waiting:
+            del self._prompts[worker_id]
 
-    def begin_decoding(self, worker_id: str, name: str, num_tokens: Callable[[], int]) -> None:
+    def begin_decoding(self, worker_id: str, name: str, num_tokens: int, tpot_target_s: float = inf) -> None:
         """A sequence decodes on a worker, or will as soon as its prompt is computed.
 
         Args:
-            num_tokens: of the sequence at present, its prompt included.
+            num_tokens: of the sequence at present, its prompt included; :meth:`grow` adds to them.
         """
-        self._decoding.setdefault(worker_id, {})[name] = num_tokens
+        sequences = self._decoding.setdefault(worker_id, _Sequences())
+        sequences.tokens[name] = num_tokens
+        sequences.context_tokens += num_tokens
+        sequences.targets[name] = tpot_target_s
+        sequences.num_with_target[tpot_target_s] += 1
+
+    def grow(self, worker_id: str, name: str, num_tokens: int) -> None:
+        """A sequence has got more tokens."""
+        sequences = self._decoding.get(worker_id)
+        if sequences is not None and name in sequences.tokens:
+            sequences.tokens[name] += num_tokens
+            sequences.context_tokens += num_tokens
 
     def end_decoding(self, worker_id: str, name: str) -> None:
         sequences = self._decoding.get(worker_id)
-        if sequences is not None:
-            sequences.pop(name, None)
-            if not sequences:
-                del self._decoding[worker_id]
+        if sequences is None or name not in sequences.tokens:
+            return
+        sequences.context_tokens -= sequences.tokens.pop(name)
+        target = sequences.targets.pop(name)
+        sequences.num_with_target[target] -= 1
+        if not sequences.num_with_target[target]:
+            del sequences.num_with_target[target]
+        if not sequences.tokens:
+            del self._decoding[worker_id]
 
-    def queue(self, worker_id: str, now_s: float) -> PromptQueue:
-        """What a new prompt would find in front of it."""
+    def queue(
+        self, worker_id: str, now_s: float, urgency: Urgency = NOT_URGENT, chunk_tokens: int = 512
+    ) -> PromptQueue:
+        """What a new prompt would find in front of it: the step under way, and all that goes before it.
+
+        Workers order by urgency; among equals, whoever was sent first goes first.
+
+        Args:
+            chunk_tokens: of a prompt that is at work but does not go before, so many are computed before it gives way.
+        """
         batch, context = self.batch(worker_id)
+        strictest_s = self.tpot_target_s(worker_id)
+        target_s = strictest_s if strictest_s < inf else 0.0
         prompts = self._prompts.get(worker_id)
         if prompts is None:
-            return PromptQueue(decoding=batch, context_tokens=context) if batch else EMPTY_QUEUE
-        waiting = prompts.waiting.values()
-        head = next(iter(waiting))
+            return PromptQueue(decoding=batch, context_tokens=context, tpot_target_s=target_s) if batch else EMPTY_QUEUE
+        tokens, pairs, count, head = _ahead(prompts, now_s, urgency, chunk_tokens)
+        # Of a head that gives way only its next chunk is counted: what it has had before takes nothing off the others.
+        gives_way = head.urgency.key(now_s) > urgency.key(now_s)
+        elapsed_s = 0.0 if gives_way else max(0.0, now_s - max(head.sent_s, prompts.progress_s))
         return PromptQueue(
-            tokens=sum(prompt.uncached_tokens for prompt in waiting),
-            attention_pairs=sum(prompt.attention_pairs for prompt in waiting),
-            prompts=len(waiting),
-            elapsed_ms=max(0.0, now_s - max(head.sent_s, prompts.progress_s)) * 1e3,
+            tokens=tokens,
+            attention_pairs=pairs,
+            prompts=count,
+            elapsed_ms=elapsed_s * 1e3,
             decoding=batch,
             context_tokens=context,
+            tpot_target_s=target_s,
         )
+
+    def backlog_tokens(self, worker_id: str) -> int:
+        """Uncached tokens of all prompts that the worker has still to compute."""
+        prompts = self._prompts.get(worker_id)
+        return prompts.tokens if prompts is not None else 0
 
     def computes_prompts(self, worker_id: str) -> bool:
         """Whether the worker has prompts to compute."""
         return worker_id in self._prompts
 
-    def decodes(self, worker_id: str) -> bool:
-        """Whether sequences decode on the worker, or will."""
-        return worker_id in self._decoding
-
     def batch(self, worker_id: str) -> tuple[int, int]:
         """(sequences that decode there or will, tokens of all of them together)."""
         sequences = self._decoding.get(worker_id)
-        return (len(sequences), sum(count() for count in sequences.values())) if sequences else (0, 0)
+        return (len(sequences.tokens), sequences.context_tokens) if sequences is not None else (0, 0)
+
+    def tpot_target_s(self, worker_id: str) -> float:
+        """The strictest target of those that decode on the worker; infinity without any."""
+        sequences = self._decoding.get(worker_id)
+        return min(sequences.num_with_target) if sequences is not None else inf
+
+
+def _ahead(prompts: _Prompts, now_s: float, urgency: Urgency, chunk_tokens: int) -> tuple[int, int, int, _Prompt]:
+    """(tokens, attention pairs, prompts, the prompt at work) of what a prompt of that urgency would wait for."""
+    head = next(iter(prompts.waiting.values()))
+    own = urgency.key(now_s)
+    # Lateness moves prompts forwards only: who goes behind the last of them as they came goes behind all of them.
+    if own >= prompts.last_key:
+        return prompts.tokens, prompts.attention_pairs, len(prompts.waiting), head
+    tokens = pairs = count = 0
+    for prompt in prompts.waiting.values():
+        share = 1.0
+        if prompt.urgency.key(now_s) > own:
+            if prompt is not head:
+                continue
+            share = min(1.0, chunk_tokens / max(1, prompt.uncached_tokens))
+        tokens += int(share * prompt.uncached_tokens)
+        pairs += int(share * prompt.attention_pairs)
+        count += 1
+    return tokens, pairs, count, head

@@ -1,47 +1,35 @@
-"""Predicts every request when it is routed, and says afterwards how wrong that was."""
+"""Counts every request's work while it is under way, and says afterwards how wrong its prediction was."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from cluster.journal import Journal
-from cluster.latency.calibration import SlidingMedian
+from cluster.latency.booking import Booking
 from cluster.latency.error_metrics import TPOT, TTFT, PredictionErrors
+from cluster.latency.estimates import UNKNOWN_FORECAST
+from cluster.latency.habits import RequestHabits
 from cluster.latency.ledger import WorkLedger
+from cluster.latency.route_forecaster import RouteForecaster
 from cluster.latency_model import LatencyModel
-from cluster.registry import WorkerInfo
+from cluster.routing.base import RouteDecision
 from engine.request import FinishReason
 from engine.timeline import Event, Timeline, TransferPart
 
-_DELIVERY_MS = 2.0
-_OUTPUT_TOKENS = 64.0
 _FINISHED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
-@dataclass(slots=True)
-class _Prediction:
-    """Of one sequence's present attempt; milliseconds. Those of the model alone are what it is calibrated with."""
-
-    prefill_id: str
-    decode_id: str
-    ttft_ms: float = 0.0
-    tpot_ms: float = 0.0
-    model_ttft_ms: float = 0.0
-    model_tpot_ms: float = 0.0
-    before_ms: float = 0.0
-    """Of the time to the first token: what was over when the request was routed, and its way there and back."""
-    transfer_ms: float = 0.0
-    contended: bool = False
-
-
 class RequestPredictions:
-    """Keeps the ledger of work under way, predicts each request by it, and teaches the model what really happened.
+    """Keeps the ledger of work under way, and teaches the model what became of what it predicted.
 
     Args:
         errors: gets those of every finished request.
         clock: monotonic seconds; that of the timelines.
+
+    Attributes:
+        forecaster: of routes, from what was learned so far.
     """
 
     def __init__(
@@ -50,120 +38,74 @@ class RequestPredictions:
         self.model = model
         self.ledger = WorkLedger()
         self.errors = errors
+        self.habits = RequestHabits()
+        self.forecaster = RouteForecaster(model, self.habits)
         self._clock = clock
-        self._delivery_ms = SlidingMedian(_DELIVERY_MS)
-        self._claim_ms = SlidingMedian(0.0)
-        self._output_tokens = SlidingMedian(_OUTPUT_TOKENS)
-        self._cached_tokens = SlidingMedian(0.0)
-        self._open: dict[str, _Prediction] = {}
+        self._names = itertools.count(1)
 
-    def routed(
-        self, journal: Journal, prefill: WorkerInfo, decode: WorkerInfo, cached_tokens: int | None = None
-    ) -> None:
-        """Call it when both workers are chosen, before the request is sent.
+    def begin(self, journal: Journal, decision: RouteDecision) -> Booking:
+        """Counts the work of an attempt from now on, until :meth:`end`."""
+        name = f"{journal.request.request_id}#{next(self._names)}"
+        booking = Booking(name, decision.prefill_id or "", decision.decode_id, decision.forecast)
+        num_known = len(journal.request.prompt_token_ids) + len(journal.token_ids)
+        cached = decision.cached_tokens
+        self.ledger.begin_prompt(booking.computing_id, name, num_known - cached, cached, self._clock(), journal.urgency)
+        self.ledger.begin_decoding(booking.decode_id, name, num_known, journal.request.slo.tpot_s)
+        journal.booking = booking
+        if decision.forecast is not UNKNOWN_FORECAST and not journal.token_ids:
+            journal.request.timeline.attributes.update(
+                predicted_ttft_ms=round(decision.ttft_ms, 3), predicted_tpot_ms=round(decision.tpot_ms, 3)
+            )
+        return booking
 
-        Args:
-            cached_tokens: of the prompt, on the prefill worker; None: as many as usual.
-        """
-        name, num_prompt, now_s = journal.request.request_id, len(journal.request.prompt_token_ids), self._clock()
-        self._close(name)
-        expected = self._cached_tokens.value if cached_tokens is None else cached_tokens
-        cached = int(min(expected, num_prompt - 1))
-        prediction = self._open[name] = _Prediction(prefill.worker_id, decode.worker_id)
-        prediction.contended = self._is_contended(prefill, decode)
-        self._predict_ttft(prediction, journal.request.timeline, num_prompt - cached, cached, now_s)
-        self._predict_tpot(prediction, journal, min(num_prompt, prefill.chunk_tokens) * prefill.kv_bytes_per_token)
-        self.ledger.begin_prompt(prefill.worker_id, name, num_prompt - cached, cached, now_s)
-        self.ledger.begin_decoding(decode.worker_id, name, lambda: num_prompt + len(journal.token_ids))
-        journal.request.timeline.attributes.update(
-            predicted_ttft_ms=round(prediction.ttft_ms, 3), predicted_tpot_ms=round(prediction.tpot_ms, 3)
-        )
+    def took(self, booking: Booking, num_tokens: int) -> None:
+        """The sequence has got tokens; the first of them mean that its prompt is computed."""
+        if not booking.is_computed:
+            booking.is_computed = True
+            self.ledger.end_prompt(booking.computing_id, booking.name, self._clock())
+        self.ledger.grow(booking.decode_id, booking.name, num_tokens)
 
-    def resumed(self, journal: Journal, decode: WorkerInfo) -> None:
-        """A decode worker goes on alone; of that, nothing was predicted."""
-        name, num_prompt = journal.request.request_id, len(journal.request.prompt_token_ids)
-        self._close(name)
-        self._open[name] = _Prediction("", decode.worker_id)
-        self.ledger.begin_decoding(decode.worker_id, name, lambda: num_prompt + len(journal.token_ids))
-
-    def first_token(self, journal: Journal) -> None:
-        """The prefill worker is done with the prompt."""
-        name = journal.request.request_id
-        if (prediction := self._open.get(name)) is not None:
-            self.ledger.end_prompt(prediction.prefill_id, name, self._clock())
+    def end(self, booking: Booking) -> None:
+        """The attempt is over, or will never begin; a second time changes nothing."""
+        self.ledger.end_prompt(booking.computing_id, booking.name, self._clock(), is_computed=False)
+        self.ledger.end_decoding(booking.decode_id, booking.name)
 
     def ended(self, journal: Journal) -> None:
         """The request is over, however it went."""
-        prediction = self._close(journal.request.request_id)
-        if prediction is None or not prediction.prefill_id or journal.attempt != 1:
+        booking = journal.booking
+        if booking is None or booking.forecast is UNKNOWN_FORECAST or journal.attempt != 1:
             return
         timeline = journal.request.timeline
-        self._learn_transfer(prediction, timeline)
+        self._learn_transfer(booking, timeline)
         if journal.finish_reason in _FINISHED:
-            self._learn_request(prediction, journal, timeline)
+            self._learn_request(booking, journal, timeline)
 
-    def _predict_ttft(
-        self, prediction: _Prediction, timeline: Timeline, uncached: int, cached: int, now_s: float
-    ) -> None:
-        queue = self.ledger.queue(prediction.prefill_id, now_s)
-        contended = prediction.contended
-        calibrated = self.model.predict_ttft(prediction.prefill_id, uncached, cached, queue, contended=contended).ms
-        over_ms = (now_s - timeline.events.get(Event.RECEIVED, now_s)) * 1e3
-        prediction.before_ms = over_ms + self._delivery_ms.value
-        prediction.model_ttft_ms = calibrated / self.model.ttft_calibration.of(contended=contended).factor
-        prediction.ttft_ms = prediction.before_ms + calibrated
-
-    def _predict_tpot(self, prediction: _Prediction, journal: Journal, last_chunk_bytes: int) -> None:
-        batch, context = self.ledger.batch(prediction.decode_id)
-        num_output = min(self._output_tokens.value, journal.request.params.max_tokens)
-        own = len(journal.request.prompt_token_ids) + int(num_output / 2)
-        link, contended = (prediction.prefill_id, prediction.decode_id), prediction.contended
-        prediction.transfer_ms = self.model.transfer_ms(last_chunk_bytes, link).ms
-        handoff_ms = max(0.0, prediction.transfer_ms + self._claim_ms.value)
-        estimate = self.model.predict_tpot(
-            prediction.decode_id, batch + 1, context + own, num_output, handoff_ms, contended=contended
-        )
-        prediction.tpot_ms = estimate.ms
-        prediction.model_tpot_ms = estimate.ms / self.model.tpot_calibration.of(contended=contended).factor
-
-    def _is_contended(self, prefill: WorkerInfo, decode: WorkerInfo) -> bool:
-        """Whether the two would compute for others on the same processor at the same time."""
-        shares = prefill.node == decode.node and prefill.device == decode.device == "cpu"
-        return shares and (self.ledger.decodes(decode.worker_id) or self.ledger.computes_prompts(prefill.worker_id))
-
-    def _close(self, name: str) -> _Prediction | None:
-        prediction = self._open.pop(name, None)
-        if prediction is not None:
-            self.ledger.end_prompt(prediction.prefill_id, name, self._clock())
-            self.ledger.end_decoding(prediction.decode_id, name)
-        return prediction
-
-    def _learn_transfer(self, prediction: _Prediction, timeline: Timeline) -> None:
+    def _learn_transfer(self, booking: Booking, timeline: Timeline) -> None:
         sent = [part for part in timeline.parts if part.acknowledged_s]
-        if sent:
-            link = (prediction.prefill_id, prediction.decode_id)
+        if sent and booking.prefill_id:
+            link = (booking.prefill_id, booking.decode_id)
             self.model.observe_transfer(link, sum(part.num_bytes for part in sent), busy_s(sent) * 1e3)
 
-    def _learn_request(self, prediction: _Prediction, journal: Journal, timeline: Timeline) -> None:
-        num_output = len(journal.token_ids)
-        self._output_tokens.observe(num_output)
-        self._cached_tokens.observe(journal.num_cached_tokens)
+    def _learn_request(self, booking: Booking, journal: Journal, timeline: Timeline) -> None:
+        num_output, forecast, habits = len(journal.token_ids), booking.forecast, self.habits
+        habits.output_tokens.observe(num_output)
+        habits.cached_tokens.observe(journal.num_cached_tokens)
         there = timeline.between_ms(Event.ROUTED, Event.PREFILL_QUEUED)
         back = timeline.between_ms(Event.FIRST_TOKEN_SAMPLED, Event.FIRST_TOKEN)
         if there is not None and back is not None:
-            self._delivery_ms.observe(max(0.0, there) + max(0.0, back))
+            habits.delivery_ms.observe(max(0.0, there) + max(0.0, back))
         handoff_ms = timeline.between_ms(Event.FIRST_TOKEN, Event.DECODE_STARTED)
-        if handoff_ms is not None:
-            self._claim_ms.observe(handoff_ms - prediction.transfer_ms)
+        if handoff_ms is not None and not forecast.local:
+            habits.claim_ms.observe(handoff_ms - forecast.exposed_ms)
         ttft_ms, tpot_ms = timeline.ttft_ms, timeline.tpot_ms(num_output)
+        regime = {"contended": forecast.contended, "local": forecast.local}
         if ttft_ms is not None:
-            self.errors.observe(TTFT, prediction.ttft_ms, ttft_ms)
-            ttft_calibration = self.model.ttft_calibration.of(contended=prediction.contended)
-            ttft_calibration.observe(prediction.model_ttft_ms, ttft_ms - prediction.before_ms)
+            self.errors.observe(TTFT, forecast.ttft_ms, ttft_ms)
+            calibration = self.model.ttft_calibration.of(**regime)
+            calibration.observe(forecast.model_ttft_ms, ttft_ms - forecast.before_ms)
         if tpot_ms is not None:
-            self.errors.observe(TPOT, prediction.tpot_ms, tpot_ms)
-            tpot_calibration = self.model.tpot_calibration.of(contended=prediction.contended)
-            tpot_calibration.observe(prediction.model_tpot_ms, tpot_ms)
+            self.errors.observe(TPOT, forecast.tpot_ms, tpot_ms)
+            self.model.tpot_calibration.of(**regime).observe(forecast.model_tpot_ms, tpot_ms)
 
 
 def busy_s(parts: list[TransferPart]) -> float:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from engine.non_negative import solve_non_negative
+
 Floats = npt.NDArray[np.float64]
 
 _HUBER = 1.345
@@ -16,7 +18,6 @@ _HUBER = 1.345
 _MAD_TO_SD = 1.4826
 _SMALLEST_SD, _LARGEST_SD = 0.02, 0.5
 _ROUNDS = 5
-_SWEEPS = 60
 _SMALLEST_MS = 1e-4
 
 
@@ -41,21 +42,5 @@ def fit(features: Floats, ms: Floats, weights: Floats, prior: Floats, prior_weig
         weighted = rows * (weights * huber)[:, None]
         matrix = rows.T @ weighted + prior_weight * np.eye(len(prior))
         vector = weighted.T @ (ms / predicted) + prior_weight
-        coefficients = prior * _solve_non_negative(matrix, vector)
+        coefficients = prior * solve_non_negative(matrix, vector)
     return coefficients
-
-
-def _solve_non_negative(matrix: Floats, vector: Floats) -> Floats:
-    """Coordinate descent on ``x·Mx/2 - v·x`` over ``x >= 0``; ``matrix`` is positive definite."""
-    solution = np.linalg.solve(matrix, vector)
-    if solution.min() >= 0.0:
-        return np.asarray(solution)
-    rows, target = matrix.tolist(), vector.tolist()
-    values = np.maximum(solution, 0.0).tolist()
-    indices = range(len(values))
-    for _ in range(_SWEEPS):
-        for i in indices:
-            row = rows[i]
-            gradient = sum(row[j] * values[j] for j in indices) - target[i]
-            values[i] = max(0.0, values[i] - gradient / row[i])
-    return np.array(values)

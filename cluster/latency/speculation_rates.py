@@ -39,6 +39,9 @@ class SpeculationRates:
         self._elsewhere = elsewhere
         self._all = _Sums()
         self._by_batch: dict[int, _Sums] = {}
+        self._num_observed = 0
+        self._asked: dict[int, tuple[float, float]] = {}
+        self._asked_after = 0
 
     def observe(self, sample: StepSample) -> None:
         """Samples that contradict themselves are left out."""
@@ -47,11 +50,22 @@ class SpeculationRates:
         emitted = sample.decoding + sample.accepted_tokens
         for sums in (self._all, self._by_batch.setdefault(sample.decoding.bit_length(), _Sums())):
             sums.add(sample.decoding, emitted, sample.drafted_tokens)
+        self._num_observed += 1
         if self._elsewhere is not None:
             self._elsewhere.observe(sample)
 
     def rates(self, batch: int) -> tuple[float, float]:
         """(tokens emitted, tokens drafted), each per sequence and step of ``batch`` sequences."""
+        size, num_observed = batch.bit_length(), (self._elsewhere or self)._num_observed
+        if self._asked_after != num_observed:  # a routing decision asks for every worker, several times
+            self._asked.clear()
+            self._asked_after = num_observed
+        found = self._asked.get(size)
+        if found is None:
+            found = self._asked[size] = self._blended(batch)
+        return found
+
+    def _blended(self, batch: int) -> tuple[float, float]:
         before = self._elsewhere.rates(batch) if self._elsewhere is not None else (1.0, 0.0)
         overall = self._all.blended(*before)
         own = self._by_batch.get(batch.bit_length())

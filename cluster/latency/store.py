@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
 
-from cluster.latency_model import STEP_PRIOR
 from engine.model_cache import cache_dir
+from engine.step_costs import STEP_PRIOR
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from cluster.generation import ModelCard
 from cluster.output_processor import OutputDelta, TokenEntry
-from engine.errors import BatonError
+from engine.errors import BatonError, OverloadedError
 from engine.request import FinishReason
 from engine.tokenizer import Tokenizer
 
@@ -251,5 +251,11 @@ def model_body(card: ModelCard) -> Json:
 
 
 def error_body(error: BatonError) -> Json:
-    """OpenAI's error shape."""
-    return {"error": {"message": error.message, "type": error.error_type, "param": error.param, "code": error.code}}
+    """OpenAI's error shape. What there is too little of has fields of its own."""
+    body: Json = {"message": error.message, "type": error.error_type, "param": error.param, "code": error.code}
+    if isinstance(error, OverloadedError):
+        if error.reason:
+            body["reason"] = error.reason
+        if error.predicted_wait_s is not None:
+            body["predicted_wait_ms"] = round(error.predicted_wait_s * 1e3)
+    return {"error": body}

@@ -147,8 +147,17 @@ def _explain(error: ValidationError) -> InvalidRequestError:
     if first["type"] == "literal_error":
         choices = first["msg"].removeprefix("Input should be ")
         return InvalidRequestError(f"{path[:100]} must be {choices}, got {shown(first['input'])}.", param=name)
+    if first["type"] == "int_type" and _is_huge_integer(first["input"]):
+        return InvalidRequestError(
+            f"{path[:100]} must be an integer between -2^63 and 2^63 - 1, got {shown(first['input'])}.", param=name
+        )
     expected = _EXPECTED_TYPES.get(first["type"])
     if expected is None:
         return InvalidRequestError(f"{path[:100]} is not valid: {first['msg']}.", param=name)
     value = first["input"]
     return InvalidRequestError(f"{path[:100]} must be {expected}, got {json_type(value)} ({shown(value)}).", param=name)
+
+
+def _is_huge_integer(value: object) -> bool:
+    """Whether ``value`` is what orjson makes of an integer beyond 64 bits: a float."""
+    return isinstance(value, float) and abs(value) >= 2.0**63

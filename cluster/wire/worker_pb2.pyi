@@ -46,18 +46,32 @@ class SamplingParams(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Sequence(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "output_token_ids", "params", "speculation_method")
+    __slots__ = ("request_id", "prompt_token_ids", "output_token_ids", "params", "speculation_method", "urgency", "tpot_target_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_METHOD_FIELD_NUMBER: _ClassVar[int]
+    URGENCY_FIELD_NUMBER: _ClassVar[int]
+    TPOT_TARGET_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     output_token_ids: _containers.RepeatedScalarFieldContainer[int]
     params: SamplingParams
     speculation_method: str
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., speculation_method: _Optional[str] = ...) -> None: ...
+    urgency: Urgency
+    tpot_target_s: float
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., speculation_method: _Optional[str] = ..., urgency: _Optional[_Union[Urgency, _Mapping]] = ..., tpot_target_s: _Optional[float] = ...) -> None: ...
+
+class Urgency(_message.Message):
+    __slots__ = ("priority", "due_in_s", "patience_s")
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    DUE_IN_S_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_S_FIELD_NUMBER: _ClassVar[int]
+    priority: int
+    due_in_s: float
+    patience_s: float
+    def __init__(self, priority: _Optional[int] = ..., due_in_s: _Optional[float] = ..., patience_s: _Optional[float] = ...) -> None: ...
 
 class Handoff(_message.Message):
     __slots__ = ("transfer_id", "peer")
@@ -148,7 +162,7 @@ class PrefillEvent(_message.Message):
     def __init__(self, first_token: _Optional[_Union[TokenBatch, _Mapping]] = ..., handoff: _Optional[_Union[HandoffResult, _Mapping]] = ..., events: _Optional[_Iterable[_Union[TimedEvent, _Mapping]]] = ...) -> None: ...
 
 class HandoffResult(_message.Message):
-    __slots__ = ("num_bytes", "num_parts", "num_tokens", "num_cached_tokens", "seconds", "error_code", "error_message", "parts")
+    __slots__ = ("num_bytes", "num_parts", "num_tokens", "num_cached_tokens", "seconds", "error_code", "error_message", "parts", "num_shared_bytes")
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +171,7 @@ class HandoffResult(_message.Message):
     ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
     ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
     num_bytes: int
     num_parts: int
     num_tokens: int
@@ -165,7 +180,8 @@ class HandoffResult(_message.Message):
     error_code: str
     error_message: str
     parts: _containers.RepeatedCompositeFieldContainer[TransferPart]
-    def __init__(self, num_bytes: _Optional[int] = ..., num_parts: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[TransferPart, _Mapping]]] = ...) -> None: ...
+    num_shared_bytes: int
+    def __init__(self, num_bytes: _Optional[int] = ..., num_parts: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[TransferPart, _Mapping]]] = ..., num_shared_bytes: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("sequence", "transfer_id")
@@ -204,6 +220,20 @@ class PingReply(_message.Message):
     MONOTONIC_S_FIELD_NUMBER: _ClassVar[int]
     monotonic_s: float
     def __init__(self, monotonic_s: _Optional[float] = ...) -> None: ...
+
+class WatchCacheRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CacheEvents(_message.Message):
+    __slots__ = ("is_snapshot", "stored", "evicted")
+    IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    is_snapshot: bool
+    stored: bytes
+    evicted: bytes
+    def __init__(self, is_snapshot: _Optional[bool] = ..., stored: _Optional[bytes] = ..., evicted: _Optional[bytes] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ("samples_after",)

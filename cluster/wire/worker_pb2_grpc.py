@@ -191,6 +191,11 @@ class WorkerStub:
                 request_serializer=cluster_dot_wire_dot_worker__pb2.StatsRequest.SerializeToString,
                 response_deserializer=cluster_dot_wire_dot_worker__pb2.WorkerStats.FromString,
                 _registered_method=True)
+        self.WatchCache = channel.unary_stream(
+                '/baton.v1.Worker/WatchCache',
+                request_serializer=cluster_dot_wire_dot_worker__pb2.WatchCacheRequest.SerializeToString,
+                response_deserializer=cluster_dot_wire_dot_worker__pb2.CacheEvents.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -208,6 +213,13 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchCache(self, request, context):
+        """What the worker's prefix cache holds, and from then on every change of it, until the caller has enough.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -220,6 +232,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.GetStats,
                     request_deserializer=cluster_dot_wire_dot_worker__pb2.StatsRequest.FromString,
                     response_serializer=cluster_dot_wire_dot_worker__pb2.WorkerStats.SerializeToString,
+            ),
+            'WatchCache': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchCache,
+                    request_deserializer=cluster_dot_wire_dot_worker__pb2.WatchCacheRequest.FromString,
+                    response_serializer=cluster_dot_wire_dot_worker__pb2.CacheEvents.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -276,6 +293,33 @@ class Worker:
             '/baton.v1.Worker/GetStats',
             cluster_dot_wire_dot_worker__pb2.StatsRequest.SerializeToString,
             cluster_dot_wire_dot_worker__pb2.WorkerStats.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.Worker/WatchCache',
+            cluster_dot_wire_dot_worker__pb2.WatchCacheRequest.SerializeToString,
+            cluster_dot_wire_dot_worker__pb2.CacheEvents.FromString,
             options,
             channel_credentials,
             insecure,

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from decode_worker.speculation.acceptance import AcceptanceTracker, DepthAcceptance, num_right
-from decode_worker.speculation.certainty import bucket_of, prior_of
+from decode_worker.speculation.certainty import bucket_of, likeliest, prior_of
 from decode_worker.speculation.draft_length import DraftPasses, Outlook
 from decode_worker.speculation.noise import draw_drafts
 from engine.drafts import Draft
@@ -178,9 +178,8 @@ class ChainDrafter:
     def _extend(self, chains: Sequence[Chain], logits: torch.Tensor) -> None:
         """Adds a token to each chain."""
         processed = [index for index, chain in enumerate(chains) if self._is_processed(chain.request)]
-        best, columns = torch.softmax(logits, dim=-1).max(dim=-1)
+        columns, certainties = likeliest(logits)
         token_ids = self._vocabulary.to_target(columns).tolist()
-        certainties = best.tolist()
         for index, token, certainty in zip(range(len(chains)), token_ids, certainties, strict=True):
             if index not in processed:
                 self._add(chains[index], token, certainty, drawn=False)

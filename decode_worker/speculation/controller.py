@@ -106,10 +106,12 @@ class SpeculationController:
         self._drafters = {}
         wanting = [sequence for sequence in plan if sequence.request.request_id in room]
         best: dict[str, tuple[float, str, Draft]] = {}
-        for name in list(self._methods):
+        num_sequences = sum(sequence.samples for sequence in plan)
+        wanting_any = {self._chosen_method(sequence.request) for sequence in wanting}
+        is_settled = wanting_any <= {AUTO, NONE} and self._verification.is_settled(num_sequences)
+        for name in () if is_settled else list(self._methods):
             asking = [s for s in wanting if self._may_use(s.request, name, name in self._auto_methods)]
             _keep_better(best, name, self._ask(name, asking, room))
-        num_sequences = sum(sequence.samples for sequence in plan)
         num_tokens = sum(sequence.num_tokens for sequence in plan)
         network = self._network
         if network is not None:
@@ -134,9 +136,8 @@ class SpeculationController:
             counts.num_drafts += 1
             counts.num_drafted += result.num_drafted
             counts.num_accepted += len(result.accepted)
-        methods = self._all()
         for drafter in self._drafters.get(request_id, ()):
-            if (method := methods.get(drafter)) is not None:
+            if (method := self._all().get(drafter)) is not None:
                 self._guard(drafter, lambda method=method: method.observe(result), None)  # type: ignore[misc]
 
     def drafted_by(self, request_id: str) -> str | None:
@@ -200,7 +201,7 @@ class SpeculationController:
                 if self._chosen_method(sequence.request) != AUTO:
                     named.add(request_id)
         num_tokens += sum(len(draft) for draft in chosen.values())
-        lengths = self._verification.choose(weighed, named, num_sequences, num_tokens)
+        lengths = self._verification.choose(weighed, named, num_sequences, num_tokens, is_drafting=bool(chosen))
         return chosen | {request_id: weighed[request_id].first(count) for request_id, count in lengths.items()}
 
     def _ask_network(

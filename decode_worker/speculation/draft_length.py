@@ -1,4 +1,4 @@
-"""How many drafts to make and to verify: as many as raise the expected tokens per millisecond of the whole batch.
+"""How many drafts to make and to verify: as many as make the batch faster by what is expected of them.
 
 The choice is made in three places, each with what is known there:
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import log, log1p
 from typing import Protocol
 
 from decode_worker.speculation.step_cost import StepCost
@@ -27,15 +28,22 @@ from engine.verification import Proposer
 # costs is off by a few percent, and the passes of a network come on top of what is known of the step.
 _MIN_GAIN = 0.04
 _MIN_NETWORK_GAIN = 0.06
-# After a decision against drafting the next ones are the same, for so many steps, without another thought.
+# After a decision against drafting the next ones are the same, for so many steps, without another thought; and for more
+# steps when it has been the same for long.
 _STEPS_PER_DECISION = 4
+_STEPS_PER_LATER_DECISION = 16
 # Steps without drafting of which one tries it all the same, to notice when drafts have become better.
 _STEPS_PER_PROBE = 64
 # The same where nothing is to be gained as far as is known, which may be wrong.
 _STEPS_PER_HOPELESS_PROBE = 1024
 # Drafts accepted by pass where they are good, as they may be again with the next text.
 _GOOD_GAINS = (0.7, 0.5, 0.35)
-_HOPELESS_DECISIONS = 16
+_HOPELESS_DECISIONS = 4
+# Decisions against drafts in a row, after which drafts are looked for only now and then; and how rarely at most: large
+# batches take longer to look through and gain less.
+_PATIENCE = 16
+_SEQUENCES_PER_UNASKED = 4
+_LONGEST_UNASKED = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +121,9 @@ class DraftingPolicy:
         self._cost = cost
         self._passes = passes
         self._is_drafting = False
-        self._num_refusals = 0
+        self._num_refusals = 0  # steps without drafts, since the last one with
+        self._next_decision = 0  # those two in terms of it
+        self._last_probe = 0
         self._num_hopeless = 0
         self._pause = 0
         self._num_paused = 0
@@ -128,7 +138,7 @@ class DraftingPolicy:
         if self._num_paused:
             self._num_paused -= 1
             return True
-        if self._is_drafting or self._num_refusals % _STEPS_PER_DECISION == 0:
+        if self._is_drafting or self._num_refusals >= self._next_decision:
             return False
         self._num_refusals += 1
         return True
@@ -163,15 +173,19 @@ class DraftingPolicy:
             return set(ranked[: max(count, len(named))])
         self._is_drafting = rate / plain - 1 > (_MIN_NETWORK_GAIN / 2 if self._is_drafting else _MIN_NETWORK_GAIN)
         if self._is_drafting:
-            self._num_hopeless = 0
+            self._num_hopeless = self._num_refusals = self._next_decision = self._last_probe = 0
             return set(ranked[:count])
         good = [tuple(map(max, own, _GOOD_GAINS)) for own in gains]
         has_hope = self._best(good, 0, outlook.nodes_per_pass, num_sequences, num_tokens)[0] > plain
         self._num_hopeless = 0 if has_hope else self._num_hopeless + 1
         period = _STEPS_PER_PROBE if has_hope else _STEPS_PER_HOPELESS_PROBE
-        is_due = self._num_refusals % period == period - _STEPS_PER_DECISION
+        is_late = self._num_refusals >= _STEPS_PER_PROBE
         self._num_refusals += 1
-        return set(ranked[:1]) if is_due else set()
+        self._next_decision = self._num_refusals + (_STEPS_PER_LATER_DECISION if is_late else _STEPS_PER_DECISION) - 1
+        if self._num_refusals - self._last_probe < period - _STEPS_PER_DECISION:
+            return set()
+        self._last_probe = self._num_refusals
+        return set(ranked[:1])
 
     def _best(
         self, gains: Sequence[Sequence[float]], least: int, nodes_per_pass: float, num_sequences: int, num_tokens: int
@@ -194,7 +208,10 @@ class DraftingPolicy:
 
 
 class VerificationPolicy:
-    """How much of each draft to verify.
+    """How much of each draft to verify: as much as makes the mean of the sequences' speed-ups largest.
+
+    It is the geometric mean, which for one sequence is tokens per millisecond. In a batch, everybody waits for the
+    drafts of each: tokens per millisecond alone would let those of a few slow down all the others.
 
     Args:
         cost: of the target's steps.
@@ -203,10 +220,31 @@ class VerificationPolicy:
     def __init__(self, cost: StepCost) -> None:
         self._cost = cost
         self._is_drafting = False
+        self._num_idle = 0  # decisions against drafts, or without any, since the last one for them
+        self._num_unasked = 0  # steps since drafts were looked for
         self._num_refusals = 0
 
+    def is_settled(self, num_sequences: int) -> bool:
+        """Asked once a step in which nobody asks for a method by name; True when drafts need not even be looked for.
+
+        Looking costs each sequence of a large batch a little of every step. What would be found a few steps later is
+        about as good.
+        """
+        period = min(_LONGEST_UNASKED, num_sequences // _SEQUENCES_PER_UNASKED)
+        if self._num_idle < _PATIENCE or self._num_unasked >= period:
+            self._num_unasked = 0
+            return False
+        self._num_unasked += 1
+        return True
+
     def choose(
-        self, drafts: Mapping[str, Draft], named: Collection[str], num_sequences: int, num_tokens: int
+        self,
+        drafts: Mapping[str, Draft],
+        named: Collection[str],
+        num_sequences: int,
+        num_tokens: int,
+        *,
+        is_drafting: bool = False,
     ) -> dict[str, int]:
         """Number of nodes by request id; requests that get none are left out.
 
@@ -215,29 +253,34 @@ class VerificationPolicy:
             named: requests that asked for the method of their draft: they get one node at least.
             num_sequences: sequences of the step that yield a token anyway.
             num_tokens: tokens of the step without any of these drafts.
+            is_drafting: other drafts are verified in this step anyway.
         """
         if not drafts:
+            self._num_idle = 0 if is_drafting else self._num_idle + 1
             return {}
         lengths = {request_id: 1 for request_id in drafts if request_id in named}
-        # Slots in the order of survival over the whole batch. A child never survives more often than its parent, so
-        # what is taken of a draft is a tree as well, if its nodes are in the same order.
-        reach = {request_id: reach_probabilities(draft) for request_id, draft in drafts.items()}
-        slots = sorted(
-            ((chance, -node, request_id) for request_id, chances in reach.items()
-             for node, chance in enumerate(chances) if node >= lengths.get(request_id, 0)),
-            reverse=True,
-        )  # fmt: skip
-        expected = num_sequences + sum(reach[request_id][0] for request_id in lengths)
+        # Slots in the order of what they add over the whole batch. A child never survives more often than its parent,
+        # so what is taken of a draft is a tree as well, if its nodes are in the same order.
+        slots: list[tuple[float, int, str]] = []
+        for request_id, draft in drafts.items():
+            expected = 1.0
+            for node, chance in enumerate(reach_probabilities(draft)):
+                if node >= lengths.get(request_id, 0):
+                    slots.append((log1p(chance / expected), -node, request_id))
+                expected += chance
+        slots.sort(reverse=True)
         num_tokens += len(lengths)
-        base = expected / self._cost.ms(num_sequences, num_tokens)
-        best_rate, best_count = base, 0
-        for count, (chance, _, _) in enumerate(slots, start=1):
-            expected += chance
-            rate = expected / self._cost.ms(num_sequences, num_tokens + count)
-            if rate > best_rate:
-                best_rate, best_count = rate, count
+        base_ms = self._cost.ms(num_sequences, num_tokens)
+        gained = best_gain = 0.0
+        best_count = 0
+        for count, (added, _, _) in enumerate(slots, start=1):
+            gained += added
+            gain = gained / num_sequences - log(self._cost.ms(num_sequences, num_tokens + count) / base_ms)
+            if gain > best_gain:
+                best_gain, best_count = gain, count
         if not lengths:
-            self._is_drafting = best_rate / base - 1 > (_MIN_GAIN / 2 if self._is_drafting else _MIN_GAIN)
+            self._is_drafting = best_gain > log1p(_MIN_GAIN / 2 if self._is_drafting else _MIN_GAIN)
+            self._num_idle = 0 if self._is_drafting else self._num_idle + 1
             if not self._is_drafting:
                 self._num_refusals += 1
                 if self._num_refusals % _STEPS_PER_HOPELESS_PROBE:

@@ -11,6 +11,7 @@ import torch
 
 from decode_worker.speculation.chains import Chain, ChainDrafter, VocabularyMap
 from decode_worker.speculation.draft_length import DraftPasses, Outlook
+from decode_worker.speculation.method import DraftMethod
 from engine.batch import ForwardBatch
 from engine.draft.token_state import TokenState
 from engine.drafts import Draft
@@ -22,7 +23,7 @@ from engine.verification import VerifyResult
 _MAX_MISSING = 16
 
 
-class DraftModelProposer:
+class DraftModelProposer(DraftMethod):
     """Implements :class:`~.draft_length.NetworkProposer` with chains of the draft model's guesses.
 
     Args:
@@ -68,9 +69,6 @@ class DraftModelProposer:
 
     def observe(self, result: VerifyResult) -> None:
         self._drafter.observe(result)
-
-    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
-        """The passes keep account of costs."""
 
     def release(self, request_id: str) -> None:
         self._state.release(request_id)

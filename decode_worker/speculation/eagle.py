@@ -12,6 +12,7 @@ import torch
 
 from decode_worker.speculation.chains import Chain, ChainDrafter, VocabularyMap
 from decode_worker.speculation.draft_length import DraftPasses, Outlook
+from decode_worker.speculation.method import DraftMethod
 from engine.attention_groups import Span
 from engine.batch import ForwardBatch
 from engine.draft.feature_state import FeatureState, WaitingRows
@@ -21,7 +22,7 @@ from engine.scheduler import ScheduledSequence
 from engine.verification import VerifyResult
 
 
-class EagleProposer:
+class EagleProposer(DraftMethod):
     """Implements :class:`~.draft_length.NetworkProposer` with chains of the head's guesses.
 
     Args:
@@ -63,9 +64,6 @@ class EagleProposer:
     def observe(self, result: VerifyResult) -> None:
         self._drafter.observe(result)
 
-    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
-        """The passes keep account of costs."""
-
     def release(self, request_id: str) -> None:
         self._state.release(request_id)
         self._drafter.release(request_id)
@@ -92,8 +90,6 @@ class _HeadPasses:
             for rows in self._waiting
         ]
         self._num_guesses += 1
-        rows = self._state.build_rows(spans)
-        hidden = self._hidden[list(kept)]
-        tokens = torch.tensor(list(token_ids)).to(hidden.device)
-        self._hidden, normed = self._state.head(tokens, hidden, rows.positions, self._state.attend(rows))
-        return self._state.head.logits(normed)
+        hidden = self._hidden if len(kept) == len(self._hidden) else self._hidden[list(kept)]
+        self._hidden, logits = self._state.go_on(spans, token_ids, hidden)
+        return logits

@@ -26,6 +26,7 @@ from decode_worker.speculation.acceptance import AcceptanceTracker, DepthAccepta
 from decode_worker.speculation.certainty import bucket_of, prior_of
 from decode_worker.speculation.chains import VocabularyMap
 from decode_worker.speculation.draft_length import DraftPasses, NetworkProposer, Outlook
+from decode_worker.speculation.method import DraftMethod
 from decode_worker.speculation.tree import GrowingTree, best_nodes, confidences_of, is_prefix, reindexed, tried
 from engine.attention_groups import Span
 from engine.batch import ForwardBatch
@@ -174,7 +175,7 @@ class _Growth:
         return draft, [self.kinds[node] for node in nodes]
 
 
-class EagleTreeProposer:
+class EagleTreeProposer(DraftMethod):
     """Implements :class:`~.draft_length.NetworkProposer`: trees for small batches, else what ``chains`` drafts.
 
     Args:
@@ -256,9 +257,6 @@ class EagleTreeProposer:
             self._by_depth.learn(request, num_depths, num_right)
             self._shapes.record("nodes per pass", _PRIOR_NODES_PER_PASS, len(verified) / num_depths)
 
-    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
-        self._chains.observe_step(num_sequences, num_tokens, ms)
-
     def release(self, request_id: str) -> None:
         self._drafts.pop(request_id, None)
         self._by_depth.forget(request_id)
@@ -295,15 +293,14 @@ class EagleTreeProposer:
     def _pass(self, growths: Sequence[_Growth]) -> torch.Tensor:
         """Feeds all beams to the head; the logits behind their nodes."""
         inputs = [growth.inputs() for growth in growths]
-        rows = self._state.build_rows([growth.feed() for growth in growths])
+        token_ids = [token for tokens, _ in inputs for token in tokens]
         hidden = torch.cat([own for _, own in inputs])
-        token_ids = torch.tensor([token for tokens, _ in inputs for token in tokens]).to(hidden.device)
-        fed, normed = self._head(token_ids, hidden, rows.positions, self._state.attend(rows))
+        fed, logits = self._state.go_on([growth.feed() for growth in growths], token_ids, hidden)
         sizes = [len(growth.beam) for growth in growths]
         for growth, own in zip(growths, torch.split(fed, sizes), strict=True):
             growth.hidden = own
             growth.output_of = {node: index for index, node in enumerate(growth.beam)}
-        return self._head.logits(normed)
+        return logits
 
     def _expand(self, growths: Sequence[_Growth], logits: torch.Tensor) -> None:
         """Gives the nodes of each beam their likeliest children, and chooses the next beams among these."""

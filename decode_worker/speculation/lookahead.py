@@ -28,6 +28,7 @@ from typing import Literal
 import torch
 
 from decode_worker.speculation.acceptance import AcceptanceTracker
+from decode_worker.speculation.method import DraftMethod
 from decode_worker.speculation.tree import merge_paths
 from engine.batch import ForwardBatch
 from engine.drafts import ROOT, Draft
@@ -201,7 +202,7 @@ class _State:
     keys: list[_Key] = field(default_factory=list)
 
 
-class LookaheadProposer:
+class LookaheadProposer(DraftMethod):
     """Implements :class:`engine.verification.Proposer`. A draft has its n-grams first, then the window.
 
     Nodes of the window are rarely accepted; they are worth their place by what their rows of the logits say. Where
@@ -258,9 +259,6 @@ class LookaheadProposer:
             parent = draft.parent(node)
             if parent == ROOT or parent in accepted:
                 self._acceptance.record(key, _PRIORS[key[0]], float(node in accepted))
-
-    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
-        """No costs but those of the target."""
 
     def release(self, request_id: str) -> None:
         self._states.pop(request_id, None)

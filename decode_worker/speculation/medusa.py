@@ -16,6 +16,7 @@ import torch
 from decode_worker.speculation.acceptance import AcceptanceTracker, kind_of
 from decode_worker.speculation.certainty import bucket_of, prior_of
 from decode_worker.speculation.draft_length import DraftPasses, Outlook
+from decode_worker.speculation.method import DraftMethod
 from decode_worker.speculation.tree import best_choices, is_prefix, static_tree, tried
 from engine.batch import ForwardBatch
 from engine.draft.medusa import MAX_RANKS
@@ -40,7 +41,7 @@ class _Kind:
     is_greedy: bool
 
 
-class MedusaProposer:
+class MedusaProposer(DraftMethod):
     """Implements :class:`~.draft_length.NetworkProposer` with trees, or chains where they promise as much.
 
     Args:
@@ -106,9 +107,6 @@ class MedusaProposer:
         if is_prefix(result.sequence.draft, draft):  # what a drafting decision brings is what is verified of it
             self._worth.record(("accepted", kind_of(request)), _PRIOR_ACCEPTED, len(result.accepted))
             self._worth.record("nodes", _PRIOR_NODES, result.num_drafted)
-
-    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
-        """The passes keep account of costs."""
 
     def release(self, request_id: str) -> None:
         self._state.release(request_id)

@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from decode_worker.speculation.acceptance import AcceptanceTracker, num_right
+from decode_worker.speculation.method import DraftMethod
 from decode_worker.speculation.suffix_automaton import Match, continuation
-from engine.batch import ForwardBatch
 from engine.drafts import Draft
 from engine.request import Request
 from engine.scheduler import ScheduledSequence
@@ -40,7 +38,7 @@ class _Index:
             self.token_ids.append(token)
 
 
-class NgramProposer:
+class NgramProposer(DraftMethod):
     """Implements :class:`engine.verification.Proposer`."""
 
     name = "ngram"
@@ -59,9 +57,6 @@ class NgramProposer:
                 drafts[request.request_id] = draft
         return drafts
 
-    def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
-        """Tokens are all that counts here."""
-
     def observe(self, result: VerifyResult) -> None:
         index = self._indices.get(result.sequence.request.request_id)
         if index is None:
@@ -70,9 +65,6 @@ class NgramProposer:
         self._acceptance.record_chain(
             num_known, num_right(index.drafts, result.token_ids), lambda position: ((length, position), _PRIOR)
         )
-
-    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
-        """Drafting costs next to nothing here, so there is nothing to learn."""
 
     def release(self, request_id: str) -> None:
         self._indices.pop(request_id, None)

@@ -18,6 +18,7 @@ from engine.draft.feature_state import FeatureState
 from engine.draft.loading import LoadedDraft
 from engine.draft.medusa_state import MedusaState
 from engine.draft.network import DraftState
+from engine.draft.references import DRAFT_METHODS, check_method
 from engine.draft.states import create_draft_state
 from engine.draft.token_state import TokenState
 from engine.errors import ConfigError
@@ -25,7 +26,6 @@ from engine.model_runner import ModelRunner
 from engine.verification import Proposer
 
 _MODEL_FREE = ("lookahead", "ngram", "suffix")
-_NETWORKS = ("draft_model", "eagle", "eagle3", "medusa")
 # What `auto` tries before a network; n-grams are a special case of suffixes.
 _AUTO_METHODS = ("suffix",)
 # Its drafts hold the window that the next ones come from.
@@ -52,7 +52,7 @@ class SpeculationLimits:
 
 def method_names() -> tuple[str, ...]:
     """What a request or a configuration may ask for; those with a network only where such a draft is loaded."""
-    return (AUTO, NONE, *sorted((*_MODEL_FREE, *_NETWORKS)))
+    return (AUTO, NONE, *sorted((*_MODEL_FREE, *DRAFT_METHODS)))
 
 
 def create_controller(
@@ -82,9 +82,7 @@ def create_controller(
 def _check_available(default: str, draft: LoadedDraft | None) -> None:
     if default not in method_names():
         raise ConfigError(f"speculation.method is {default!r}; known are: {', '.join(method_names())}.")
-    if default in _NETWORKS and (draft is None or draft.method != default):
-        loaded = "no draft is loaded" if draft is None else f"{draft.name} is for the method {draft.method}"
-        raise ConfigError(f"speculation.method is {default}, but {loaded}. Set speculation.draft to such a checkpoint.")
+    check_method(default, None if draft is None else draft.method, None if draft is None else draft.name)
 
 
 def _create_network(

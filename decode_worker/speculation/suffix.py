@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from decode_worker.speculation.acceptance import AcceptanceTracker, num_right
+from decode_worker.speculation.method import DraftMethod
 from decode_worker.speculation.suffix_automaton import Match, SuffixAutomaton, continuation
-from engine.batch import ForwardBatch
 from engine.drafts import Draft
 from engine.request import Request
 from engine.scheduler import ScheduledSequence
@@ -37,7 +35,7 @@ class _Sequence:
     drafted_from: tuple[str, int, tuple[int, ...]] | None = None
 
 
-class SuffixProposer:
+class SuffixProposer(DraftMethod):
     """Implements :class:`engine.verification.Proposer`.
 
     Args:
@@ -63,9 +61,6 @@ class SuffixProposer:
                 drafts[request.request_id] = draft
         return drafts
 
-    def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
-        """Tokens are all that counts here."""
-
     def observe(self, result: VerifyResult) -> None:
         sequence = self._sequences.get(result.sequence.request.request_id)
         if sequence is None or sequence.drafted_from is None:
@@ -78,9 +73,6 @@ class SuffixProposer:
 
         num_known = min(len(drafts), len(result.token_ids))
         self._acceptance.record_chain(num_known, num_right(drafts, result.token_ids), key_of)
-
-    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
-        """Drafting costs next to nothing here, so there is nothing to learn."""
 
     def release(self, request_id: str) -> None:
         """The request's output joins the corpus."""

@@ -217,21 +217,6 @@ def merge_paths(
     return _draft(token_ids, parents, None if probs is None else best), places
 
 
-def truncate(draft: Draft, num_nodes: int) -> Draft:
-    """The best ``num_nodes`` nodes of a draft, in their order; of a chain, of a draft that was drawn and of one without
-    confidences the first.
-    """
-    if num_nodes >= len(draft):
-        return draft
-    if draft.is_chain or draft.probs is not None or not draft.confidences:
-        return draft.first(num_nodes)
-    branches = branch_probabilities(draft)
-    kept = best_nodes(draft.parents, reach_probabilities(draft), num_nodes)
-    return _draft(
-        [draft.token_ids[node] for node in kept], reindexed(draft.parents, kept), [branches[node] for node in kept]
-    )
-
-
 def best_nodes(parents: Sequence[int], scores: Sequence[float], num_nodes: int) -> list[int]:
     """Indices of the nodes with the highest scores, ascending. No node counts for more than its parent, so that they
     are a tree.

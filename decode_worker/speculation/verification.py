@@ -122,6 +122,8 @@ def create_verifier(acceptance: str = MATCH, epsilon: float = 0.09, alpha: float
 def sampling_rows(sequence: ScheduledSequence) -> list[SamplingRow]:
     """What is behind each of a sequence's rows of logits: its last known token, then every node's own ancestors."""
     draft = sequence.draft
+    if not len(draft):  # most sequences of most steps
+        return [sampling_row(sequence.request)]
     paths = [[draft.token_ids[index] for index in draft.path(node)] for node in range(len(draft))]
     return [sampling_row(sequence.request, path) for path in [[], *paths]]
 
@@ -144,6 +146,8 @@ def _match(matched: Sequence[tuple[ScheduledSequence, range]], logits: torch.Ten
 
 def _follow(sequence: ScheduledSequence, drawn: Sequence[SampledToken]) -> VerifyResult:
     draft = sequence.draft
+    if not len(draft):
+        return VerifyResult(sequence, (), drawn[0].token_id, logprobs=logprobs_of(drawn))
     children: dict[tuple[int, int | None], int] = {
         (draft.parent(node), token): node for node, token in enumerate(draft.token_ids)
     }

@@ -48,7 +48,14 @@ class AttentionBatch(Protocol):
 
 
 class AttentionBackend(Protocol):
-    """Causal attention of new tokens over everything that their sequences hold in the cache."""
+    """Causal attention of new tokens over everything that their sequences hold in the cache.
+
+    Attributes:
+        takes_plans: whether a batch may be an :class:`engine.attention.paged_plan.PlannedBatch`.
+    """
+
+    @property
+    def takes_plans(self) -> bool: ...
 
     def forward(
         self,

@@ -17,6 +17,8 @@ from engine.kv_cache import PagedKVCache
 class TorchSDPA:
     """Implements :class:`engine.attention.base.AttentionBackend`."""
 
+    takes_plans = False
+
     def __init__(self, cache: PagedKVCache) -> None:
         self._cache = cache
 

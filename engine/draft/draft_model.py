@@ -16,6 +16,7 @@ from engine.model_loader import LoadedModel, accepts_logits_to_keep, load_model
 from engine.model_runner import ModelRunner
 from engine.model_source import resolve_model
 from engine.tokenizer import Tokenizer
+from engine.uploads import upload_ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +94,8 @@ class PagedDraftModel:
         device = self._runner.device
         rows = DraftRows.build(spans, self._runner.spec.block_size, device, self._mask_dtype)
         # A token that only the target knows is padding; whatever the draft takes it for is as good.
-        tokens = torch.tensor(list(token_ids)).clamp_max(self.draft.loaded.vocab_size - 1).to(device)
-        last = torch.tensor(rows.last).to(device)
+        tokens = upload_ints(token_ids, device).clamp_max(self.draft.loaded.vocab_size - 1)
+        last = upload_ints(rows.last, device)
         kwargs = {"logits_to_keep": last} if self._selects_rows else {}
         for slot in self._slots:
             slot.batch = rows

@@ -18,29 +18,12 @@ from transformers import PreTrainedModel
 
 from engine.draft.checkpoint import fingerprint
 from engine.draft.layers import Attend, DraftLayer, LayerSettings, RotaryTable, causal_attend
+from engine.draft.target_shape import TargetShape
 from engine.errors import UnsupportedModelError
 from engine.kv_spec import LayerSpec
 
 FINAL_HIDDEN = -1
 """In ``feature_layers``: the target's last hidden state behind its final norm, what its lm_head reads."""
-
-
-@dataclass(frozen=True, slots=True)
-class TargetShape:
-    """What a head must know of its target."""
-
-    num_layers: int
-    hidden_size: int
-    vocab_size: int
-
-    @classmethod
-    def of(cls, target: PreTrainedModel) -> TargetShape:
-        """Raises :class:`UnsupportedModelError` for a target without a language model head."""
-        config: Any = target.config.get_text_config(decoder=True)
-        head: Any = target.get_output_embeddings()
-        if head is None:
-            raise UnsupportedModelError(f"{type(target).__name__} has no language model head to draft for.")
-        return cls(int(config.num_hidden_layers), int(config.hidden_size), int(head.weight.shape[0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +134,17 @@ class EagleHead(nn.Module):
         return self.settings.draft_vocab_size
 
     @property
+    def embedding(self) -> torch.Tensor:
+        """``[target_vocab_size, hidden_size]``, its own or the target's."""
+        weight: torch.Tensor = self.embed_tokens.weight if self.settings.own_embedding else self._shared.embedding
+        return weight
+
+    @property
+    def vocabulary_head(self) -> nn.Module:
+        """What makes logits, its own or the target's."""
+        return self.lm_head if self.settings.own_lm_head else self._shared.lm_head
+
+    @property
     def is_local(self) -> bool:
         """Whether a row's KV depends on nothing but the row: see :meth:`keys_values`."""
         return len(self.layers) == 1
@@ -211,6 +205,11 @@ class EagleHead(nn.Module):
         normed = self.norm(output)
         return (normed if self.settings.norm_output else output), normed
 
+    def angles(self, states: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines of positions, ``[..., num_tokens, head_dim]`` each, in the dtype of ``states``."""
+        cos, sin = self._rotary(positions, states.dtype)
+        return cos.squeeze(-2), sin.squeeze(-2)
+
     def keys_values(
         self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -233,7 +232,7 @@ class EagleHead(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[num_tokens, draft_vocab_size]`` of the second output of :meth:`forward`."""
-        lm_head: Any = self.lm_head if self.settings.own_lm_head else self._shared.lm_head
+        lm_head: Any = self.vocabulary_head
         logits: torch.Tensor = lm_head(hidden.to(lm_head.weight.dtype))
         return logits
 
@@ -243,9 +242,8 @@ class EagleHead(nn.Module):
 
     def _first_inputs(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What the first layer attends from, and its residual stream."""
-        weight = self.embed_tokens.weight if self.settings.own_embedding else self._shared.embedding
         # The plain table: where a target scales its embeddings, heads are trained without the scale.
-        embeds = embedding(token_ids, weight).to(hidden.dtype)
+        embeds = embedding(token_ids, self.embedding).to(hidden.dtype)
         if self.settings.version == 1:
             mixed: torch.Tensor = self.fc(torch.cat((embeds, hidden), dim=-1))
             return mixed, mixed

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from engine.draft.checkpoint import CONFIG_NAME, check_tensors, find_checkpoint, read_config, read_tensors
-from engine.draft.eagle import EagleHead, EagleSettings, TargetShape
-from engine.draft.eagle_formats import canonical_names, default_feature_layers, format_of, read_settings
+from engine.draft.checkpoint import check_tensors, read_tensors, write_tensors
+from engine.draft.checkpoint_files import CONFIG_NAME, find_checkpoint, read_config
+from engine.draft.eagle import EagleHead, EagleSettings
+from engine.draft.eagle_formats import read_settings
+from engine.draft.eagle_layout import canonical_names, default_feature_layers, format_of
+from engine.draft.target_shape import TargetShape
 from engine.errors import UnsupportedModelError
 
 
@@ -69,7 +71,7 @@ def save_eagle3(head: EagleHead, folder: Path, target_name: str) -> None:
         target_ids = ids + tensors.setdefault("d2t", torch.zeros_like(ids))
         tensors["t2d"] = torch.zeros(settings.target.vocab_size, dtype=torch.bool).index_fill_(0, target_ids, True)
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    write_tensors(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config = _common_config(head, target_name)
     (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 

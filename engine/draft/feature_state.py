@@ -12,14 +12,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.attention_groups import Span
 from engine.batch import ForwardBatch
 from engine.draft.eagle import EagleHead
-from engine.draft.rows import DraftRows, PagedAttend
-from engine.feature_tap import FeatureTap
-from engine.kv_cache import slots_of
+from engine.draft.head_pass import ModuleHeadPass, create_head_pass
+from engine.feature_tap import HiddenStates
+from engine.kv_cache import slot_array
 from engine.model_runner import ModelRunner
 from engine.request import Request
 from engine.verification import VerifyResult
@@ -86,6 +88,21 @@ class WaitingRows:
         return taken
 
 
+@dataclass(slots=True)
+class _LastRows:
+    """A step of one token for each sequence while the head rests: what it needs if it is to go on after it.
+
+    Attributes:
+        ends: of each request, tokens computed when the step was over.
+        released: requests that ended since.
+    """
+
+    states: torch.Tensor
+    requests: list[Request]
+    ends: list[int]
+    released: set[str] = field(default_factory=set)
+
+
 class FeatureState:
     """The rows of all requests on a worker. Used from the engine's thread only.
 
@@ -101,17 +118,19 @@ class FeatureState:
         if runner.features is None:
             raise ValueError("the runner was built without this draft")
         self.head = head
-        self._features: FeatureTap = runner.features
+        self._features: HiddenStates = runner.features
         self._runner = runner
-        self._first_layer = len(runner.spec.layers)
-        self._mask_dtype = runner.cache.keys[-1].dtype
+        self._modules = ModuleHeadPass(head, runner.cache, runner.backend, len(runner.spec.layers))
+        self._pass = create_head_pass(head, runner, self._modules)
         self._waiting: dict[str, WaitingRows] = {}
         num_slots = runner.cache.num_blocks * runner.spec.block_size
-        self._has_kv = torch.zeros(num_slots, dtype=torch.bool)
+        self._has_kv = np.zeros(num_slots, dtype=np.bool_)
         self._is_resting = False
+        self._last_rows: _LastRows | None = None
 
     def waiting(self, request_id: str) -> WaitingRows | None:
         """Rows that the head has not seen; None when it cannot draft for the request now."""
+        self._pick_up()
         waiting = self._waiting.get(request_id)
         return None if waiting is None or waiting.is_stale else waiting
 
@@ -119,7 +138,14 @@ class FeatureState:
     def computed(self, batch: ForwardBatch, results: Mapping[str, VerifyResult]) -> None:
         """Takes a forward's hidden states up. Rows of rejected drafts are left out."""
         features = self._features.take()
-        self._has_kv[batch.slots.cpu()] = False  # until the head has seen their rows
+        self._has_kv[batch.slots.cpu().numpy()] = False  # until the head has seen their rows
+        if self._is_resting and batch.num_tokens == len(batch.sequences) == len(results):
+            requests = [
+                sequence.request for sequence in batch.sequences
+            ]  # a token each: earlier ones are of no more use
+            self._last_rows = _LastRows(features, requests, [own.num_computed_tokens + 1 for own in requests])
+            return
+        self._pick_up()
         due: list[tuple[WaitingRows, int]] = []
         for sequence, first in zip(batch.sequences, batch.starts, strict=True):
             request, start = sequence.request, sequence.request.num_computed_tokens
@@ -147,22 +173,20 @@ class FeatureState:
         Returns:
             Of each request's last row what the head is fed next, ``[num_requests, hidden_size]``, and its logits.
         """
-        rows = self._rows_of([(own, len(own.token_ids)) for own in waiting])
-        token_ids, hidden = self._take([(own, len(own.token_ids)) for own in waiting])
-        fed, normed = self.head(token_ids, hidden, rows.positions, self.attend(rows))
-        return fed[rows.last], self.head.logits(normed[rows.last])
+        spans, token_ids, hidden = self._take([(own, len(own.token_ids)) for own in waiting])
+        return self._pass.run(spans, token_ids, hidden, only_last=True)
 
-    def build_rows(self, spans: Sequence[Span]) -> DraftRows:
-        """Lays rows out for one pass of the head."""
-        return DraftRows.build(spans, self._runner.spec.block_size, self._runner.device, self._mask_dtype)
-
-    def attend(self, rows: DraftRows) -> PagedAttend:
-        """Attention over the draft's own layers of the cache."""
-        return PagedAttend(self._runner.backend, rows, self._first_layer)
+    def go_on(
+        self, spans: Sequence[Span], token_ids: Sequence[int], hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A further pass, over guesses; see :meth:`engine.draft.head_pass.HeadPass.run`."""
+        return self._pass.run(spans, token_ids, hidden)
 
     def rest(self, *, resting: bool) -> None:
         """Resting, it lets all rows go but the last: nothing is written, and the head later sees only what follows."""
         self._is_resting = resting
+        if not resting:
+            self._pick_up()
 
     def flush(self, request_id: str) -> None:
         """Writes what waits of a request, but for its last row, since its blocks may soon be somebody else's prefix."""
@@ -172,8 +196,10 @@ class FeatureState:
 
     def release(self, request_id: str) -> None:
         """Forgets a request, whose blocks may serve as somebody's prefix. All its rows have their KV then."""
-        waiting = self.waiting(request_id)
-        if waiting is not None and not self._is_resting:
+        if self._is_resting:
+            if self._last_rows is not None:
+                self._last_rows.released.add(request_id)
+        elif (waiting := self.waiting(request_id)) is not None:
             self._write([(waiting, len(waiting.token_ids))])
         self._waiting.pop(request_id, None)
 
@@ -189,7 +215,7 @@ class FeatureState:
     def adopt(self, request: Request, state: bytes | None, first_new: int = 0) -> None:
         """See :class:`engine.draft.network.DraftState`. Without a state the head sees only what comes from now on."""
         end = request.num_computed_tokens
-        arrived = slots_of(request.block_ids, first_new, end, self._runner.spec.block_size)
+        arrived = self._slots(request, first_new, end)
         self._has_kv[arrived] = False
         if not state:
             return
@@ -201,6 +227,17 @@ class FeatureState:
         self._waiting[request.request_id] = WaitingRows(
             request, end - 1, [piece], token_ids, self._first_key(request, end - 1)
         )
+
+    def _pick_up(self) -> None:
+        """Takes up the one row of each sequence that the last step at rest left."""
+        last, self._last_rows = self._last_rows, None
+        if last is None:
+            return
+        for row, (request, end) in enumerate(zip(last.requests, last.ends, strict=True)):
+            # One that was preempted meanwhile begins again, somewhere else.
+            if request.request_id not in last.released and request.num_computed_tokens == end:
+                piece, token_ids = _Piece(last.states, [row]), request.tokens_between(end, end + 1)
+                self._waiting[request.request_id] = WaitingRows(request, end - 1, [piece], token_ids, end - 1)
 
     def _add(self, request: Request, start: int, piece: _Piece, token_ids: list[int]) -> WaitingRows:
         """Appends rows from position ``start`` on."""
@@ -221,9 +258,11 @@ class FeatureState:
 
     def _first_key(self, request: Request, start: int) -> int:
         """Behind the last of the positions before ``start`` for which nobody has written draft KV."""
-        slots = slots_of(request.block_ids, 0, start, self._runner.spec.block_size)
-        missing = (~self._has_kv[slots]).nonzero()
+        missing = np.flatnonzero(~self._has_kv[self._slots(request, 0, start)])
         return int(missing[-1]) + 1 if len(missing) else 0
+
+    def _slots(self, request: Request, start: int, end: int) -> npt.NDArray[np.int64]:
+        return slot_array(request.block_ids, start, end, self._runner.spec.block_size)
 
     @torch.inference_mode()
     def _write(self, due: Sequence[tuple[WaitingRows, int]]) -> None:
@@ -231,30 +270,18 @@ class FeatureState:
         due = [(waiting, count) for waiting, count in due if count > 0]
         if not due:
             return
-        rows = self._rows_of(due)
-        token_ids, hidden = self._take(due)
-        if self.head.is_local:
-            keys, values = self.head.keys_values(token_ids, hidden, rows.positions)
-            self._runner.cache.write(self._first_layer, rows.slots, keys, values)
-        else:
-            self.head(token_ids, hidden, rows.positions, self.attend(rows))
+        self._modules.write(*self._take(due))
 
-    def _rows_of(self, due: Sequence[tuple[WaitingRows, int]]) -> DraftRows:
-        """The places of some requests' first rows."""
-        return self.build_rows(
-            [Span(own.request.block_ids, own.start, count, first_key=own.first_key) for own, count in due]
-        )
-
-    def _take(self, due: Sequence[tuple[WaitingRows, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Removes some requests' first rows, whose KV is about to be written; their tokens and hidden states."""
+    def _take(self, due: Sequence[tuple[WaitingRows, int]]) -> tuple[list[Span], list[int], torch.Tensor]:
+        """Removes some requests' first rows, whose KV is about to be written; their places, tokens, hidden states."""
+        spans = [Span(own.request.block_ids, own.start, count, first_key=own.first_key) for own, count in due]
         token_ids = [token for waiting, count in due for token in waiting.token_ids[:count]]
         pieces: list[_Piece] = []
         for waiting, count in due:
-            block_size = self._runner.spec.block_size
-            self._has_kv[slots_of(waiting.request.block_ids, waiting.start, waiting.start + count, block_size)] = True
+            self._has_kv[self._slots(waiting.request, waiting.start, waiting.start + count)] = True
             pieces += waiting.take(count)
-        hidden = torch.cat(self._fused(pieces))
-        return torch.tensor(token_ids).to(hidden.device), hidden
+        hidden = self._fused(pieces)
+        return spans, token_ids, hidden[0] if len(hidden) == 1 else torch.cat(hidden)
 
     def _fused(self, pieces: Sequence[_Piece]) -> list[torch.Tensor]:
         """What the head makes of the pieces' rows, in one pass for all that it has not made yet."""

@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from engine.default_model import is_default_model
-from engine.draft.checkpoint import CONFIG_NAME, find_checkpoint, read_config
 from engine.draft.draft_model import load_draft_model
 from engine.draft.eagle import EagleHead
 from engine.draft.eagle_checkpoint import load_eagle
 from engine.draft.eagle_probe import settle_feature_layers
 from engine.draft.medusa import load_medusa
 from engine.draft.network import DraftNetwork
+from engine.draft.references import kind_of, resolve_draft
 from engine.errors import ConfigError
 from engine.kv_cache import TORCH_DTYPES
 from engine.model_loader import LoadedModel
-from engine.model_source import resolve_model
 from engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-AUTO = "auto"
-NONE = "none"
-_DEFAULT_HEAD = "smollm2-135m-instruct-eagle3"
-_MEDUSA_KEYS = ("medusa_num_heads", "medusa_num_layers")
-_EAGLE_KEYS = ("draft_vocab_size", "speculators_model_type", "eagle_config")
 # Any text will do: what counts is how often head and target agree on it.
 _PROBE_TEXT = """
 A library lends books, and a reader brings them back. In the morning the doors open, people come in from the rain, and
@@ -55,14 +45,6 @@ class LoadedDraft:
     network: DraftNetwork
 
 
-def default_draft(model: str) -> Path | None:
-    """The draft that comes with baton for the model that a configuration names; None for others."""
-    if not is_default_model(model):
-        return None
-    folder = Path(str(resources.files("engine.draft") / "assets" / _DEFAULT_HEAD))
-    return folder if (folder / CONFIG_NAME).is_file() else None
-
-
 def load_draft(reference: str, model: str, model_path: str, target: LoadedModel) -> LoadedDraft | None:
     """Loads what ``speculation.draft`` names, in the target's dtype and on its device.
 
@@ -78,13 +60,11 @@ def load_draft(reference: str, model: str, model_path: str, target: LoadedModel)
         ConfigError: the checkpoint is missing or broken.
         UnsupportedModelError: it belongs to another target or cannot be used; the message says what differs.
     """
-    if reference == NONE:
-        return None
-    found = default_draft(model) if reference == AUTO else reference
+    found = resolve_draft(reference, model)
     if found is None:
         return None
     dtype, device = TORCH_DTYPES[target.dtype_name], target.model.device
-    kind = _kind_of(found)
+    kind = kind_of(found)
     if kind == "medusa":
         return LoadedDraft("medusa", str(found), load_medusa(found, target.model, dtype, device))
     tokenizer = Tokenizer.load(model_path)
@@ -95,28 +75,6 @@ def load_draft(reference: str, model: str, model_path: str, target: LoadedModel)
     if len(head.feature_layer_choices) > 1:
         _settle(head, target, tokenizer, str(found))
     return LoadedDraft("eagle" if head.settings.version == 1 else "eagle3", str(found), head)
-
-
-def _kind_of(reference: str | Path) -> str:
-    """Tells the kinds apart by what only one of them has; whether it is sound, its loader finds out."""
-    folder = _folder_of(reference)
-    if folder is None:
-        return "draft_model"
-    config: Mapping[str, Any] = read_config(folder) if (folder / CONFIG_NAME).is_file() else {}
-    has_medusa_file = any(folder.glob("medusa_lm_head.*"))
-    if has_medusa_file or config.get("model_type") == "medusa" or any(key in config for key in _MEDUSA_KEYS):
-        return "medusa"
-    if any(key in config for key in _EAGLE_KEYS) or not (folder / "tokenizer_config.json").is_file():
-        return "eagle"
-    return "draft_model"
-
-
-def _folder_of(reference: str | Path) -> Path | None:
-    """None for what only :func:`engine.model_source.resolve_model` knows: the default model and GGUF files."""
-    if isinstance(reference, str) and (is_default_model(reference) or reference.endswith(".gguf")):
-        resolve_model(reference)
-        return None
-    return find_checkpoint(reference)
 
 
 @torch.inference_mode()

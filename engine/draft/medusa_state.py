@@ -13,7 +13,7 @@ import torch
 
 from engine.batch import ForwardBatch
 from engine.draft.medusa import MedusaHeads
-from engine.feature_tap import FeatureTap
+from engine.feature_tap import HiddenStates
 from engine.model_runner import ModelRunner
 from engine.request import Request
 from engine.verification import VerifyResult
@@ -46,7 +46,7 @@ class MedusaState:
         if runner.features is None or runner.spec.draft_fingerprint != heads.fingerprint():
             raise ValueError("the runner was built without this draft")
         self.heads = heads
-        self._features: FeatureTap = runner.features
+        self._features: HiddenStates = runner.features
         self._device = runner.device
         self._newest: dict[str, _Newest] = {}
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from engine.attention.base import AttentionBackend, AttentionVariant
 from engine.attention_groups import AttentionGroup, Span, group_spans
-from engine.kv_cache import slots_of
+from engine.kv_cache import slot_array
+from engine.uploads import upload, upload_ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,8 @@ class DraftRows:
             positions += span.positions()
             last.append(len(positions) - 1)
         return cls(
-            positions=torch.tensor(positions, dtype=torch.int64).to(device),
-            slots=torch.cat([slots_of(s.block_ids, s.start, s.end, block_size) for s in spans]).to(device),
+            positions=upload_ints(positions, device),
+            slots=upload(np.concatenate([slot_array(s.block_ids, s.start, s.end, block_size) for s in spans]), device),
             groups=group_spans(spans, block_size, device, mask_dtype),
             last=last,
         )

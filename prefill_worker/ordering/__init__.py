@@ -1,1 +1,1 @@
-"""Order of the prompts that wait for prefill. One file per policy; the names are in ``registry.py``."""
+"""Order of the prompts that wait for prefill: names of the policies of :mod:`engine.ordering`."""

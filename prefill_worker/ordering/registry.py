@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.errors import ConfigError
-from engine.scheduler import ArrivalOrder, OrderingPolicy
+from engine.ordering import ArrivalOrder, EarliestDeadlineFirst, OrderingPolicy
 
-_POLICIES: dict[str, Callable[[], OrderingPolicy]] = {"fcfs": ArrivalOrder}
+_POLICIES: dict[str, Callable[[], OrderingPolicy]] = {"edf": EarliestDeadlineFirst, "fcfs": ArrivalOrder}
 
 
 def create_ordering(name: str) -> OrderingPolicy:

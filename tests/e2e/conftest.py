@@ -69,8 +69,9 @@ class RunningCluster:
 
 @contextlib.contextmanager
 def running_cluster(settings: Settings | None = None) -> Iterator[RunningCluster]:
-    """Starts a cluster on a free port and stops it again."""
-    config = BatonConfig.from_dict({"router": {"port": 0}, **(settings or {})})
+    """Starts a cluster on a free port and stops it again. Every prompt is handed over unless settings differ."""
+    defaults: Settings = {"router": {"port": 0}, "routing": {"local_prefill": "never"}}
+    config = BatonConfig.from_dict({**defaults, **(settings or {})})
     cluster = Cluster.start(config, lambda line: None)
     try:
         yield RunningCluster(cluster.endpoint)

@@ -30,12 +30,14 @@ class Result:
 
 
 class Machine:
-    """A user's machine: its own record of what runs, the models of the real cache."""
+    """A user's machine: its own record of what runs, the models and the compiled code of the real cache."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "cache").mkdir()
-        (folder / "cache" / "models").symlink_to(cache_dir() / "models")
+        for kept in ("models", "kernels"):
+            (cache_dir() / kept).mkdir(parents=True, exist_ok=True)
+            (folder / "cache" / kept).symlink_to(cache_dir() / kept)
         self.environment = {
             **{name: value for name, value in os.environ.items() if name != "BATON_ENDPOINT"},
             "BATON_CACHE": str(folder / "cache"),
@@ -128,6 +130,7 @@ def test_status_as_json_has_every_worker(baton: Callable[..., Result], up: Resul
         (worker,) = status["pools"][pool]["workers"]
         assert worker["state"] == "ready"
         assert psutil.pid_exists(worker["pid"])
+        assert psutil.Process(worker["pid"]).nice() == psutil.Process().nice()  # as important as whoever asks
         assert worker["kv_blocks_total"] > 1
         assert worker["kv_blocks_leaked"] == 0
 

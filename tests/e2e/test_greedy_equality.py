@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -18,7 +19,7 @@ from engine.model_runner import ModelRunner
 from engine.model_source import resolve_model
 from engine.request import Request, SamplingParams
 from engine.scheduler import SchedulerLimits
-from tests.e2e.conftest import RunningCluster, running_cluster
+from tests.e2e.conftest import MODEL, RunningCluster, running_cluster
 from tests.e2e.varied_prompts import varied_prompts
 
 NUM_NEW_TOKENS = 12
@@ -53,6 +54,7 @@ def cluster_of(request: pytest.FixtureRequest) -> Iterator[tuple[RunningCluster,
     settings = {
         "dtype": "float32",
         "engine": {"prefix_caching": prefix_caching},
+        "kv_transfer": {"shared_memory": "auto" if prefix_caching else "off"},
         "prefill": {"chunk_tokens": chunk_tokens},
         "decode": {"chunk_tokens": chunk_tokens},
     }
@@ -89,16 +91,56 @@ async def test_the_same_engine_aggregated_gives_the_same_tokens(
         await engine.stop()
 
 
+def test_a_burst_on_the_default_configuration(prompts: list[list[int]], expected: list[list[int]]) -> None:
+    """200 requests at once, of the class that nobody chose: all are served, handed over or not as the router likes."""
+
+    async def one(http: httpx.AsyncClient, prompt: list[int]) -> list[int]:
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": NUM_NEW_TOKENS, "temperature": 0}
+        answer = await http.post("/v1/completions", json={**body, "ignore_eos": True, "return_token_ids": True})
+        assert answer.status_code == 200, answer.text
+        tokens: list[int] = answer.json()["choices"][0]["token_ids"]
+        return tokens
+
+    async def burst(endpoint: str) -> list[list[int]]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=endpoint, timeout=300, limits=limits) as http:
+            return await asyncio.gather(*(one(http, prompt) for prompt in prompts * 4))
+
+    with running_cluster({"dtype": "float32", "routing": {}}) as cluster:
+        alone, _ = generate_all(cluster, prompts[:1], concurrency=1)
+        assert alone == expected[:1]
+        assert asyncio.run(burst(cluster.endpoint)) == expected * 4
+        num_local, num_handed_over = (
+            cluster.metric(f"baton_{name}_total") for name in ("local_prefills", "kv_transfers")
+        )
+        assert num_local + num_handed_over >= 1 + 4 * len(prompts)
+        assert cluster.metric("baton_admission_refusals_total") == 0
+        cluster.assert_nothing_leaked()
+
+
+def moved_bytes(cluster: RunningCluster) -> tuple[float, float]:
+    """Of all hand-offs, and of them through shared memory."""
+    return (
+        cluster.metric("baton_kv_transfer_bytes_total"),
+        cluster.metric("baton_kv_transfer_shared_bytes_total"),
+    )
+
+
 def test_tokens_equal_transformers(
     cluster_of: tuple[RunningCluster, bool], prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
     cluster, prefix_caching = cluster_of
     together, _ = generate_all(cluster, prompts, concurrency=16)
     assert together == expected
+    moved_before = moved_bytes(cluster)
     alone, num_cached = generate_all(cluster, prompts, concurrency=1)
     assert alone == expected
     # The second time every prompt is known, so that with a cache the hand-off, too, moves only what is missing.
     full_blocks = sum((len(prompt) - 1) // 16 * 16 for prompt in prompts)
     assert num_cached == (full_blocks if prefix_caching else 0)
     assert cluster.metric("baton_kv_transfers_total") > 0
+    # Both workers are on this host. Where memory may be shared, a hand-off that has it alone goes that way.
+    moved, shared = (after - before for before, after in zip(moved_before, moved_bytes(cluster), strict=True))
+    assert moved > 0
+    assert shared == (moved if prefix_caching else 0)
     cluster.assert_nothing_leaked()

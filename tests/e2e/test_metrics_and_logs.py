@@ -24,6 +24,7 @@ SETTINGS = {
     "router": {"port": 0, "request_timeout_s": 15.0},
     "log": {"level": "debug", "json": True},
     "slo": {"classes": {"impossible": {"ttft": "1ms", "tpot": "1ms"}}},
+    "routing": {"local_prefill": "never"},
 }
 MARKER = "xylophone-quagmire"
 """In every prompt; nothing but a prompt would say it."""
@@ -122,8 +123,11 @@ def test_what_is_counted_is_what_happened(traffic: Observed) -> None:
     for name in ("baton_queue_seconds", "baton_prefill_seconds", "baton_decode_seconds", "baton_request_seconds"):
         assert total(page, f"{name}_count") == num_sequences, name
     moved = total(page, "baton_kv_transfer_bytes_total")
-    assert moved == total(page, "baton_worker_kv_sent_bytes_total") > 0
-    assert moved == total(page, "baton_worker_kv_received_bytes_total", 'pool="decode"')
+    sent = total(page, "baton_worker_kv_sent_bytes_total")
+    # Whom a stop string ends with its first token is over before the router hears of its hand-off; one of eight.
+    assert total(page, "baton_kv_transfers_total", 'outcome="ok"') in (7, 8)
+    assert 0 < moved <= total(page, "baton_worker_kv_received_bytes_total", 'pool="decode"') <= sent
+    assert sent - moved <= sent / 6
     assert total(page, "baton_worker_prefill_tokens_total", 'pool="prefill"') > 0
     assert total(page, "baton_local_prefills_total") == 0
     drafted = total(page, "baton_worker_drafted_tokens_total", 'method="ngram"')
@@ -182,13 +186,14 @@ def test_scrapes_under_load_are_whole_and_counters_never_fall(observed: Observed
     with ThreadPoolExecutor(12) as threads:
         answers = [threads.submit(observed.post, "/v1/completions", body) for _ in range(8)]
         while not all(answer.done() for answer in answers) or num_pages < 4:
-            for page in threads.map(lambda _: observed.page(), range(4)):
+            shown = dict(seen)  # of scrapes at one time any may be the first: only an earlier round is surely older
+            for page in list(threads.map(lambda _: observed.page(), range(4))):
                 num_pages += 1
                 for family in text_string_to_metric_families(page):
                     for sample in family.samples if family.type in ("counter", "histogram") else ():
                         key = sample.name, str(sorted(sample.labels.items()))
-                        assert sample.value >= seen.get(key, 0.0), key
-                        seen[key] = sample.value
+                        assert sample.value >= shown.get(key, 0.0), key
+                        seen[key] = max(sample.value, seen.get(key, 0.0))
             time.sleep(0.05)  # the requests need some of the machine, too
     assert [answer.result().status_code for answer in answers] == [200] * 8
     assert len(seen) > 300

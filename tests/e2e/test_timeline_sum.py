@@ -122,6 +122,7 @@ def test_rounds_chunks_and_parts_are_all_told(cluster: RunningCluster, answers: 
     assert all(entry["batch_sequences"] >= 1 and entry["duration_ms"] > 0 for entry in rounds)
     parts = timeline["transfer_parts"]
     assert sum(part["bytes"] for part in parts) == attributes["kv_bytes"]
+    assert 0 < attributes["kv_shared_bytes"] <= attributes["kv_bytes"], "workers of one host share memory"
     assert all(part["start_ms"] <= part["sent_ms"] for part in parts)
     assert all(part["start_ms"] <= part["acknowledged_ms"] for part in parts)
 

@@ -8,10 +8,14 @@ from contextlib import aclosing
 import pytest
 
 from cluster.config import RouterConfig
+from cluster.entry import open_entry
 from cluster.generation import GenerationRequest, ModelCard
+from cluster.latency.request_predictions import RequestPredictions
+from cluster.latency_model import LatencyModel
 from cluster.metrics import RouterMetrics
 from cluster.registry import WorkerInfo, WorkerRegistry
 from cluster.router import Router
+from cluster.routing_config import RoutingConfig
 from cluster.timelines import TimelineStore
 from engine.timeline import Timeline
 from tests.engine_runs import greedy
@@ -58,6 +62,14 @@ def info_of(worker: HostedWorker, pool: str) -> WorkerInfo:
     )
 
 
+def router_that_hands_over(model: ModelCard, registry: WorkerRegistry, metrics: RouterMetrics) -> Router:
+    """Such short prompts would all be computed by the decode worker otherwise."""
+    predictions = RequestPredictions(LatencyModel(), metrics.prediction_errors)
+    routing = RoutingConfig(local_prefill="never")
+    entry = open_entry(routing, registry, predictions, metrics.routing, worker_wait_s=5.0)
+    return Router(model, registry, RouterConfig(), metrics, TimelineStore(100), predictions, entry)
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 async def test_greedy_tokens_equal_transformers(architecture: str) -> None:
     model, expected = model_with_reference(architecture, PROMPTS, NUM_TOKENS)
@@ -67,7 +79,7 @@ async def test_greedy_tokens_equal_transformers(architecture: str) -> None:
         registry.add(info_of(pair.decode, "decode"))
         loaded = pair.decode.engine.runner.loaded
         card = ModelCard("tiny", loaded.max_model_len, loaded.vocab_size, created_unix_s=0)
-        router = Router(card, registry, RouterConfig(), metrics, TimelineStore(100))
+        router = router_that_hands_over(card, registry, metrics)
 
         async def generate(index: int, name: str) -> list[int]:
             request_id = f"{name}-{index}"

@@ -44,10 +44,20 @@ class Case:
     expected: list[list[int]]
 
 
-@pytest.fixture(scope="module", params=sorted(CONFIGS))
+@pytest.fixture(
+    scope="module",
+    params=[(name, "auto") for name in sorted(CONFIGS)] + [(name, "transformers") for name in ("llama", "qwen3")],
+    ids="-".join,
+)
 def case(request: pytest.FixtureRequest) -> Case:
-    model, expected = model_with_reference(request.param, PROMPTS, NUM_TOKENS)
-    return Case(build_runner(model), expected)
+    name, decoder = request.param
+    model, expected = model_with_reference(name, PROMPTS, NUM_TOKENS)
+    return Case(build_runner(model, decoder=decoder), expected)
+
+
+def test_llamas_and_their_like_are_fused() -> None:
+    fused = {name for name in CONFIGS if build_runner(tiny_model(name)).is_fused}
+    assert fused == {"llama", "llama_yarn", "ministral3", "qwen2", "qwen3"}
 
 
 def test_self_check_passes(case: Case) -> None:
@@ -224,7 +234,7 @@ def _with_ignored_positions(model: PreTrainedModel) -> PreTrainedModel:
 
 @pytest.mark.parametrize("damage", [_with_hidden_state, _with_ignored_positions])
 def test_self_check_catches_what_the_probe_cannot_see(damage: Callable[[PreTrainedModel], PreTrainedModel]) -> None:
-    runner = build_runner(damage(tiny_model("llama")))
+    runner = build_runner(damage(tiny_model("llama")), decoder="transformers")
     with pytest.raises(UnsupportedModelError, match="other logits over the paged cache"):
         runner.self_check()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -14,7 +16,7 @@ from engine.async_engine import AsyncEngine, generate_all
 from engine.errors import ContextLengthError, InvalidRequestError, LayoutMismatchError, TransferError, rebuild_error
 from engine.model_runner import ModelRunner
 from engine.request import FinishReason, Request, SamplingParams
-from engine.scheduler import SchedulerLimits
+from engine.scheduler import ScheduledSequence, SchedulerLimits
 from engine.timeline import Event
 from tests.engine_runs import BLOCK_SIZE, build_runner, greedy
 from tests.integration.worker_pair import TIMEOUT_S, Answer, Runners, WorkerPair, pair_config, worker_pair
@@ -73,6 +75,20 @@ async def test_seeded_sampling_is_that_of_one_engine(runners: Runners, params: S
             for answer in answers:
                 assert len(answer.logprobs) == len(answer.token_ids)
                 assert all(len(entry.top) == params.logprobs for entry in answer.logprobs)
+        await pair.settle()
+
+
+@pytest.mark.parametrize(("shared_memory", "share"), [("auto", 1), ("off", 0)])
+async def test_tokens_do_not_depend_on_the_way_that_kv_takes(
+    runners: Runners, expected: list[list[int]], shared_memory: str, share: int
+) -> None:
+    async with worker_pair(runners, pair_config(kv_transfer={"shared_memory": shared_memory})) as pair:
+        for prompt, tokens in zip(PROMPTS, expected, strict=True):
+            answer = await pair.generate(prompt, greedy(NUM_TOKENS))
+            assert answer.token_ids == tokens
+            assert answer.handoff is not None
+            assert answer.handoff.num_shared_bytes == share * answer.handoff.num_bytes
+            assert answer.handoff.num_bytes > 0
         await pair.settle()
 
 
@@ -192,7 +208,12 @@ async def test_kv_leaves_while_the_prompt_is_still_being_computed(runners: Runne
     seen: list[int] = []
     async with worker_pair(runners, config) as pair:
         importer = pair.decode.role._importer
-        pair.prefill.engine.computed_listeners.append(lambda plan: seen.append(importer.num_bytes_received))
+
+        def look(_: Sequence[ScheduledSequence]) -> None:
+            time.sleep(0.01)  # a model so small is computed faster than anything is sent
+            seen.append(importer.num_bytes_received)
+
+        pair.prefill.engine.computed_listeners.append(look)
         prompt = random_prompts((160,), seed=8)[0]
         answer = await pair.generate(prompt, greedy(2))
         assert answer.handoff is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from contextlib import aclosing
 
 import pytest
@@ -12,7 +13,7 @@ from transformers import PreTrainedModel
 from cluster.wire import worker_pb2
 from engine.errors import BatonError, WorkerLostError
 from tests.engine_runs import greedy
-from tests.integration.worker_pair import TIMEOUT_S, Answer, Runners, WorkerPair, pair_config, worker_pair
+from tests.integration.worker_pair import TIMEOUT_S, Answer, HostedWorker, Runners, WorkerPair, pair_config, worker_pair
 from tests.tiny_models import model_with_reference, random_prompts
 
 PROMPTS = random_prompts((5, 18, 37, 64, 90))
@@ -114,8 +115,14 @@ async def test_decode_leaves_while_prefill_is_sending(runners: Runners) -> None:
         await pair.settle()
 
 
+def slow_down(worker: HostedWorker) -> None:
+    """A model so small would be done before anybody can stop it."""
+    worker.engine.scheduled_listeners.append(lambda plan: time.sleep(0.01))
+
+
 async def test_a_decode_worker_that_stops_ends_its_streams_as_a_lost_worker(runners: Runners) -> None:
     async with worker_pair(runners) as pair:
+        slow_down(pair.decode)
         running = asyncio.create_task(pair.continue_from(Answer(), "request", PROMPTS[0], greedy(150)))
         await asyncio.sleep(0.05)
         await pair.decode.server.stop(grace=0)
@@ -127,12 +134,14 @@ async def test_a_decode_worker_that_stops_ends_its_streams_as_a_lost_worker(runn
 async def test_an_engine_that_stops_ends_its_streams_as_a_lost_worker(runners: Runners, worker: str) -> None:
     config = pair_config(prefill={"chunk_tokens": 1, "max_num_seqs": 1})
     async with worker_pair(runners, config) as pair:
+        stopped = getattr(pair, worker)
+        slow_down(stopped)
         if worker == "prefill":
             running = asyncio.create_task(pair.generate(PROMPTS[4], greedy(150)))
         else:
             running = asyncio.create_task(pair.continue_from(Answer(), "request", PROMPTS[0], greedy(150)))
         await asyncio.sleep(0.05)
-        await getattr(pair, worker).role.stop()
+        await stopped.role.stop()
         with pytest.raises(WorkerLostError, match="shutting down"):
             await asyncio.wait_for(running, 2.0)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from unittest.mock import AsyncMock
 
 import pytest
 
 from cluster.wire import worker_pb2
+from engine.critical_path import Stage, critical_path
 from engine.errors import (
     ChecksumError,
     ContextLengthError,
@@ -20,6 +22,7 @@ from engine.errors import (
     WorkerLostError,
 )
 from tests.fake_workers import (
+    TIMEOUT_S,
     FakeCluster,
     batch,
     death,
@@ -84,6 +87,18 @@ class TestPrefillFailures:
         await until(lambda: cluster.is_idle)
         assert decode.num_cancelled == 1
 
+    @pytest.mark.parametrize("silent", ["p1", "d1"])
+    async def test_of_a_hand_off_without_a_word_the_end_that_answers_nothing_is_left_alone(self, cluster, silent):
+        """The decode worker hears nothing any more, and nobody has told the router why."""
+        prefill, decode, _ = await cluster.add_all(["p1", "d1", "d2"])
+        prefill.scripts = [prefill_then(for_ever)]
+        decode.scripts = [failing(TransferError("the transfer brought nothing new for 10 s"))]
+        cluster.registry.get(silent).client.is_alive = AsyncMock(return_value=False)
+        assert await cluster.run() == expected_tokens(6)
+        suspects = [worker.info.worker_id for worker in cluster.registry.workers if not worker.is_accepting]
+        assert suspects == [silent]
+        await until(lambda: cluster.is_idle)
+
     @pytest.mark.parametrize(
         "error",
         [
@@ -113,16 +128,15 @@ class TestPrefillFailures:
 
     async def test_a_handoff_that_fails_behind_the_second_token_disturbs_nobody(self, cluster):
         prefill, decode = await cluster.add_all(["p1", "d1"])
-        decoding = asyncio.Event()
-        prefill.scripts = [prefill_then(lambda _: decoding.wait(), handoff_failed(TransferError("no acknowledgement")))]
-
-        async def watched(worker, request):
-            async for message in good_decode(worker, request):
-                yield message
-                decoding.set()
-
-        decode.scripts = [watched]
-        assert await cluster.run() == expected_tokens(6)
+        arrived = asyncio.Event()
+        prefill.scripts = [prefill_then(lambda _: arrived.wait(), handoff_failed(TransferError("no acknowledgement")))]
+        tokens: list[int] = []
+        async with asyncio.timeout(TIMEOUT_S), aclosing(cluster.stream()) as chunks:
+            async for chunk in chunks:
+                tokens += chunk.token_ids
+                if len(tokens) > 1:
+                    arrived.set()
+        assert tokens == expected_tokens(6)
         assert len(decode.requests) == 1
         await until(lambda: cluster.is_idle)
 
@@ -271,6 +285,29 @@ class TestDecodeFailures:
             got += [token async for chunk in chunks for token in chunk.token_ids]
             await removal
         assert got == expected_tokens(6)
+
+    async def test_waiting_for_another_worker_is_waiting_for_a_route(self, cluster):
+        _, leaving = await cluster.add_all(["p1", "d1"])
+        leaving.scripts = [decode_some(2, for_ever)]
+        request = cluster.request()
+        failed = request.timeline.failed_attempts
+        async with asyncio.timeout(TIMEOUT_S), aclosing(cluster.stream(request)) as chunks:
+            got = [(await anext(chunks)).token_ids[0] for _ in range(3)]
+            rest = asyncio.create_task(anext(chunks))
+            await cluster.registry.remove("d1")
+            await until(lambda: failed)
+            assert failed[0].resumed_s is None
+            added_s = request.timeline.clock()
+            await cluster.add("d2")
+            got += (await rest).token_ids
+            got += [token async for chunk in chunks for token in chunk.token_ids]
+        assert got == expected_tokens(6)
+        [attempt] = failed
+        assert attempt.failed_s <= added_s <= attempt.resumed_s
+        routes = [
+            (entry.start_s, entry.end_s) for entry in critical_path(request.timeline) if entry.stage is Stage.ROUTE
+        ]
+        assert routes[-1] == (attempt.failed_s, attempt.resumed_s)
 
 
 class TestManyAtOnce:

@@ -201,7 +201,7 @@ class TestWorkersThatComeAndGo:
         await cluster.run()
         worker = cluster.registry.get("p1")
         assert worker is not None
-        assert not worker.snapshot().accepting
+        assert not worker.is_accepting
         assert cluster.router.is_ready()
 
     async def test_draining_waits_for_the_handoff_and_not_only_for_the_first_token(self, cluster):

@@ -12,6 +12,7 @@ import yaml
 from cluster.cluster_metrics import ClusterFigures, PoolFigures
 from cluster.config import POOLS
 from cluster.metrics import RouterMetrics
+from cluster.role_change import AskedBy
 from cluster.wire import worker_pb2
 from engine.errors import error_classes
 from tests.grafana import (
@@ -34,9 +35,11 @@ def series() -> Series:
     """Of a router with a worker in each pool."""
     metrics = RouterMetrics()
     stats = worker_pb2.WorkerStats(methods=[worker_pb2.MethodStats(method="ngram")])
-    pool = PoolFigures(1, dict.fromkeys(("starting", "ready", "draining"), 0), {"up": 0, "down": 0}, 1, {"serving": 0})
+    states = dict.fromkeys(("starting", "ready", "draining"), 0)
+    pool = PoolFigures(1, states, {"up": 0, "down": 0}, 1, {"serving": 0}, dict.fromkeys(map(str, AskedBy), 0))
     workers = {(name, f"{name}-1"): stats for name in POOLS}
     metrics.cluster.figures = ClusterFigures(workers, dict.fromkeys(POOLS, pool), 0)
+    metrics.prefixes.sizes = lambda: {worker: 0 for _, worker in workers}
     metrics.http.observe("/v1/completions", 200, None)
     return Series.of_page(metrics.render().decode())
 

@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from cluster.config import load_config
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("benchmarks", "cluster", "decode_worker", "engine", "prefill_worker", "training")
+PACKAGES = ("benchmarks", "cluster", "decode_worker", "engine", "prefill_worker", "simulation", "training")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
@@ -54,8 +54,9 @@ def undeclared(imported: set[str], declared: set[str]) -> set[str]:
 def test_every_import_of_the_packages_is_a_declared_dependency():
     served = [package for package in PACKAGES if package != "benchmarks"]
     imported = set().union(*(imported_packages(ROOT / package) for package in served))
-    # The generator of the stubs is a tool of development; traces need an extra, and say so.
-    declared = names_of(PROJECT["dependencies"] + PROJECT["optional-dependencies"]["otel"])
+    # The generator of the stubs is a tool of development; traces and kernels for GPUs need extras, and say so.
+    extras = PROJECT["optional-dependencies"]
+    declared = names_of(PROJECT["dependencies"] + extras["otel"] + extras["gpu"])
     assert undeclared(imported - {"grpc_tools"}, declared) == set()
 
 
@@ -66,7 +67,8 @@ def test_what_only_benchmarks_import_is_in_their_extra():
 
 def test_every_import_of_the_tests_is_declared():
     declared = names_of(PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"])
-    declared |= names_of(PROJECT["optional-dependencies"]["otel"])  # the extra "test" has it
+    # The extra "test" has these.
+    declared |= names_of([*PROJECT["optional-dependencies"]["otel"], *PROJECT["optional-dependencies"]["gpu"]])
     assert undeclared(imported_packages(ROOT / "tests"), declared) == set()
 
 

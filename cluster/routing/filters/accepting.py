@@ -10,5 +10,5 @@ from cluster.routing.base import RoutingRequest, WorkerSnapshot
 class Accepting:
     """Implements :class:`cluster.routing.base.Filter`."""
 
-    def filter(self, candidates: Sequence[WorkerSnapshot], request: RoutingRequest) -> list[WorkerSnapshot]:
-        return [candidate for candidate in candidates if candidate.accepting]
+    def filter(self, workers: Sequence[WorkerSnapshot], request: RoutingRequest) -> list[WorkerSnapshot]:
+        return [worker for worker in workers if worker.accepting]

@@ -10,6 +10,7 @@ from cluster.routing.base import RoutingRequest, WorkerSnapshot
 class Untried:
     """Implements :class:`cluster.routing.base.Filter`."""
 
-    def filter(self, candidates: Sequence[WorkerSnapshot], request: RoutingRequest) -> list[WorkerSnapshot]:
-        untried = [candidate for candidate in candidates if candidate.worker_id not in request.failed_on]
-        return untried or list(candidates)
+    def filter(self, workers: Sequence[WorkerSnapshot], request: RoutingRequest) -> list[WorkerSnapshot]:
+        if not request.failed_on:
+            return list(workers)
+        return [worker for worker in workers if worker.worker_id not in request.failed_on] or list(workers)

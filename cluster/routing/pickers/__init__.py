@@ -1,1 +1,1 @@
-"""Pickers: who of the scored workers it is."""
+"""Pickers: which of the scored routes it is."""

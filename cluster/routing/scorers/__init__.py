@@ -1,1 +1,1 @@
-"""Scorers: how good a choice each worker is, in [0, 1]."""
+"""Scorers: how good a choice each route is, in [0, 1]."""

@@ -23,14 +23,18 @@ class FakeRouter(ThreadingHTTPServer):
         self.turned_away: set[str] = set()
         self.pools = {"prefill": 1, "decode": 1}
         self.states = "ready"
+        self.pins = False
+        """The autoscaler is on, so that a size set by hand is kept from it."""
         self.reason = ""
         self.timelines: dict[str, dict[str, Any]] = {}
+        self.admin_answers: dict[str, dict[str, Any]] = {}
+        """Path → answer."""
 
     def status(self) -> dict[str, Any]:
         return {
             "model": "fake [model]",
             "uptime_s": 3725.0,
-            "requests": {"in_flight": 1, "finished": 20, "failed": 2},
+            "requests": {"in_flight": 1, "finished": 20, "rejected": 3, "failed": 2},
             "pools": {name: {"target": count, "workers": self._workers(name)} for name, count in self.pools.items()},
         }
 
@@ -66,6 +70,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/admin/status":
             self._send(200, self.server.status())
+        elif self.path in self.server.admin_answers:
+            self._send(200, self.server.admin_answers[self.path])
         elif self.path == "/v1/models":
             self._send(200, {"object": "list", "data": [{"id": "fake", "object": "model"}]})
         elif self.path == "/v1/requests/one/timeline":
@@ -85,9 +91,15 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.bodies.append(body)
         if self.path == "/admin/scale":
-            if max(body.values()) > 8:
+            numbers = {name: count for name, count in body.items() if count != "auto"}
+            if max(numbers.values(), default=0) > 8:
                 return self._fail(400, "invalid_config", "No node has room for so many workers.")
-            self.server.pools.update(body)
+            self.server.pools.update(numbers)
+            pools = {name: {"target": count} for name, count in self.server.pools.items()}
+            for name in numbers if self.server.pins else ():
+                pools[name]["pinned"] = True
+            return self._send(200, {"pools": pools})
+        if self.path == "/admin/move":
             return self._send(200, {"pools": {name: {"target": count} for name, count in self.server.pools.items()}})
         chat = "messages" in body
         prompt = body["messages"][-1]["content"] if chat else str(body["prompt"])

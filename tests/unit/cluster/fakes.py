@@ -112,13 +112,24 @@ class FakeGenerator:
 class FakeAdmin:
     """Records what it is asked."""
 
-    scaled: list[dict[str, int]] = field(default_factory=list)
+    scaled: list[dict[str, int | None]] = field(default_factory=list)
+    moved: list[tuple[str, str]] = field(default_factory=list)
     error: BatonError | None = None
 
     async def status(self) -> dict[str, Any]:
         return {"pools": {"prefill": 1, "decode": 1}}
 
-    async def scale(self, targets: dict[str, int]) -> dict[str, Any]:
+    async def move(self, source: str, destination: str) -> dict[str, Any]:
+        self.moved.append((source, destination))
+        return {"pools": {}}
+
+    async def plan(self) -> dict[str, Any]:
+        return {"enabled": False}
+
+    async def advise(self) -> dict[str, Any]:
+        return {"texts": ["Keep it."]}
+
+    async def scale(self, targets: dict[str, int | None]) -> dict[str, Any]:
         if self.error is not None:
             raise self.error
         self.scaled.append(targets)

@@ -11,14 +11,20 @@ from fastapi import FastAPI
 
 from cluster.cluster_metrics import ClusterFigures
 from cluster.config import DECODE, POOLS, RouterConfig
+from cluster.dispatcher import Dispatcher
+from cluster.entry import OpenEntry
 from cluster.gateway import create_app
 from cluster.generation import ModelCard
+from cluster.latency.request_predictions import RequestPredictions
+from cluster.latency_model import LatencyModel
 from cluster.metrics import RouterMetrics
 from cluster.metrics_page import MetricsPage
 from cluster.openai_api.limits import GatewayLimits
 from cluster.registry import WorkerRegistry
 from cluster.router import Router
-from cluster.routing.profile import RoutingProfile
+from cluster.routing.base import RouteChooser
+from cluster.routing.profile import build_profile
+from cluster.routing_config import RoutingConfig
 from cluster.timelines import TimelineStore
 from cluster.wire import worker_pb2
 from cluster.worker_client import WorkerClient
@@ -77,7 +83,7 @@ class InstantCluster:
 
     metrics: RouterMetrics = field(default_factory=RouterMetrics)
     registry: WorkerRegistry = field(default_factory=WorkerRegistry)
-    profiles: dict[str, RoutingProfile] | None = None
+    chooser: RouteChooser | None = None
 
     async def start(self, max_inflight: int = 16) -> FastAPI:
         for pool in POOLS:
@@ -88,7 +94,11 @@ class InstantCluster:
                 await worker.sync_clock()
         card = ModelCard(MODEL, CONTEXT_LENGTH, TOKENIZER.vocab_size, 0, frozenset({TOKENIZER.eos_token_id or 0}))
         config = RouterConfig(max_inflight=max_inflight, worker_wait_s=0.5)
-        router = Router(card, self.registry, config, self.metrics, TimelineStore(50), self.profiles)
+        predictions = RequestPredictions(LatencyModel(), self.metrics.prediction_errors)
+        # Without local prefill: these workers take no time, so that handing over would never be worth it.
+        chooser = self.chooser or build_profile(RoutingConfig(local_prefill="never"), predictions.forecaster)
+        entry = OpenEntry(Dispatcher(self.registry, predictions, chooser), self.registry, config.worker_wait_s)
+        router = Router(card, self.registry, config, self.metrics, TimelineStore(50), predictions, entry)
         for worker in self.registry.pool(DECODE):
             worker.info = make_info(worker.info.worker_id, DECODE, max_model_len=CONTEXT_LENGTH)
         admin = FakeAdmin()

@@ -10,76 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster import cli
 from cluster.state import RunState, read_state, write_state
-from tests.unit.cluster.fake_router import FakeRouter, running
+from tests.unit.cluster.command_line import baton, environment, router
 
-ROOT = Path(__file__).parents[3]
-# Takes the place of cluster.launch in processes that the tests start.
-FAKE_LAUNCH = """
-import os, sys, time, types
-from engine.errors import BatonError
-
-class Cluster:
-    endpoint = "http://127.0.0.1:5"
-
-    @classmethod
-    def start(cls, config, report):
-        report("starting workers")
-        if config.served_model_name == "broken":
-            raise BatonError("no [GPU] anywhere")
-        if config.served_model_name == "slow":
-            time.sleep(60)
-        return cls()
-
-    def wait(self, stop):
-        if os.environ.get("CLUSTER_DIES"):
-            raise BatonError("the router died")
-        stop.wait()
-
-    def stop(self):
-        print("stopped cleanly", flush=True)
-
-module = types.ModuleType("cluster.launch")
-module.Cluster = Cluster
-sys.modules["cluster.launch"] = module
-"""
-
-
-@pytest.fixture
-def router():
-    with running() as fake:
-        yield fake
-
-
-@pytest.fixture(autouse=True)
-def environment(tmp_path, monkeypatch):
-    stubs = tmp_path / "stubs"
-    stubs.mkdir()
-    (stubs / "sitecustomize.py").write_text(FAKE_LAUNCH)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(stubs), str(ROOT)]))
-    model = tmp_path / "model"  # all that is looked at before the cluster starts
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    (tmp_path / "config.yaml").write_text(f"model: {model}\nrouter: {{port: 0}}\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("COLUMNS", "160")
-    monkeypatch.delenv("BATON_ENDPOINT", raising=False)
-
-
-@pytest.fixture
-def baton(monkeypatch, capsys):
-    """Runs a command in this process: (exit status, stdout, stderr)."""
-
-    def run(*arguments: str, router: FakeRouter | None = None) -> tuple[int, str, str]:
-        if router is not None:
-            monkeypatch.setenv("BATON_ENDPOINT", router.endpoint)
-        status = cli.run(arguments)
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return run
+__all__ = ["baton", "environment", "router"]  # fixtures
 
 
 def start_up(*arguments: str, **variables: str) -> subprocess.Popen[str]:
@@ -150,7 +84,9 @@ def test_without_a_cluster_the_error_says_how_to_start_one(baton):
         ["scale"],
     ],
 )
-def test_a_wrong_command_line_is_a_usage_error(baton, arguments):
+def test_a_wrong_command_line_is_a_usage_error(baton, arguments, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).touch()
     status, _, err = baton(*arguments)
     assert status == 2
     assert "Traceback" not in err
@@ -216,7 +152,10 @@ def test_the_input_is_never_overwritten(baton, router, tmp_path):
 
 def test_files_that_cannot_be_used_are_errors(baton, router, tmp_path):
     (tmp_path / "in.jsonl").write_text("{}")
-    assert baton("submit", "-f", str(tmp_path / "no"), "-o", "x", router=router)[0] == 1
+    for source, reason in ((tmp_path / "no", "there is no such file"), (tmp_path, "it is a folder")):
+        for others in ([], ["-o", "x"], ["-o", "x", "--stream"]):
+            status, _, err = baton("submit", "-f", str(source), *others, router=router)
+            assert (status, reason in err) == (1, True)
     status, _, err = baton("submit", "-f", str(tmp_path / "in.jsonl"), "-o", "/no/such/folder", router=router)
     assert status == 1
     assert "Cannot write" in err
@@ -320,6 +259,16 @@ def test_what_cannot_work_is_an_error_before_anything_starts(baton, router):
     assert read_state() is None
 
 
+def test_a_draft_that_does_not_fit_is_an_error_before_anything_starts(tmp_path):
+    (tmp_path / "head").mkdir()
+    (tmp_path / "head" / "config.json").write_text('{"draft_vocab_size": 5}')
+    for draft, reason in (("head", "holds no weights"), ("nothing", "is not a folder")):
+        _, err = start_up("--set", f"speculation.draft={draft}").communicate(timeout=20)
+        assert "error: draft checkpoint:" in err
+        assert reason in err
+        assert "starting workers" not in err
+
+
 def test_a_wrong_configuration_is_an_error(baton):
     status, _, err = baton("up", "--set", "router.prot=1")
     assert status == 1
@@ -332,7 +281,10 @@ def test_detach_returns_when_ready_and_down_stops_it(baton):
     assert (status, out) == (0, "http://127.0.0.1:5\n")
     assert state is not None
     assert state.log_file is not None
-    assert f"log: {state.log_file}" in err
+    said = err.splitlines()
+    assert said[:3] == ["starting workers", "prefill-1 is ready", "decode-1 is ready"]
+    assert said[3].endswith("stop: baton down")
+    assert said[4:] == [f"log: {state.log_file}"]
     assert state.config["router"]["port"] == 0
     status, _, err = baton("up", "--detach", "-c", "config.yaml")
     assert status == 1

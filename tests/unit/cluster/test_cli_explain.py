@@ -129,3 +129,39 @@ def test_one_request_must_be_named(
     code, _, err = explain(router, capsys, *arguments)
     assert code == 2
     assert "give one of REQUEST_ID, --last and --slowest" in " ".join(err.replace("│", " ").split())
+
+
+def routing_record() -> dict[str, Any]:
+    shared = {"tpot_ms": 21.3, "scores": {}, "cached_tokens": 0}
+    return {
+        "num_routes": 816,
+        "num_weighed": 60,
+        "candidates": [
+            {**shared, "prefill": "prefill-1", "decode": "decode-0", "chosen": True, "score": 6.41, "ttft_ms": 84.2,
+             "cached_tokens": 128},
+            {**shared, "prefill": None, "decode": "decode-0", "chosen": False, "score": 5.5, "ttft_ms": 10_500.0,
+             "lost_on": "predicted_tpot"},
+        ],
+        "actual": {"ttft_ms": 91.7, "tpot_ms": None},
+    }  # fmt: skip
+
+
+def test_routes_are_shown_with_what_was_expected_and_what_happened(timeline: dict[str, Any]) -> None:
+    timeline["routing"] = routing_record()
+    lines = [" ".join(line.split()) for line in printed(timeline, 120).splitlines()]
+    assert "routing: 60 of 816 routes weighed, predictions" in lines
+    assert "prefill-1 → decode-0 84.2 ms 21.3 ms 6.41 chosen, 128 cached" in lines
+    assert "decode-0 alone 10.5 s 21.3 ms 5.50 lost on predicted tpot" in lines
+    assert "what happened 91.7 ms" in lines
+
+
+@pytest.mark.parametrize("width", [40, 60])
+def test_routes_fit_into_narrow_terminals(timeline: dict[str, Any], width: int) -> None:
+    timeline["routing"] = routing_record()
+    assert all(len(line) <= width for line in printed(timeline, width).splitlines())
+
+
+def test_a_router_that_says_nothing_of_routing_is_fine(timeline: dict[str, Any]) -> None:
+    for nothing in ({}, None, {"made": "up"}):
+        timeline["routing"] = nothing
+        assert "routing" not in printed(timeline, 80)

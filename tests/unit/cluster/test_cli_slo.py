@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cluster.cli_slo import slo_sentence, slo_table
+from cluster.cli_slo import queue_sentence, slo_sentence, slo_table
 
 TARGETS = {"slo_class": "interactive", "slo_ttft_target_ms": 1000.0, "slo_tpot_target_ms": 50.0}
 
@@ -67,6 +67,13 @@ def test_the_table_of_the_built_in_classes_fits_into_80_columns() -> None:
 )
 def test_a_request_is_told_whether_it_kept_its_targets_and_by_how_much(attributes, sentence):
     assert slo_sentence({**TARGETS, **attributes}) == sentence
+
+
+def test_who_waits_is_named_and_nobody_is_not() -> None:
+    admission = {"interactive": {"queued": 0}, "standard": {"queued": 12}, "batch": {"queued": 3}}
+    assert queue_sentence(admission) == "Waiting for room in the router: 12 standard, 3 batch."
+    assert queue_sentence({"interactive": {"queued": 0}}) is None
+    assert queue_sentence({}) is None
 
 
 def test_a_timeline_of_an_older_router_names_no_class() -> None:

@@ -161,3 +161,17 @@ def test_only_its_own_record_is_cleared():
     assert read_state() == state
     clear_state(state.pid)
     assert not state_file().exists()
+
+
+@pytest.mark.parametrize("key", ["two words-of-a-key", "sk-schlüssel-0123456789", "sk-0123456789\nabcdef"])
+def test_a_key_that_cannot_be_sent_is_named_and_not_quoted(monkeypatch, key):
+    monkeypatch.setenv("BATON_API_KEY", key)
+    with pytest.raises(ConfigError, match="BATON_API_KEY") as caught:
+        RouterClient("http://127.0.0.1:1")
+    assert key not in str(caught.value)
+
+
+async def test_the_end_of_a_line_of_an_environment_file_is_no_part_of_the_key(monkeypatch, router):
+    monkeypatch.setenv("BATON_API_KEY", "sk-secret-0123456789abcdef\r\n")
+    async with RouterClient(router.endpoint) as connected:
+        assert await connected.model() == "fake"

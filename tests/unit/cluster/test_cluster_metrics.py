@@ -17,6 +17,7 @@ POOL = PoolFigures(
     scale_events={"up": 3, "down": 1},
     num_started=4,
     failures={"starting": 0, "serving": 2},
+    role_changes={"autoscaler": 1, "operator": 0},
 )
 
 
@@ -53,6 +54,7 @@ def test_pools_have_sizes_states_and_a_history():
     assert registry.get_sample_value("baton_scale_events_total", {"pool": "decode", "direction": "up"}) == 3
     assert registry.get_sample_value("baton_worker_starts_total", {"pool": "decode"}) == 4
     assert registry.get_sample_value("baton_worker_failures_total", {"pool": "decode", "phase": "serving"}) == 2
+    assert registry.get_sample_value("baton_role_changes_total", {"pool": "decode", "by": "autoscaler"}) == 1
 
 
 def test_workers_that_are_gone_lose_their_series():

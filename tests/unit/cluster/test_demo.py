@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from cluster import demo
+from cluster.config import BatonConfig
 from cluster.demo_report import Measurement, cost_table
 from engine.errors import BatonError
 from tests.unit.cluster.fake_router import FakeRouter, running
@@ -74,6 +75,27 @@ def test_a_cluster_that_does_not_start_is_explained(cluster, capsys, monkeypatch
     with pytest.raises(typer.Exit):
         demo.demo()
     assert "error: no [GPU] anywhere" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "local_prefill"),
+    [
+        (None, "never"),
+        ("routing: {picker: random}", "never"),
+        ("routing: {local_prefill: auto}", "auto"),
+        ("routing: {local_prefill: always}", "always"),
+    ],
+)
+def test_prompts_are_handed_over_unless_the_file_says_otherwise(cluster, monkeypatch, tmp_path, text, local_prefill):
+    started: list[BatonConfig] = []
+    monkeypatch.setattr(demo, "start_cluster", lambda config, report: started.append(config) or cluster)
+    file = tmp_path / "demo.yaml"
+    file.write_text(text or "")
+    demo.demo(file if text else None)
+    (config,) = started
+    assert config.routing.local_prefill == local_prefill
+    assert config.router.port == 0
+    assert config.routing.picker == ("random" if text and "random" in text else "best_score")
 
 
 @pytest.mark.parametrize("width", [80, 200])

@@ -16,7 +16,6 @@ from cluster.generation import GenerationRequest, TokenChunk
 from cluster.openai_api.limits import GatewayLimits
 from engine.errors import BatonError, ConfigError, OverloadedError, WorkerLostError
 from engine.request import FinishReason
-from engine.timeline import Event
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, Step, eventually, say, serve
 
@@ -317,57 +316,31 @@ async def test_request_id_in_use_is_not_given_twice(http: httpx.AsyncClient, gen
     assert third.json()["id"] == "same"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_timeline_has_the_stages_of_the_gateway(
-    http: httpx.AsyncClient, generator: FakeGenerator, stream: bool
-) -> None:
-    await http.post("/v1/completions", json={**COMPLETION, "stream": stream})
-    timeline = generator.requests[0].timeline
-    assert timeline.request_id == generator.requests[0].request_id
-    order = [Event.RECEIVED, Event.ACCEPTED, Event.PARSED, Event.TOKENIZED]
-    order += [Event.FIRST_TOKEN_SENT] if stream else []
-    order += [Event.DETOKENIZED, Event.SENT]
-    assert list(timeline.events) == order
-    assert sorted(timeline.events.values()) == list(timeline.events.values())
-
-
-async def test_choices_wait_for_each_other(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
-    await http.post("/v1/completions", json={**COMPLETION, "n": 2})
-    ends = [request.timeline.events for request in generator.requests]
-    assert ends[0][Event.RESPONDED] == ends[1][Event.RESPONDED] >= max(end[Event.DETOKENIZED] for end in ends)
-
-
-async def test_a_client_that_leaves_gets_no_sent_time(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
-    generator.script = lambda _: [None]
-    hanging = asyncio.create_task(http.post("/v1/completions", json=COMPLETION))
-    await eventually(lambda: len(generator.requests) == 1)
-    hanging.cancel()
-    await eventually(lambda: len(generator.cancelled) == 1)
-    assert Event.SENT not in generator.requests[0].timeline.events
-
-
-async def test_requests_are_listed(http: httpx.AsyncClient) -> None:
-    answer = (await http.get("/v1/requests?order=slowest&limit=1")).json()
-    assert answer == {"object": "list", "data": [{"request_id": "known", "order": "slowest"}]}
-
-
 @pytest.mark.parametrize(
-    ("query", "fragment"),
+    ("kept", "wanted", "num_choices", "is_free"),
     [
-        ("order=fastest", "newest or slowest"),
-        ("limit=0", "between 1 and"),
-        ("limit=many", "between 1 and"),
-        ("sort=newest", "Unknown query parameter 'sort'"),
+        ({"theirs"}, "theirs", 1, False),
+        ({"theirs"}, "theirs", 2, False),
+        ({"theirs-1"}, "theirs", 2, False),
+        ({"theirs-1"}, "theirs", 1, True),
+        ({"theirs-1"}, "theirs-2", 1, True),
+        ({"theirs"}, "mine", 1, True),
     ],
 )
-async def test_a_listing_that_cannot_be_is_refused(http: httpx.AsyncClient, query: str, fragment: str) -> None:
-    answer = await http.get(f"/v1/requests?{query}")
-    assert answer.status_code == 400
-    assert fragment in answer.json()["error"]["message"]
-
-
-async def test_timeline_endpoint(http: httpx.AsyncClient) -> None:
-    assert (await http.get("/v1/requests/known/timeline")).json() == {"request_id": "known", "events": []}
+async def test_an_id_whose_timeline_is_kept_is_not_given_again(
+    kept: set[str], wanted: str, num_choices: int, is_free: bool, generator: FakeGenerator
+) -> None:
+    app = create_app(generator, TOKENIZER, FakeAdmin(), GatewayLimits(), is_kept=kept.__contains__)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        body = {**COMPLETION, "n": num_choices}
+        response = await client.post("/v1/completions", json=body, headers={"X-Request-Id": wanted})
+    found = response.headers["x-request-id"]
+    assert found == response.json()["id"]
+    assert (found == wanted) is is_free
+    assert found.startswith(wanted)
+    given = {request.request_id for request in generator.requests}
+    assert given.isdisjoint(kept)
+    assert {request.timeline.group for request in generator.requests} == {found if num_choices > 1 else None}
 
 
 # --- Health and operation --------------------------------------------------------------------------------------------
@@ -403,6 +376,45 @@ async def test_status_and_scale(http: httpx.AsyncClient, admin: FakeAdmin) -> No
     response = await http.post("/admin/scale", json={"prefill": 2, "decode": 3})
     assert response.json() == {"targets": {"prefill": 2, "decode": 3}}
     assert admin.scaled == [{"prefill": 2, "decode": 3}]
+
+
+async def test_a_pool_is_handed_back_to_the_autoscaler(http: httpx.AsyncClient, admin: FakeAdmin) -> None:
+    assert (await http.post("/admin/scale", json={"prefill": "auto", "decode": 3})).status_code == 200
+    assert admin.scaled == [{"prefill": None, "decode": 3}]
+    assert (await http.post("/admin/scale", json={"prefill": 1, "decode": 4096})).status_code == 200
+
+
+@pytest.mark.parametrize("target", ["automatic", 0, -1, 4097, 1.0, True, None])
+async def test_a_size_that_no_pool_can_have_is_refused(target: object, http: httpx.AsyncClient) -> None:
+    response = await http.post("/admin/scale", json={"prefill": target})
+    assert response.status_code == 400
+    assert "prefill must be an integer between 1 and 4096, or auto, got" in response.json()["error"]["message"]
+
+
+async def test_a_worker_is_moved(http: httpx.AsyncClient, admin: FakeAdmin) -> None:
+    assert (await http.post("/admin/move", json={"from": "prefill", "to": "decode"})).json() == {"pools": {}}
+    assert admin.moved == [("prefill", "decode")]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"from": "prefill"}, "to must be one of prefill, decode"),
+        ({"from": "prefil", "to": "decode"}, "from must be one of prefill, decode"),
+        ({"from": "prefill", "to": "decode", "count": 2}, "count"),
+        ({"from": ["prefill"], "to": "decode"}, "from must be one of"),
+    ],
+)
+async def test_a_wrong_move_is_refused(http: httpx.AsyncClient, admin: FakeAdmin, body, message) -> None:
+    response = await http.post("/admin/move", json=body)
+    assert response.status_code == 400
+    assert message in response.json()["error"]["message"]
+    assert admin.moved == []
+
+
+async def test_plan_and_advice(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/admin/plan")).json() == {"enabled": False}
+    assert (await http.get("/admin/advise")).json() == {"texts": ["Keep it."]}
 
 
 async def test_errors_of_the_backend_reach_the_operator(http: httpx.AsyncClient, admin: FakeAdmin) -> None:

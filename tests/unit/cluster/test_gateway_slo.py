@@ -11,13 +11,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from cluster.api_keys import ApiKeyConfig, ApiKeys
-from cluster.config import POOLS
 from cluster.gateway import create_app
 from cluster.http_metrics import HttpMetrics
 from cluster.openai_api.limits import GatewayLimits
-from cluster.routing.base import RoutingRequest, WorkerSnapshot
-from cluster.routing.pickers.best_score import BestScore
-from cluster.routing.profile import RoutingProfile
+from cluster.routing.base import Preference, RouteDecision, RoutingRequest, WorkerSnapshot
 from cluster.slo import BUILTIN_CLASSES, INTERACTIVE, SloClasses
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, say
@@ -153,6 +150,9 @@ async def test_operators_have_keys_of_their_own(locked: httpx.AsyncClient) -> No
     response = await locked.get("/admin/status", headers=bearer(KEY))
     assert (response.status_code, response.json()["error"]["code"]) == (403, "permission_denied")
     assert (await locked.get("/admin/status", headers=bearer(ADMIN_KEY))).status_code == 200
+    # So may the list of everybody's requests; who knows the id of one may ask for it.
+    assert (await locked.get("/v1/requests", headers=bearer(KEY))).status_code == 403
+    assert (await locked.get("/v1/requests", headers=bearer(ADMIN_KEY))).status_code == 200
     assert (await locked.get("/v1/models", headers=bearer(KEY))).status_code == 200
 
 
@@ -226,19 +226,24 @@ async def test_an_answer_that_a_stop_string_ends_counts(cluster: InstantCluster)
 
 
 class Recorder:
-    """A filter that lets everybody pass."""
+    """Takes the first worker of each pool."""
 
     def __init__(self) -> None:
         self.seen: list[RoutingRequest] = []
 
-    def filter(self, candidates: Sequence[WorkerSnapshot], request: RoutingRequest) -> list[WorkerSnapshot]:
+    def choose(
+        self,
+        prefill: Sequence[WorkerSnapshot],
+        decode: Sequence[WorkerSnapshot],
+        request: RoutingRequest,
+        preferred: Preference | None = None,
+    ) -> RouteDecision:
         self.seen.append(request)
-        return list(candidates)
+        return RouteDecision(prefill[0].worker_id, decode[0].worker_id, 0, 1.0, 1.0)
 
 
 async def test_policies_see_the_class(cluster: InstantCluster) -> None:
-    recorder = Recorder()
-    cluster.profiles = {pool: RoutingProfile((recorder,), (), BestScore()) for pool in POOLS}
+    cluster.chooser = recorder = Recorder()
     app = await cluster.start()
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as http:
         assert (await http.post(COMPLETIONS, json=COMPLETION, headers={HEADER: "interactive"})).status_code == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import warnings
 
 import pytest
 
@@ -15,9 +16,10 @@ PACKAGES = ("engine", "cluster", "prefill_worker", "decode_worker")
 
 @pytest.fixture(autouse=True)
 def _restore():
-    loggers = [logging.getLogger(name) for name in PACKAGES]
+    loggers = [logging.getLogger(name) for name in (None, "ray", *PACKAGES)]
     before = [(logger, logger.handlers, logger.level, logger.propagate) for logger in loggers]
     yield
+    logging.captureWarnings(False)
     for logger, handlers, level, propagate in before:
         logger.handlers, logger.propagate = handlers, propagate
         logger.setLevel(level)
@@ -30,6 +32,31 @@ def test_a_json_line_says_who_and_when(capsys):
     assert line["message"] == "request r1 ended"
     assert (line["process"], line["level"], line["logger"]) == ("decode-1", "info", "cluster.router")
     assert line["time"].endswith("+00:00")
+
+
+def test_with_json_no_line_of_a_library_is_text(capsys):
+    ray = logging.getLogger("ray")
+    ray.propagate = False
+    ray.addHandler(logging.StreamHandler())
+    # A test of the same process may have started Ray, which then keeps its warnings to itself.
+    ray.setLevel(logging.INFO)
+    configure_logging(LogConfig(json=True), "router")
+    logging.getLogger("asyncio").error("a task was lost")
+    logging.getLogger("ray.worker").warning("a node left")
+    warnings.warn("soon gone", DeprecationWarning, stacklevel=1)
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(line["logger"], line["level"]) for line in lines] == [
+        ("asyncio", "error"),
+        ("ray.worker", "warning"),
+        ("py.warnings", "warning"),
+    ]
+    assert "soon gone" in lines[2]["message"]
+
+
+def test_as_text_other_libraries_keep_their_handlers():
+    before = list(logging.getLogger().handlers)
+    configure_logging(LogConfig(), "router")
+    assert logging.getLogger().handlers == before
 
 
 def test_an_exception_stays_on_its_line(capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -43,7 +44,7 @@ def finished_timeline() -> Timeline:
 
 def test_a_finished_sequence_is_booked_with_its_durations():
     metrics = RouterMetrics()
-    metrics.observe_start(7)
+    metrics.observe_prompt(7)
     metrics.observe_end(finished_timeline(), "stop", 5, 3)
     assert value(metrics, "baton_requests_total", outcome="stop") == 1
     assert value(metrics, "baton_prompt_tokens_total") == 7
@@ -72,14 +73,13 @@ def test_failures_and_cancellations_do_not_spoil_the_durations():
     assert value(metrics, "baton_request_seconds_count") == 0
 
 
-def test_the_first_token_and_the_gaps_are_booked_as_they_happen(monkeypatch: pytest.MonkeyPatch):
-    moments = [10.5, 10.75, 11.5]
-    clock = iter(moments)
-    monkeypatch.setattr("cluster.metrics.time.monotonic", lambda: next(clock))
-    metrics, timeline = RouterMetrics(), Timeline("r")
-    timeline.record(Event.RECEIVED, 10.0)
+def test_the_first_token_and_the_gaps_are_booked_as_they_happen_on_the_clock_of_the_router():
+    moments = [10.0, 10.5, 10.75, 11.5]
+    metrics, timeline = RouterMetrics(clock=lambda: moments[0]), Timeline("r")
+    timeline.record(Event.RECEIVED, moments[0])
     deliveries = metrics.track_deliveries(timeline)
-    for _ in moments:
+    while len(moments) > 1:
+        del moments[0]
         deliveries.observe()
     assert value(metrics, "baton_time_to_first_token_seconds_count", slo_class="standard") == 1
     assert value(metrics, "baton_time_to_first_token_seconds_sum", slo_class="standard") == 0.5
@@ -89,11 +89,13 @@ def test_the_first_token_and_the_gaps_are_booked_as_they_happen(monkeypatch: pyt
 
 def test_handoffs_are_booked_by_outcome():
     metrics = RouterMetrics()
-    metrics.observe_handoff(worker_pb2.HandoffResult(num_bytes=100, num_tokens=7, num_cached_tokens=2, seconds=0.5))
+    moved = worker_pb2.HandoffResult(num_bytes=100, num_shared_bytes=60, num_tokens=7, num_cached_tokens=2, seconds=0.5)
+    metrics.observe_handoff(moved)
     metrics.observe_handoff(worker_pb2.HandoffResult(error_code="kv_transfer_failed"))
     assert value(metrics, "baton_kv_transfers_total", outcome="ok") == 1
     assert value(metrics, "baton_kv_transfers_total", outcome="failed") == 1
     assert value(metrics, "baton_kv_transfer_bytes_total") == 100
+    assert value(metrics, "baton_kv_transfer_shared_bytes_total") == 60
     assert value(metrics, "baton_kv_transfer_tokens_total") == 7
     assert value(metrics, "baton_kv_transfer_saved_tokens_total") == 2
     assert value(metrics, "baton_kv_transfer_seconds_sum") == 0.5
@@ -114,7 +116,24 @@ def test_known_labels_begin_at_zero():
         assert metrics.registry.get_sample_value("baton_requests_total", {"outcome": code}) == 0
         assert metrics.registry.get_sample_value("baton_retries_total", {"reason": code}) == 0
     assert metrics.registry.get_sample_value("baton_rejections_total", {"reason": "overloaded"}) == 0
+    assert metrics.registry.get_sample_value("baton_rejections_total", {"reason": "rate_limit_exceeded"}) == 0
     assert metrics.registry.get_sample_value("baton_local_prefills_total", {"reason": "recovery"}) == 0
+    for name, labels in (
+        ("baton_routes_total", {"kind": "local"}),
+        ("baton_prefix_events_total", {"kind": "stored"}),
+        ("baton_admission_refusals_total", {"slo_class": "interactive", "reason": "queue_full"}),
+        ("baton_autoscaler_decisions_total", {"pool": "decode", "direction": "up", "reason": "load"}),
+    ):
+        assert metrics.registry.get_sample_value(name, labels) == 0, name
+
+
+def test_what_is_not_planned_yet_is_no_number():
+    """Zero workers wanted would look like a plan."""
+    metrics = RouterMetrics()
+    for name in ("wanted_workers", "utilisation_ratio", "predicted_attainment_ratio"):
+        shown = metrics.registry.get_sample_value(f"baton_autoscaler_{name}", {"pool": "prefill"})
+        assert shown is not None
+        assert math.isnan(shown)
 
 
 def test_the_text_is_what_prometheus_reads():
@@ -139,5 +158,5 @@ def test_names_follow_the_conventions_of_prometheus():
             assert not name.endswith(RESERVED_SUFFIXES), name
         assert {label for sample in family.samples for label in sample.labels} <= {
             *("pool", "worker", "method", "reason", "outcome", "endpoint", "status", "le", "version", "python"),
-            *("slo_class", "result", "target", "window", "kind", "quantile"),
+            *("slo_class", "result", "target", "window", "kind", "quantile", "scorer", "direction"),
         }, name

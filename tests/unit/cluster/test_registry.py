@@ -31,7 +31,7 @@ async def test_adding_a_worker_twice_keeps_its_requests(registry):
     worker = registry.add(make_info("p1", PREFILL))
     worker.begin()
     assert registry.add(make_info("p1", PREFILL)) is worker
-    assert worker.snapshot().in_flight == 1
+    assert worker.in_flight == 1
 
 
 async def test_every_change_wakes_those_that_wait(registry):
@@ -51,15 +51,15 @@ async def test_a_draining_worker_accepts_nothing(registry):
     assert registry.has_accepting(PREFILL)
     assert registry.drain("p1") is worker
     assert not registry.has_accepting(PREFILL)
-    assert not worker.snapshot().accepting
+    assert not worker.is_accepting
 
 
 async def test_a_suspect_is_trusted_again_after_a_while(registry):
     worker = registry.add(make_info("p1", PREFILL))
     worker.suspect()
-    assert not worker.snapshot().accepting
+    assert not worker.is_accepting
     worker.suspect_until_s = 0.0
-    assert worker.snapshot().accepting
+    assert worker.is_accepting
 
 
 async def test_it_is_idle_when_its_last_request_is_over(registry):

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from ray.exceptions import RayTaskError
 
 from cluster.rpc import create_channel, create_server, error_from_rpc, reporting_errors
 from engine.errors import (
@@ -64,6 +65,13 @@ async def test_every_error_class_survives(cls: type[BatonError]) -> None:
         error = await error_of(call(b""))
     assert type(error) is cls
     assert error.message == "what was wrong — größer als 5"
+
+
+async def test_a_class_that_ray_derives_from_an_error_is_not_taken_for_it() -> None:
+    cause = TransferError("the cable")
+    derived = RayTaskError("task", "traceback", cause).as_instanceof_cause()
+    assert isinstance(derived, TransferError)
+    assert error_classes()[TransferError.code] is TransferError
 
 
 async def test_retry_after_survives() -> None:

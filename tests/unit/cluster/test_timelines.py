@@ -9,8 +9,8 @@ from engine.errors import NotFoundError
 from engine.timeline import Event, Timeline
 
 
-def timeline(request_id: str) -> Timeline:
-    entry = Timeline(request_id)
+def timeline(request_id: str, group: str | None = None) -> Timeline:
+    entry = Timeline(request_id, group=group)
     entry.record(Event.RECEIVED, 1.0)
     return entry
 
@@ -45,11 +45,22 @@ def test_an_id_that_comes_back_replaces_its_timeline_and_counts_as_new():
 def test_a_request_with_several_sequences_shows_them_all():
     store = TimelineStore(10)
     for index in range(3):
-        store.add(timeline(f"r-{index}"))
+        store.add(timeline(f"r-{index}", "r"))
+    store.add(timeline("r-3"))  # somebody else's, who likes such names
     found = store.to_dict("r")
     assert found is not None
     assert [sequence["request_id"] for sequence in found["sequences"]] == ["r-0", "r-1", "r-2"]
     assert store.to_dict("other") is None
+
+
+def test_it_knows_which_ids_find_something():
+    store = TimelineStore(4)
+    for entry in (timeline("one"), timeline("r-0", "r"), timeline("r-1", "r"), timeline("job-0")):
+        store.add(entry)
+    assert [name for name in ("one", "r", "r-0", "r-1", "job-0") if not store.keeps(name)] == []
+    assert [name for name in ("job", "r-2", "one-0", "on") if store.keeps(name)] == []
+    store.add(timeline("next"))
+    assert not store.keeps("one")
 
 
 def test_it_shows_what_happens_after_it_was_added():
@@ -90,3 +101,13 @@ def test_stages_and_blame_come_with_the_events():
     found = store.find("r")
     assert sum(stage["duration_ms"] for stage in found["stages"]) == found["total_ms"] == 2000.0
     assert found["time_to_first_token"] is None
+
+
+def test_of_very_many_sequences_the_first_ones_are_shown_at_once_and_all_of_them_alone():
+    store = TimelineStore(100)
+    for index in range(40):
+        store.add(timeline(f"r-{index}", "r"))
+    found = store.to_dict("r")
+    assert found is not None
+    assert [entry["request_id"] for entry in found["sequences"]] == [f"r-{index}" for index in range(16)]
+    assert store.to_dict("r-39") is not None

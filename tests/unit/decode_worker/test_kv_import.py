@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -231,6 +233,8 @@ async def test_room_that_one_reservation_gives_back_goes_to_the_next(receiver: R
 async def test_running_requests_keep_room_to_grow(receiver: Receiver) -> None:
     prompt = random_prompts((8,), seed=3)[0]
     request = Request("running", prompt, SamplingParams(max_tokens=80, temperature=0))
+    # A tiny model would be through with it before the reservation comes.
+    receiver.engine.scheduled_listeners.append(lambda _: time.sleep(0.02))
     outputs = receiver.engine.generate(request)
     await anext(outputs)
     free = NUM_BLOCKS - await receiver.num_used_blocks()
@@ -315,12 +319,22 @@ async def test_the_request_takes_over_the_blocks(receiver: Receiver, source: Sou
     await receiver.importer.commit(ID)
     imported = await receiver.importer.claim(ID)
     request = Request("request-1", list(PROMPT), SamplingParams(max_tokens=9, temperature=0), output_token_ids=[5])
+    given_back, used = threading.Event(), list[int]()
+
+    def computed(plan: object) -> None:
+        if used:
+            given_back.wait(5.0)  # or a fast engine is done before the test has had a look
+        used.append(receiver.engine.blocks.usage().used)
+
+    receiver.engine.computed_listeners.append(computed)
     outputs = receiver.engine.generate(request, lambda adopting: receiver.importer.hand_over(imported, adopting))
     await anext(outputs)
     assert request.num_computed_tokens > len(PROMPT)
     receiver.importer.release(imported)  # what was handed over stays with the request
-    assert await receiver.num_used_blocks() >= NUM_PROMPT_BLOCKS
-    await outputs.aclose()
+    given_back.set()
+    async for _ in outputs:
+        pass
+    assert used[-1] >= NUM_PROMPT_BLOCKS
     await receiver.all_given_back()
 
 

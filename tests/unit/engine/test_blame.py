@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.blame import explain
-from engine.blame_texts import reason_for
+from engine.blame_texts import reason_for, wait_reason
 from engine.critical_path import Stage
 from engine.timeline import Event, FailedAttempt, Timeline, TransferPart
 from tests.unit.engine.test_critical_path import add_step, served
@@ -68,7 +68,7 @@ def test_a_queue_is_blamed_with_a_way_out() -> None:
 @pytest.mark.parametrize(
     ("slow", "stage", "words"),
     [
-        ({"took_s": 0.3, "num_prompt_tokens": 400}, "decode", "computed 400 tokens of other requests again"),
+        ({"took_s": 0.3, "num_prompt_tokens": 400}, "decode", "computed 400 prompt tokens of other requests"),
         ({"took_s": 0.3, "draft_s": 0.25}, "decode", "250 ms on guessing tokens"),
         ({"took_s": 0.3, "num_sequences": 60, "num_batch_tokens": 90}, "decode", "over 60 sequences and 90 tokens"),
         ({"took_s": 0.3, "num_computed": 50}, "recompute", "decode-1 computed 50 of its tokens again"),
@@ -84,6 +84,13 @@ def test_the_slowest_gap(slow: dict[str, float], stage: str, words: str) -> None
     assert "before token 8" in gap["sentence"]
     assert 280 <= gap["duration_ms"] <= 320.1
     assert sum(entry["duration_ms"] for entry in gap["stages"]) == pytest.approx(gap["duration_ms"])
+
+
+def test_prompts_of_others_are_not_called_preemptions_for_sure() -> None:
+    gap = gap_of(slow_decode(took_s=0.3, num_prompt_tokens=400))
+    assert "prefilled here, or again" in gap["sentence"]
+    assert "routing.local_prefill" in gap["hint"]
+    assert "decode.kv_blocks" in gap["hint"]
 
 
 def test_a_gap_behind_the_limit_is_explained_by_its_own_step() -> None:
@@ -106,18 +113,83 @@ def test_lost_attempts_are_named() -> None:
     assert "2 attempts failed (worker_lost, kv_transfer_failed)" in shown["sentence"]
 
 
+def retried(num_before: int, *, resumed_s: float | None, first_index: int) -> Timeline:
+    """Loses its decode worker 0.1 s behind a step; the next one has it at ``resumed_s``, and steps at 9 s."""
+    timeline = Timeline("r", attributes={"decode_worker": "decode-2", "prompt_tokens": 12})
+    timeline.record(Event.RECEIVED, 0.0)
+    timeline.record(Event.FIRST_TOKEN, 0.25)
+    timeline.decode_steps.follow(0.25)
+    step_s = 1.75 / num_before
+    for index in range(num_before):
+        start_s = 0.25 + index * step_s
+        add_step(timeline.decode_steps, start_s, start_s + step_s, index=index + 1, first_token=index + 1)
+    timeline.failed_attempts.append(FailedAttempt(2.1, "worker_lost", resumed_s))
+    timeline.record(Event.DECODE_RECEIVED, 8.8)
+    timeline.record(Event.DECODE_QUEUED, 8.8)
+    for index in range(3):
+        start_s = 9.0 + index * 0.1
+        changes = {"index": first_index + index, "first_token": num_before + 1 + index}
+        add_step(timeline.decode_steps, start_s, start_s + 0.1, num_computed=1 if index else 70, **changes)
+    for event in (Event.FINISHED, Event.SENT):
+        timeline.record(event, 9.3)
+    return timeline
+
+
+@pytest.mark.parametrize("first_index", [1, 900])
+@pytest.mark.parametrize("num_before", [50, 400])
+def test_a_gap_that_waited_for_another_worker_says_so(num_before: int, first_index: int) -> None:
+    """Whatever the new worker's steps are called, and whether they are kept one by one or not."""
+    gap = gap_of(retried(num_before, resumed_s=8.7, first_index=first_index))
+    assert (gap["stage"], gap["stage_ms"], gap["token"]) == ("route", 6_600, num_before + 2)
+    assert "worker_lost" in gap["sentence"]
+    assert "waited for a worker until decode-2 took over" in gap["sentence"]
+    assert "baton scale" in gap["hint"]
+    names = {stage["name"]: stage["duration_ms"] for stage in gap["stages"] if stage["duration_ms"]}
+    expected = {"retry": 100, "route": 6_600, "to_decode": 100, "decode_queue": 200, "recompute": 100}
+    assert names == pytest.approx(expected)
+    assert sum(names.values()) == pytest.approx(gap["duration_ms"])
+
+
+@pytest.mark.parametrize("first_index", [1, 900])
+@pytest.mark.parametrize("num_before", [50, 400])
+def test_steps_of_two_workers_are_not_counted_together(num_before: int, first_index: int) -> None:
+    timeline = retried(num_before, resumed_s=8.7, first_index=first_index)
+    found = timeline.decode_steps.slowest_gap()
+    assert found is not None
+    row, before = found
+    assert before is not None
+    clause = wait_reason(timeline, row, before).clause
+    assert "without it" not in clause
+    assert "no step at all" not in clause
+    assert "worker_lost" in clause
+
+
+def test_a_failure_elsewhere_is_not_blamed_for_the_wait_for_a_first_worker() -> None:
+    timeline = retried(50, resumed_s=8.7, first_index=1)
+    timeline.record(Event.ROUTED, 0.25)
+    shown: Any = explain(timeline)["time_to_first_token"]
+    assert shown["stage"] == "route"
+    assert "no worker was there to take it" in shown["sentence"]
+    assert "worker_lost" not in shown["sentence"]
+
+
+def test_a_request_that_no_worker_took_over_says_that_none_came() -> None:
+    timeline = retried(50, resumed_s=None, first_index=1)
+    assert "none took over" in reason_for(Stage.ROUTE, timeline, timeline.failed_attempts).clause
+
+
 def test_waiting_for_kv_tells_room_from_bandwidth() -> None:
     timeline = served()
     timeline.parts = [TransferPart(2**20, 1, 31.0, 31.5, 32.0), TransferPart(2**20, 1, 40.0, 40.5, 41.0)]
-    assert "2.0 MiB" in reason_for(Stage.KV_WAIT, 1.0, timeline).clause
+    assert "2.0 MiB" in reason_for(Stage.KV_WAIT, timeline).clause
     timeline.replace(Event.TRANSFER_RESERVED, 59.0)
-    assert "no room" in reason_for(Stage.KV_WAIT, 1.0, timeline).clause
+    assert "no room" in reason_for(Stage.KV_WAIT, timeline).clause
 
 
 @pytest.mark.parametrize("stage", list(Stage))
 def test_every_stage_has_words_and_a_hint(stage: Stage) -> None:
     for timeline in (Timeline("r"), served()):
-        reason = reason_for(stage, 1.0, timeline)
+        reason = reason_for(stage, timeline, timeline.failed_attempts)
         assert reason.clause
         assert reason.hint.endswith(".")
         assert "{" not in reason.clause

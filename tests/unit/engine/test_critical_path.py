@@ -77,8 +77,91 @@ def test_an_attempt_that_fails_between_tokens_is_lost_time_and_what_is_known_is_
     add_step(timeline.decode_steps, 61, 66)
     add_step(timeline.decode_steps, 69, 76, first_token=2, num_computed=20)
     times = seconds_by_stage(timeline)
-    assert (times[Stage.RETRY], times[Stage.DECODE_WAIT], times[Stage.RECOMPUTE]) == (2, 1, 7)
-    assert times[Stage.DECODE] == 5
+    assert (times[Stage.RETRY], times[Stage.TO_DECODE], times[Stage.DECODE_QUEUE]) == (2, 0.5, 1 + 0.5)
+    assert (times[Stage.DECODE], times[Stage.RECOMPUTE]) == (5, 7)
+    assert Stage.DECODE_WAIT not in times
+
+
+def lost_between_tokens(failed: list[FailedAttempt], limit: int = 256) -> Timeline:
+    """Steps at 61 to 66 on a worker that is lost, and from 79 on another one that gets it at 77."""
+    timeline = served()
+    timeline.failed_attempts = failed
+    for event, at_s in ((Event.DECODE_RECEIVED, 77), (Event.DECODE_QUEUED, 78), (Event.DECODE_STARTED, 79)):
+        timeline.replace(event, float(at_s))
+    for event in (Event.FINISHED, Event.DETOKENIZED, Event.RESPONDED, Event.SENT):
+        timeline.replace(event, 100.0)
+    timeline.decode_steps = StepLog(limit)
+    add_step(timeline.decode_steps, 61, 66, index=500)
+    add_step(timeline.decode_steps, 79, 85, index=1, first_token=2, num_computed=20)
+    add_step(timeline.decode_steps, 88, 100, index=2, first_token=3)
+    return timeline
+
+
+def test_a_retry_that_waits_for_a_worker_waits_for_its_route() -> None:
+    segments = critical_path(lost_between_tokens([FailedAttempt(68.0, "worker_lost", 75.0)]))
+    assert [(entry.stage, entry.start_s, entry.end_s) for entry in segments if entry.start_s >= 66] == [
+        (Stage.RETRY, 66, 68),
+        (Stage.ROUTE, 68, 75),
+        (Stage.TO_DECODE, 75, 77),
+        (Stage.DECODE_QUEUE, 77, 79),
+        (Stage.RECOMPUTE, 79, 85),
+        (Stage.DECODE_WAIT, 85, 88),
+        (Stage.DECODE, 88, 100),
+    ]
+
+
+def test_each_retry_waits_for_its_own_worker() -> None:
+    failed = [FailedAttempt(67.0, "worker_lost", 70.0), FailedAttempt(71.0, "worker_lost", 75.0)]
+    times = seconds_by_stage(lost_between_tokens(failed))
+    assert (times[Stage.RETRY], times[Stage.ROUTE]) == (1 + 1, 5 + 3 + 4)
+
+
+def test_a_retry_before_the_first_step_of_decode_waits_for_its_route_too() -> None:
+    timeline = served()
+    timeline.failed_attempts.append(FailedAttempt(53.0, "worker_lost", 54.0))
+    times = seconds_by_stage(timeline)
+    assert (times[Stage.RETRY], times[Stage.ROUTE], times[Stage.TO_DECODE]) == (1, 5 + 1, 1)
+
+
+def test_a_retry_before_the_first_token_waits_for_its_route_too() -> None:
+    timeline = served()
+    timeline.failed_attempts += [FailedAttempt(11.0, "worker_lost", 13.0), FailedAttempt(14.0, "worker_lost", 15.0)]
+    times = seconds_by_stage(timeline)
+    assert (times[Stage.RETRY], times[Stage.ROUTE]) == (1 + 1, 2 + 1)
+
+
+@pytest.mark.parametrize("failed_s", [40.0, 78.0])
+def test_a_retry_that_finds_no_worker_waited_for_one_until_the_end(failed_s: float) -> None:
+    timeline = served()
+    timeline.failed_attempts.append(FailedAttempt(failed_s, "worker_lost"))
+    if failed_s < 50:
+        for event in (Event.FIRST_TOKEN, Event.FIRST_TOKEN_SAMPLED, Event.FIRST_TOKEN_SENT, Event.DECODE_RECEIVED):
+            del timeline.events[event]
+        del timeline.events[Event.DECODE_QUEUED], timeline.events[Event.KV_COMMITTED]
+        timeline.prefill_steps, timeline.decode_steps = StepLog(), StepLog()
+    last = [(entry.stage, entry.start_s, entry.end_s) for entry in critical_path(timeline) if entry.end_s <= 80][-2:]
+    assert last[0][0] is Stage.RETRY
+    assert last[1] == (Stage.ROUTE, failed_s, 80.0)
+
+
+def test_a_retry_that_makes_no_token_waits_in_its_queue_until_the_end() -> None:
+    timeline = served()
+    timeline.failed_attempts.append(FailedAttempt(77.0, "worker_lost", 78.0))
+    timeline.replace(Event.DECODE_RECEIVED, 79.0)
+    last = [(entry.stage, entry.start_s, entry.end_s) for entry in critical_path(timeline) if 76 <= entry.start_s < 80]
+    assert last == [
+        (Stage.RETRY, 76, 77), (Stage.ROUTE, 77, 78), (Stage.TO_DECODE, 78, 79), (Stage.DECODE_QUEUE, 79, 80)
+    ]  # fmt: skip
+
+
+def test_a_retry_among_merged_steps_is_no_waiting_between_steps() -> None:
+    """Of these, only the sums of their busy times are known, but the failure has its moment."""
+    timeline = lost_between_tokens([FailedAttempt(68.0, "worker_lost", 75.0)], limit=0)
+    times = seconds_by_stage(timeline)
+    assert times[Stage.ROUTE] == 5 + 7
+    assert times[Stage.TO_DECODE] == 2
+    assert times[Stage.RECOMPUTE] == 5 + 6 + 12  # their busy time, whatever it went into
+    assert times[Stage.DECODE_WAIT] == 2 + 2 + 3
 
 
 def test_merged_steps_count_their_busy_time_and_the_rest_as_waiting() -> None:
@@ -120,21 +203,21 @@ TIMES = st.floats(0.0, 100.0)
     st.dictionaries(st.sampled_from(Event), TIMES, min_size=1),
     st.lists(st.tuples(TIMES, TIMES), max_size=6),
     st.lists(st.tuples(TIMES, TIMES), max_size=6),
-    st.lists(TIMES, max_size=3),
-    st.integers(1, 6),
+    st.lists(st.tuples(TIMES, st.none() | TIMES), max_size=3),
+    st.integers(0, 6),
 )
 def test_the_sum_is_exact_whatever_is_missing_or_out_of_order(
     events: dict[Event, float],
     prefill: list[tuple[float, float]],
     decode: list[tuple[float, float]],
-    failures: list[float],
+    failures: list[tuple[float, float | None]],
     limit: int,
 ) -> None:
     timeline = Timeline("r", events, prefill_steps=StepLog(limit), decode_steps=StepLog(limit))
     for log, steps in ((timeline.prefill_steps, prefill), (timeline.decode_steps, decode)):
         for start_s, end_s in steps:
             add_step(log, start_s, end_s)
-    timeline.failed_attempts = [FailedAttempt(at_s, "worker_lost") for at_s in failures]
+    timeline.failed_attempts = [FailedAttempt(at_s, "worker_lost", resumed_s) for at_s, resumed_s in failures]
     segments = critical_path(timeline)
     assert all(segment.seconds > 0 for segment in segments)
     assert all(before.end_s == after.start_s for before, after in pairwise(segments))

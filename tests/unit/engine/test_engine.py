@@ -11,8 +11,11 @@ from engine.batch import ForwardBatch
 from engine.block_manager import BlockManager
 from engine.engine import Engine
 from engine.model_runner import ModelRunner
+from engine.ordering import EarliestDeadlineFirst
 from engine.request import FinishReason, Request, SamplingParams
-from engine.scheduler import ScheduledSequence
+from engine.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
+from engine.step_cost_fit import StepCostFit
+from engine.urgency import Urgency
 from engine.verification import PlainSampling, VerifyResult
 from tests.engine_runs import BLOCK_SIZE, Outcome, build_engine, build_runner, greedy, run
 from tests.tiny_models import VOCAB_SIZE, random_prompts, tiny_model
@@ -62,6 +65,28 @@ def test_preemption_does_not_change_what_a_seed_gives(llama: ModelRunner) -> Non
     tight = build_engine(llama, chunk_tokens=16, num_blocks=16)
     assert tokens_of(run(tight, PROMPTS, params)) == expected
     assert tight.scheduler.num_preemptions > 0
+
+
+def test_order_and_targets_change_when_tokens_come_but_not_which(llama: ModelRunner) -> None:
+    """Long prompts give way to urgent ones that come later, and are cut to pieces beside those that decode."""
+    expected = tokens_of(run(build_engine(llama), PROMPTS, [sampled(index) for index in range(16)]))
+    blocks, costs = BlockManager(512, BLOCK_SIZE), StepCostFit()
+    scheduler = Scheduler(SchedulerLimits(64, 16, 128), blocks, EarliestDeadlineFirst(), costs.pace)
+    engine = Engine(llama, scheduler, costs=costs)
+    arrivals = [
+        Request(str(index), list(prompt), sampled(index), urgency=Urgency(index % 3, 16.0 - index), tpot_target_s=1e-6)
+        for index, prompt in enumerate(PROMPTS)
+    ]
+    found: list[list[int]] = [[] for _ in PROMPTS]
+    num_chunks = [0] * len(PROMPTS)
+    while arrivals or scheduler.has_work():
+        if arrivals:
+            scheduler.add(arrivals.pop(0))
+        for output in engine.step():
+            found[int(output.request_id)].extend(output.token_ids)
+            num_chunks[int(output.request_id)] += sum(num_tokens > 1 for _, num_tokens in output.steps)
+    assert found == expected
+    assert max(num_chunks) > 1
 
 
 def test_penalties_and_bias_reach_the_tokens(llama: ModelRunner) -> None:

@@ -22,7 +22,7 @@ def test_features_are_transformers_hidden_states(name: str) -> None:
     model = tiny_model(name)
     with torch.inference_mode():
         states = model(torch.tensor([PROMPT]), output_hidden_states=True).hidden_states
-    runner = build_runner(model)
+    runner = build_runner(model, decoder="transformers")
     layers = (FINAL_HIDDEN, 0, 1)
     tap = FeatureTap(model, layers)
     blocks = BlockManager(64, BLOCK_SIZE)
@@ -42,7 +42,7 @@ def test_features_are_transformers_hidden_states(name: str) -> None:
 
 def test_what_leaves_the_last_layer_is_not_normed_yet() -> None:
     model = tiny_model("llama")
-    runner = build_runner(model)
+    runner = build_runner(model, decoder="transformers")
     tap = FeatureTap(model, (2, FINAL_HIDDEN))
     request = Request("a", PROMPT, SamplingParams())
     BlockManager(64, BLOCK_SIZE).grow(request, len(PROMPT))

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.kv_cache import TORCH_DTYPES, PagedKVCache, slots_of
+from engine.kv_cache import TORCH_DTYPES, PagedKVCache, _store, slots_of
 from engine.kv_spec import KVCacheSpec, LayerSpec
 
 CPU = torch.device("cpu")
@@ -82,6 +82,39 @@ def test_import_takes_bytes_at_any_address(dtype: str, offset: int) -> None:
     shifted = memoryview(bytearray(offset) + exported)[offset:]
     target.import_bytes(blocks, 1, 11, layers, shifted)
     assert target.export_bytes(blocks, 1, 11, layers) == exported
+
+
+@pytest.mark.parametrize("dtype", sorted(TORCH_DTYPES))
+def test_export_into_given_memory_writes_there_and_nowhere_else(dtype: str) -> None:
+    source = build(dtype, 4, seed=2)
+    blocks, layers = [6, 1, 3], range(len(LAYERS))
+    expected = source.export_bytes(blocks, 1, 11, layers)
+    room = bytearray(len(expected) + 64)
+    into = memoryview(room)[: len(expected)]
+    assert source.export_bytes(blocks, 1, 11, layers, into) == expected == into
+    assert room[len(expected) :] == bytes(64)
+    with pytest.raises(ValueError, match=f"{len(expected)} bytes was expected, got {len(expected) + 64}"):
+        source.export_bytes(blocks, 1, 11, layers, memoryview(room))
+
+
+@pytest.mark.parametrize("dtype", sorted(TORCH_DTYPES))
+def test_what_other_devices_do_with_a_part_gives_the_same(dtype: str) -> None:
+    source, target = build(dtype, 4, seed=2), build(dtype, 4)
+    blocks, layers = [6, 1, 3], range(1, len(LAYERS))
+    exported = source.export_bytes(blocks, 1, 11, layers)
+    received = torch.frombuffer(bytearray(exported), dtype=torch.uint8)
+    for tensor, place in target._places(layers, 10):
+        _store(tensor, slots_of(blocks, 1, 11, 4), received[place])
+    assert target.export_bytes(blocks, 1, 11, layers) == exported
+    assert not target.keys[0].any()
+
+
+def test_a_scratch_block_is_one_more_than_the_pool_has() -> None:
+    spec = KVCacheSpec("model", "float32", 4, LAYERS)
+    assert PagedKVCache(spec, NUM_BLOCKS, CPU).scratch_block is None
+    cache = PagedKVCache(spec, NUM_BLOCKS, CPU, scratch=True)
+    assert cache.num_blocks == cache.scratch_block == NUM_BLOCKS
+    assert {len(tensor) for tensor in (*cache.keys, *cache.values)} == {(NUM_BLOCKS + 1) * 4}
 
 
 def test_import_takes_read_only_bytes() -> None:

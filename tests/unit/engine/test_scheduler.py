@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 
 from engine.block_manager import BlockManager
 from engine.errors import ContextLengthError
+from engine.ordering import ArrivalOrder, EarliestDeadlineFirst, OrderingPolicy
 from engine.request import FinishReason, Request, RequestStatus, SamplingParams
 from engine.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
+from engine.step_costs import Pace
+from engine.urgency import NOT_URGENT, Urgency
 from tests.scheduler_simulation import EOS, Arrival, Simulation
 
 arrivals_of = st.lists(
@@ -23,6 +26,9 @@ arrivals_of = st.lists(
         imported=st.booleans(),
         hands_off=st.sampled_from([False, False, False, True]),
         abort_after=st.none() | st.integers(0, 20),
+        urgency=st.just(NOT_URGENT)
+        | st.builds(Urgency, st.integers(0, 2), st.integers(0, 30).map(float), st.sampled_from([0.5, 3.0, 20.0])),
+        tpot_target_s=st.sampled_from([0.0, 0.0, 0.001, 0.015, 1.0]),
     ),
     min_size=1,
     max_size=12,
@@ -39,6 +45,8 @@ arrivals_of = st.lists(
     spare_tokens=st.sampled_from([0, 3, 10, 400]),
     prefix_caching=st.booleans(),
     drafts=st.booleans(),
+    ordering=st.sampled_from([None, ArrivalOrder(), EarliestDeadlineFirst()]),
+    paced=st.booleans(),
 )
 def test_every_request_completes_over_its_own_kv_and_nothing_leaks(
     seed: int,
@@ -49,11 +57,14 @@ def test_every_request_completes_over_its_own_kv_and_nothing_leaks(
     spare_tokens: int,
     prefix_caching: bool,
     drafts: bool,
+    ordering: OrderingPolicy | None,
+    paced: bool,
 ) -> None:
     longest = max(arrival.prompt_length + arrival.max_tokens - 1 for arrival in arrivals)
     blocks = BlockManager(-(-(longest + spare_tokens) // block_size), block_size, prefix_caching=prefix_caching)
     limits = SchedulerLimits(chunk_tokens, max_num_seqs, max_model_len=64)
-    simulation = Simulation(random.Random(seed), limits, blocks, drafts=drafts)
+    pace = Pace if paced else None
+    simulation = Simulation(random.Random(seed), limits, blocks, drafts=drafts, ordering=ordering, pace=pace)
 
     simulation.run(arrivals)
 

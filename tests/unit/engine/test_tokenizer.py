@@ -146,3 +146,12 @@ def test_importing_the_module_does_not_import_transformers() -> None:
 
 def _token_of_byte(byte: int) -> list[int]:
     return [next(token for token in range(BYTE_LEVEL.vocab_size) if BYTE_LEVEL.token_bytes(token) == bytes([byte]))]
+
+
+def test_bytes_of_tokens_are_remembered_but_not_those_of_unknown_ids():
+    tokenizer = byte_level_tokenizer()
+    known, unknown = tokenizer.encode("fox")[0], tokenizer.vocab_size + 5
+    assert tokenizer.token_bytes(known) == tokenizer.token_bytes(known) != b""
+    assert tokenizer.token_bytes(unknown) == b""
+    assert known in tokenizer._bytes
+    assert unknown not in tokenizer._bytes

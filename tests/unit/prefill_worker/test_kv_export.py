@@ -11,7 +11,10 @@ import pytest
 import torch
 
 from cluster.kv_transfer.base import KVSendStream, PartHeader, Payload, Reservation, TransferOffer
+from cluster.kv_transfer.grpc_transport import GrpcKVTransport
 from cluster.kv_transfer.in_process import InProcessKVTransport
+from cluster.kv_transfer.local_memory import LocalMemory
+from cluster.kv_transfer.segment_mappings import SegmentMappings
 from engine.async_engine import AsyncEngine
 from engine.errors import BatonError, LayoutMismatchError, OutOfBlocksError, TransferError
 from engine.model_runner import ModelRunner
@@ -22,6 +25,7 @@ from prefill_worker.kv_export import ExportSummary, KVExporter
 from tests.engine_runs import BLOCK_SIZE, build_runner, greedy
 from tests.kv_receiver import Receiver, read_layers, receiver_runner, running_receiver
 from tests.tiny_models import random_prompts, tiny_model
+from tests.unit.cluster.kv_transfer.links import kv_server, slots_free
 
 CHUNK = 8
 PROMPT = random_prompts((45,))[0]
@@ -43,11 +47,12 @@ class Sender:
 
     engine: AsyncEngine
     exporter: KVExporter
+    peer: str = "receiver"
     events: dict[Event, float] = field(default_factory=dict)
 
     async def run(self, request: Request, transfer_id: str = "transfer-1") -> ExportSummary:
         """Computes the prompt and hands it over, as the service does."""
-        transfer = self.exporter.start(request, transfer_id, "receiver", self.events)
+        transfer = self.exporter.start(request, transfer_id, self.peer, self.events)
         try:
             reasons = [output.finish_reason async for output in self.engine.generate(request)]
             assert reasons == [FinishReason.HANDED_OFF]
@@ -66,14 +71,19 @@ class Sender:
 
 @asynccontextmanager
 async def sending(
-    runner: ModelRunner, transport: object, *, part_bytes: int = 1000, prefix_caching: bool = True
+    runner: ModelRunner,
+    transport: object,
+    *,
+    part_bytes: int = 1000,
+    prefix_caching: bool = True,
+    peer: str = "receiver",
 ) -> AsyncIterator[Sender]:
     limits = SchedulerLimits(CHUNK, 8, runner.loaded.max_model_len)
     engine = AsyncEngine(runner, limits, prefix_caching=prefix_caching, num_threads=1)
     exporter = KVExporter(engine, transport, part_bytes, 1.0)  # type: ignore[arg-type]
     engine.start()
     try:
-        yield Sender(engine, exporter)
+        yield Sender(engine, exporter, peer)
     finally:
         await engine.stop()
 
@@ -131,6 +141,50 @@ async def test_the_true_kv_arrives(runner: ModelRunner, other_runner: ModelRunne
             assert list(sender.events) == order
             await sender.all_given_back()
         await receiver.all_given_back()
+
+
+@pytest.mark.parametrize("part_bytes", [1, 500, 1 << 20])
+async def test_the_true_kv_arrives_through_shared_memory(
+    runner: ModelRunner, other_runner: ModelRunner, part_bytes: int
+) -> None:
+    expected = await true_kv(runner, PROMPT)
+    memory = LocalMemory(1000)  # parts of the largest size do not fit and go in messages
+    segment = memory.segment()
+    assert segment is not None
+    transport = GrpcKVTransport(memory=memory)
+    async with running_receiver(other_runner) as receiver, kv_server(receiver.importer, SegmentMappings()) as (_, peer):
+        async with sending(runner, transport, part_bytes=part_bytes, peer=peer) as sender:
+            summary = await sender.run(prompt_request())
+            assert_same(await received(receiver), expected)
+            assert summary.num_bytes == len(PROMPT) * runner.spec.bytes_per_token
+            fits = CHUNK * runner.spec.bytes_per_token <= segment.layout.slot_bytes or part_bytes < 1 << 20
+            assert (summary.num_shared_bytes == summary.num_bytes) == fits
+            await sender.all_given_back()
+        await slots_free(segment)
+        await transport.close()
+        await receiver.all_given_back()
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 4, 8, 16, 32])
+async def test_leaving_at_any_moment_gives_every_slot_back(
+    runner: ModelRunner, other_runner: ModelRunner, num_steps: int
+) -> None:
+    memory = LocalMemory(1000)
+    segment = memory.segment()
+    assert segment is not None
+    transport = GrpcKVTransport(memory=memory)
+    async with running_receiver(other_runner) as receiver, kv_server(receiver.importer, SegmentMappings()) as (_, peer):
+        async with sending(runner, transport, part_bytes=300, peer=peer) as sender:
+            running = asyncio.create_task(sender.run(prompt_request()))
+            while not sender.events:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            for _ in range(num_steps):
+                await asyncio.sleep(0.0005)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await slots_free(segment)
+            await sender.all_given_back()
+        await transport.close()
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
@@ -282,6 +336,8 @@ class FailingTransport:
         self.num_opened += 1
         await self._at("open")
         return self
+
+    def buffer(self, num_bytes: int) -> None: ...
 
     async def send(self, header: PartHeader, payload: Payload) -> None:
         self.num_parts += 1

@@ -28,6 +28,9 @@ def test_an_acknowledgement_may_be_noticed_before_the_part_counts_as_sent() -> N
     log.acknowledged(10)
     (part,) = log.parts()
     assert part.started_s < part.sent_s == part.acknowledged_s
+    log.sent()
+    (part,) = log.parts()
+    assert part.started_s < part.sent_s == part.acknowledged_s
 
 
 @pytest.mark.parametrize("limit", [1, 3])

@@ -83,6 +83,12 @@ def test_from_model_to_draft(baton: Baton, home: Path, kind: str) -> None:
     assert "evaluating" in progress
 
     model = sharp_target(vocab=byte_level_tokenizer().vocab_size)
+    written = [path for path in Path("made").rglob("*") if path.is_file()]
+    plain = Path("plain")
+    plain.touch()
+    assert {path.suffix for path in written} >= {".safetensors", ".json", ".md"}
+    assert {path.stat().st_mode for path in written} == {plain.stat().st_mode}
+
     loaded = load_draft("made/draft", "tiny", str(home / "tiny"), prepare_model(model, "float32"))
     assert loaded is not None
     assert loaded.method == method

@@ -10,10 +10,14 @@ import signal
 import threading
 from importlib import metadata
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from benchmarks.serve import command
+from benchmarks.serve.charts import Chart, Series
 from benchmarks.serve.document import environment
+from benchmarks.serve.png_report import write_png
 from benchmarks.serve.reference_server import ReferenceServer, Schedule
 from benchmarks.serve.stage_result import evaluate
 from cluster.cli import run
@@ -97,9 +101,21 @@ def test_serve_writes_everything_it_is_asked_for(quick, tmp_path, capsys):
         assert all(s["output_tokens"] == 4 for s in stage["samples"])
     page = (tmp_path / "report" / "bench-serve.html").read_text()
     assert page.count('class="plotly-graph-div"') == 9
+    assert page.count('"dtick":1}') + page.count('"dtick":1,') == 3  # one client and two, and no 1.5 between
     assert "<script src=" not in page
     assert "<link" not in page
     assert (tmp_path / "report" / "bench-serve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_numbers_of_clients_are_whole(tmp_path, monkeypatch):
+    sheets = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *arguments, **options: sheets.append(figure))
+    clients, tokens = np.array([1.0, 2.0]), np.array([10.0, 15.0])
+    chart = Chart("by load", "requests at once", "tokens/s", [Series("all", clients, tokens)], has_whole_x=True)
+    write_png("load", [chart], tmp_path / "load.png")
+    ticks = [float(tick) for tick in sheets[0].axes[0].get_xticks()]
+    assert {1.0, 2.0} <= set(ticks)
+    assert all(tick.is_integer() for tick in ticks)
 
 
 def test_a_trace_is_replayed(quick, tmp_path):
@@ -231,9 +247,13 @@ def test_sweep_finds_what_one_slot_can_do(reference, tmp_path, capsys):
     status = bench(
         "sweep", "--url", url, "--slo", "ttft=100ms", "--percentile", 80, "--start-rate", 25, "--max-rate", 200,
         "--precision", 0.5, "--requests", 25, "--duration", 5, "--repeats", 1, "--warmup-requests", 0,
-        "--output", 1, "--json", tmp_path / "sweep.json",
+        "--output", 1, "--json", tmp_path / "sweep.json", "--report", tmp_path / "report",
     )  # fmt: skip
     assert status == 0
+    page = (tmp_path / "report" / "bench-sweep.html").read_text()
+    for text in ("Goodput of reference", "Goodput:", "Attainment by rate", "TTFT by rate", "TPOT by rate", "p80"):
+        assert text in page
+    assert (tmp_path / "report" / "bench-sweep.png").read_bytes().startswith(b"\x89PNG")
     document = json.loads((tmp_path / "sweep.json").read_text())
     assert document["format"] == "baton-bench-sweep"
     assert document["is_complete"]
@@ -250,6 +270,7 @@ def test_sweep_finds_what_one_slot_can_do(reference, tmp_path, capsys):
         (("serve", "--concurrency", "1", "--rate", "2"), "Give one of them"),
         (("serve", "--concurrency", "many"), "whole numbers"),
         (("serve", "--report", "x.pdf"), "folder, a .png or an .html"),
+        (("sweep", "--slo", "ttft=1s", "--report", "x.pdf"), "folder, a .png or an .html"),
         (("serve", "--json", "/dev/null/a.json"), "--json cannot be written"),
         (("serve", "--json", "/"), "--json cannot be written"),
         (("serve", "--report", "/dev/null/report"), "--report cannot be written"),
@@ -258,6 +279,15 @@ def test_sweep_finds_what_one_slot_can_do(reference, tmp_path, capsys):
         (("serve", "--tokenizer", "/nowhere"), "/nowhere"),
         (("serve", "--trace", "/nowhere"), "cannot read"),
         (("serve", "--input-scale", "auto"), "goes with --trace"),
+        (("serve", "--input", "1e9"), "--input: 1000000000 tokens are more than 10000000"),
+        (("serve", "--rate", "nan"), "--rate takes numbers with commas between, such as 0,0.8; got 'nan'"),
+        (("serve", "--duration", "0"), "--duration must be a number over 0; got 0."),
+        (("serve", "--timeout", "inf"), "--timeout must be a number over 0; got inf."),
+        (("serve", "--temperature", "inf"), "--temperature must be a number of at least 0; got inf."),
+        (("serve", "--trace-seconds", "inf"), "--trace-seconds must be a number over 0; got inf."),
+        (("serve", "--slo", ""), "Give at least one limit"),
+        (("sweep", "--slo", "ttft=1s", "--max-rate", "inf"), "--max-rate must be a number over 0 and at most 1e+06"),
+        (("sweep", "--slo", "ttft=1s", "--precision", "nan"), "--precision must be a number over 0; got nan."),
         (("sweep", "--slo", ""), "Give at least one limit"),
         (("sweep", "--slo", "ttft=1s", "--percentile", "100"), "--percentile"),
         (("sweep", "--slo", "ttft=1s", "--start-rate", "0.001"), "in this order"),
@@ -268,6 +298,20 @@ def test_what_cannot_be_is_refused_before_anything_is_sent(quick, capsys, argume
     name, *rest = arguments
     assert bench(name, "--url", quick, *rest) == 1
     assert fragment in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_prompt_over_the_context_is_refused_before_it_is_written(reference, capsys):
+    url = reference(Schedule(0.0, 0.0, max_model_len=512))
+    assert bench("serve", "--url", url, "--input", 600, "--output", 4) == 1
+    assert "a prompt of 600 tokens does not fit the context of 512" in " ".join(capsys.readouterr().err.split())
+    assert bench("serve", "--url", url, "--input", 600, "--output", 4, "--requests", 2, "--context", 512) == 0
+
+
+def test_idle_clients_are_noted(quick, capsys):
+    assert bench("serve", "--url", quick, "--concurrency", 100_000, "--requests", 3, "--output", 2) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "3 at once" in shown
+    assert "--concurrency 100000" in shown
 
 
 def test_nobody_there_is_said(capsys):

@@ -56,6 +56,14 @@ async def test_the_first_model_is_taken_and_an_unknown_one_refused():
             await find_model(Endpoint(url, "betta"))
 
 
+@pytest.mark.parametrize(("told", "known"), [(2048, 2048), (None, None), ("many", None), (True, None), (0, None)])
+async def test_the_context_is_what_the_server_tells(told, known):
+    models = [{"id": "alpha"}, {"id": "beta", "max_model_len": told}]
+    async with serving(server(models={"data": models})) as url:
+        assert (await find_model(Endpoint(url, "beta"))).max_model_len == known
+        assert (await find_model(Endpoint(url, ""))).max_model_len is None
+
+
 async def test_without_a_list_the_model_must_be_named():
     async with serving(server()) as url:
         assert (await find_model(Endpoint(url, "mine"))).model == "mine"

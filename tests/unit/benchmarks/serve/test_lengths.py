@@ -51,6 +51,20 @@ def test_a_file_gives_its_own_lengths(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("text", "mean"),
+    [("512", 512), ("uniform:100-300", 200), ("lognormal:mean=300,sigma=0.9", 300), ("file:{file}", 50 / 3)],
+)
+def test_the_mean_is_that_of_the_draws(tmp_path, text, mean):
+    file = tmp_path / "lengths.txt"
+    file.write_text("10\n20\n20\n")
+    assert parse_lengths("--input", text.format(file=file)).mean() == pytest.approx(mean)
+
+
+def test_no_draw_is_longer_than_can_be_built():
+    assert max(draws("lognormal:median=0.01,p95=1e7", 500)) == 10_000_000
+
+
+@pytest.mark.parametrize(
     ("text", "fragment"),
     [
         ("lognorml:median=2,p95=3", "Did you mean lognormal?"),
@@ -64,6 +78,9 @@ def test_a_file_gives_its_own_lengths(tmp_path):
         ("1.5", "not a whole number"),
         ("nan", "not a number over 0"),
         ("file:/nowhere/at/all", "cannot read"),
+        ("1e9", "1000000000 tokens are more than 10000000"),
+        ("uniform:5-1e9", "1000000000 tokens are more than 10000000"),
+        ("lognormal:median=5,p95=1e9", "1000000000 tokens are more than 10000000"),
     ],
 )
 def test_what_is_no_distribution_is_refused_in_words(text, fragment):

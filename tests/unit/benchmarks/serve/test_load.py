@@ -2,16 +2,19 @@
 
 import asyncio
 import itertools
+import resource
+from math import inf, nan
 
 import pytest
 
+from benchmarks.serve.open_files import files_needed, make_room_for_connections
 from benchmarks.serve.reference_server import Schedule
 from benchmarks.serve.request_spec import RequestSpec
 from benchmarks.serve.runner import StageRun, run_stage
 from benchmarks.serve.sample import UNFINISHED, UNSENT
 from benchmarks.serve.slo import parse_slo
 from benchmarks.serve.stage_result import evaluate
-from benchmarks.serve.stages import Bounds, LoadSettings, Stage, plan_stages
+from benchmarks.serve.stages import Bounds, LoadSettings, Stage, plan_notes, plan_stages
 from engine.errors import ConfigError
 from tests.serving_reference import run_against
 
@@ -204,6 +207,44 @@ class TestPlan:
         assert [stage.bounds.warmup_requests for stage in self.plan(concurrency=(1, 8))] == [1, 8]
         assert self.plan(rate=(1.0,))[0].bounds.warmup_requests == 0
 
+    def test_clients_without_a_request_are_left_out(self):
+        options = {"concurrency": (2, 50, 100_000), "requests": 3}
+        stages = self.plan(**options)
+        assert [(stage.index, stage.concurrency, stage.bounds.warmup_requests) for stage in stages] == [
+            (0, 2, 2),
+            (1, 3, 3),
+        ]
+        (note,) = plan_notes(LoadSettings(**options))
+        assert "--concurrency 50, 100000" in note
+        assert "which is 3" in note
+        (stage,) = self.plan(**options | {"concurrency": (50,), "warmup_requests": 4})
+        assert (stage.concurrency, stage.bounds.warmup_requests) == (7, 4)
+        assert plan_notes(LoadSettings(concurrency=(8,))) == plan_notes(LoadSettings(rate=(1.0,))) == []
+
+    def test_more_connections_than_open_files_are_refused(self):
+        clients = self.plan(concurrency=(4, 1000))
+        assert files_needed(clients, 2000) == files_needed(clients, None) == 1100
+        with pytest.raises(ConfigError, match=r"--concurrency 1000 .* 1024 .*hard limit to 1100"):
+            files_needed(clients, 1024)
+        in_flight = self.plan(rate=(5.0,), max_inflight=3000, requests=5000)
+        assert files_needed(in_flight, 4096) == 3100
+        with pytest.raises(ConfigError, match=r"--max-inflight 3000 .* 1024 files .*lower --max-inflight"):
+            files_needed(in_flight, 1024)
+
+    def test_what_cannot_be_in_flight_needs_no_files(self):
+        few = self.plan(rate=(5.0,), max_inflight=3000, requests=50, warmup_requests=10)
+        assert files_needed(few, 1024) == 160
+        assert files_needed(self.plan(rate=(5.0,), requests=5000), 1024) == 1024
+
+    def test_the_soft_limit_is_raised_as_far_as_the_load_needs(self, monkeypatch):
+        raised: list[tuple[int, int]] = []
+        limits = [(256, 4096), (2000, 4096), (256, resource.RLIM_INFINITY), (resource.RLIM_INFINITY,) * 2]
+        monkeypatch.setattr(resource, "setrlimit", lambda _, pair: raised.append(pair))
+        for pair in limits:
+            monkeypatch.setattr(resource, "getrlimit", lambda _, pair=pair: pair)
+            make_room_for_connections(self.plan(concurrency=(1000,)))
+        assert raised == [(1100, 4096), (1100, resource.RLIM_INFINITY)]
+
     @pytest.mark.parametrize(
         ("options", "fragment"),
         [
@@ -214,8 +255,17 @@ class TestPlan:
             ({"arrival": "trace"}, "--trace"),
             ({"arrival": "poison", "rate": (1.0,)}, "Did you mean poisson"),
             ({"rate": (1.0,), "max_inflight": 0}, "--max-inflight"),
-            ({"requests": 0}, "--requests"),
-            ({"warmup_s": -1}, "--warmup"),
+            ({"rate": (2.0, nan)}, "--rate must be a number over 0 and at most 1e+06; got nan"),
+            ({"rate": (inf,)}, "--rate must be a number over 0 and at most 1e+06; got inf"),
+            ({"rate": (1.0,), "burstiness": nan}, "--burstiness must be a number over 0; got nan"),
+            ({"arrival": "trace", "trace_length": 1, "speed_up": inf}, "--speed-up must be a number over 0; got inf"),
+            ({"requests": 0}, "--requests must be at least 1; got 0."),
+            ({"duration_s": 0}, "--duration must be a number over 0; got 0."),
+            ({"duration_s": nan}, "--duration must be a number over 0; got nan."),
+            ({"warmup_requests": -1}, "--warmup-requests must be at least 0; got -1."),
+            ({"warmup_s": -1}, "--warmup must be a number of at least 0; got -1."),
+            ({"warmup_s": nan}, "--warmup must be a number of at least 0; got nan."),
+            ({"grace_s": inf}, "--grace must be a number of at least 0; got inf."),
         ],
     )
     def test_what_makes_no_load_is_refused(self, options, fragment):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.serve.prompts import PromptWriter
-from benchmarks.serve.scaling import LengthLimits, make_limits, scale_to_longest
+from benchmarks.serve.scaling import LengthLimits, check_room, make_limits, scale_to_longest
 from benchmarks.serve.traces import TraceRequest, cut_trace, read_trace
 from benchmarks.serve.workload import TraceWorkload, block_segments
 from engine.errors import ConfigError
@@ -174,3 +174,28 @@ def test_a_request_without_hash_ids_shares_nothing():
 def _texts(workload, count):
     source = workload.requests(0)
     return [next(source).prompt.split() for _ in range(count)]
+
+
+class TestRoom:
+    @pytest.mark.parametrize(
+        ("lengths", "fragment"),
+        [
+            ((4096.0, 10.0), "--input: a prompt of 4096 tokens does not fit the context of 2048"),
+            ((100.0, 2048.0), "--output: an answer of 2048 tokens does not fit the context of 2048"),
+            ((2000.0, 49.0), "2000 tokens and an answer of 49 do not fit the context of 2048"),
+        ],
+    )
+    def test_what_cannot_fit_is_refused(self, lengths, fragment):
+        with pytest.raises(ConfigError, match="--context 2048") as caught:
+            check_room(LengthLimits(), *lengths, 2048)
+        assert fragment in caught.value.message
+
+    def test_limits_make_it_fit(self):
+        check_room(LengthLimits(), 2000.0, 48.0, 2048)
+        check_room(LengthLimits(context=2048), 4096.0, 10.0, 2048)
+        check_room(LengthLimits(input_scale=0.1), 4096.0, 10.0, 2048)
+        check_room(LengthLimits(), 4096.0, 10.0, None)
+
+    def test_there_is_an_end_without_a_context_too(self):
+        with pytest.raises(ConfigError, match="20000000 tokens are more than 10000000"):
+            check_room(LengthLimits(input_scale=1e5), 200.0, 10.0, None)

@@ -1,23 +1,36 @@
-"""Both transports, each connected to a sink, for suites that hold for any transport."""
+"""The transports, each connected to a sink, for suites that hold for any transport."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import grpc.aio
 
-from cluster.kv_transfer.base import KVSendStream, KVSink, KVTransport, PartHeader, Reservation, TransferOffer
+from cluster.kv_transfer.base import (
+    KVSendStream,
+    KVSink,
+    KVTransport,
+    PartHeader,
+    Payload,
+    Reservation,
+    TransferOffer,
+)
 from cluster.kv_transfer.grpc_service import KVTransferService
-from cluster.kv_transfer.grpc_transport import GrpcKVTransport
+from cluster.kv_transfer.grpc_transport import METHOD, SERVICE, GrpcKVTransport, GrpcSendStream
 from cluster.kv_transfer.in_process import InProcessKVTransport
+from cluster.kv_transfer.local_memory import LocalMemory
+from cluster.kv_transfer.segment_mappings import SegmentMappings
+from cluster.kv_transfer.shared_segment import SharedSegment
 from cluster.kv_transfer.throttle import Throttle
-from cluster.rpc import create_server
+from cluster.rpc import ERROR_KEY, create_channel, create_server
+from cluster.wire.kv_pb2 import KVReply
 from tests.kv_receiver import SourceKV
 
-TRANSPORTS = ("grpc", "in_process")
+TRANSPORTS = ("grpc", "in_process", "shared")
+"""The last is gRPC too, but parts stay in the sender's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +42,71 @@ class Link:
     server: grpc.aio.Server | None = None
 
 
+class SharingTransport(GrpcKVTransport):
+    """Sends every part through shared memory, whatever it is given."""
+
+    async def open(self, offer: TransferOffer, peer: str) -> GrpcSendStream:
+        stream = await super().open(offer, peer)
+        send = stream.send
+
+        async def send_shared(header: PartHeader, payload: Payload) -> None:
+            if not len(payload):  # nothing is nowhere
+                return await send(header, payload)
+            buffer = stream.buffer(len(payload))
+            assert buffer is not None
+            buffer.view[:] = payload
+            return await send(header, buffer)
+
+        stream.send = send_shared  # type: ignore[method-assign]
+        return stream
+
+
+@asynccontextmanager
+async def kv_server(sink: KVSink, mappings: SegmentMappings | None) -> AsyncIterator[tuple[grpc.aio.Server, str]]:
+    """A receiver, and its address."""
+    server = create_server()
+    KVTransferService(sink, mappings).add_to(server)
+    peer = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        yield server, peer
+    finally:
+        await server.stop(grace=0)
+
+
+async def slots_free(segment: SharedSegment) -> None:
+    """Waits for the last streams to end; fails when slots are still taken then."""
+    async with asyncio.timeout(2.0):
+        while segment.num_free_slots < segment.layout.num_slots:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
 @asynccontextmanager
 async def link(
     kind: str, sink: KVSink, *, throttle: Throttle | None = None, max_inflight_bytes: int = 1 << 20
 ) -> AsyncIterator[Link]:
+    """With ``shared``, fails at the end unless every slot has been given back."""
+    if kind == "shared":
+        memory = LocalMemory(1 << 20)
+        segment = memory.segment()
+        assert segment is not None
+        async with kv_server(sink, SegmentMappings()) as (server, peer):
+            sharing = SharingTransport(throttle, 20.0, memory, max_inflight_bytes)
+            try:
+                yield Link(sharing, peer, server)
+            finally:
+                await sharing.close()
+        await slots_free(segment)
+        return
     if kind == "in_process":
         yield Link(InProcessKVTransport({"receiver": sink}, throttle), "receiver")
         return
-    server = create_server()
-    KVTransferService(sink).add_to(server)
-    peer = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
-    transport = GrpcKVTransport(throttle, timeout_s=20.0, max_inflight_bytes=max_inflight_bytes)
-    try:
-        yield Link(transport, peer, server)
-    finally:
-        await transport.close()
-        await server.stop(grace=0)
+    async with kv_server(sink, None) as (server, peer):
+        transport = GrpcKVTransport(throttle, timeout_s=20.0, max_inflight_bytes=max_inflight_bytes)
+        try:
+            yield Link(transport, peer, server)
+        finally:
+            await transport.close()
 
 
 async def send_all(stream: KVSendStream, source: SourceKV, part_bytes: int = 700) -> int:
@@ -53,6 +114,30 @@ async def send_all(stream: KVSendStream, source: SourceKV, part_bytes: int = 700
     for header, payload in source.parts(stream.reservation.num_cached_tokens, part_bytes):
         await stream.send(header, payload)
     return await stream.commit()
+
+
+async def talk(peer: str, frames: Sequence[bytes]) -> tuple[list[str], str | None]:
+    """Sends frames as they are; returns the kinds of the replies and the error code of the status."""
+    channel = create_channel(peer)
+    replies: list[str] = []
+    call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(_each(frames), timeout=5.0)
+    try:
+        async for data in call:
+            reply = KVReply.FromString(data)
+            replies.append(str(reply.WhichOneof("kind")))
+            if reply.HasField("failed"):
+                replies[-1] = f"failed: {reply.failed.code}"
+    except grpc.aio.AioRpcError as error:
+        metadata = {str(key): str(value) for key, value in error.trailing_metadata() or ()}
+        return replies, metadata.get(ERROR_KEY)
+    finally:
+        await channel.close()
+    return replies, None
+
+
+async def _each(frames: Sequence[bytes]) -> AsyncIterator[bytes]:
+    for frame in frames:
+        yield frame
 
 
 @dataclass(slots=True)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 
-import grpc
-import grpc.aio
 import pytest
 
 from cluster.kv_transfer.codec import encode_frame, pack_header
-from cluster.kv_transfer.grpc_transport import METHOD, SERVICE
-from cluster.rpc import ERROR_KEY, create_channel
-from cluster.wire.kv_pb2 import KVCommit, KVFrame, KVReply, KVReserve
+from cluster.wire.kv_pb2 import KVCommit, KVFrame, KVReserve
 from engine.errors import LayoutMismatchError, TransferError
 from engine.model_runner import ModelRunner
 from tests.kv_receiver import Receiver, SourceKV, receiver_runner, running_receiver
 from tests.tiny_models import random_prompts
-from tests.unit.cluster.kv_transfer.links import Link, link, send_all
+from tests.unit.cluster.kv_transfer.links import Link, link, send_all, talk
 
 PROMPT = random_prompts((9,))[0]
 
@@ -56,30 +52,6 @@ def part(token_start: int = 0) -> KVFrame:
 
 def commit(num_parts: int = 0, num_bytes: int = 0) -> KVFrame:
     return KVFrame(commit=KVCommit(num_parts=num_parts, num_bytes=num_bytes))
-
-
-async def talk(peer: str, frames: Sequence[bytes]) -> tuple[list[str], str | None]:
-    """Sends frames as they are; returns the kinds of the replies and the error code of the status."""
-    channel = create_channel(peer)
-    replies: list[str] = []
-    call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(_each(frames), timeout=5.0)
-    try:
-        async for data in call:
-            reply = KVReply.FromString(data)
-            replies.append(str(reply.WhichOneof("kind")))
-            if reply.HasField("failed"):
-                replies[-1] = f"failed: {reply.failed.code}"
-    except grpc.aio.AioRpcError as error:
-        metadata = {str(key): str(value) for key, value in error.trailing_metadata() or ()}
-        return replies, metadata.get(ERROR_KEY)
-    finally:
-        await channel.close()
-    return replies, None
-
-
-async def _each(frames: Sequence[bytes]) -> AsyncIterator[bytes]:
-    for frame in frames:
-        yield frame
 
 
 async def still_works(way: Link, receiver: Receiver) -> None:

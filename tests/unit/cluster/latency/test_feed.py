@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import pytest
 
 from cluster.latency.feed import SampleFeed, traits_of, unpack_step_samples
 from cluster.latency.store import FitStore
@@ -13,7 +16,9 @@ from cluster.role_stats import pack_step_samples
 from cluster.wire import worker_pb2
 from engine.errors import WorkerLostError
 from engine.step_samples import StepSample, StepSamples
+from simulation.virtual_loop import run_virtually
 from tests.fake_workers import make_info
+from tests.unit.cluster.fakes import eventually
 from tests.unit.cluster.latency.synthetic_workers import SyntheticWorker
 
 
@@ -114,3 +119,57 @@ def test_workers_of_one_kind_share_a_fit() -> None:
     assert traits_of(one) == traits_of(other)
     for change in ({"device": "gpu"}, {"dtype": "float16"}, {"num_threads": 9}, {"kv_fingerprint": "x"}):
         assert traits_of(make_info("d3", "decode", **change)).kind != traits_of(one).kind
+
+
+async def test_a_worker_of_another_kind_may_come_while_fits_are_written(tmp_path: Path) -> None:
+    registry, model, client = WorkerRegistry(), LatencyModel(), SamplingClient()
+    client.run(SyntheticWorker().steps(60))
+    feed = SampleFeed(registry, model, FitStore(tmp_path))
+    await feed.add(add_worker(registry, client))
+    saving = asyncio.create_task(feed.save())
+    await asyncio.sleep(0)  # it waits for the disk now
+    feed._kinds.add(("another",))
+    await saving
+    assert FitStore(tmp_path).load(traits_of(make_info("d1", "decode")).kind)
+
+
+def test_a_round_asks_one_worker_after_the_other() -> None:
+    async def run() -> list[float]:
+        loop, asked_s = asyncio.get_running_loop(), []
+
+        class TimedClient(SamplingClient):
+            async def stats(self, timeout_s: float = 2.0, samples_after: int | None = None) -> worker_pb2.WorkerStats:
+                asked_s.append(loop.time())
+                return await super().stats(timeout_s, samples_after)
+
+        registry = WorkerRegistry()
+        for number in range(4):
+            add_worker(registry, TimedClient(), f"d{number}")
+        await SampleFeed(registry, LatencyModel()).poll(0.8)
+        return asked_s
+
+    assert run_virtually(run) == pytest.approx([0.0, 0.2, 0.4, 0.6])
+
+
+async def test_a_round_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[int] = []
+
+    async def poll(self: SampleFeed, over_s: float) -> None:
+        rounds.append(1)
+        raise RuntimeError("this round is broken")
+
+    monkeypatch.setattr("cluster.latency.feed.POLL_S", 0.001)
+    monkeypatch.setattr(SampleFeed, "poll", poll)
+    running = asyncio.create_task(SampleFeed(WorkerRegistry(), LatencyModel()).run())
+    await eventually(lambda: len(rounds) >= 3)
+    running.cancel()
+
+
+async def test_a_worker_that_left_while_its_fit_was_read_is_not_added(tmp_path: Path) -> None:
+    registry, model, client = WorkerRegistry(), LatencyModel(), SamplingClient()
+    feed = SampleFeed(registry, model, FitStore(tmp_path))
+    worker = add_worker(registry, client)
+    registry._workers.clear()
+    await feed.add(worker)
+    assert client.asked_after == []
+    assert not model._workers

@@ -138,6 +138,16 @@ def test_decoding_sequences_take_their_share_of_the_budget() -> None:
     assert shared > model.predict_ttft("w", 64).ms + model.step_ms("w", 32, 3200).ms
 
 
+def test_a_target_of_those_who_decode_spreads_a_prompt_over_more_steps() -> None:
+    model = LatencyModel()
+    model.add_worker("w", WorkerTraits(("x",), chunk_tokens=512))
+    free, loose, strict = (
+        model.predict_ttft("w", 1000, 0, PromptQueue(decoding=4, context_tokens=2000, tpot_target_s=target_s)).ms
+        for target_s in (0.0, 0.2, 0.03)
+    )
+    assert free < loose < strict
+
+
 def test_speculation_divides_the_time_per_token() -> None:
     clock = Clock()
     model = LatencyModel(clock)
@@ -199,18 +209,21 @@ def test_many_candidates_are_predicted_as_one_by_one() -> None:
     clock = Clock()
     model = LatencyModel(clock)
     learn(model, clock, {"a": SyntheticWorker(), "b": SyntheticWorker(scale=2, seed=2)}, seconds=5)
-    ids = ["a", "b", "a", "who"]
-    queues = [PromptQueue(), PromptQueue(900, 9000, 3, 12.0, 5, 2500), PromptQueue(10, 55, 1), PromptQueue(decoding=3)]
-    uncached, cached = [30, 700, 1500, 40], [0, 64, 16, 0]
-    many = model.predict_ttft_many(ids, uncached, cached, queues)
+    ids = ["a", "b", "a", "who", "a"]
+    queues = [
+        PromptQueue(),
+        PromptQueue(900, 9000, 3, 12.0, 5, 2500),
+        PromptQueue(10, 55, 1),
+        PromptQueue(decoding=3),
+        PromptQueue(100, 5050, 1, 0.0, 3, 900, tpot_target_s=0.04),
+    ]
+    uncached, cached = [30, 700, 1500, 40, 700], [0, 64, 16, 0, 64]
+    many = model.prompt_costs(ids, uncached, cached, queues).ms  # calibration is 1 before the first request
     one = [model.predict_ttft(*values).ms for values in zip(ids, uncached, cached, queues, strict=True)]
     assert many == pytest.approx(np.array(one))
-    batches, contexts, handoffs = [1, 4, 16, 2], [100, 900, 9000, 50], [1.0, 20.0, 5.0, 0.0]
-    many = model.predict_tpot_many(ids, batches, contexts, 33.0, handoffs)
-    one = [
-        model.predict_tpot(worker_id, batch, context, 33.0, handoff).ms
-        for worker_id, batch, context, handoff in zip(ids, batches, contexts, handoffs, strict=True)
-    ]
+    batches, contexts = [1, 4, 16, 2, 8], [100, 900, 9000, 50, 800]
+    many = model.token_ms(ids, batches, contexts)
+    one = [model.predict_tpot(*values).ms for values in zip(ids, batches, contexts, strict=True)]
     assert many == pytest.approx(np.array(one))
 
 

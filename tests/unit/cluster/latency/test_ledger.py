@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from math import inf
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from cluster.latency.estimates import EMPTY_QUEUE, attention_pairs
 from cluster.latency.ledger import WorkLedger
+from engine.urgency import Urgency
 
 
 def test_prompts_queue_up_and_leave() -> None:
@@ -22,17 +28,112 @@ def test_prompts_queue_up_and_leave() -> None:
     assert not ledger.computes_prompts("p")
 
 
+def test_who_gives_up_in_the_queue_does_not_make_the_one_at_work_begin_anew() -> None:
+    ledger = WorkLedger()
+    for name, sent_s in (("at work", 10.0), ("behind", 10.5), ("last", 10.6)):
+        ledger.begin_prompt("p", name, 100, 0, sent_s)
+    ledger.end_prompt("p", "behind", now_s=12.0, is_computed=False)
+    queue = ledger.queue("p", now_s=12.0)
+    assert (queue.tokens, queue.elapsed_ms) == (200, 2000.0)
+    ledger.end_prompt("p", "at work", now_s=12.5, is_computed=False)
+    assert ledger.queue("p", now_s=13.0).elapsed_ms == 500.0  # the next one could begin
+
+
 def test_contexts_are_those_of_the_moment() -> None:
     ledger = WorkLedger()
-    tokens = [1, 2, 3]
-    ledger.begin_decoding("d", "a", lambda: 20 + len(tokens))
-    ledger.begin_decoding("d", "b", lambda: 7)
+    ledger.begin_decoding("d", "a", 23)
+    ledger.begin_decoding("d", "b", 7)
     assert ledger.batch("d") == (2, 30)
-    tokens.append(4)
+    ledger.grow("d", "a", 1)
+    ledger.grow("d", "unknown", 100)
     assert ledger.batch("d") == (2, 31)
     assert ledger.queue("d", now_s=0.0).decoding == 2
     ledger.end_decoding("d", "a")
+    assert ledger.batch("d") == (1, 7)
     ledger.end_decoding("d", "b")
     ledger.end_decoding("d", "b")
+    ledger.grow("d", "b", 1)
     assert ledger.batch("d") == (0, 0)
-    assert not ledger.decodes("d")
+
+
+def test_the_strictest_target_of_those_that_decode() -> None:
+    ledger = WorkLedger()
+    assert ledger.tpot_target_s("d") == inf
+    for name, target_s in (("a", 0.1), ("b", 0.05), ("c", 0.05)):
+        ledger.begin_decoding("d", name, 1, target_s)
+    found = []
+    for name in ("b", "c", "a"):
+        found.append(ledger.tpot_target_s("d"))
+        assert ledger.queue("d", now_s=0.0).tpot_target_s == found[-1]
+        ledger.end_decoding("d", name)
+    assert found == [0.05, 0.05, 0.1]
+    assert ledger.tpot_target_s("d") == inf
+
+
+BATCH = Urgency(priority=0, deadline_s=60.0, patience_s=60.0)
+INTERACTIVE = Urgency(priority=2, deadline_s=1.0, patience_s=1.0)
+
+
+def test_only_what_goes_before_makes_a_prompt_wait() -> None:
+    ledger = WorkLedger()
+    ledger.begin_prompt("p", "first", 2000, 0, now_s=0.0, urgency=BATCH)
+    ledger.begin_prompt("p", "second", 300, 0, now_s=0.1, urgency=BATCH)
+    ledger.begin_prompt("p", "third", 40, 0, now_s=0.2, urgency=INTERACTIVE)
+    urgent = ledger.queue("p", 0.5, INTERACTIVE._replace(deadline_s=1.5), chunk_tokens=500)
+    assert (urgent.tokens, urgent.prompts) == (500 + 40, 2)  # of the first one, the step under way
+    assert urgent.attention_pairs == attention_pairs(2000, 0) // 4 + attention_pairs(40, 0)
+    patient = ledger.queue("p", 0.5, BATCH._replace(deadline_s=60.5))
+    assert (patient.tokens, patient.prompts) == (2340, 3)
+    assert ledger.backlog_tokens("p") == 2340
+
+
+def test_what_a_prompt_that_gives_way_has_had_takes_nothing_off_the_others() -> None:
+    ledger = WorkLedger()
+    ledger.begin_prompt("p", "long", 20_000, 0, now_s=0.0, urgency=Urgency(0, deadline_s=60.0))
+    ledger.begin_prompt("p", "urgent", 1_000, 0, now_s=5.0, urgency=Urgency(2, deadline_s=6.0))
+    between = ledger.queue("p", now_s=5.0, urgency=Urgency(2, deadline_s=7.0), chunk_tokens=512)
+    assert (between.tokens, between.elapsed_ms) == (1_512, 0.0)
+    behind = ledger.queue("p", now_s=5.0, urgency=Urgency(0, deadline_s=90.0), chunk_tokens=512)
+    assert (behind.tokens, behind.elapsed_ms) == (21_000, 5_000.0)
+
+
+def test_who_is_late_goes_before_those_of_the_next_priority() -> None:
+    ledger = WorkLedger()
+    for name in ("at work", "late"):
+        ledger.begin_prompt("p", name, 100, 0, now_s=0.0, urgency=BATCH)
+    newcomer = Urgency(priority=1, deadline_s=200.0, patience_s=3.0)
+    assert ledger.queue("p", 1.0, newcomer, chunk_tokens=10).tokens == 10
+    assert ledger.queue("p", 199.0, newcomer, chunk_tokens=10).tokens == 200  # twice its patience over: priority 2
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 500),
+            st.builds(Urgency, st.integers(0, 2), st.floats(0.0, 20.0), st.floats(0.1, 10.0)),
+            st.booleans(),
+        ),
+        max_size=12,
+    ),
+    st.builds(Urgency, st.integers(0, 2), st.floats(0.0, 20.0), st.floats(0.1, 10.0)),
+    st.floats(0.0, 30.0),
+)
+def test_the_short_way_counts_what_the_long_one_does(
+    prompts: list[tuple[int, Urgency, bool]], urgency: Urgency, now_s: float
+) -> None:
+    ledger, left = WorkLedger(), []
+    for number, (tokens, of_prompt, stays) in enumerate(prompts):
+        ledger.begin_prompt("p", str(number), tokens, 0, 0.0, of_prompt)
+        if stays:
+            left.append((tokens, of_prompt))
+    for number, (_, _, stays) in enumerate(prompts):
+        if not stays:
+            ledger.end_prompt("p", str(number), 0.0)
+    ahead = [
+        tokens
+        for number, (tokens, of_prompt) in enumerate(left)
+        if number == 0 or of_prompt.key(now_s) <= urgency.key(now_s)
+    ]
+    queue = ledger.queue("p", now_s, urgency, chunk_tokens=10_000)
+    assert (queue.tokens, queue.prompts) == (sum(ahead), len(ahead))
+    assert queue.attention_pairs == sum(attention_pairs(tokens, 0) for tokens in ahead)

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from cluster.cli_view import render_status
 from cluster.latency.calibration import Calibration, ErrorWindow, SlidingMedian
 from cluster.latency.error_metrics import TTFT, PredictionErrors
-from cluster.latency.request_predictions import RequestPredictions, busy_s
+from cluster.latency.request_predictions import busy_s
 from engine.errors import BatonError, InternalError, TransferError
 from engine.timeline import TransferPart
 from tests.fake_workers import FakeCluster, decode_some, failing, handoff_failed, hang, prefill_then, until
@@ -19,13 +19,9 @@ from tests.fake_workers import FakeCluster, decode_some, failing, handoff_failed
 
 class PredictingCluster(FakeCluster):
     @property
-    def predictions(self) -> RequestPredictions:
-        return self.router._predictions
-
-    @property
     def is_forgotten(self) -> bool:
         ledger = self.predictions.ledger
-        return not (self.predictions._open or ledger._prompts or ledger._decoding)
+        return not (ledger._prompts or ledger._decoding)
 
 
 async def test_a_request_is_predicted_when_it_is_routed_and_compared_when_it_is_over() -> None:
@@ -113,7 +109,7 @@ def test_errors_are_published() -> None:
 
 
 def test_status_tells_errors_in_a_line() -> None:
-    requests = {"in_flight": 0, "finished": 3, "failed": 0}
+    requests = {"in_flight": 0, "finished": 3, "rejected": 0, "failed": 0}
     errors = PredictionErrors()
     errors.observe(TTFT, 93.0, 100.0)
     status = {"model": "m", "uptime_s": 1, "requests": requests, "pools": {}}

@@ -52,6 +52,7 @@ def test_a_coefficient_of_zero_can_grow_again(tmp_path: Path) -> None:
         json.dumps({"version": 1, "kind": list(KIND), "coefficients": [float("nan")] * 6}).encode(),
         json.dumps({"version": 1, "kind": list(KIND), "coefficients": [-1.0] * 6}).encode(),
         json.dumps({"version": 1, "kind": list(KIND), "coefficients": [0.0] * 6}).encode(),
+        json.dumps({"version": 1, "kind": list(KIND), "coefficients": [10**400] * 6}).encode(),
     ],
 )
 def test_a_broken_file_is_ignored_with_a_warning(

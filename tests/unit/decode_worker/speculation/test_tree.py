@@ -15,12 +15,12 @@ from decode_worker.speculation.tree import (
     best_nodes,
     branch_probabilities,
     confidences_of,
+    is_prefix,
     merge_paths,
     reach_probabilities,
     reindexed,
     static_tree,
     tried,
-    truncate,
 )
 from engine.drafts import ROOT, Draft
 from engine.errors import ConfigError
@@ -168,28 +168,6 @@ def test_merged_paths_keep_the_highest_probability() -> None:
     assert merge_paths([[5, 6], [5]], [[0.5, 0.4], [0.1]])[0] == Draft((5, 6), (), (0.5, 0.4))
 
 
-@given(drafts(), st.integers(0, 20))
-def test_truncating_keeps_a_tree_of_the_best_nodes(draft: Draft, num_nodes: int) -> None:
-    short = truncate(draft, num_nodes)
-    assert_is_tree(short)
-    assert len(short) == min(num_nodes, len(draft))
-    reach = dict(zip(paths_of(draft), reach_probabilities(draft), strict=True))
-    kept = [reach[path] for path in paths_of(short)]
-    left_out = [chance for path, chance in reach.items() if path not in set(paths_of(short))]
-    if kept and left_out and not draft.is_chain:
-        assert min(kept) >= max(left_out) - 1e-12
-    # What is left promises as many tokens as its nodes did in the larger tree.
-    assert sum(reach_probabilities(short)) == pytest.approx(sum(kept), abs=1e-6)
-
-
-def test_what_must_not_be_chosen_by_its_tokens_loses_nodes_from_the_end() -> None:
-    torch = pytest.importorskip("torch")
-    drawn = Draft((1, 2, 3), (ROOT, ROOT, 1), (0.1, 0.9, 0.9), torch.zeros(3, 5))
-    assert truncate(drawn, 2).token_ids == (1, 2)
-    assert truncate(Draft((1, 2, 3), (ROOT, ROOT, 1)), 2) == Draft((1, 2), (ROOT, ROOT))
-    assert truncate(Draft((1, 2, 3), (ROOT, ROOT, 1), (0.1, 0.9, 0.9)), 2).token_ids == (2, 3)
-
-
 @given(drafts())
 def test_confidences_and_branch_probabilities_are_each_others_reverse(draft: Draft) -> None:
     parents = [draft.parent(node) for node in range(len(draft))]
@@ -212,3 +190,12 @@ def test_what_came_says_something_about_the_children_of_what_it_went_through() -
     assert tried(draft, (1, 3)) == [[(0, True), (1, False)]], "nothing is below 1"
     assert tried(draft, (7, 3)) == [[(0, False), (1, False)]]
     assert tried(Draft((1, 2)), (1,)) == [[(0, True)]]
+
+
+def test_a_prefix_is_made_of_first_nodes_and_is_never_empty() -> None:
+    tree = Draft((1, 2, 3), (ROOT, ROOT, 0))
+    assert all(is_prefix(tree.first(count), tree) for count in (1, 2, 3))
+    assert not is_prefix(Draft(), tree)
+    assert not is_prefix(Draft((1, 2)), tree), "a chain of the same tokens is another draft"
+    assert not is_prefix(Draft((1, 3), (ROOT, ROOT)), tree)
+    assert not is_prefix(tree, tree.first(2))

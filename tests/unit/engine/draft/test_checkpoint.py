@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.draft.checkpoint import find_checkpoint, fingerprint, read_config, read_tensors
+from engine.draft.checkpoint import fingerprint, read_tensors, write_tensors
+from engine.draft.checkpoint_files import find_checkpoint, read_config
 from engine.errors import ConfigError
 
 
@@ -30,7 +33,7 @@ def test_a_hub_id_out_of_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     def fail(*args: Any, **kwargs: Any) -> str:
         raise OSError("no route")
 
-    monkeypatch.setattr("engine.draft.checkpoint.snapshot_download", fail)
+    monkeypatch.setattr("engine.draft.checkpoint_files.snapshot_download", fail)
     with pytest.raises(ConfigError, match=r"owner/head .* no route"):
         find_checkpoint("owner/head")
 
@@ -66,6 +69,17 @@ def test_a_file_that_was_cut_off_is_refused(name: str, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ConfigError, match="could not be read"):
         read_tensors(tmp_path)
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_a_written_file_has_the_mode_of_any_new_one(mask: int, mode: int, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        write_tensors({"x": torch.ones(3)}, tmp_path / "x.safetensors", {"format": "pt"})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "x.safetensors").stat().st_mode) == mode
+    assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
 
 
 def test_no_code_of_a_pickle_runs(tmp_path: Path) -> None:

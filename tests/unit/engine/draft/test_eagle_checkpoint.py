@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.draft.eagle import EagleHead
 from engine.draft.eagle_checkpoint import load_eagle, save_eagle3
-from engine.draft.eagle_formats import default_feature_layers
+from engine.draft.eagle_layout import default_feature_layers
 from engine.errors import BatonError, ConfigError, UnsupportedModelError
 from tests.tiny_drafts import (
     DRAFT_VOCAB,

@@ -122,6 +122,61 @@ def test_a_resting_state_keeps_the_last_row_only_and_goes_on_from_there(tmp_path
     assert (waiting.start, len(waiting.token_ids), waiting.first_key) == (len(PROMPT) - 1, 1, len(PROMPT) - 1)
 
 
+def decoded(worker: Worker, *requests: Request) -> None:
+    """A step of a token for each, as the engine does it."""
+    plan = [ScheduledSequence(request, 1) for request in requests]
+    batch = worker.runner.build_batch(plan)
+    logits = worker.runner.forward(batch)
+    results = {r.sequence.request.request_id: r for r in PlainSampling().verify(batch, logits)}
+    worker.state.computed(batch, results)
+    for request in requests:
+        request.num_computed_tokens += 1
+        request.append_output(results[request.request_id].token_ids[0])
+
+
+@pytest.mark.parametrize("leaves", ["is released", "is preempted"])
+def test_steps_at_rest_leave_what_the_last_of_them_left(leaves: str, tmp_path: Path) -> None:
+    """One row of each sequence that is still there, of its last token; from there on rows are gathered again."""
+    worker = Worker(tmp_path)
+    one, two = request("one", [1, 2, 3, 4, 5]), request("two", [6, 7, 8, 9, 10])
+    third = request("third", [11, 12, 13, 14])
+    worker.state.rest(resting=True)
+    for source in (one, two, third):
+        worker.compute(source)
+    for _ in range(3):
+        decoded(worker, one, third, two)
+    if leaves == "is released":
+        worker.state.release("third")
+    else:
+        third.num_computed_tokens, third.block_ids = 0, []
+    worker.state.rest(resting=False)
+    for source in (one, two):
+        waiting = worker.state.waiting(source.request_id)
+        assert waiting is not None
+        assert (waiting.start, waiting.first_key) == (source.num_tokens - 2, source.num_tokens - 2)
+        assert waiting.token_ids == source.output_token_ids[-1:]
+    assert worker.state.waiting("third") is None
+    decoded(worker, one, two)
+    grown = worker.state.waiting("two")
+    assert grown is not None
+    assert grown.token_ids == two.output_token_ids[-2:]
+
+
+def test_a_row_kept_at_rest_is_the_sequences_own(tmp_path: Path) -> None:
+    rested, awake = Worker(tmp_path / "rested"), Worker(tmp_path / "awake")
+    states = []
+    for worker in (rested, awake):
+        pair = [request("one", [3, 1, 2, 4, 5]), request("two", [6, 7, 8, 9, 10])]
+        pair[1].prompt_token_ids[3] = 40  # another prompt, so that the rows differ
+        for source in pair:
+            worker.compute(source)
+        worker.state.rest(resting=worker is rested)
+        decoded(worker, *pair)
+        states.append([worker.state.export_state(source.request_id) for source in pair])
+    assert states[0] == states[1]
+    assert states[0][0] != states[0][1]
+
+
 def test_a_request_that_lost_its_blocks_leaves_without_a_trace(tmp_path: Path) -> None:
     """As when a client goes away while its request is preempted."""
     worker = Worker(tmp_path)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.draft.loading import default_draft, load_draft
+from engine.draft.loading import load_draft
+from engine.draft.references import default_draft
 from engine.errors import ConfigError, UnsupportedModelError
 from engine.model_loader import LoadedModel, prepare_model
 from tests.tiny_drafts import (

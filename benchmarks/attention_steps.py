@@ -1,0 +1,85 @@
+"""What engine steps cost by attention backend, with and without CUDA graphs: ``python -m benchmarks.attention_steps``.
+
+The variants take turns (A B A B) over the same steps, each with a copy of the model and a cache of its own. Without a
+GPU there is one variant, ``torch_sdpa``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from benchmarks.ceilings import measure_ceilings
+from benchmarks.engine_steps import Result, Work, cases_of, run_case, show
+from engine.errors import ConfigError
+from engine.model_loader import load_model, pick_device
+from engine.model_runner import ModelRunner
+from engine.model_source import resolve_model
+
+_BLOCK_SIZE = 16
+_GRAPHS = "+graphs"
+VARIANTS = ("torch_sdpa", "triton_paged", "triton_paged" + _GRAPHS)
+
+
+def make_runner(variant: str, model: str, dtype: str, device: torch.device, num_blocks: int) -> ModelRunner:
+    """A runner of its own model.
+
+    Raises:
+        ConfigError: the variant cannot run here.
+    """
+    backend = variant.removesuffix(_GRAPHS)
+    loaded = load_model(resolve_model(model), dtype, device)
+    graphs = "auto" if variant.endswith(_GRAPHS) else "off"
+    return ModelRunner(loaded, num_blocks, _BLOCK_SIZE, backend, decoder="transformers", cuda_graphs=graphs)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="default")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, help="default: all that run on the device")
+    parser.add_argument("--contexts", type=int, nargs="+", default=[128, 2048, 8192], help="tokens before the step")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64], help="sequences that decode")
+    parser.add_argument("--verify", type=int, nargs="*", default=[9], help="tokens of a chain to verify at batch 1")
+    parser.add_argument("--trees", type=int, nargs="*", default=[17], help="tokens of a tree to verify at batch 1")
+    parser.add_argument("--prefill", type=int, nargs="*", default=[2048], help="tokens of a prompt in one step")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--json", type=Path, help="also write all times here")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Raises :class:`ConfigError` for a variant that cannot run here."""
+    arguments = _parser().parse_args(argv)
+    device = pick_device(arguments.device)
+    names = arguments.variants or (VARIANTS if device.type == "cuda" else VARIANTS[:1])
+    if device.type != "cuda" and VARIANTS[-1] in names:
+        raise ConfigError(f"{VARIANTS[-1]} needs CUDA, but the device is {device.type}.")
+    cases = cases_of(arguments)
+    num_blocks = max(case.batch * -(-(case.context + case.tokens) // _BLOCK_SIZE) for case in cases)
+    runners = {name: make_runner(name, arguments.model, arguments.dtype, device, num_blocks) for name in names}
+    longest = max(case.context + case.tokens for case in cases)
+    for runner in runners.values():
+        runner.capture_graphs(max(arguments.batches), max([1, *arguments.verify, *arguments.trees]) - 1, longest)
+    first = next(iter(runners.values()))
+    loaded = first.loaded
+    ceilings = measure_ceilings(loaded.model.dtype, device)
+    work = Work(loaded, first.spec.bytes_per_token)
+    results = [Result(case, work.least_ms(case, ceilings)) for case in cases]
+    for result in results:
+        run_case(result.case, runners, arguments.repeats, result)
+    show(results, names, Console(width=120))
+    if arguments.json:
+        report = {"ceilings": asdict(ceilings), "dtype": loaded.dtype_name, "steps": [asdict(r) for r in results]}
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""What the machine allows: bytes read and products computed per second, by the simplest code that does it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+_READ_BYTES = 512 * 2**20
+# The larger a product, the better it is computed, up to a point that differs between machines.
+_PRODUCT_SIZES = (1024, 2048)
+_REPEATS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """
+    Attributes:
+        bytes_per_second: read from memory, by all threads together.
+        flops_per_second: of a product of two matrices of the model's dtype; an addition and a multiplication are two.
+    """
+
+    bytes_per_second: float
+    flops_per_second: float
+
+    def least_ms(self, num_bytes: float, num_flops: float) -> float:
+        """No step that reads and computes that much can be faster."""
+        return 1e3 * max(num_bytes / self.bytes_per_second, num_flops / self.flops_per_second)
+
+
+def measure_ceilings(dtype: torch.dtype, device: torch.device) -> Ceilings:
+    """Takes about two seconds on a small CPU."""
+    memory = torch.ones(_READ_BYTES // 4, dtype=torch.float32, device=device)
+    bandwidth = _READ_BYTES / _seconds(lambda: memory.sum(), device)
+    rates = []
+    for size in _PRODUCT_SIZES:
+        left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        rates.append(2 * size**3 / _seconds(partial(torch.matmul, left, right), device))
+    return Ceilings(bandwidth, max(rates))
+
+
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    """Best of a few: a ceiling is what the machine can do, not what it mostly does."""
+    times = []
+    for _ in range(_REPEATS + 1):
+        started_s = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - started_s)
+    return min(times[1:])
+
+
+def median_ratio(numerators: list[float], denominators: list[float]) -> float:
+    """Of runs that were taken in turn."""
+    return statistics.median(a / b for a, b in zip(numerators, denominators, strict=True))

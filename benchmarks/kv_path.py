@@ -1,0 +1,205 @@
+"""The hand-off's bandwidth beside that of a plain socket: ``python -m benchmarks.kv_path [--help]``.
+
+Two processes on this machine. One transfer goes through the hand-off's own code (the paged cache is read, cut into
+parts, checksummed, sent over gRPC, checked, and written into another paged cache), another one through memory that both
+processes see, then as many bytes go from a buffer of a megabyte through a TCP connection into another such buffer, in
+turn. Ratios are those of neighbours; medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.ceilings import median_ratio
+from benchmarks.kv_path_ends import BLOCK_SIZE, WAYS, Layout
+from benchmarks.router_load.processes import Child
+from cluster.placement import worker_variables
+from engine.errors import TransferError
+
+_ENDS = "benchmarks.kv_path_ends"
+_WIDTH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Transfers both ways, and their neighbour.
+
+    Attributes:
+        tcp_s, grpc_s, shared_s: from the first call until the receiver has said that it has everything.
+        sender_cpu_s, receiver_cpu_s: processor time of the two processes during the hand-off over gRPC.
+        shared_sender_cpu_s, shared_receiver_cpu_s: the same of the hand-off through shared memory.
+        shared_share: of the latter's bytes, those that did go through it.
+    """
+
+    tcp_s: float
+    grpc_s: float
+    sender_cpu_s: float
+    receiver_cpu_s: float
+    shared_s: float
+    shared_sender_cpu_s: float
+    shared_receiver_cpu_s: float
+    shared_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Of all runs."""
+
+    layout: Layout
+    part_bytes: int
+    runs: tuple[Run, ...]
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Medians: GB/s of both ways, their ratio, and seconds of processor time per GB."""
+        giga = self.layout.num_bytes / 1e9
+
+        def values(name: str) -> list[float]:
+            return [getattr(run, name) for run in self.runs]
+
+        tcp, grpc, shared = values("tcp_s"), values("grpc_s"), values("shared_s")
+        return {
+            "tcp_gb_per_s": giga / statistics.median(tcp),
+            "grpc_gb_per_s": giga / statistics.median(grpc),
+            "grpc_of_tcp": median_ratio(tcp, grpc),
+            "shared_gb_per_s": giga / statistics.median(shared),
+            "shared_of_tcp": median_ratio(tcp, shared),
+            "shared_of_grpc": median_ratio(grpc, shared),
+            "shared_share": statistics.fmean(values("shared_share")),
+            "sender_cpu_s_per_gb": statistics.median(values("sender_cpu_s")) / giga,
+            "receiver_cpu_s_per_gb": statistics.median(values("receiver_cpu_s")) / giga,
+            "shared_sender_cpu_s_per_gb": statistics.median(values("shared_sender_cpu_s")) / giga,
+            "shared_receiver_cpu_s_per_gb": statistics.median(values("shared_receiver_cpu_s")) / giga,
+        }
+
+
+async def measure(
+    layout: Layout, part_bytes: int, repeats: int, report: Callable[[Run], None] = lambda run: None
+) -> Result:
+    """Starts both processes and measures; the first transfer each way is only checked, byte by byte.
+
+    Raises:
+        TransferError: what arrived is not what was sent.
+        InternalError: a process did not start, or ended.
+    """
+    runs = []
+    async with _end("receive", layout, part_bytes) as (receiver, at), _end("send", layout, part_bytes) as (sender, _):
+        for way in WAYS:
+            await _check_first(sender, receiver, at["peer"], way)
+        for number in range(repeats):
+            tcp_s = (await _ask(sender, {"kind": "tcp", "port": at["port"]}))["seconds"]
+            await _ask(receiver, {"kind": "rest"})
+            (grpc, grpc_cpu_s), (shared, shared_cpu_s) = [
+                await _hand_over(sender, receiver, at["peer"], way, number) for way in WAYS
+            ]
+            runs.append(
+                Run(
+                    tcp_s=tcp_s,
+                    grpc_s=grpc["seconds"],
+                    sender_cpu_s=grpc["cpu_s"],
+                    receiver_cpu_s=grpc_cpu_s,
+                    shared_s=shared["seconds"],
+                    shared_sender_cpu_s=shared["cpu_s"],
+                    shared_receiver_cpu_s=shared_cpu_s,
+                    shared_share=shared["shared_bytes"] / layout.num_bytes,
+                )
+            )
+            report(runs[-1])
+    return Result(layout, part_bytes, tuple(runs))
+
+
+async def _hand_over(sender: Child, receiver: Child, peer: str, way: str, number: int) -> tuple[dict[str, Any], float]:
+    """What the sender says of it, and the receiver's seconds of processor time."""
+    sent = await _ask(sender, {"kind": way, "transfer_id": f"{way}-{number}", "peer": peer})
+    taken = await _ask(receiver, {"kind": "take", "transfer_id": f"{way}-{number}", "with_digest": False})
+    return sent, taken["spent_s"]
+
+
+async def _check_first(sender: Child, receiver: Child, peer: str, way: str) -> None:
+    await _ask(sender, {"kind": way, "transfer_id": f"{way}-first", "peer": peer})
+    taken = await _ask(receiver, {"kind": "take", "transfer_id": f"{way}-first", "with_digest": True})
+    sent = await _ask(sender, {"kind": "digest"})
+    if taken["digest"] != sent["digest"]:
+        raise TransferError("the KV that arrived is not the KV that was sent.")
+
+
+@asynccontextmanager
+async def _end(end: str, layout: Layout, part_bytes: int) -> AsyncIterator[tuple[Child, dict[str, Any]]]:
+    """A process, and what it says first."""
+    sizes = {
+        "--layers": layout.num_layers,
+        "--kv-heads": layout.num_kv_heads,
+        "--head-dim": layout.head_dim,
+        "--tokens": layout.num_tokens,
+        "--part-bytes": part_bytes,
+    }
+    options = [text for name, value in sizes.items() for text in (name, str(value))]
+    child = await Child.start(_ENDS, [end, *options], worker_variables())
+    try:
+        yield child, await child.hear()
+    finally:
+        await child.stop()
+
+
+async def _ask(child: Child, order: Mapping[str, Any]) -> dict[str, Any]:
+    child.tell(order)
+    answer: dict[str, Any] = await child.hear()
+    return answer
+
+
+def show(result: Result) -> Table:
+    """The medians."""
+    figures = result.figures
+    layout = result.layout
+    size = f"{layout.num_bytes / 1e9:.2f} GB, {layout.num_tokens} tokens, parts of {result.part_bytes / 2**20:g} MiB"
+    table = Table("", "GB/s", "of TCP", "sender CPU, s/GB", "receiver CPU, s/GB", title=size, min_width=80)
+    table.add_row("plain TCP", f"{figures['tcp_gb_per_s']:.2f}", "1.00", "", "")
+    for name, way, prefix in (("KV over gRPC", "grpc", ""), ("KV through shared memory", "shared", "shared_")):
+        speeds = (figures[f"{way}_gb_per_s"], figures[f"{way}_of_tcp"])
+        costs = (figures[f"{prefix}sender_cpu_s_per_gb"], figures[f"{prefix}receiver_cpu_s_per_gb"])
+        table.add_row(name, *(f"{value:.2f}" for value in (*speeds, *costs)))
+    table.caption = (
+        f"{figures['shared_share']:.0%} of the bytes did go through shared memory, "
+        f"{figures['shared_of_grpc']:.2f} × as fast as over gRPC; medians of {len(result.runs)} runs in turn"
+    )
+    return table
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=32, help="of the KV; by default those of Llama-3.1-8B")
+    parser.add_argument("--kv-heads", type=int, default=8)
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=8192, help="of the prompt, a multiple of 16")
+    parser.add_argument("--part-bytes", type=int, default=2**20, help="as kv_transfer.part_bytes")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--json", type=Path, help="also write every run here")
+    return parser
+
+
+def main() -> None:
+    parser = _parser()
+    arguments = parser.parse_args()
+    if arguments.tokens <= 0 or arguments.tokens % BLOCK_SIZE:
+        parser.error(f"--tokens is {arguments.tokens}, but it must be a multiple of {BLOCK_SIZE} above 0.")
+    layout = Layout(arguments.layers, arguments.kv_heads, arguments.head_dim, arguments.tokens)
+    result = asyncio.run(measure(layout, arguments.part_bytes, arguments.repeats))
+    Console(width=_WIDTH).print(show(result))
+    if arguments.json:
+        document = {"format": "baton-kv-path", **asdict(result), "figures": result.figures}
+        arguments.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

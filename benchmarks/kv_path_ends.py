@@ -1,0 +1,298 @@
+"""The two processes of :mod:`benchmarks.kv_path`: ``python -m benchmarks.kv_path_ends send|receive …``.
+
+Each holds an engine over a model whose KV is laid out like that of a large one and whose weights are next to nothing,
+and the hand-off's own code: :class:`KVExporter` and the transport here, the gRPC service and :class:`KVImporter`
+there. Nothing is computed; what a step would have left in the cache is random bytes. Both speak lines of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import resource
+import socket
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import uvloop
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from cluster.kv_transfer.grpc_service import KVTransferService
+from cluster.kv_transfer.registry import create_transport
+from cluster.kv_transfer.segment_mappings import SegmentMappings
+from cluster.rpc import create_server
+from decode_worker.kv_import import KVImporter
+from engine.async_engine import AsyncEngine
+from engine.kv_cache import PagedKVCache
+from engine.model_loader import prepare_model
+from engine.model_runner import ModelRunner
+from engine.request import Request, SamplingParams
+from engine.scheduler import ScheduledSequence, SchedulerLimits
+from prefill_worker.kv_export import ExportSummary, KVExporter
+
+BLOCK_SIZE = 16
+WAYS = ("grpc", "shared")
+"""How KV travels: in gRPC messages, or through the sender's memory with gRPC for control."""
+_HOST = "127.0.0.1"
+_TIMEOUT_S = 60.0
+_SOCKET_BYTES = 1 << 20
+_DONE = b"."
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Of the KV that travels, in bfloat16, and how many tokens there are of it."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    num_tokens: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Keys and values of all layers and tokens."""
+        return self.num_tokens * self.num_layers * self.num_kv_heads * self.head_dim * 2 * 2
+
+
+def make_runner(layout: Layout) -> ModelRunner:
+    """A model with such KV, over a cache with room for one transfer."""
+    config = LlamaConfig(
+        vocab_size=16,
+        hidden_size=8 * layout.num_kv_heads,
+        intermediate_size=8,
+        num_hidden_layers=layout.num_layers,
+        num_attention_heads=layout.num_kv_heads,
+        num_key_value_heads=layout.num_kv_heads,
+        head_dim=layout.head_dim,
+        max_position_embeddings=layout.num_tokens + BLOCK_SIZE,
+    )
+    torch.manual_seed(0)  # the fingerprints of both sides must be equal
+    model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16).eval()
+    num_blocks = -(-layout.num_tokens // BLOCK_SIZE) + 1
+    return ModelRunner(prepare_model(model, "bfloat16"), num_blocks, BLOCK_SIZE, decoder="transformers")
+
+
+def make_engine(runner: ModelRunner) -> AsyncEngine:
+    """Remembers no prefix, so that every transfer brings all of its KV."""
+    limits = SchedulerLimits(BLOCK_SIZE, 1, runner.loaded.max_model_len)
+    return AsyncEngine(runner, limits, prefix_caching=False, num_threads=1)
+
+
+class Sender:
+    """A prefill worker as far as the hand-off sees it."""
+
+    def __init__(self, layout: Layout, part_bytes: int) -> None:
+        self._layout = layout
+        self._engine = make_engine(make_runner(layout))
+        # Both ways through one cache. Every exporter listens to the engine's steps, and one alone has a transfer.
+        self._transports = {
+            "grpc": create_transport("grpc", None, _TIMEOUT_S),
+            "shared": create_transport("grpc", None, _TIMEOUT_S, shared_part_bytes=part_bytes),
+        }
+        self._exporters = {
+            way: KVExporter(self._engine, transport, part_bytes, _TIMEOUT_S)
+            for way, transport in self._transports.items()
+        }
+        self._request = Request("prompt", [1] * layout.num_tokens, SamplingParams())
+        self._engine.block_holders.append(lambda: [self._request.block_ids])
+
+    async def start(self) -> None:
+        """Fills the cache with what is to travel."""
+        generator = torch.Generator().manual_seed(1)
+        for tensor in (*self.cache.keys, *self.cache.values):
+            tensor.view(torch.int16).random_(generator=generator)
+        self._engine.start()
+        await self._engine.call(lambda: self._engine.blocks.grow(self._request, self._layout.num_tokens))
+
+    async def stop(self) -> None:
+        await self._engine.stop()
+        for transport in self._transports.values():
+            await transport.close()
+
+    async def send(self, transfer_id: str, peer: str, way: str) -> ExportSummary:
+        """Moves all of the KV; ``way`` is one of :data:`WAYS`."""
+        transfer = self._exporters[way].start(self._request, transfer_id, peer, {})
+        await self._engine.call(self._pretend_to_compute)
+        summary = await transfer
+        if summary.num_bytes != self._layout.num_bytes:
+            raise RuntimeError(f"{summary.num_bytes} of {self._layout.num_bytes} bytes travelled")
+        return summary
+
+    @property
+    def cache(self) -> PagedKVCache:
+        """Whose first tokens are sent."""
+        return self._engine.runner.cache
+
+    def digest(self) -> str:
+        """Of what is sent."""
+        return digest_of(self.cache, self._request)
+
+    def _pretend_to_compute(self) -> None:
+        """Engine's thread: one step, and the whole prompt is there."""
+        self._request.num_computed_tokens = 0
+        plan = [ScheduledSequence(self._request, self._layout.num_tokens)]
+        for listener in self._engine.scheduled_listeners:
+            listener(plan)
+        self._request.num_computed_tokens = self._layout.num_tokens
+        for listener in self._engine.computed_listeners:
+            listener(plan)
+
+
+class Receiver:
+    """A decode worker as far as the hand-off sees it."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._engine = make_engine(make_runner(layout))
+        self._importer = KVImporter(self._engine, _TIMEOUT_S)
+        self._server = create_server()
+
+    async def start(self) -> str:
+        """The address to send to."""
+        self._engine.start()
+        KVTransferService(self._importer, SegmentMappings()).add_to(self._server)
+        port = self._server.add_insecure_port(f"{_HOST}:0")
+        await self._server.start()
+        return f"{_HOST}:{port}"
+
+    async def stop(self) -> None:
+        await self._server.stop(grace=0)
+        await self._engine.stop()
+
+    async def take(self, transfer_id: str, *, with_digest: bool) -> str:
+        """Claims a committed transfer and frees its blocks; the digest of what came, or nothing."""
+        imported = await self._importer.claim(transfer_id)
+        try:
+            if not with_digest or imported.holder is None:
+                return ""
+            return digest_of(self._engine.runner.cache, imported.holder)
+        finally:
+            self._importer.release(imported)
+            await self._engine.call(lambda: None)  # behind the release
+
+
+def digest_of(cache: PagedKVCache, request: Request) -> str:
+    """Of all layers of a request's KV, in order of position."""
+    digest = hashlib.blake2b(digest_size=16)
+    for layer in range(len(cache.spec.layers)):
+        num_tokens = len(request.block_ids) * BLOCK_SIZE
+        digest.update(cache.export_bytes(request.block_ids, 0, num_tokens, range(layer, layer + 1)))
+    return digest.hexdigest()
+
+
+def send_plainly(port: int, num_bytes: int) -> float:
+    """Seconds from connecting until the other side says that it has everything."""
+    data = memoryview(bytes(_SOCKET_BYTES))
+    started_s = time.perf_counter()
+    with socket.create_connection((_HOST, port), timeout=_TIMEOUT_S) as connection:
+        connection.sendall(num_bytes.to_bytes(8, "little"))
+        left = num_bytes
+        while left:
+            size = min(left, _SOCKET_BYTES)
+            connection.sendall(data[:size])
+            left -= size
+        if connection.recv(1) != _DONE:
+            raise ConnectionError("the receiver closed the connection before it had everything")
+    return time.perf_counter() - started_s
+
+
+def serve_plainly(listener: socket.socket) -> None:
+    """Takes in what :func:`send_plainly` sends, one connection after the other, until the listener is closed."""
+    buffer = bytearray(_SOCKET_BYTES)
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        with connection:
+            left = int.from_bytes(connection.recv(8, socket.MSG_WAITALL), "little")
+            while left:
+                num_read = connection.recv_into(buffer, min(left, _SOCKET_BYTES))
+                if not num_read:
+                    break
+                left -= num_read
+            else:
+                connection.sendall(_DONE)
+
+
+def _cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+async def _answer_each(handle: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]) -> None:
+    """One line of JSON for each that comes, until there are no more."""
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        begun_s = _cpu_s()
+        answer = await handle(json.loads(line))
+        _say({**answer, "cpu_s": _cpu_s() - begun_s})
+
+
+def _say(value: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+async def _send(layout: Layout, part_bytes: int) -> None:
+    sender = Sender(layout, part_bytes)
+    await sender.start()
+
+    async def handle(order: dict[str, Any]) -> dict[str, Any]:
+        if order["kind"] == "digest":
+            return {"digest": await asyncio.to_thread(sender.digest)}
+        if order["kind"] == "tcp":
+            return {"seconds": await asyncio.to_thread(send_plainly, order["port"], layout.num_bytes)}
+        summary = await sender.send(order["transfer_id"], order["peer"], order["kind"])
+        return {"seconds": summary.seconds, "shared_bytes": summary.num_shared_bytes}
+
+    try:
+        _say({"num_bytes": layout.num_bytes})
+        await _answer_each(handle)
+    finally:
+        await sender.stop()
+
+
+async def _receive(layout: Layout) -> None:
+    receiver = Receiver(layout)
+    listener = socket.create_server((_HOST, 0))
+    threading.Thread(target=serve_plainly, args=(listener,), daemon=True).start()
+    last_cpu_s = 0.0
+
+    async def handle(order: dict[str, Any]) -> dict[str, Any]:
+        nonlocal last_cpu_s
+        digest = ""
+        if order["kind"] == "take":
+            digest = await receiver.take(order["transfer_id"], with_digest=order["with_digest"])
+        spent_s, last_cpu_s = _cpu_s() - last_cpu_s, _cpu_s()
+        return {"digest": digest, "spent_s": spent_s}
+
+    try:
+        _say({"peer": await receiver.start(), "port": listener.getsockname()[1]})
+        await _answer_each(handle)
+    finally:
+        listener.close()
+        await receiver.stop()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("end", choices=["send", "receive"])
+    parser.add_argument("--layers", type=int, required=True)
+    parser.add_argument("--kv-heads", type=int, required=True)
+    parser.add_argument("--head-dim", type=int, required=True)
+    parser.add_argument("--tokens", type=int, required=True)
+    parser.add_argument("--part-bytes", type=int, required=True)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)  # as a worker does for all but its engine's thread
+    layout = Layout(arguments.layers, arguments.kv_heads, arguments.head_dim, arguments.tokens)
+    uvloop.run(_send(layout, arguments.part_bytes) if arguments.end == "send" else _receive(layout))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""What a precision costs in quality: ``python -m benchmarks.perplexity [--help]``.
+
+The same text is read by each precision, in windows that begin without context, and every token but a window's first is
+predicted. Perplexity is the exponential of the mean negative log probability; beside it, how far each precision's
+predictions are from those of the first one: mean Kullback-Leibler divergence, and how often both have the same token on
+top.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from engine.drafts import Draft
+from engine.errors import ConfigError
+from engine.forward_pass import WEIGHTS
+from engine.model_loader import load_model, pick_device
+from engine.model_runner import ModelRunner
+from engine.model_source import resolve_model
+from engine.request import Request, SamplingParams
+from engine.scheduler import ScheduledSequence
+from engine.tokenizer import Tokenizer
+
+_BLOCK_SIZE = 16
+_DEFAULT_TEXT = Path(__file__).parent / "perplexity_text.txt"
+_WIDTH = 110
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How weights are held: a dtype, or int8 or int4 beside activations of that dtype."""
+
+    dtype: str
+    weights: str = "native"
+
+    @property
+    def name(self) -> str:
+        """As on the command line."""
+        return self.dtype if self.weights == "native" else f"{self.dtype}+{self.weights}"
+
+    @classmethod
+    def parse(cls, text: str) -> Precision:
+        """``bfloat16``, ``float32+int8``; raises :class:`ValueError` for what is neither."""
+        dtype, _, weights = text.partition("+")
+        if dtype not in ("bfloat16", "float32") or (weights or "native") not in WEIGHTS:
+            raise ValueError(f"{text!r} is no precision")
+        return cls(dtype, weights or "native")
+
+
+@dataclass(slots=True)
+class Quality:
+    """Sums over the predicted tokens, in nats.
+
+    Attributes:
+        loss: negative log probability of the text.
+        divergence: of the predictions from the first precision's.
+        num_same: tokens for which both have the same one on top.
+    """
+
+    precision: str
+    num_tokens: int = 0
+    loss: float = 0.0
+    divergence: float = 0.0
+    num_same: int = 0
+
+    @property
+    def perplexity(self) -> float:
+        """Of the text."""
+        return math.exp(self.loss / self.num_tokens)
+
+    def add(self, log_probs: torch.Tensor, expected: torch.Tensor, reference: torch.Tensor) -> None:
+        """Takes up a window.
+
+        Args:
+            log_probs: ``[num_tokens, vocab_size]``; ``reference``: those of the first precision.
+            expected: int64 ``[num_tokens]``, the text.
+        """
+        self.num_tokens += len(expected)
+        self.loss -= float(log_probs.gather(1, expected[:, None]).double().sum())
+        self.divergence += float((reference.exp() * (reference - log_probs)).sum(-1).double().sum())
+        self.num_same += int((log_probs.argmax(-1) == reference.argmax(-1)).sum())
+
+
+def windows_of(token_ids: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Pieces of ``size`` tokens; what is left over is a piece, too, if anything can be predicted in it."""
+    for first in range(0, len(token_ids), size):
+        window = list(token_ids[first : first + size])
+        if len(window) > 1:
+            yield window
+
+
+def log_probs_of(runner: ModelRunner, window: Sequence[int]) -> torch.Tensor:
+    """Predictions of every token of a window but its first, ``[len(window) - 1, vocab_size]``."""
+    # All tokens but the first as a draft, since a step gives logits for all of its tokens.
+    request = Request("text", [window[0]], SamplingParams())
+    request.block_ids = list(range(runner.cache.num_blocks))
+    batch = runner.build_batch([ScheduledSequence(request, 1, Draft(tuple(window[1:])))])
+    return runner.forward(batch)[:-1].log_softmax(-1)
+
+
+def measure(runners: dict[str, ModelRunner], token_ids: Sequence[int], window: int) -> list[Quality]:
+    """Reads the text with each; the first is what the others are compared with."""
+    qualities = {name: Quality(name) for name in runners}
+    for tokens in windows_of(token_ids, window):
+        expected = torch.tensor(tokens[1:])
+        reference: torch.Tensor | None = None
+        for name, runner in runners.items():
+            log_probs = log_probs_of(runner, tokens)
+            reference = log_probs if reference is None else reference
+            qualities[name].add(log_probs, expected, reference)
+    return list(qualities.values())
+
+
+def show(qualities: Sequence[Quality], console: Console) -> None:
+    """A row for each precision."""
+    first = qualities[0]
+    table = Table("precision", "perplexity", f"× {first.precision}", "KL divergence, nats", "same token on top")
+    for quality in qualities:
+        table.add_row(
+            quality.precision,
+            f"{quality.perplexity:.3f}",
+            f"{quality.perplexity / first.perplexity:.4f}",
+            f"{quality.divergence / quality.num_tokens:.5f}",
+            f"{quality.num_same / quality.num_tokens:.1%}",
+        )
+    console.print(table)
+
+
+def _precision(text: str) -> Precision:
+    try:
+        return Precision.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}; give a dtype, or a dtype and weights: bfloat16+int8") from error
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="default")
+    defaults = [Precision("float32"), *(Precision("bfloat16", weights) for weights in WEIGHTS)]
+    parser.add_argument("--precisions", type=_precision, nargs="+", default=defaults)
+    parser.add_argument("--text", type=Path, nargs="+", default=[_DEFAULT_TEXT], help="files, read one after the other")
+    parser.add_argument("--window", type=int, default=512, help="tokens")
+    parser.add_argument("--tokens", type=int, default=16384, help="most that are read")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--json", type=Path, help="also write all sums here")
+    return parser
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    torch.set_num_threads(arguments.threads)
+    source = resolve_model(arguments.model)
+    text = "\n\n".join(path.read_text(encoding="utf-8") for path in arguments.text)
+    token_ids = Tokenizer.load(source.path).encode(text)[: arguments.tokens]
+    if len(token_ids) < 2 or arguments.window < 2:
+        raise ConfigError("There is nothing to predict: give a longer --text, and a --window of two tokens at least.")
+    blocks = -(-arguments.window // _BLOCK_SIZE)
+    loaded = {p.dtype: load_model(source, p.dtype, pick_device("cpu")) for p in arguments.precisions}
+    runners = {
+        p.name: ModelRunner(loaded[p.dtype], blocks, _BLOCK_SIZE, weights=p.weights) for p in arguments.precisions
+    }
+    qualities = measure(runners, token_ids, arguments.window)
+    console = Console(width=_WIDTH)
+    console.print(f"{source.name}, {len(token_ids):,} tokens in windows of {arguments.window}")
+    show(qualities, console)
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(q) for q in qualities], indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

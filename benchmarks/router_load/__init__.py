@@ -1,0 +1,1 @@
+"""What the router costs: the real one in front of workers that cost nothing."""

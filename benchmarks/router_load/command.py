@@ -1,0 +1,119 @@
+"""``baton bench router``: all measurements, one after the other, as tables and as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from rich.console import RenderableType
+
+from benchmarks.router_load.figures import median_figures
+from benchmarks.router_load.measure import (
+    Figures,
+    LatencySettings,
+    Report,
+    RouterSettings,
+    StreamSettings,
+    measure_latency,
+    measure_open_streams,
+    measure_relay,
+)
+from benchmarks.router_load.neighbours import NeighbourWatch
+from benchmarks.router_load.tables import render
+from benchmarks.serve.document import check_writable
+from cluster.version import package_version
+from engine.errors import ConfigError
+
+FORMAT = "baton-router-load"
+VERSION = 1
+_BATCH_TOKENS = 8
+_SLOW_TOKENS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class RouterLoadSettings:
+    """
+    Attributes:
+        runs: of every measurement; medians are shown, figure by figure.
+        overrides: sections of the router's and the workers' configuration.
+        relay_streams, relay_tokens: streams of the relay measurements, and tokens of each at one per message.
+        open_streams: with a token a second.
+        profile: folder for what cProfile saw in the router, which is much slower then; None: none.
+    """
+
+    latency: LatencySettings = field(default_factory=LatencySettings)
+    relay_streams: int = 64
+    relay_tokens: int = 800
+    open_streams: int = 2000
+    open_tokens: int = _SLOW_TOKENS
+    runs: int = 1
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    profile: Path | None = None
+
+
+def run(settings: RouterLoadSettings, report: Report, json_file: Path | None = None) -> RenderableType:
+    """Measures on this machine, with processes of its own that listen on 127.0.0.1 alone; what to show of it.
+
+    Raises:
+        ConfigError: a file cannot be written.
+        BatonError: a process did not start, or the router failed a request.
+    """
+    if json_file is not None:
+        check_writable("--json", json_file)
+    if settings.profile is not None:
+        _make_folder(settings.profile)
+    document = uvloop.run(_measure(settings, report))
+    if json_file is not None:
+        json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return render(document)
+
+
+async def _measure(settings: RouterLoadSettings, report: Report) -> dict[str, Any]:
+    neighbours, latencies, relays = NeighbourWatch(), [], []
+    for size in settings.latency.sizes:
+        name = f"{size[0]}+{size[1]}"
+        report(f"latency at {settings.latency.rate:g} requests/s, {name} workers")
+        measure = partial(measure_latency, size, settings.latency, _router(settings, f"latency-{name}"))
+        latencies.append(await _repeated(settings.runs, measure))
+    for per_message in (1, _BATCH_TOKENS):
+        report(f"relaying {settings.relay_streams} streams, {per_message} tokens per message")
+        streams = StreamSettings(settings.relay_streams, settings.relay_tokens * per_message, per_message)
+        measure = partial(measure_relay, streams, _router(settings, f"relay-{per_message}"))
+        relays.append(await _repeated(settings.runs, measure))
+    report(f"{settings.open_streams} open streams")
+    slow = StreamSettings(settings.open_streams, settings.open_tokens)
+    open_streams = await _repeated(
+        settings.runs, partial(measure_open_streams, slow, _router(settings, "open-streams"))
+    )
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "baton": package_version()},
+        "runs": settings.runs,
+        "latency": latencies,
+        "relay": relays,
+        "open_streams": open_streams,
+        "neighbour_cores": neighbours.cores(),
+    }
+
+
+async def _repeated(runs: int, measure: Callable[[], Awaitable[Figures]]) -> Figures:
+    return median_figures([await measure() for _ in range(runs)])
+
+
+def _router(settings: RouterLoadSettings, name: str) -> RouterSettings:
+    return RouterSettings(settings.overrides, settings.profile and settings.profile / f"{name}.prof")
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--profile {folder} cannot be made: {error.strerror}. Name a folder to write to.") from error

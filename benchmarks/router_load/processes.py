@@ -1,0 +1,157 @@
+"""Starts workers and router as processes, asks the router for its figures, and ends both by their pids."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.router_load.setup import Workers, write_setup
+from cluster.registry import WorkerInfo
+from engine.errors import InternalError
+from engine.model_cache import CACHE_VARIABLE
+
+_WORKERS_MODULE = "simulation.standalone"
+_ROUTER_MODULE = "benchmarks.router_load.router_process"
+_READY_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 10.0
+_LINE_BYTES = 1 << 22
+
+
+class Child:
+    """A process that speaks in lines of JSON, and ends when its standard input does."""
+
+    def __init__(self, process: asyncio.subprocess.Process, name: str) -> None:
+        self._process = process
+        self._name = name
+        self._watched = psutil.Process(process.pid)
+
+    @classmethod
+    async def start(cls, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> Child:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            module,
+            *arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, **environment},
+            limit=_LINE_BYTES,
+        )
+        return cls(process, module)
+
+    @property
+    def pid(self) -> int:
+        """By which it can be seen to have ended."""
+        return self._process.pid
+
+    @property
+    def cpu_s(self) -> float:
+        """Seconds of processor time so far, of all its threads."""
+        times = self._watched.cpu_times()
+        return float(times.user + times.system)
+
+    @property
+    def rss_bytes(self) -> int:
+        return int(self._watched.memory_info().rss)
+
+    def tell(self, value: Any) -> None:
+        if self._process.stdin is None:
+            raise RuntimeError("the process was started without a standard input")
+        self._process.stdin.write(json.dumps(value).encode() + b"\n")
+
+    async def hear(self) -> Any:
+        """Its next line.
+
+        Raises:
+            InternalError: it ended, or says nothing for too long.
+        """
+        if self._process.stdout is None:
+            raise RuntimeError("the process was started without a standard output")
+        try:
+            line = await asyncio.wait_for(self._process.stdout.readline(), _READY_TIMEOUT_S)
+        except TimeoutError as error:
+            raise InternalError(f"{self._name} said nothing for {_READY_TIMEOUT_S:g} s.") from error
+        if not line:
+            raise InternalError(f"{self._name} ended before it was ready; what it wrote above says why.")
+        return json.loads(line)
+
+    async def stop(self) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), _STOP_TIMEOUT_S)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class RouterUnderTest:
+    """A router that serves, and its workers.
+
+    Attributes:
+        endpoint: ``http://host:port``.
+        model: what clients call it.
+    """
+
+    endpoint: str
+    model: str
+    infos: tuple[WorkerInfo, ...]
+    router: Child
+    workers: Child
+
+    async def figures(self) -> dict[str, Any]:
+        """See :mod:`benchmarks.router_load.router_process`."""
+        self.router.tell({})
+        figures: dict[str, Any] = await self.router.hear()
+        return figures
+
+
+@asynccontextmanager
+async def router_under_test(
+    workers: Workers, overrides: Mapping[str, Any] | None = None, profile: Path | None = None
+) -> AsyncGenerator[RouterUnderTest]:
+    """Both processes, for as long as the context lasts. They keep nothing beyond it.
+
+    Args:
+        overrides: sections of the configuration.
+        profile: file for what cProfile saw in the router.
+
+    Raises:
+        InternalError: one of them did not start.
+    """
+    with tempfile.TemporaryDirectory(prefix="baton-router-load-") as name:
+        folder = Path(name)
+        config = write_setup(folder, workers, dict(overrides or {}))
+        arguments = ["-c", str(config)]
+        fleet = await Child.start(_WORKERS_MODULE, arguments, {})
+        try:
+            if profile is not None:
+                arguments = [*arguments, "--profile", str(profile)]
+            # What it learns of such workers is of no use to real ones.
+            router = await Child.start(_ROUTER_MODULE, arguments, _own_cache(folder))
+            try:
+                infos = await fleet.hear()
+                router.tell(infos)
+                ready = await router.hear()
+                model = infos[0]["model_name"]
+                known = tuple(WorkerInfo.from_dict(info) for info in infos)
+                yield RouterUnderTest(ready["endpoint"], model, known, router, fleet)
+            finally:
+                await router.stop()
+        finally:
+            await fleet.stop()
+
+
+def _own_cache(folder: Path) -> dict[str, str]:
+    return {CACHE_VARIABLE: str(folder / "cache")}

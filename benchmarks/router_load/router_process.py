@@ -1,0 +1,105 @@
+"""The router in a process of its own, as its Ray actor runs it but without Ray.
+
+Reads a JSON list of workers from the first line of its standard input, and prints its endpoint. From then on it answers
+every line with one line of figures about itself, until the input ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import gc
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import uvloop
+
+from benchmarks.router_load.stages import Timeline, stage_summaries
+from cluster.autoscaling.observation import PoolCounts
+from cluster.config import POOLS, BatonConfig, load_config
+from cluster.router_host import RouterHost
+from engine.errors import BatonError
+
+_MOST_TIMELINES = 300
+"""Each takes milliseconds to write down."""
+
+
+class _Pools:
+    """Answers the autoscaler for the controller: there are as many workers as there shall be. Nothing else is asked."""
+
+    def __init__(self, config: BatonConfig) -> None:
+        self.pool_counts = self
+        self._counts = {pool: PoolCounts(count, ready=count) for pool in POOLS if (count := config.pool(pool).workers)}
+
+    async def remote(self) -> tuple[dict[str, PoolCounts], str]:
+        return self._counts, ""
+
+
+async def serve(config_file: Path) -> None:
+    """Until the standard input ends.
+
+    Raises:
+        BatonError: the router cannot start.
+    """
+    config = load_config(config_file)
+    host = RouterHost(config.to_dict(), 0, _Pools(config))
+    endpoint, _ = await host.start()
+    for info in json.loads(await _line()):
+        await host.add_worker(info)
+    _tell({"endpoint": endpoint})
+    try:
+        while await _line():
+            _tell(_figures(host))
+    finally:
+        await host.stop()
+
+
+def _figures(host: RouterHost) -> dict[str, Any]:
+    """Memory in bytes and in blocks of Python's allocator, and what the stages of the last requests took."""
+    gc.collect()
+    num_blocks, rss_bytes = sys.getallocatedblocks(), psutil.Process().memory_info().rss
+    timelines = [host.timeline(entry["request_id"]) for entry in host.requests("newest", _MOST_TIMELINES)]
+    finished = [_events(timeline) for timeline in timelines]
+    return {"rss_bytes": rss_bytes, "num_blocks": num_blocks, "stages": stage_summaries(finished)}
+
+
+def _events(timeline: dict[str, Any]) -> Timeline:
+    return {event["name"]: event["at_ms"] for event in timeline["events"]}
+
+
+async def _line() -> str:
+    return await asyncio.to_thread(sys.stdin.readline)
+
+
+def _tell(value: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.router_load.router_process", description=__doc__)
+    parser.add_argument("-c", "--config", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--profile", type=Path, metavar="FILE", help="write what cProfile saw")
+    options = parser.parse_args(arguments)
+    profile = cProfile.Profile() if options.profile else None
+    if profile is not None:
+        profile.enable()
+    try:
+        uvloop.run(serve(options.config))  # Ray's actors have this loop too
+    except BatonError as error:
+        sys.stderr.write(f"{error.message}\n")
+        return 1
+    finally:
+        if profile is not None:
+            profile.disable()
+            profile.dump_stats(options.profile)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

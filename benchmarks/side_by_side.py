@@ -1,0 +1,274 @@
+"""Two servers under the same load, by turns: ``python -m benchmarks.side_by_side --help``.
+
+Each turn starts one server, waits until it answers, sends it every load with ``baton bench serve``, and stops it again:
+an idle peer may spin, so the two never run at once. With ``--together`` both run all the time and only the loads
+alternate, which is right for servers that sleep while nobody asks, and gives more rounds in less time. The prompts are
+English prose that ships with Python (``pydoc_data``), the same for both; answers are greedy and of fixed lengths.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from math import comb, log
+from pathlib import Path
+from pydoc_data import topics
+from statistics import median
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.serve.document import read_serve_document
+from engine.errors import ConfigError
+
+_SIGMA = 0.8
+_WORDS_PER_TOKEN = 0.65
+_MAX_PROMPT_TOKENS = 3000
+_READY_TIMEOUT_S = 300.0
+_STOP_TIMEOUT_S = 30.0
+_INTERVAL_TAIL = 0.025
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """
+    Attributes:
+        mean_input, output: tokens; prompts are lognormal about their mean.
+        num_requests: of a turn, warming up aside.
+    """
+
+    name: str
+    concurrency: int
+    mean_input: int
+    output: int
+    num_requests: int
+
+
+LOADS = (
+    Load("1 at a time", 1, 300, 64, 16),
+    Load("4 at a time", 4, 300, 64, 32),
+    Load("16 at a time", 16, 300, 64, 64),
+    Load("8, long prompts", 8, 1200, 64, 32),
+)
+FIGURES = ("TTFT p50 ms", "TPOT p50 ms", "ITL p99 ms", "output tokens/s", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """
+    Attributes:
+        command: runs in the foreground until it is told to stop by SIGTERM.
+        url: its OpenAI-compatible base, with ``/v1``.
+    """
+
+    name: str
+    command: str
+    url: str
+
+    @classmethod
+    def parse(cls, text: str) -> Server:
+        """
+        Args:
+            text: ``NAME=URL=COMMAND``.
+
+        Raises:
+            argparse.ArgumentTypeError: it is not of that form.
+        """
+        name, _, rest = text.partition("=")
+        url, _, command = rest.partition("=")
+        if not (name and command and url.startswith("http")):
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not NAME=URL=COMMAND, such as 'baton=http://127.0.0.1:8000/v1=baton up'"
+            )
+        return cls(name, command, url)
+
+
+def prompts(load: Load, seed: int) -> list[str]:
+    """Prose of lognormal lengths, one text for each request and as many again for warming up."""
+    rng = random.Random(f"{load.name} {seed}")
+    words = [word for key in sorted(topics.topics) for word in topics.topics[key].split()]
+    texts = []
+    for _ in range(load.num_requests + load.concurrency):
+        tokens = rng.lognormvariate(log(load.mean_input) - _SIGMA**2 / 2, _SIGMA)
+        count = int(_WORDS_PER_TOKEN * min(_MAX_PROMPT_TOKENS, max(8.0, tokens)))
+        begin = rng.randrange(len(words) - count)
+        texts.append(" ".join(words[begin : begin + count]))
+    return texts
+
+
+@contextmanager
+def running(server: Server, log_file: Path) -> Iterator[None]:
+    """Starts a server and stops it again, with all that it started.
+
+    Raises:
+        ConfigError: it ended, or did not answer in time.
+    """
+    with log_file.open("ab") as output:
+        process = subprocess.Popen(
+            shlex.split(server.command), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            _wait_until_ready(server, process, log_file)
+            yield
+        finally:
+            _stop(process)
+
+
+def _wait_until_ready(server: Server, process: subprocess.Popen[bytes], log_file: Path) -> None:
+    deadline_s = time.monotonic() + _READY_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        if process.poll() is not None:
+            raise ConfigError(f"{server.name} ended with status {process.returncode} before it served; see {log_file}.")
+        try:
+            if httpx.get(f"{server.url}/models", timeout=5).status_code == httpx.codes.OK:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(1.0)
+    raise ConfigError(f"{server.name} did not answer at {server.url} within {_READY_TIMEOUT_S:g} s; see {log_file}.")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            continue
+        time.sleep(1.0)  # its children may take a moment longer
+
+
+def measure(server: Server, load: Load, seed: int, folder: Path) -> dict[str, float]:
+    """One load on a server that runs: :data:`FIGURES`."""
+    prompt_file, report = folder / "prompts.jsonl", folder / "report.json"
+    lines = (json.dumps({"prompt": text}) for text in prompts(load, seed))
+    prompt_file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    options = {
+        "--url": server.url,
+        "--concurrency": load.concurrency,
+        "--requests": load.num_requests,
+        "--warmup-requests": load.concurrency,
+        "--duration": 600,
+        "--prompts": prompt_file,
+        "--output": load.output,
+        "--json": report,
+    }
+    words = [str(word) for option in options.items() for word in option]
+    command = [sys.executable, "-m", "cluster.cli", "bench", "serve", *words]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        said = f"{result.stdout[-2000:]}{result.stderr[-2000:]}"
+        raise ConfigError(f"Load {load.name!r} on {server.name} failed:\n{said}")
+    [stage] = read_serve_document(report)["stages"]
+    latencies = stage["latencies"]
+    values = (
+        latencies["ttft_ms"]["p50"],
+        latencies["tpot_ms"]["p50"],
+        latencies["itl_ms"]["p99"],
+        stage["throughput"]["output_tokens_per_s"],
+        stage["num_failed"],
+    )
+    return dict(zip(FIGURES, values, strict=True))
+
+
+Results = dict[str, dict[str, list[dict[str, float]]]]
+"""By load, then by server: the figures of each turn."""
+
+
+def run_turns(
+    servers: Sequence[Server], loads: Sequence[Load], rounds: int, log_file: Path, tell: Console, together: bool = False
+) -> Results:
+    """A B B A …; every turn of a round sends the same prompts.
+
+    Args:
+        together: both servers run from the beginning to the end.
+    """
+    results: Results = {load.name: {server.name: [] for server in servers} for load in loads}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as alive:
+        if together:
+            for server in servers:
+                alive.enter_context(running(server, log_file))
+        for turn in range(rounds):
+            for server in servers if turn % 2 == 0 else reversed(servers):
+                with nullcontext() if together else running(server, log_file):
+                    for load in loads:
+                        figures = measure(server, load, turn, Path(folder))
+                        results[load.name][server.name].append(figures)
+                        shown = ", ".join(f"{name} {value:.1f}" for name, value in figures.items())
+                        tell.print(f"[dim]round {turn + 1}, {server.name}, {load.name}: {shown}[/dim]")
+    return results
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Where the median lies with 95 % confidence, by the sign test; None for fewer than six values."""
+    count, ordered = len(values), sorted(values)
+    below, rank = 0.5**count, 0  # below: the chance that at most ``rank`` of them lie under the median
+    if below > _INTERVAL_TAIL:
+        return None
+    while below + comb(count, rank + 1) * 0.5**count <= _INTERVAL_TAIL:
+        rank += 1
+        below += comb(count, rank) * 0.5**count
+    return ordered[rank], ordered[-1 - rank]
+
+
+def render(results: Results) -> Table:
+    """Medians of each server, and how the first compares with the last: the median of the rounds' ratios, and from six
+    rounds on where it lies with 95 % confidence."""
+    names = list(next(iter(results.values())))
+    shown = Table(title="medians over the rounds; ratio: first to last, within a round")
+    shown.add_column("load")
+    shown.add_column("figure")
+    for name in (*names, "ratio"):
+        shown.add_column(name, justify="right")
+    for load, by_server in results.items():
+        for figure in FIGURES:
+            columns = [[turn[figure] for turn in by_server[name]] for name in names]
+            ratios = [first / last for first, last in zip(columns[0], columns[-1], strict=True) if last]
+            interval = median_interval(ratios)
+            ratio = f"{median(ratios):.{2 if interval is None else 3}f}x" if ratios else ""
+            if interval is not None:
+                ratio += f" ({interval[0]:.3f} to {interval[1]:.3f})"
+            shown.add_row(load, figure, *(f"{median(column):.1f}" for column in columns), ratio)
+        shown.add_section()
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("servers", nargs=2, type=Server.parse, metavar="NAME=URL=COMMAND")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--loads", nargs="*", choices=[load.name for load in LOADS], help="default: all")
+    parser.add_argument("--together", action="store_true", help="both run all the time: for servers that idle quietly")
+    parser.add_argument("--log", type=Path, default=Path("out/side_by_side.log"), help="what the servers print")
+    parser.add_argument("--json", type=Path, help="figures of every turn")
+    arguments = parser.parse_args()
+    arguments.log.parent.mkdir(parents=True, exist_ok=True)
+    console = Console()
+    loads = [load for load in LOADS if not arguments.loads or load.name in arguments.loads]
+    try:
+        results = run_turns(arguments.servers, loads, arguments.rounds, arguments.log, console, arguments.together)
+    except ConfigError as error:
+        parser.exit(1, f"{error}\n")
+    if arguments.json is not None:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    console.print(render(results))
+
+
+if __name__ == "__main__":
+    main()

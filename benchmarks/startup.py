@@ -1,0 +1,240 @@
+"""How long ``baton up`` takes until it is ready, phase by phase: ``python -m benchmarks.startup [--help]``.
+
+Every run is a cluster of its own in the foreground, on a free port, with the models and compiled programs that this
+machine has cached and without anything else of other runs. Phases come from what it and its workers log. The first run
+is not counted: it compiles what is not cached yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import selectors
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from engine.errors import DeadlineError, WorkerLostError
+from engine.model_cache import CACHE_VARIABLE, cache_dir
+
+_SHARED = ("models", "kernels")
+"""Folders of the cache that runs have in common; a run of its own must not find another cluster's state."""
+_OVERRIDES = ("router.port=0", "log.level=info", "log.json=true")
+_LOGS = "router and workers log to "
+_READY = "ready: "
+_STOP_TIMEOUT_S = 60.0
+_WIDTH = 100
+_TAIL = 15
+
+# What the command says on standard error, by the phase that ends with it.
+_SAID = {
+    "command line, model": "starting a local Ray cluster",
+    "Ray": _LOGS,
+    "controller": "starting the router and the workers",
+}
+# The same of each worker's log; they start side by side, and the router beside them.
+_LOGGED = {
+    "worker: process, imports": "the process is up",
+    "worker: model": "the model is loaded",
+    "worker: self-check": "the self-check is passed",
+    "worker: step profile": "the steps are profiled",
+}
+_LAST = "registration"
+PHASES = (*_SAID, *_LOGGED, _LAST)
+
+
+@dataclass(frozen=True, slots=True)
+class Startup:
+    """
+    Attributes:
+        total_s: from starting the command until it said that it was ready.
+        phases_s: in order; those of workers are of the one that was ready last.
+    """
+
+    total_s: float
+    phases_s: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A line of the command's progress, and when it came."""
+
+    at: datetime
+    text: str
+
+
+def phases_of(started: datetime, said: Sequence[Said], logged: Sequence[dict[str, Any]]) -> Startup:
+    """
+    Args:
+        said: lines of the command's progress.
+        logged: lines of the logs of workers, in any order.
+
+    Raises:
+        WorkerLostError: the lines do not tell the whole story.
+    """
+    phases: dict[str, float] = {}
+    last = started
+    for name, beginning in _SAID.items():
+        last = _take(phases, name, last, [line.at for line in said if line.text.startswith(beginning)])
+    worker = _last_worker(logged)
+    for name, message in _LOGGED.items():
+        moments = [
+            datetime.fromisoformat(line["time"])
+            for line in logged
+            if line["process"] == worker and line["message"] == message
+        ]
+        if moments or name not in ("worker: self-check",):  # which may be switched off
+            last = _take(phases, name, last, moments)
+    ready = _take(phases, _LAST, last, [line.at for line in said if line.text.startswith(_READY)])
+    return Startup((ready - started).total_seconds(), phases)
+
+
+def _take(phases: dict[str, float], name: str, last: datetime, moments: Sequence[datetime]) -> datetime:
+    if not moments:
+        raise WorkerLostError(f"nothing was logged at the end of the phase {name!r}.")
+    phases[name] = (min(moments) - last).total_seconds()
+    return min(moments)
+
+
+def _last_worker(logged: Sequence[dict[str, Any]]) -> str:
+    ends = [line for line in logged if line["message"] == _LOGGED["worker: step profile"]]
+    if not ends:
+        raise WorkerLostError("no worker logged that it was ready.")
+    return str(max(ends, key=lambda line: str(line["time"]))["process"])
+
+
+def start_once(config: Path | None, overrides: Sequence[str], timeout_s: float) -> Startup:
+    """Starts a cluster, waits until it is ready, and ends it.
+
+    Raises:
+        DeadlineError: it was not ready in time.
+        WorkerLostError: it ended first.
+    """
+    options = [] if config is None else ["--config", str(config)]
+    for override in (*overrides, *_OVERRIDES):
+        options += ["--set", override]
+    with _own_cache() as cache:
+        started = datetime.now(UTC)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cluster.cli", "up", *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={**os.environ, CACHE_VARIABLE: str(cache)},
+        )
+        try:
+            said = _listen(process, timeout_s)
+            folder = next(line.text.removeprefix(_LOGS) for line in said if line.text.startswith(_LOGS))
+            return phases_of(started, said, list(_log_lines(Path(folder))))
+        finally:
+            _end(process)
+
+
+@contextmanager
+def _own_cache() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="baton-startup-") as folder:
+        for name in _SHARED:
+            shared = cache_dir() / name
+            shared.mkdir(parents=True, exist_ok=True)
+            (Path(folder) / name).symlink_to(shared, target_is_directory=True)
+        yield Path(folder)
+
+
+def _listen(process: subprocess.Popen[bytes], timeout_s: float) -> list[Said]:
+    """Lines of the command's progress, up to the one that says that it is ready."""
+    if process.stderr is None:
+        raise RuntimeError("the process was started without a pipe")
+    said: list[Said] = []
+    for text in _lines_within(process.stderr, timeout_s):
+        said.append(Said(datetime.now(UTC), text))
+        if text.startswith(_READY):
+            return said
+    tail = "\n".join(f"  {line.text}" for line in said[-_TAIL:]) or "  (nothing)"
+    if process.poll() is None:
+        raise DeadlineError(f"`baton up` was not ready after {timeout_s:g} s. It said:\n{tail}")
+    raise WorkerLostError(f"`baton up` ended before it was ready. It said:\n{tail}")
+
+
+def _lines_within(stream: IO[bytes], timeout_s: float) -> Iterator[str]:
+    """Until the stream ends, or the time is over."""
+    ends_s = time.monotonic() + timeout_s
+    rest = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        while selector.select(max(0.0, ends_s - time.monotonic())):
+            data = os.read(stream.fileno(), 65536)
+            if not data:
+                return
+            *lines, rest = (rest + data).split(b"\n")
+            yield from (line.decode(errors="replace").strip() for line in lines)
+
+
+def _log_lines(folder: Path) -> Iterator[dict[str, Any]]:
+    """Of baton's own, in the files that Ray keeps for its workers' standard errors."""
+    for file in folder.glob("worker-*.err"):
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                value = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(value, dict) and {"time", "process", "message"} <= value.keys():
+                yield value
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.communicate(timeout=_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+
+
+def figures_of(runs: Sequence[Startup]) -> dict[str, float]:
+    """Medians, in seconds."""
+    phases = {name: [run.phases_s[name] for run in runs if name in run.phases_s] for name in PHASES}
+    medians = {name: statistics.median(values) for name, values in phases.items() if values}
+    return {"total": statistics.median(run.total_s for run in runs), **medians}
+
+
+def show(runs: Sequence[Startup]) -> Table:
+    """Phase by phase: medians, and what they were from the best run to the worst."""
+    table = Table("phase", "median s", "from", "to", title=f"baton up until ready, {len(runs)} runs")
+    for name, median in figures_of(runs).items():
+        values = [run.total_s if name == "total" else run.phases_s.get(name, median) for run in runs]
+        table.add_row(name, *(f"{value:.2f}" for value in (median, min(values), max(values))))
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-c", "--config", type=Path, default=None, help="of the cluster; default: the built-in one")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one start")
+    parser.add_argument("--json", type=Path, help="also write every run here")
+    arguments = parser.parse_args()
+    runs = [start_once(arguments.config, arguments.overrides, arguments.timeout) for _ in range(arguments.repeats + 1)][
+        1:
+    ]
+    Console(width=_WIDTH).print(show(runs))
+    if arguments.json:
+        document = {"format": "baton-startup", "runs": [asdict(run) for run in runs], "figures": figures_of(runs)}
+        arguments.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

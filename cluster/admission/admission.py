@@ -1,0 +1,381 @@
+"""Every sequence passes here on its way to workers: it goes, waits, or is refused.
+
+    admit ── forecast ──┬── room, and nobody more urgent waits ── book ── go           (perhaps after gathering)
+                        ├── the class may wait, and will get room in time ── queue ── poke … book ── go
+                        └── else: 429, at once
+
+Everything between a forecast and its booking is synchronous, so that each forecast sees what was booked before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from math import inf
+from typing import Any, Generic, TypeVar
+
+from cluster.admission import refusals
+from cluster.admission.asking import Asking
+from cluster.admission.contracts import Dispatcher, Placement
+from cluster.admission.gathering import Gatherer
+from cluster.admission.holding_room import HoldingRoom
+from cluster.admission.metrics import AdmissionMetrics
+from cluster.admission.outcomes import AdmittedWork
+from cluster.admission.room import RoomCheck, Shortage, check_room, routes_with_room
+from cluster.admission.waiting_line import Ticket, WaitingLine
+from cluster.admission.waiting_time import predicted_wait_s
+from cluster.admission.worker_wait import WorkerWait
+from cluster.admission_config import AdmissionConfig
+from cluster.journal import Journal
+from cluster.routing.base import Preference, RouteDecision
+from cluster.slo import BUILTIN_CLASSES, SloClass
+from cluster.timers import RESOLUTION_S
+from engine.errors import NoWorkerError, OverloadedError
+from engine.timeline import Event
+
+PlacementT = TypeVar("PlacementT", bound=Placement)
+
+_TICK_S = 0.5
+"""Suspects become usable and predictions change with time alone, so the queue looks at its head at least so often."""
+_SHORTEST_PAUSE_S = 0.002
+"""Between two looks: tokens and ends come in bursts."""
+_CROWDED_S, _CROWDED_QUEUE_S = 10.0, 2.0
+"""So long after somebody who could keep its targets found no room, those who cannot take none: those who come, and
+those who wait, who can go as soon as it is over."""
+_MOST_AT_ONCE = 16
+"""Dispatches before other work of the event loop gets its turn."""
+
+
+class Admission(Generic[PlacementT]):
+    """
+    Args:
+        dispatcher: chooses routes and books them.
+        classes: SLO classes of the configuration.
+        worker_wait_s: how long a request waits while a pool has no worker at all.
+        workers_changed: gives the event that is set at the next change of the workers.
+        gatherer: None: prompts never wait for company.
+        clock: monotonic seconds, those of the timelines.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher[PlacementT],
+        config: AdmissionConfig,
+        metrics: AdmissionMetrics,
+        classes: Iterable[SloClass] = BUILTIN_CLASSES,
+        *,
+        worker_wait_s: float = 30.0,
+        workers_changed: Callable[[], asyncio.Event] = asyncio.Event,
+        gatherer: Gatherer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._config = config
+        self._metrics = metrics
+        self._gatherer = gatherer if config.gather else None
+        self._clock = clock
+        self._work = AdmittedWork(classes)
+        self._worker_wait = WorkerWait(dispatcher, worker_wait_s, workers_changed, clock)
+        self._queue: WaitingLine[Asking[PlacementT]] = WaitingLine(config.fair_share)
+        self._held: HoldingRoom[Asking[PlacementT]] = HoldingRoom(self._settle)
+        self._blocked_by = Shortage.PREFILL
+        self._shortage_s = -inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due_s = inf
+        self._looked_s = -inf
+        self._is_closed = False
+        metrics.queued = self._num_queued_by_class
+        metrics.factors = self._work.all_factors
+
+    @property
+    def num_queued(self) -> int:
+        return len(self._queue)
+
+    @property
+    def num_under_way(self) -> int:
+        """Sequences that were let in and are not over."""
+        return self._work.under_way.num_sequences
+
+    async def admit(self, journal: Journal) -> PlacementT:
+        """A place on a route, booked; whoever gets it releases it.
+
+        An attempt after a failure goes at once: the request was let in already.
+
+        Raises:
+            OverloadedError: there is no room, or the router stops.
+            NoWorkerError: a pool had no worker for too long.
+            DeadlineError: the request's own time is over.
+        """
+        if self._is_closed:
+            raise self._counted(journal.request.slo, refusals.stopping())
+        asking = self._ask(journal, self._clock())
+        is_let_in = self._config.mode == "off" or journal.attempt > 1
+        preferred = None if is_let_in else self._with_room(journal.request.slo)
+        decision = self._dispatcher.forecast(journal, preferred)
+        if decision is None:
+            decision = await self._worker_wait.first_route(journal, preferred)
+        if is_let_in:
+            return self._dispatch(asking, decision, self._check(asking, decision), had_room=False)
+        if self._gatherer is not None:
+            self._gatherer.arrived(self._clock())
+        placement = self._decide(asking, decision)
+        return await self._wait(asking) if placement is None else placement
+
+    def first_token(self, journal: Journal) -> None:
+        """The prompt is computed: there may be room for others."""
+        self._work.first_token(journal)
+        self.poke()
+
+    def ended(self, journal: Journal) -> None:
+        """The sequence is over, however it went."""
+        self._work.ended(journal, self._clock())
+        self.poke()
+
+    def poke(self) -> None:
+        """There may be room now. Costs nothing while nobody waits, and calls in a burst are one."""
+        if len(self._queue):
+            self._look_at(max(self._clock(), self._looked_s + _SHORTEST_PAUSE_S))
+
+    def close(self) -> None:
+        """Refuses all that wait, and whoever comes."""
+        self._is_closed = True
+        self._worker_wait.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        tickets = list(self._queue)
+        for ticket in tickets:
+            self._queue.remove(ticket)
+        for asking in [*(ticket.item for ticket in tickets), *self._held.clear()]:
+            self._refuse(asking, refusals.stopping())
+
+    def status(self) -> dict[str, Any]:
+        """JSON-ready: by class how many wait, and the margins."""
+        return self._metrics.status()
+
+    def _num_queued_by_class(self) -> Mapping[str, int]:
+        return Counter(ticket.item.slo.name for ticket in self._queue)
+
+    def _ask(self, journal: Journal, now_s: float) -> Asking[PlacementT]:
+        # With the patience of workers, those who wait here for minutes would soon go before everybody else.
+        return Asking(journal, journal.urgency._replace(patience_s=self._config.patience), now_s, journal.received_s)
+
+    def _forecast(self, journal: Journal) -> RouteDecision | None:
+        """The best of the routes that have room, or else of all."""
+        return self._dispatcher.forecast(journal, self._with_room(journal.request.slo))
+
+    def _with_room(self, slo: SloClass) -> Preference:
+        slack, factors = self._config.slack, self._work.factors(slo)
+        return lambda candidates: routes_with_room(candidates, slack, factors, self._work.residents_tpot_ms)
+
+    def _check(self, asking: Asking[PlacementT], decision: RouteDecision) -> RoomCheck:
+        return check_room(
+            decision,
+            asking.slo,
+            elapsed_ms=max(0.0, self._clock() - asking.received_s) * 1e3,
+            slack=self._config.slack,
+            factors=self._work.factors(asking.slo),
+            max_tokens=asking.journal.request.params.max_tokens,
+            residents_tpot_ms=self._work.residents_tpot_ms(decision.decode_id),
+            is_idle=not self._work.under_way.num_sequences,
+            is_crowded=self._clock() < self._shortage_s + (_CROWDED_S if asking.ticket is None else _CROWDED_QUEUE_S),
+        )
+
+    def _note_shortage(self, check: RoomCheck) -> None:
+        """Those who are lost do not count: they find no room because others do not."""
+        if check.shortage is not None and not check.is_lost:
+            self._shortage_s = self._clock()
+
+    def _decide(self, asking: Asking[PlacementT], decision: RouteDecision) -> PlacementT | None:
+        """A placement; None: the request waits from now on.
+
+        Raises:
+            OverloadedError: it is refused.
+        """
+        now_s, check = self._clock(), self._check(asking, decision)
+        num_ahead = self._queue.num_ahead(asking.urgency, now_s)
+        if check.shortage is None and not num_ahead:
+            hold_s = self._hold_s(asking, decision, check)
+            if hold_s > 0:
+                asking.was_held = True
+                self._held.add(asking, hold_s)
+                return None
+            if not self._held:
+                return self._dispatch(asking, decision, check)
+            # No overtaking: those that are held go first, and then the forecast is another one.
+            self._held.open()
+            decision = self._forecast(asking.journal) or decision
+            check = self._check(asking, decision)
+            num_ahead = self._queue.num_ahead(asking.urgency, now_s)
+            if check.shortage is None and not num_ahead:
+                return self._dispatch(asking, decision, check)
+        self._enqueue(asking, decision, check, num_ahead)
+        return None
+
+    def _enqueue(self, asking: Asking[PlacementT], decision: RouteDecision, check: RoomCheck, num_ahead: int) -> None:
+        now_s, slo = self._clock(), asking.slo
+        self._note_shortage(check)
+        shortage = check.shortage or self._blocked_by
+        leave_per_s = self._work.under_way.leave_per_s(
+            shortage, decision.wait_ms, decision.tpot_ms, asking.journal.request.params.max_tokens
+        )
+        wait_s = predicted_wait_s(shortage, check.over_ms, num_ahead, leave_per_s)
+        if check.is_lost:
+            wait_s = max(wait_s, self._shortage_s + _CROWDED_QUEUE_S - now_s)
+        allowed_s = min(slo.queue_deadline_s, now_s - asking.asked_s + asking.journal.time_left_s)
+        expires_s = asking.asked_s + allowed_s
+        if now_s + wait_s > expires_s or slo.queue_deadline_s <= 0:
+            raise self._counted(slo, refusals.no_room(slo, check, decision, wait_s, allowed_s))
+        if len(self._queue) >= self._config.max_queued:
+            self._make_place(asking, wait_s)
+        if not num_ahead:
+            self._blocked_by = shortage
+        asking.ticket = Ticket(asking, slo.name, asking.urgency, expires_s, slo.name)
+        self._queue.add(asking.ticket)
+        self._look_at(now_s + _TICK_S)
+
+    def _make_place(self, asking: Asking[PlacementT], wait_s: float) -> None:
+        now_s, last = self._clock(), self._queue.tail(self._clock())
+        full = refusals.queue_full(asking.slo, self._config.max_queued, wait_s)
+        if last is None or last.urgency.key(now_s) <= asking.urgency.key(now_s):
+            raise self._counted(asking.slo, full)
+        self._queue.remove(last)
+        self._refuse(last.item, refusals.queue_full(last.item.slo, self._config.max_queued, wait_s))
+
+    async def _wait(self, asking: Asking[PlacementT]) -> PlacementT:
+        try:
+            return await asking.answer()
+        except asyncio.CancelledError:
+            self._leave(asking)
+            raise
+        finally:
+            asking.journal.request.timeline.record(Event.DISPATCHED, self._clock())
+
+    def _leave(self, asking: Asking[PlacementT]) -> None:
+        """Its client is gone, perhaps in the moment in which it got its place."""
+        placement = asking.placement()
+        if placement is not None:
+            self._work.ended(asking.journal, self._clock())
+            placement.release()
+        if asking.ticket is not None:
+            self._queue.remove(asking.ticket)
+        self._held.remove(asking)
+        self.poke()
+
+    def _dispatch(
+        self, asking: Asking[PlacementT], decision: RouteDecision, check: RoomCheck, *, had_room: bool = True
+    ) -> PlacementT:
+        now_s, slo = self._clock(), asking.slo
+        if check.is_lost and self._config.mode != "off" and asking.journal.attempt == 1:
+            asking.step_back(now_s)
+        placement = self._dispatcher.book(asking.journal, decision)
+        waited_s = now_s - asking.asked_s
+        self._work.dispatched(asking.journal, decision.decode_id, check, now_s, had_room=had_room)
+        self._metrics.observe_wait(slo, waited_s)
+        asking.journal.request.timeline.attributes["admission_wait_ms"] = round(waited_s * 1e3, 3)
+        self._queue.note_dispatch(asking.urgency, slo.name)
+        if self._queue.owed() is not None:
+            self._look_at(now_s)
+        return placement
+
+    def _hold_s(self, asking: Asking[PlacementT], decision: RouteDecision, check: RoomCheck) -> float:
+        if self._gatherer is None or asking.was_held:
+            return 0.0
+        hold_ms = self._gatherer.hold_ms(
+            decision,
+            asking.num_prompt_tokens,
+            slack_ms=check.ttft_target_ms - decision.ttft_ms,
+            num_prompts=self._work.under_way.num_prompts,
+            held_tokens=sum(held.num_prompt_tokens for held in self._held),
+        )
+        return hold_ms / 1e3
+
+    def _settle(self, asking: Asking[PlacementT]) -> None:
+        """Company or not, it goes on now."""
+        if asking.is_gone:
+            return
+        self._metrics.observe_gathering(self._clock() - asking.asked_s)
+        try:
+            decision = self._forecast(asking.journal)
+            if decision is None:
+                raise NoWorkerError("The workers of a pool left while the request was about to be sent. Try again.")
+            placement = self._decide(asking, decision)
+        except Exception as error:  # noqa: BLE001 (a timer has no caller: whoever waits gets the error, others go on)
+            asking.fail(error)
+        else:
+            if placement is not None:
+                asking.give(placement)
+
+    def _look_at(self, at_s: float) -> None:
+        """Looks at the queue's heads then, or earlier."""
+        if self._timer is not None:
+            if self._timer_due_s <= at_s:
+                return
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, at_s - self._clock()), self._look)
+        self._timer_due_s = at_s
+
+    def _look(self) -> None:
+        self._timer, self._timer_due_s = None, inf
+        now_s = self._looked_s = self._clock()
+        for ticket in self._queue.pop_expired(now_s + RESOLUTION_S):
+            self._refuse_expired(ticket.item)
+        for _ in range(_MOST_AT_ONCE):
+            if not self._dispatch_next():
+                break
+        else:
+            self._look_at(self._clock())
+        expiry_s = self._queue.next_expiry_s()
+        if expiry_s is not None:
+            self._look_at(min(expiry_s, now_s + _TICK_S))
+
+    def _dispatch_next(self) -> bool:
+        """Sends the next one; False when nobody can go now."""
+        owed = self._queue.owed()
+        ticket = owed or self._queue.head(self._clock())
+        if ticket is None:
+            return False
+        asking = ticket.item
+        if asking.is_gone:
+            return self._queue.remove(ticket)
+        try:
+            decision = self._forecast(asking.journal)
+            if decision is None:
+                return False
+            check = self._check(asking, decision)
+            if check.is_lost and not asking.is_lost:
+                self._put_behind(asking, ticket)
+                return True
+            self._note_shortage(check)
+            if check.shortage is not None and owed is None:
+                self._blocked_by = check.shortage
+                return False
+            self._queue.remove(ticket)
+            placement = self._dispatch(asking, decision, check, had_room=check.shortage is None)
+        except Exception as error:  # noqa: BLE001 (a timer has no caller: whoever waits gets the error, others go on)
+            self._queue.remove(ticket)
+            asking.fail(error)
+            return True
+        asking.give(placement)
+        return True
+
+    def _put_behind(self, asking: Asking[PlacementT], ticket: Ticket[Asking[PlacementT]]) -> None:
+        """Its target is lost: it goes behind those of its class that can keep theirs, or else all would be late."""
+        self._queue.remove(ticket)
+        asking.is_lost = True
+        asking.urgency = ticket.urgency._replace(priority=ticket.urgency.priority - 1)
+        asking.ticket = Ticket(asking, f"{ticket.lane}/late", asking.urgency, ticket.expires_s, ticket.account)
+        self._queue.add(asking.ticket)
+
+    def _refuse_expired(self, asking: Asking[PlacementT]) -> None:
+        waited_s = self._clock() - asking.asked_s
+        wait_s = waited_s + asking.slo.queue_deadline_s
+        self._refuse(asking, refusals.deadline_over(asking.slo, waited_s, wait_s))
+
+    def _refuse(self, asking: Asking[PlacementT], error: OverloadedError) -> None:
+        asking.fail(self._counted(asking.slo, error))
+
+    def _counted(self, slo: SloClass, error: OverloadedError) -> OverloadedError:
+        self._metrics.observe_refusal(slo, error.reason)
+        return error

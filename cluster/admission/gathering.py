@@ -1,0 +1,139 @@
+"""Whether a prompt should wait a moment for others to share its step with. Pure; times are milliseconds.
+
+A step costs ``fixed`` whatever is in it, and ``own`` for a prompt. Let the next prompt come ``gap`` later. One after
+the other, the first takes fixed + own and the second 2·(fixed + own) - gap; together, both take fixed + 2·own, behind
+the gap for the first. The sum of the two is less together when
+
+    fixed - own > 2·gap
+
+so short prompts on devices whose steps are expensive by themselves gain, if others come fast. Never a fixed sleep:
+while a step is under way arrivals gather by themselves, and a worker that has nothing to do serves the next one better
+than company does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cluster.latency_model import LatencyModel
+from cluster.routing.base import RouteDecision
+
+LONGEST_MS = 20.0
+_WORTHWHILE_MS = 0.5
+_SLACK_SHARE = 0.1
+"""Of what is left of a target, this much may be spent on company."""
+_GAP_WEIGHT = 0.25
+_LONG_GAP_MS = 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class GatherView:
+    """
+    Attributes:
+        slack_ms: what is left of the target for the first token, after everything that is predicted.
+        gap_ms: usual time between arrivals.
+        fixed_ms: of a step on the prefill worker.
+        own_ms: what this prompt adds to it.
+        room_tokens: of the step's budget, behind this prompt.
+        prompt_tokens: of this prompt, uncached.
+        wait_ms: behind prompts that the worker has.
+        idle_workers: others that could compute the next prompt at once.
+    """
+
+    slack_ms: float
+    gap_ms: float
+    fixed_ms: float
+    own_ms: float
+    room_tokens: int
+    prompt_tokens: int
+    wait_ms: float = 0.0
+    idle_workers: int = 0
+
+
+def gather_ms(view: GatherView) -> float:
+    """How long to wait for company; 0: go at once."""
+    if view.wait_ms > 0 or view.idle_workers > 0:
+        return 0.0
+    if view.room_tokens < view.prompt_tokens:  # one more like it would not fit
+        return 0.0
+    gain_ms = view.fixed_ms - view.own_ms - 2 * view.gap_ms
+    if gain_ms <= 0:
+        return 0.0
+    num_fit = view.room_tokens // max(1, view.prompt_tokens)
+    worth_ms = (view.fixed_ms - view.own_ms) / 2
+    hold_ms = min(worth_ms, view.gap_ms * (num_fit + 1), _SLACK_SHARE * view.slack_ms, LONGEST_MS)
+    return hold_ms if hold_ms >= max(_WORTHWHILE_MS, view.gap_ms) else 0.0
+
+
+class ArrivalGaps:
+    """Usual time between the last few arrivals. A pause ends a burst, and what was known of its gaps."""
+
+    def __init__(self) -> None:
+        self._last_s: float | None = None
+        self._gap_ms = _LONG_GAP_MS
+
+    @property
+    def gap_ms(self) -> float:
+        return self._gap_ms
+
+    def observe(self, now_s: float) -> None:
+        if self._last_s is not None:
+            gap_ms = min(_LONG_GAP_MS, max(0.0, now_s - self._last_s) * 1e3)
+            weight = 1.0 if gap_ms > 10 * self._gap_ms or self._gap_ms >= _LONG_GAP_MS else _GAP_WEIGHT
+            self._gap_ms += weight * (gap_ms - self._gap_ms)
+        self._last_s = now_s
+
+
+class Gatherer:
+    """Puts what is known together.
+
+    Args:
+        prefill_chunk_tokens: budget of one step of every prefill worker that takes requests, by its id.
+    """
+
+    def __init__(self, model: LatencyModel, prefill_chunk_tokens: Callable[[], dict[str, int]]) -> None:
+        self._model = model
+        self._prefill_chunk_tokens = prefill_chunk_tokens
+        self._arrivals = ArrivalGaps()
+
+    def arrived(self, now_s: float) -> None:
+        """A request came."""
+        self._arrivals.observe(now_s)
+
+    def hold_ms(
+        self,
+        decision: RouteDecision,
+        num_prompt_tokens: int,
+        *,
+        slack_ms: float,
+        num_prompts: int,
+        held_tokens: int = 0,
+    ) -> float:
+        """How long to hold a request that could go.
+
+        Args:
+            slack_ms: what is left of its target for the first token.
+            num_prompts: under way on all prefill workers together.
+            held_tokens: of prompts that are held already, and will share its step.
+        """
+        worker_id = decision.prefill_id
+        # Most requests end here: asking the model would cost more than it could find.
+        if worker_id is None or decision.wait_ms > 0 or self._arrivals.gap_ms > LONGEST_MS:
+            return 0.0
+        workers = self._prefill_chunk_tokens()
+        uncached = max(1, num_prompt_tokens - decision.cached_tokens)
+        fixed_ms = self._model.step_ms(worker_id, 0, 0).ms
+        alone_ms = self._model.prefill_ms(worker_id, uncached, decision.cached_tokens).ms
+        return gather_ms(
+            GatherView(
+                slack_ms=slack_ms,
+                gap_ms=self._arrivals.gap_ms,
+                fixed_ms=fixed_ms,
+                own_ms=max(0.0, alone_ms - fixed_ms),
+                room_tokens=workers.get(worker_id, 0) - uncached - held_tokens,
+                prompt_tokens=uncached,
+                wait_ms=decision.wait_ms,
+                idle_workers=max(0, len(workers) - num_prompts - 1),
+            )
+        )

@@ -1,0 +1,106 @@
+"""What a refused request is told: which pool is too busy, how long it would have to wait, when to come back."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from cluster.admission.room import RoomCheck, Shortage
+from cluster.routing.base import RouteDecision
+from cluster.slo import SloClass
+from engine.errors import OverloadedError
+
+_LONGEST_RETRY_S = 600.0
+
+
+class Refusal(StrEnum):
+    """Why a request was refused; values of a label."""
+
+    PREFILL = str(Shortage.PREFILL)
+    DECODE = str(Shortage.DECODE)
+    TURN = str(Shortage.TURN)
+    QUEUE_FULL = "queue_full"
+    QUEUE_DEADLINE = "queue_deadline"
+    STOPPING = "stopping"
+
+
+def no_room(
+    slo: SloClass, check: RoomCheck, decision: RouteDecision, wait_s: float, allowed_s: float
+) -> OverloadedError:
+    """It would wait longer than its class and its own time allow.
+
+    Args:
+        wait_s: predicted.
+        allowed_s: 0: it does not wait.
+    """
+    reason = Refusal(check.shortage or Shortage.TURN)
+    if reason is Refusal.TURN:
+        problem = f"More urgent requests wait already, before this one of the SLO class {slo.name!r}"
+    elif reason is Refusal.DECODE and not check.has_seat:
+        problem = f"The decode pool is full: no worker has a seat and KV blocks left for the SLO class {slo.name!r}"
+    elif reason is Refusal.DECODE:
+        problem = (
+            f"The decode pool is full: tokens would come every {decision.tpot_ms:.0f} ms, and the limit of the SLO "
+            f"class {slo.name!r}, or of requests that are there, is {check.limit_tpot_ms:.0f} ms"
+        )
+    elif check.is_lost and not check.over_ms:
+        problem = (
+            f"The first token would take {decision.ttft_ms:.0f} ms, which no other route would bring below the target "
+            f"of the SLO class {slo.name!r}, and requests that can keep theirs find no room"
+        )
+    elif check.is_lost:
+        problem = (
+            f"The prefill pool is full: the first token would take {decision.ttft_ms:.0f} ms. No route would bring it "
+            f"below the target of the SLO class {slo.name!r}, and such a request may take "
+            f"{check.ttft_target_ms:.0f} ms"
+        )
+    else:
+        limit_ms = decision.ttft_ms - check.over_ms
+        margin = (
+            f" ({limit_ms:.0f} ms with the margin that predictions need)" if limit_ms < check.ttft_target_ms else ""
+        )
+        problem = (
+            f"The prefill pool is full: the first token would take {decision.ttft_ms:.0f} ms, and the target of the "
+            f"SLO class {slo.name!r} is {check.ttft_target_ms:.0f} ms{margin}"
+        )
+    allowed = f"may wait {round(allowed_s, 1):g} s" if allowed_s else "does not wait (queue_deadline)"
+    advice = (
+        f"There would be room in about {wait_s:.1f} s, and this request {allowed}. Try again later, or use a class "
+        "with wider targets."
+    )
+    return _overloaded(f"{problem}. {advice}", reason, wait_s, allowed_s)
+
+
+def queue_full(slo: SloClass, max_queued: int, wait_s: float) -> OverloadedError:
+    """There is no place left, and all others are more urgent."""
+    return _overloaded(
+        f"{max_queued} requests wait for room, which is as many as admission.max_queued allows, and this one of the "
+        f"SLO class {slo.name!r} is the least urgent. Try again later.",
+        Refusal.QUEUE_FULL,
+        wait_s,
+        slo.queue_deadline_s,
+    )
+
+
+def deadline_over(slo: SloClass, waited_s: float, wait_s: float) -> OverloadedError:
+    """It has waited as long as its class or its own time allows."""
+    return _overloaded(
+        f"There was no room for this request in the {waited_s:.1f} s that it waited, which is as long as it may "
+        f"(queue_deadline of the SLO class {slo.name!r}, or router.request_timeout_s). Try again later.",
+        Refusal.QUEUE_DEADLINE,
+        wait_s,
+        slo.queue_deadline_s,
+    )
+
+
+def stopping() -> OverloadedError:
+    """The router ends."""
+    return OverloadedError(
+        "The router is stopping and takes no more requests. Try again in a moment.",
+        retry_after_s=1.0,
+        reason=str(Refusal.STOPPING),
+    )
+
+
+def _overloaded(message: str, reason: Refusal, wait_s: float, allowed_s: float) -> OverloadedError:
+    retry_after_s = min(_LONGEST_RETRY_S, max(1.0, wait_s - allowed_s))
+    return OverloadedError(message, retry_after_s=retry_after_s, reason=str(reason), predicted_wait_s=wait_s)

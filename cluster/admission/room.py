@@ -1,0 +1,161 @@
+"""Which routes have room for a request: whether its targets would be kept there. Pure; times are milliseconds.
+
+    feasible = what the request would take if nothing else ran · (1 + slack)
+    room     = prediction ≤ max(the class's target with a margin, feasible), but never above a target that can be kept
+
+Who could not keep its target for the first token on an idle cluster either is *lost*: its prompt is too long for its
+class, or it has waited for too long. It may go where it hardly waits for others, unless those who can keep their
+targets find no room: then it would only take what they need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
+
+import numpy as np
+
+from cluster.admission.safety_margin import Factors
+from cluster.routing.base import Bools, Candidates, RouteDecision
+from cluster.slo import SloClass
+
+
+class Shortage(StrEnum):
+    """What there is too little of."""
+
+    PREFILL = "prefill"
+    """Too many prompts wait: the first token would be late."""
+    DECODE = "decode"
+    """Too many sequences decode: tokens would come too slowly, to this request or to those that are there, or there is
+    no seat or no KV block left."""
+    TURN = "turn"
+    """There would be room, but more urgent requests wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoomCheck:
+    """
+    Attributes:
+        shortage: None: there is room.
+        over_ms: by how much the first token would come too late; 0 if it would not.
+        ttft_target_ms, tpot_target_ms: what the request is held to. The first counts from its receipt.
+        allowed_tpot_ms: the latter with its margin, which those who come later must leave it.
+        has_seat: the decode worker could take it at once.
+        limit_tpot_ms: what the prediction was compared with: this, or less if others on the worker are stricter.
+        is_near_ttft, is_near_tpot: the prediction is near its limit, so that a hit says something about the margin.
+        is_lost: its class's target for the first token cannot be kept, whatever else runs.
+    """
+
+    shortage: Shortage | None
+    over_ms: float
+    ttft_target_ms: float
+    tpot_target_ms: float
+    allowed_tpot_ms: float
+    limit_tpot_ms: float
+    has_seat: bool
+    is_near_ttft: bool
+    is_near_tpot: bool
+    is_lost: bool
+
+
+_NEAR = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """What the predictions for a request are compared with; see :class:`RoomCheck`."""
+
+    ttft_ms: float
+    tpot_ms: float
+    feasible_ttft_ms: float
+    feasible_tpot_ms: float
+    is_lost: bool
+
+
+def _limits(
+    slo: SloClass, idle_ttft_ms: float, idle_tpot_ms: float, elapsed_ms: float, slack: float, factors: Factors
+) -> _Limits:
+    """
+    Args:
+        idle_ttft_ms, idle_tpot_ms: what the best route would take if nothing else ran.
+    """
+    target_ms = slo.ttft_s * 1e3
+    feasible_ttft_ms = elapsed_ms + idle_ttft_ms * (1 + slack)
+    feasible_tpot_ms = idle_tpot_ms * (1 + slack)
+    is_lost = elapsed_ms + idle_ttft_ms > target_ms
+    if is_lost:
+        ttft_ms = feasible_ttft_ms
+    else:
+        # What is over is certain; the margin is for the rest.
+        with_margin_ms = elapsed_ms + (target_ms - elapsed_ms) / factors.ttft
+        ttft_ms = min(target_ms, max(with_margin_ms, feasible_ttft_ms))
+    tpot_ms = max(slo.tpot_s * 1e3 / factors.tpot, feasible_tpot_ms)
+    return _Limits(ttft_ms, tpot_ms, feasible_ttft_ms, feasible_tpot_ms, is_lost)
+
+
+def routes_with_room(
+    candidates: Candidates,
+    slack: float,
+    factors: Factors,
+    residents_tpot_ms: Callable[[str], float] = lambda _: inf,
+) -> Bools:
+    """``[num_routes]``: those on which :func:`check_room` finds no shortage, whoever else finds room or none.
+
+    Args:
+        slack, factors: as there.
+        residents_tpot_ms: the same, by decode worker.
+    """
+    request, forecasts = candidates.request, candidates.forecasts
+    idle_ttft_ms, idle_tpot_ms = float(forecasts.idle_ttft_ms.min()), float(forecasts.idle_tpot_ms.min())
+    limits = _limits(request.slo, idle_ttft_ms, idle_tpot_ms, request.elapsed_ms, slack, factors)
+    in_time = forecasts.ttft_ms <= limits.ttft_ms
+    if request.max_tokens == 1:
+        return in_time
+    workers, num_tokens = candidates.decode_workers, request.num_tokens
+    allowed_ms = [residents_tpot_ms(one.worker_id) if one.has_seat(num_tokens) else -inf for one in workers]
+    return in_time & (forecasts.tpot_ms <= np.minimum(limits.tpot_ms, candidates.by_decode(allowed_ms)))
+
+
+def check_room(
+    decision: RouteDecision,
+    slo: SloClass,
+    elapsed_ms: float,
+    slack: float,
+    factors: Factors,
+    *,
+    max_tokens: int,
+    residents_tpot_ms: float = inf,
+    is_idle: bool = False,
+    is_crowded: bool = False,
+) -> RoomCheck:
+    """Whether the route keeps the request's targets.
+
+    Args:
+        elapsed_ms: since the receipt of the request.
+        factors: margins of its class.
+        max_tokens: a single token has no time per output token.
+        residents_tpot_ms: the least that a sequence on the decode worker is allowed to take per token.
+        is_idle: nothing is under way, so that whatever is predicted, no load is to blame.
+        is_crowded: others, who can keep their targets, find no room.
+    """
+    limits = _limits(slo, decision.idle_ttft_ms, decision.idle_tpot_ms, elapsed_ms, slack, factors)
+    limit_tpot_ms = min(limits.tpot_ms, residents_tpot_ms)
+    shortage = None
+    if not is_idle and (decision.ttft_ms > limits.ttft_ms or (limits.is_lost and is_crowded)):
+        shortage = Shortage.PREFILL
+    elif not is_idle and max_tokens > 1 and (decision.tpot_ms > limit_tpot_ms or not decision.has_seat):
+        shortage = Shortage.DECODE
+    return RoomCheck(
+        shortage,
+        over_ms=max(0.0, decision.ttft_ms - limits.ttft_ms),
+        ttft_target_ms=limits.feasible_ttft_ms if limits.is_lost else slo.ttft_s * 1e3,
+        tpot_target_ms=max(slo.tpot_s * 1e3, limits.feasible_tpot_ms),
+        allowed_tpot_ms=limits.tpot_ms if max_tokens > 1 else inf,
+        limit_tpot_ms=limit_tpot_ms,
+        has_seat=decision.has_seat,
+        is_near_ttft=decision.ttft_ms > _NEAR * limits.ttft_ms,
+        is_near_tpot=decision.tpot_ms > _NEAR * limit_tpot_ms,
+        is_lost=limits.is_lost,
+    )

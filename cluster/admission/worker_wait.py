@@ -1,0 +1,74 @@
+"""Waiting for a worker while a pool has none to give, so that a restart is a pause and not an error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from cluster.admission.contracts import Dispatcher, Placement
+from cluster.admission.refusals import stopping
+from cluster.journal import Journal
+from cluster.routing.base import Preference, RouteDecision
+from cluster.timers import is_over
+from engine.errors import NoWorkerError
+
+_LONGEST_S = 0.5
+"""Suspects become usable again with time alone, so nobody waits for a change longer than this."""
+
+
+class WorkerWait:
+    """
+    Args:
+        dispatcher: knows the best route; None while there is none.
+        changed: gives the event that is set at the next change of the workers.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher[Placement],
+        worker_wait_s: float,
+        changed: Callable[[], asyncio.Event],
+        clock: Callable[[], float],
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._worker_wait_s = worker_wait_s
+        self._changed = changed
+        self._clock = clock
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Whoever waits is told within half a second."""
+        self._is_closed = True
+
+    async def first_route(self, journal: Journal, preferred: Preference | None = None) -> RouteDecision:
+        """The first route that there is.
+
+        Args:
+            preferred: routes that go before all others.
+
+        Raises:
+            NoWorkerError: none came in time.
+            OverloadedError: the router stops.
+            DeadlineError: the request's own time is over.
+        """
+        give_up_at = self._clock() + self._worker_wait_s
+        while True:
+            if self._is_closed:
+                raise stopping()
+            changed = self._changed()
+            decision = self._dispatcher.forecast(journal, preferred)
+            if decision is not None:
+                return decision
+            left = give_up_at - self._clock()
+            if is_over(left):
+                missing = " and no ".join(self._dispatcher.missing_pools()) or "suitable"
+                raise NoWorkerError(
+                    f"No {missing} worker took the request within {self._worker_wait_s:g} s. "
+                    "See `baton status` for the state of the pools."
+                )
+            wait_s = min(left, journal.time_left_s, _LONGEST_S)
+            try:
+                await asyncio.wait_for(changed.wait(), wait_s)
+            except TimeoutError:
+                continue

@@ -1,0 +1,183 @@
+"""What would serve the traffic seen better with the same workers: another ratio, other prompts local, no drafts.
+
+Options are compared by their capacity: the highest rate of this mix at which both targets are still kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cluster.autoscaling.costs import PoolCosts
+from cluster.autoscaling.decode_capacity import decode_forecast
+from cluster.autoscaling.demand import ClassDemand, Demand
+from cluster.autoscaling.prefill_capacity import prefill_forecast
+from cluster.config import DECODE, PREFILL
+
+ENOUGH_REQUESTS = 50
+LOCAL_SHARES = (0.0, 0.1, 0.25, 0.5, 0.75)
+_BETTER = 1.05
+"""Less of a gain is within what a model can tell."""
+_HALVINGS = 12
+_MOST_FACTOR = 1024.0
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """Workers put to use in one way.
+
+    Attributes:
+        prefill: 0: aggregated, every worker does both.
+        capacity: requests per second that keep the promises; 0: not even few do.
+    """
+
+    prefill: int
+    decode: int
+    local_share: float
+    capacity: float
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFigures:
+    """Speculation at one batch size: tokens of a sequence per step, and the time of a token with drafts and without."""
+
+    batch: int
+    tokens_per_round: float
+    tpot_ms: float
+    plain_tpot_ms: float
+
+    @property
+    def gain(self) -> float:
+        """Above 1: drafts pay."""
+        return self.plain_tpot_ms / self.tpot_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """
+    Attributes:
+        rate: requests per second that were seen.
+        missing: what is not known yet; nothing else is filled in then.
+        best: of all pairs of pools with as many workers.
+    """
+
+    rate: float
+    num_requests: int
+    missing: str = ""
+    now: Option | None = None
+    best: Option | None = None
+    aggregated: Option | None = None
+    drafts: tuple[DraftFigures, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {**asdict(self), "drafts": [{**asdict(one), "gain": round(one.gain, 4)} for one in self.drafts]}
+
+
+def advise(demand: Demand, costs: Mapping[str, PoolCosts], sizes: Mapping[str, int]) -> Advice:
+    """Compares the present use of the workers with others.
+
+    Args:
+        demand: with the share of prompts that is local now.
+        sizes: workers by pool.
+    """
+    missing = _missing(demand, costs)
+    if missing:
+        return Advice(demand.rate, demand.num_requests, missing)
+    total = sum(sizes.values())
+    now = Option(
+        sizes[PREFILL],
+        sizes[DECODE],
+        demand.local_share,
+        _capacity(demand, costs, sizes[PREFILL], sizes[DECODE]),
+    )
+    best = max([now, *_splits(demand, costs, total)], key=lambda option: option.capacity)
+    if best.capacity < _BETTER * now.capacity:
+        best = now
+    return Advice(
+        demand.rate,
+        demand.num_requests,
+        "",
+        now,
+        best,
+        _aggregated(demand, costs, total),
+        _drafts(demand, costs, sizes),
+    )
+
+
+def _missing(demand: Demand, costs: Mapping[str, PoolCosts]) -> str:
+    if demand.num_requests < ENOUGH_REQUESTS or demand.rate <= 0:
+        return (
+            f"not enough traffic seen yet: {demand.num_requests} requests in the last five minutes, "
+            f"{ENOUGH_REQUESTS} are needed."
+        )
+    unmeasured = [name for name in (PREFILL, DECODE) if name not in costs or not costs[name].is_measured]
+    return (
+        f"the latency model has not seen enough steps of {' and '.join(unmeasured)} workers yet." if unmeasured else ""
+    )
+
+
+def _splits(demand: Demand, costs: Mapping[str, PoolCosts], total: int) -> list[Option]:
+    """The best ratio for each share of local prompts."""
+    options = []
+    for share in dict.fromkeys((demand.local_share, *LOCAL_SHARES)):
+        asked = demand.with_local_share(share)
+        # More prefill workers help prefill and take from decode: the best is where the two curves cross.
+        low, high = 1, max(1, total - 1)
+        while low < high:
+            middle = (low + high) // 2
+            enough = _prefill_factor(asked, costs, middle) >= _decode_factor(asked, costs, total - middle)
+            low, high = (low, middle) if enough else (middle + 1, high)
+        for prefill in {max(1, low - 1), low}:
+            if total - prefill >= 1:
+                capacity = _capacity(asked, costs, prefill, total - prefill)
+                options.append(Option(prefill, total - prefill, share, capacity))
+    return options
+
+
+def _aggregated(demand: Demand, costs: Mapping[str, PoolCosts], total: int) -> Option:
+    """Every worker computes its own prompts between the steps of those that decode there."""
+    factor = _decode_factor(demand.with_local_share(1.0), costs, total)
+    return Option(0, total, 1.0, demand.rate * factor)
+
+
+def _capacity(demand: Demand, costs: Mapping[str, PoolCosts], prefill: int, decode: int) -> float:
+    return demand.rate * min(_prefill_factor(demand, costs, prefill), _decode_factor(demand, costs, decode))
+
+
+def _prefill_factor(demand: Demand, costs: Mapping[str, PoolCosts], workers: int) -> float:
+    away = demand.split()[0]
+    return _largest_factor(lambda factor: prefill_forecast(away.scaled(factor), costs[PREFILL], workers).keeps)
+
+
+def _decode_factor(demand: Demand, costs: Mapping[str, PoolCosts], workers: int) -> float:
+    return _largest_factor(lambda factor: decode_forecast(demand.scaled(factor), costs[DECODE], workers).keeps)
+
+
+def _largest_factor(keeps: Callable[[float], bool]) -> float:
+    """By how much the rate may grow; 0: not even a thousandth of it is served in time."""
+    low, high = 1.0 / _MOST_FACTOR, _MOST_FACTOR
+    if not keeps(low):
+        return 0.0
+    for _ in range(_HALVINGS):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if keeps(middle) else (low, middle)
+    return low
+
+
+def _mean(demand: Demand, of: Callable[[ClassDemand], float]) -> float:
+    """Over all requests."""
+    return sum(part.rate * of(part) for part in demand.present) / demand.rate
+
+
+def _drafts(demand: Demand, costs: Mapping[str, PoolCosts], sizes: Mapping[str, int]) -> tuple[DraftFigures, ...]:
+    """At the present batch, and at the largest one that keeps the targets."""
+    own = costs[DECODE]
+    forecast = decode_forecast(demand, own, sizes[DECODE])
+    context = _mean(demand, lambda part: part.prompt_tokens)
+    present = max(1, min(own.max_num_seqs, round(forecast.concurrency / sizes[DECODE])))
+    return tuple(
+        DraftFigures(batch, own.tokens_per_round(batch), own.tpot_ms(batch, context), own.plain_tpot_ms(batch, context))
+        for batch in sorted({present, max(1, int(forecast.per_worker))})
+    )

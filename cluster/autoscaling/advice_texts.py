@@ -1,0 +1,80 @@
+"""Advice in sentences."""
+
+from __future__ import annotations
+
+from cluster.autoscaling.advice import Advice, DraftFigures, Option
+
+_MUCH_BETTER = 1.05
+_DRAFTS_SEEN = 1.02
+"""Tokens per round, from which on there are drafts."""
+
+
+def advice_texts(advice: Advice) -> list[str]:
+    """What to change, and what to leave."""
+    if advice.missing or advice.now is None or advice.best is None or advice.aggregated is None:
+        return [f"No advice: {advice.missing or 'nothing is known'}"]
+    return [
+        _ratio(advice.now, advice.best),
+        _local(advice.now, advice.best),
+        _disaggregation(advice.best, advice.aggregated),
+        *(_drafts(figures) for figures in advice.drafts),
+    ]
+
+
+def _ratio(now: Option, best: Option) -> str:
+    if (now.prefill, now.decode) == (best.prefill, best.decode):
+        return f"Ratio: keep {now.prefill} prefill to {now.decode} decode; they carry {_rate(now.capacity)}."
+    return (
+        f"Ratio: {best.prefill} prefill to {best.decode} decode would carry {_rate(best.capacity)}, "
+        f"{now.prefill} to {now.decode} carry {_rate(now.capacity)}."
+    )
+
+
+def _local(now: Option, best: Option) -> str:
+    if now.local_share == best.local_share:
+        return f"Local prefill: keep {_percent(now.local_share)} of the uncached prompt tokens on decode workers."
+    return (
+        f"Local prefill: {_percent(best.local_share)} of the uncached prompt tokens on decode workers, the shortest "
+        f"prompts first; now it is {_percent(now.local_share)}."
+    )
+
+
+def _disaggregation(best: Option, aggregated: Option) -> str:
+    if aggregated.capacity >= _MUCH_BETTER * best.capacity:
+        return (
+            f"Disaggregation hurts this workload: {aggregated.decode} workers that each do both would carry "
+            f"{_rate(aggregated.capacity)} within the targets, two pools {_rate(best.capacity)}."
+        )
+    if best.capacity >= _MUCH_BETTER * aggregated.capacity:
+        return (
+            f"Disaggregation pays: two pools carry {_rate(best.capacity)} within the targets, {aggregated.decode} "
+            f"workers that each do both would carry {_rate(aggregated.capacity)}."
+        )
+    return (
+        f"Disaggregation makes no difference here: {_rate(best.capacity)} with two pools, "
+        f"{_rate(aggregated.capacity)} with workers that each do both."
+    )
+
+
+def _drafts(figures: DraftFigures) -> str:
+    at = f"Speculation, {figures.batch} sequences a step: "
+    if figures.tokens_per_round < _DRAFTS_SEEN:
+        return f"{at}next to no tokens come from drafts, so there is nothing to judge."
+    numbers = (
+        f"{figures.tokens_per_round:.2f} tokens a round; a token takes {figures.tpot_ms:.3g} ms, "
+        f"{figures.plain_tpot_ms:.3g} ms without drafts"
+    )
+    if figures.gain >= 1.0:
+        return f"{at}{numbers}: it pays."
+    return (
+        f"{at}{numbers}: it costs more than it brings. `auto` drafts nothing there; another speculation.method should "
+        "draft less."
+    )
+
+
+def _rate(value: float) -> str:
+    return f"{value:.0f} requests/s" if value >= 100 else f"{value:.3g} requests/s"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.3g} %"

@@ -1,0 +1,142 @@
+"""What work costs on a worker of a pool, as the latency model knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cluster.latency.calibration import RegimeCalibration
+from cluster.latency_model import LatencyModel
+from cluster.registry import WorkerInfo
+
+_REFERENCE_TOKENS = 256
+_REFERENCE_BATCH = 8
+MIN_STEP_SAMPLES = 24
+"""A worker's profile at its start brings more than that; fewer say nothing."""
+
+
+class PoolCosts(Protocol):
+    """Of the usual worker of a pool.
+
+    Attributes:
+        chunk_tokens: token budget of one step.
+        max_num_seqs: sequences that one step may have.
+        kv_tokens: size of the KV cache; 0 when that is not known.
+    """
+
+    @property
+    def chunk_tokens(self) -> int: ...
+
+    @property
+    def max_num_seqs(self) -> int: ...
+
+    @property
+    def kv_tokens(self) -> int: ...
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there are samples enough to go by; a guess must not start workers."""
+        ...
+
+    def prefill_ms(self, uncached_tokens: float, cached_tokens: float) -> float:
+        """A prompt alone, until its first token is out."""
+        ...
+
+    def tpot_ms(self, batch: int, context_tokens: float) -> float:
+        """Time per output token of a sequence among ``batch`` that decode; drafts as usual.
+
+        Args:
+            context_tokens: of one sequence, mean.
+        """
+        ...
+
+    def plain_tpot_ms(self, batch: int, context_tokens: float) -> float:
+        """The same without drafts."""
+        ...
+
+    def tokens_per_round(self, batch: int) -> float:
+        """Tokens that a sequence gets from a step of ``batch`` sequences."""
+        ...
+
+    def handoff_ms(self, tokens: float) -> float:
+        """Until the KV of so many prompt tokens has arrived here."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCosts:
+    """Implements :class:`PoolCosts` with the worker in the middle of its pool, so that one odd worker moves nothing.
+
+    Costs are those of its steps. How requests have fared beside that (the model's calibration) has their queues in it
+    and the prompts in between, which are what a forecast is made for: counted twice, a busy pool would look slower and
+    slower. Only what workers lose to others on their processors shows nowhere else.
+
+    Attributes:
+        kv_bytes_per_token: that a hand-off moves.
+        link: of the usual hand-off.
+        contended: workers of both pools share processors.
+    """
+
+    model: LatencyModel
+    info: WorkerInfo
+    link: tuple[str, str]
+    contended: bool = False
+
+    @property
+    def chunk_tokens(self) -> int:
+        return self.info.chunk_tokens
+
+    @property
+    def max_num_seqs(self) -> int:
+        return self.info.max_num_seqs
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.info.kv_blocks * self.info.block_size
+
+    @property
+    def is_measured(self) -> bool:
+        return self.model.num_samples(self.info.worker_id) >= MIN_STEP_SAMPLES
+
+    def prefill_ms(self, uncached_tokens: float, cached_tokens: float) -> float:
+        uncached, cached = max(1, round(uncached_tokens)), round(cached_tokens)
+        ms = self.model.prefill_ms(self.info.worker_id, uncached, cached).ms
+        return ms * self._lost_to_others(self.model.ttft_calibration)
+
+    def tpot_ms(self, batch: int, context_tokens: float) -> float:
+        context, calibration = round(batch * context_tokens), self.model.tpot_calibration
+        calibrated = self.model.predict_tpot(self.info.worker_id, batch, context, contended=self.contended).ms
+        return calibrated / calibration.of(contended=self.contended).factor * self._lost_to_others(calibration)
+
+    def plain_tpot_ms(self, batch: int, context_tokens: float) -> float:
+        step_ms = self.model.step_ms(self.info.worker_id, batch, round(batch * context_tokens)).ms
+        return step_ms * self._lost_to_others(self.model.tpot_calibration)
+
+    def _lost_to_others(self, calibration: RegimeCalibration) -> float:
+        return calibration.of(contended=True).factor if self.contended else 1.0
+
+    def tokens_per_round(self, batch: int) -> float:
+        return self.model.tokens_per_round(self.info.worker_id, batch)
+
+    def handoff_ms(self, tokens: float) -> float:
+        return self.model.transfer_ms(round(tokens * self.info.kv_bytes_per_token), self.link).ms
+
+
+def costs_of(model: LatencyModel, prefill: Sequence[WorkerInfo], decode: Sequence[WorkerInfo]) -> dict[str, ModelCosts]:
+    """Of each pool that has workers, by its name."""
+    shared = {(info.node, info.device) for info in prefill} & {(info.node, info.device) for info in decode}
+    contended = any(device == "cpu" for _, device in shared)
+    middles = [_middle(model, workers) for workers in (prefill, decode) if workers]
+    link = (middles[0].worker_id, middles[-1].worker_id) if middles else ("", "")
+    return {info.pool: ModelCosts(model, info, link, contended) for info in middles}
+
+
+def _middle(model: LatencyModel, workers: Sequence[WorkerInfo]) -> WorkerInfo:
+    def speed(info: WorkerInfo) -> float:
+        prompt = model.prefill_ms(info.worker_id, _REFERENCE_TOKENS).ms
+        return prompt + model.step_ms(info.worker_id, _REFERENCE_BATCH, _REFERENCE_BATCH * _REFERENCE_TOKENS).ms
+
+    # One that has just started knows less than those that work.
+    known = [info for info in workers if model.num_samples(info.worker_id) >= MIN_STEP_SAMPLES] or workers
+    return sorted(known, key=speed)[len(known) // 2]

@@ -1,0 +1,115 @@
+"""A decode pool as seats: how many sequences may share its steps before tokens come too slowly?
+
+By Little's law, the sequences that decode at the same time are their rate times how long each of them decodes. Prompts
+that stay here slow their steps, and are slowed by them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from functools import cache
+
+from cluster.autoscaling.costs import PoolCosts
+from cluster.autoscaling.demand import ClassDemand, Demand
+from cluster.autoscaling.forecast import MAX_UTILISATION, PoolForecast, pool_objective
+from cluster.autoscaling.prefill_capacity import prefill_forecast
+from cluster.autoscaling.queueing import poisson_at_most
+
+_TOLERANCE = 1.5
+"""A class whose target even a sequence alone misses is planned for so many times what that one takes."""
+_MOST_PROMPT_TIME = 0.95
+
+
+def decode_forecast(demand: Demand, costs: PoolCosts, workers: int) -> PoolForecast:
+    """Attainment of the TPOT targets by ``workers`` of a pool, which compute ``demand.local_share`` of prompts too.
+
+    Those prompts have their TTFT targets: attainment is that of the target which fewer requests keep.
+    """
+    parts = [part for part in demand.present if part.output_tokens > 1]
+    token_rate = sum(part.rate * (part.output_tokens - 1) for part in parts)
+    local = demand.split()[1] if demand.local_share > 0 else Demand()
+    prompt_time = _prompts_s(local, costs) / workers
+    if token_rate <= 0:
+        return PoolForecast(workers, prompt_time, {}, prompt_time <= MAX_UTILISATION)
+    context = sum(part.rate * (part.output_tokens - 1) * _context(part) for part in parts) / token_rate
+    slowdown = 1.0 / (1.0 - min(prompt_time, _MOST_PROMPT_TIME))
+    seats = _seats(costs, parts)
+
+    @cache
+    def tpot_s(batch: int) -> float:
+        return costs.tpot_ms(batch, context) * slowdown / 1e3
+
+    attainable = [_largest_batch(part, costs, seats, tpot_s, demand.local_share < 1) for part in parts]
+    per_worker = min(batch for batch, _ in attainable)
+    concurrency = _concurrency(token_rate, workers, seats, tpot_s)
+    at_work = token_rate * tpot_s(per_worker) if concurrency is None else concurrency
+    slowed = _prompt_slowdown(local, costs, at_work / workers, context)
+    prompts = prefill_forecast(local, costs, workers, slowdown=slowed)
+    kept_prompts = prompts.attainment or {}
+    attainment, hopeless, keeps = {}, [], prompts.keeps
+    for part, (batch, possible) in zip(parts, attainable, strict=True):
+        share = 0.0 if concurrency is None else poisson_at_most(workers * batch, concurrency)
+        attainment[part.slo.name] = min(share if possible else 0.0, kept_prompts.get(part.slo.name, 1.0))
+        keeps = keeps and share >= pool_objective(part.slo)
+        if not possible:
+            hopeless.append(part.slo.name)
+    most_tokens = workers * per_worker / tpot_s(per_worker)
+    utilisation = max(token_rate / most_tokens, prompt_time)
+    work_s = at_work / sum(part.rate for part in parts)
+    keeps = keeps and utilisation <= 1.0
+    return PoolForecast(workers, utilisation, attainment, keeps, work_s, at_work, per_worker, tuple(hopeless))
+
+
+def _context(part: ClassDemand) -> float:
+    """Tokens of a sequence half-way through its answer."""
+    return part.prompt_tokens + part.output_tokens / 2
+
+
+def _prompts_s(local: Demand, costs: PoolCosts) -> float:
+    """Seconds of prompts a second, all workers together."""
+    return sum(
+        part.rate * group.share * costs.prefill_ms(group.uncached_tokens, group.cached_tokens) / 1e3
+        for part in local.present
+        for group in part.prompts
+    )
+
+
+def _prompt_slowdown(local: Demand, costs: PoolCosts, batch: float, context: float) -> float:
+    """Of a prompt by the sequences of which each step has a token, too."""
+    if not local.present:
+        return 1.0
+    batch = max(1, min(costs.max_num_seqs, round(batch)))
+    tokens = sum(part.rate * part.uncached_tokens for part in local.present) / local.rate
+    beside_ms = (costs.tpot_ms(batch, context) - costs.tpot_ms(1, context)) * costs.tokens_per_round(batch)
+    return 1.0 + max(0.0, beside_ms) / costs.prefill_ms(min(tokens, float(costs.chunk_tokens)), 0)
+
+
+def _seats(costs: PoolCosts, parts: list[ClassDemand]) -> int:
+    """Sequences that fit into a worker: into its steps, and into its cache with their whole answers."""
+    rate = sum(part.rate for part in parts)
+    tokens = sum(part.rate * (part.prompt_tokens + part.output_tokens) for part in parts) / rate
+    fitting = int(costs.kv_tokens / tokens) if costs.kv_tokens else costs.max_num_seqs
+    return max(1, min(costs.max_num_seqs, fitting))
+
+
+def _largest_batch(
+    part: ClassDemand, costs: PoolCosts, seats: int, tpot_s: Callable[[int], float], hands_off: bool
+) -> tuple[int, bool]:
+    """(the largest batch in which the class keeps its target, whether it can keep it at all)."""
+    handoff_s = costs.handoff_ms(min(part.prompt_tokens, costs.chunk_tokens)) / 1e3 if hands_off else 0.0
+    limit_s = part.slo.tpot_s - handoff_s / (part.output_tokens - 1)
+    possible = tpot_s(1) <= limit_s
+    if not possible:
+        limit_s = _TOLERANCE * tpot_s(1)
+    return max(1, bisect_left(range(1, seats + 1), True, key=lambda batch: tpot_s(batch) > limit_s)), possible
+
+
+def _concurrency(token_rate: float, workers: int, seats: int, tpot_s: Callable[[int], float]) -> float | None:
+    """Sequences that decode, mean of the pool; None when it cannot keep up."""
+
+    def keeps_up(batch: int) -> bool:
+        return workers * batch / tpot_s(batch) >= token_rate
+
+    batch = 1 + bisect_left(range(1, seats + 1), True, key=keeps_up)
+    return None if batch > seats else token_rate * tpot_s(batch)

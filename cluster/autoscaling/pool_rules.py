@@ -1,0 +1,134 @@
+"""When a pool changes its size: up at once, down slowly, and not again and again for a place that nobody has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from cluster.autoscaling.limits import PoolLimits, ScalingLimits
+from cluster.autoscaling.observation import PoolCounts
+from cluster.autoscaling.requirement import Requirement
+
+_FIRST_BACKOFF_S = 60.0
+_MAX_BACKOFF_S = 900.0
+
+
+class Reason(StrEnum):
+    """Why a pool gets the size that it gets."""
+
+    LOAD = "load"
+    """More requests than it can serve in time."""
+    QUEUE = "queue"
+    """Work has piled up."""
+    CALM = "calm"
+    """One worker less would do, with headroom, and has for a while."""
+    IDLE = "idle"
+    """Nothing comes."""
+    LIMITS = "limits"
+    """It is outside of its minimum and maximum, or would have to be."""
+    UNPLACED = "unplaced"
+    """No node takes another worker."""
+    MOVE = "move"
+    """A worker changes its role."""
+    PINNED = "pinned"
+    """Somebody has set it by hand."""
+    COLD = "cold"
+    """Too little is known yet."""
+    ENOUGH = "enough"
+    """It is as it should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """What must be remembered of a pool from one plan to the next.
+
+    Attributes:
+        calm_since_s: since when it has had a worker too many; None: it has not.
+        shrunk_s: when the last one was taken away.
+        stuck_at: the size beyond which no worker found a place; 0: none was refused.
+        backoff_s: how long it is not asked again.
+        retry_s: from then on it may be asked for one more.
+    """
+
+    calm_since_s: float | None = None
+    shrunk_s: float = float("-inf")
+    stuck_at: int = 0
+    backoff_s: float = 0.0
+    retry_s: float = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """
+    Attributes:
+        wanted: what the load asks for, whether or not it can be had.
+        has_spare: one worker could go, and that has been so for long enough.
+    """
+
+    target: int
+    wanted: int
+    reason: Reason
+    state: PoolState
+    has_spare: bool = False
+
+
+def size_pool(
+    counts: PoolCounts, needs: Requirement, bounds: PoolLimits, limits: ScalingLimits, state: PoolState, now_s: float
+) -> Sizing:
+    """The next size of a pool, and why."""
+    state = _watch_calm(counts, needs, bounds, state, now_s)
+    state = _watch_places(counts, state)
+    if counts.pinned:
+        return Sizing(counts.target, counts.target, Reason.PINNED, state)
+    if counts.pending and counts.pending_s >= limits.place_timeout_s:
+        placed = max(bounds.min, counts.ready + counts.starting - counts.pending)
+        if placed < counts.target:
+            return Sizing(placed, max(needs.roomy, placed), Reason.UNPLACED, _give_up(placed, state, now_s))
+    if not bounds.min <= counts.target <= bounds.max:
+        within = min(max(counts.target, bounds.min), bounds.max)
+        return Sizing(within, within, Reason.LIMITS, state)
+    if needs.needed > counts.target:
+        return _grow(counts, needs, state, now_s)
+    has_spare = state.calm_since_s is not None and now_s - state.calm_since_s >= limits.calm_s
+    # A large pool may go faster: nobody gives back more than a whole pool in one calm period.
+    pause_s = max(limits.interval_s * 0.5, limits.calm_s / counts.target)
+    if has_spare and now_s - state.shrunk_s >= pause_s:
+        smaller = counts.target - 1
+        reason = Reason.IDLE if needs.is_idle else Reason.CALM
+        return Sizing(smaller, smaller, reason, replace(state, shrunk_s=now_s), True)
+    reason = Reason.ENOUGH if needs.is_known else Reason.COLD
+    if needs.is_known and not needs.now.keeps and counts.target == bounds.max:
+        reason = Reason.LIMITS
+    return Sizing(counts.target, counts.target, reason, state, has_spare)
+
+
+def _watch_calm(
+    counts: PoolCounts, needs: Requirement, bounds: PoolLimits, state: PoolState, now_s: float
+) -> PoolState:
+    spare = needs.is_known and counts.target > bounds.min and needs.roomy < counts.target
+    if not spare:
+        return replace(state, calm_since_s=None)
+    return state if state.calm_since_s is not None else replace(state, calm_since_s=now_s)
+
+
+def _watch_places(counts: PoolCounts, state: PoolState) -> PoolState:
+    """A worker that found its place ends the waiting."""
+    if state.stuck_at and counts.ready > state.stuck_at:
+        return replace(state, stuck_at=0, backoff_s=0.0, retry_s=float("-inf"))
+    return state
+
+
+def _give_up(placed: int, state: PoolState, now_s: float) -> PoolState:
+    backoff_s = min(_MAX_BACKOFF_S, 2 * state.backoff_s or _FIRST_BACKOFF_S)
+    return replace(state, stuck_at=placed, backoff_s=backoff_s, retry_s=now_s + backoff_s)
+
+
+def _grow(counts: PoolCounts, needs: Requirement, state: PoolState, now_s: float) -> Sizing:
+    reason = Reason.QUEUE if needs.by_queue else Reason.LOAD
+    if not state.stuck_at or needs.roomy <= state.stuck_at:
+        return Sizing(needs.roomy, needs.roomy, reason, state)
+    if counts.target < state.stuck_at:
+        return Sizing(state.stuck_at, needs.roomy, reason, state)
+    if now_s < state.retry_s or counts.pending:
+        return Sizing(counts.target, needs.roomy, Reason.UNPLACED, state)
+    return Sizing(counts.target + 1, needs.roomy, reason, state)

@@ -1,0 +1,121 @@
+"""A prefill pool as a queue: do prompts get their first token in time?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cluster.autoscaling.costs import PoolCosts
+from cluster.autoscaling.demand import ClassDemand, Demand
+from cluster.autoscaling.forecast import MAX_UTILISATION, PoolForecast, pool_objective
+from cluster.autoscaling.queueing import wait_exceeds
+
+_LEAST_SHARE = 0.02
+"""Of what a prompt takes alone; sharing steps saves no more."""
+_SPILLING = 0.8
+"""Utilisation up to which the prompts that go over to decode workers are about those that were planned for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Prompts of one size and class.
+
+    Attributes:
+        alone_s: on a worker that does nothing else.
+        fixed_s: of that, what a step costs without tokens.
+        most_mates: prompts of this size that fit into a step.
+    """
+
+    rate: float
+    alone_s: float
+    fixed_s: float
+    most_mates: float
+
+    def load_s(self, mates: float) -> float:
+        """What one of them adds to a worker's work when ``mates`` prompts share a step."""
+        shared = min(mates, self.most_mates)
+        return max(self.alone_s - self.fixed_s * (1.0 - 1.0 / shared), _LEAST_SHARE * self.alone_s)
+
+    def until_token_s(self, mates: float) -> float:
+        """From the start of its steps to its first token: those who share them are computed too."""
+        return self.alone_s + (min(mates, self.most_mates) - 1.0) * max(0.0, self.alone_s - self.fixed_s)
+
+
+def prefill_forecast(
+    demand: Demand, costs: PoolCosts, workers: int, *, spills: bool = False, slowdown: float = 1.0
+) -> PoolForecast:
+    """Attainment of the TTFT targets by ``workers`` of a pool.
+
+    Short prompts share steps when there are many of them: each adds less work then, and waits for the others' too. How
+    many do so is what serves the demand best.
+
+    Args:
+        spills: decode workers compute prompts too, so that one which would be late here goes there instead.
+        slowdown: of prompts, by what else the worker computes.
+    """
+    parts = sorted(demand.present, key=lambda part: (-part.slo.priority, part.slo.ttft_s))
+    if not parts:
+        return PoolForecast(workers)
+    grouped = [_groups(part, costs, slowdown) for part in parts]
+    most = max(group.most_mates for groups in grouped for group in groups)
+    forecasts, mates = [], 1.0
+    while mates == 1.0 or mates <= most:
+        forecasts.append(_with_mates(parts, grouped, mates, workers, spills))
+        if forecasts[-1].keeps:
+            break
+        mates *= 2
+    return max(forecasts, key=lambda found: (found.keeps, found.lowest_attainment, -found.utilisation))
+
+
+def _with_mates(
+    parts: Sequence[ClassDemand], grouped: Sequence[Sequence[_Group]], mates: float, workers: int, spills: bool
+) -> PoolForecast:
+    every = [group for groups in grouped for group in groups]
+    offered = _offered(every, mates)
+    spills = spills and offered <= _SPILLING * workers
+    service_s, variation = _service_times(every, mates)
+    attainment, hopeless, keeps = {}, [], offered <= MAX_UTILISATION * workers
+    ahead = 0.0
+    for part, groups in zip(parts, grouped, strict=True):
+        upto = ahead + _offered(groups, mates)
+        kept = possible = 0.0
+        for group in groups:
+            slack_s = part.slo.ttft_s - group.until_token_s(mates)
+            if part.slo.ttft_s >= group.alone_s:
+                possible += group.rate
+                late = wait_exceeds(slack_s, workers, offered, ahead, upto, service_s, variation)
+                kept += group.rate * (1.0 if spills and slack_s >= 0 else 1.0 - late)
+        attainment[part.slo.name] = kept / part.rate
+        if possible < 0.999 * part.rate:
+            hopeless.append(part.slo.name)
+        keeps = keeps and kept >= pool_objective(part.slo) * possible
+        ahead = upto
+    rate = sum(part.rate for part in parts)
+    return PoolForecast(workers, offered / workers, attainment, keeps, offered / rate, offered, 1.0, tuple(hopeless))
+
+
+def _groups(part: ClassDemand, costs: PoolCosts, slowdown: float) -> list[_Group]:
+    fixed_s = slowdown * costs.prefill_ms(1, 0) / 1e3
+    return [
+        _Group(
+            part.rate * group.share,
+            slowdown * costs.prefill_ms(group.uncached_tokens, group.cached_tokens) / 1e3,
+            fixed_s,
+            max(1.0, costs.chunk_tokens / max(1.0, group.uncached_tokens)),
+        )
+        for group in part.prompts
+    ]
+
+
+def _offered(groups: Sequence[_Group], mates: float) -> float:
+    """Work that comes in, in workers."""
+    return sum(group.rate * group.load_s(mates) for group in groups)
+
+
+def _service_times(groups: Sequence[_Group], mates: float) -> tuple[float, float]:
+    """(mean seconds that a worker is busy before it can begin another prompt, their squared variation)."""
+    rate = sum(group.rate for group in groups)
+    mean_s = sum(group.rate * group.until_token_s(mates) for group in groups) / rate
+    alone_s = sum(group.rate * group.alone_s for group in groups) / rate
+    squares = sum(group.rate * group.alone_s**2 for group in groups) / rate
+    return mean_s, max(0.0, squares / alone_s**2 - 1.0)

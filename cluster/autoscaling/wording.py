@@ -1,0 +1,153 @@
+"""A plan in sentences, with the numbers that led to it."""
+
+from __future__ import annotations
+
+from cluster.autoscaling.forecast import PoolForecast
+from cluster.autoscaling.limits import PoolLimits, ScalingLimits
+from cluster.autoscaling.observation import Observation, PoolCounts
+from cluster.autoscaling.pool_rules import PoolState, Reason, Sizing
+from cluster.autoscaling.requirement import MIN_REQUESTS, Requirement
+from cluster.autoscaling.role_change import RoleChange
+from cluster.config import DECODE, PREFILL
+
+
+def explain_pool(
+    pool: str, observation: Observation, limits: ScalingLimits, needs: Requirement, sizing: Sizing
+) -> tuple[str, ...]:
+    """Why a pool gets the size that it gets, role changes aside."""
+    counts = observation.pools[pool].counts
+    texts = [f"{pool} {_change(counts.target, sizing.target)}: {_because(pool, observation, limits, needs, sizing)}"]
+    if needs.is_known and not needs.is_idle:
+        texts += [_hopeless(_targets(pool, observation), name) for name in needs.now.hopeless]
+    if needs.is_known and pool == PREFILL and observation.demand.local_share > 0:
+        texts.append(f"{_percent(observation.demand.local_share)} of the prompt tokens are left to decode workers.")
+    if counts.starting and sizing.target >= counts.target:
+        texts.append(f"{counts.starting} of its workers {_still(counts.starting)} starting and counted already.")
+    if counts.pending and counts.reason and counts.pending_s >= limits.place_timeout_s:
+        texts.append(counts.reason)
+    return tuple(texts)
+
+
+def explain_move(move: RoleChange) -> str:
+    """A role change in one sentence."""
+    other = "no node has room for a new one" if move.start_s is None else f"a new one would take {move.start_s:.3g} s"
+    return (
+        f"A {move.source} worker becomes a {move.destination} worker: that takes about {move.cost_s:.3g} s with the "
+        f"drain, and {other}."
+    )
+
+
+def _change(before: int, after: int) -> str:
+    return f"{before} → {after}" if before != after else f"stays at {after}"
+
+
+def _still(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
+def _because(pool: str, observation: Observation, limits: ScalingLimits, needs: Requirement, sizing: Sizing) -> str:
+    counts, bounds = observation.pools[pool].counts, limits.pools[pool]
+    match sizing.reason:
+        case Reason.PINNED:
+            return f"its size was set by hand; `baton scale {pool}=auto` hands it back."
+        case Reason.COLD:
+            return _what_is_missing(pool, observation)
+        case Reason.UNPLACED:
+            return _unplaced(counts, sizing.state, sizing, observation.now_s)
+        case Reason.IDLE:
+            return f"nothing comes and nothing waits, since {limits.calm_s:g} s or longer."
+        case Reason.QUEUE if not needs.is_known:
+            waiting = _number(observation.pools[pool].load)
+            return f"{waiting} prompts wait and get more; {_what_is_missing(pool, observation)}"
+    load = _load(pool, observation, needs)
+    if sizing.reason is Reason.LIMITS:
+        edge = f"at most {bounds.max}" if sizing.wanted >= bounds.max else f"at least {bounds.min}"
+        return f"{load} {_too_many(needs, bounds, limits)}The configuration allows {edge}."
+    if sizing.reason is Reason.CALM and needs.fewer is not None:
+        return f"{load} {_fewer(_targets(pool, observation), needs.fewer, limits)}"
+    if sizing.target > counts.target:
+        if beyond := _too_many(needs, bounds, limits):
+            return f"{load} {beyond}The configuration allows at most {bounds.max}."
+        return f"{load} {sizing.wanted} workers keep the targets with {_percent(limits.headroom)} to spare."
+    return load
+
+
+def _too_many(needs: Requirement, bounds: PoolLimits, limits: ScalingLimits) -> str:
+    """What would do and is not allowed; empty when enough is allowed."""
+    if needs.asked <= bounds.max:
+        return ""
+    return f"It takes {_workers(needs.asked)} to keep the targets with {_percent(limits.headroom)} to spare. "
+
+
+def _load(pool: str, observation: Observation, needs: Requirement) -> str:
+    """What comes, and what the pool as it is makes of it."""
+    if needs.is_idle:
+        return "nothing comes and nothing waits."
+    if not needs.is_known:
+        return _what_is_missing(pool, observation)
+    now = needs.now
+    rate = now.concurrency / now.work_s if now.work_s else 0.0  # of the pool: what the other one does is left out
+    work = f"{_number(rate)} requests/s × {_seconds(now.work_s)} each"
+    if pool == DECODE:
+        part = (
+            f"{work} are {_number(now.concurrency)} sequences at a time; a worker keeps the targets with "
+            f"{now.per_worker:.3g}, which is {_percent(now.utilisation)} of {_workers(now.workers)}"
+        )
+    else:
+        part = f"{work} are {_percent(now.utilisation)} of {_workers(now.workers)}"
+    waiting = observation.pools[pool].load
+    piled = f" {_number(waiting)} are at work or wait." if needs.by_queue else ""
+    return f"{part}; predicted to keep {_targets(pool, observation)}: {_percent(now.lowest_attainment)}.{piled}"
+
+
+def _fewer(targets: str, fewer: PoolForecast, limits: ScalingLimits) -> str:
+    return (
+        f"With {_workers(fewer.workers)} and {_percent(limits.headroom)} more load, "
+        f"{_percent(fewer.lowest_attainment)} would keep {targets}; so it has been for {limits.calm_s:g} s."
+    )
+
+
+def _unplaced(counts: PoolCounts, state: PoolState, sizing: Sizing, now_s: float) -> str:
+    wait_s = max(0.0, state.retry_s - now_s)
+    return (
+        f"the load asks for {sizing.wanted}, but Ray has found no place for more than {state.stuck_at}; "
+        f"asked again in {wait_s:.0f} s."
+    )
+
+
+def _what_is_missing(pool: str, observation: Observation) -> str:
+    seen = observation.demand.num_requests
+    if seen < MIN_REQUESTS:
+        return f"{seen} requests were seen; {MIN_REQUESTS} are needed to tell a rate."
+    return f"the latency model has not seen enough steps of {pool} workers yet."
+
+
+def _targets(pool: str, observation: Observation) -> str:
+    """Those that are up to a pool."""
+    if pool == PREFILL:
+        return "TTFT"
+    return "TPOT" if observation.demand.local_share <= 0 else "TPOT, and TTFT of its own prompts"
+
+
+def _hopeless(targets: str, name: str) -> str:
+    return (
+        f"Some requests of class {name} miss {targets} even on an idle worker; no number of workers helps "
+        "them, and they are not counted on."
+    )
+
+
+def _workers(number: int) -> str:
+    return "1 worker" if number == 1 else f"{number} workers"
+
+
+def _number(value: float) -> str:
+    """Three digits, without an exponent."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _percent(share: float) -> str:
+    return f"{_number(share * 100)} %"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"

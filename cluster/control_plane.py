@@ -1,0 +1,99 @@
+"""Everything that decides, put together: the same for a live router and for one in virtual time.
+
+    router ── admission ── dispatcher ── routing ── predictions ◀── samples of workers
+      │                        └─────── prefix index ◀───────────── events of their caches
+      └── traffic ── autoscaler ── owner of the pools
+
+Who brings workers, and what is in front of the router, differ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from cluster.admission.assembly import create_admission
+from cluster.autoscaler_loop import AutoscalerLoop, Offload, PoolControl
+from cluster.config import BatonConfig
+from cluster.dispatcher import Dispatcher
+from cluster.generation import ModelCard
+from cluster.latency.feed import SampleFeed
+from cluster.latency.request_predictions import RequestPredictions
+from cluster.latency.store import FitStore
+from cluster.latency_model import LatencyModel
+from cluster.metrics import RouterMetrics
+from cluster.prefix_feed import PrefixFeed
+from cluster.prefix_index import PrefixIndex
+from cluster.registry import WorkerRegistry
+from cluster.router import Router
+from cluster.routing.profile import build_profile
+from cluster.timelines import TimelineStore
+from cluster.traffic import TrafficMeter
+
+
+class ControlPlane:
+    """
+    Args:
+        registry: of the workers, on the same clock.
+        pools: their owner.
+        store: of latency fits; None: they are neither read nor kept.
+        clock: monotonic seconds; a simulation brings its own.
+        offload: see :class:`AutoscalerLoop`.
+
+    Attributes:
+        samples, prefixes: follow workers; whoever brings and takes these tells them.
+    """
+
+    def __init__(
+        self,
+        config: BatonConfig,
+        registry: WorkerRegistry,
+        pools: PoolControl,
+        *,
+        store: FitStore | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        offload: Offload = asyncio.to_thread,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self.registry = registry
+        self.slo_classes = config.slo.to_classes()
+        self.metrics = RouterMetrics(self.slo_classes.all, clock)
+        model = LatencyModel(clock)
+        self.predictions = RequestPredictions(model, self.metrics.prediction_errors, clock)
+        self.samples = SampleFeed(registry, model, store)
+        index = PrefixIndex(config.engine.block_size, clock)
+        self.prefixes = PrefixFeed(index, self.metrics.prefixes)
+        chooser = build_profile(config.routing, self.predictions.forecaster, self.metrics.routing.observe_scorer)
+        known = index if config.engine.prefix_caching else None
+        dispatcher = Dispatcher(registry, self.predictions, chooser, known, clock, self.metrics.routing)
+        self.admission = create_admission(config, dispatcher, registry, model, self.metrics.admission, clock)
+        self._traffic = TrafficMeter(clock)
+        self.autoscaler = AutoscalerLoop(
+            pools,
+            registry,
+            model,
+            self.predictions.ledger,
+            self._traffic,
+            config.autoscaler.to_limits(),
+            self.metrics.autoscaler,
+            num_waiting=lambda: self.admission.num_queued,
+            is_enabled=config.autoscaler.enabled,
+            clock=clock,
+            offload=offload,
+        )
+
+    def create_router(self, model: ModelCard, timelines: TimelineStore) -> Router:
+        """Of the whole plane; one is enough."""
+        return Router(
+            model,
+            self.registry,
+            self._config.router,
+            self.metrics,
+            timelines,
+            self.predictions,
+            self.admission,
+            self._clock,
+            self._traffic,
+        )

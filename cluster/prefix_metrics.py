@@ -1,0 +1,63 @@
+"""What the router knows of prefix caches, and how it heard of it, as Prometheus series."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+STORED = "stored"
+EVICTED = "evicted"
+
+
+class PrefixMetrics(Collector):
+    """Series of a worker vanish with it.
+
+    Attributes:
+        sizes: blocks known by worker; may be called in any thread.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.sizes: Callable[[], Mapping[str, int]] = dict
+        self._events = Counter(
+            "baton_prefix_events",
+            "Blocks that workers reported as joining or leaving their prefix caches, those of snapshots included.",
+            ["kind"],
+            registry=registry,
+        )
+        for kind in (STORED, EVICTED):
+            self._events.labels(kind)
+        self._snapshots = Counter(
+            "baton_prefix_snapshots",
+            "Times that a worker reported its whole prefix cache: when a stream began, or the router was slow.",
+            registry=registry,
+        )
+        self._restarts = Counter(
+            "baton_prefix_stream_restarts", "Streams of prefix cache events that broke.", registry=registry
+        )
+        registry.register(self)
+
+    def observe(self, num_stored: int, num_evicted: int, *, is_snapshot: bool) -> None:
+        """Books a message of a worker."""
+        self._snapshots.inc(is_snapshot)
+        self._events.labels(STORED).inc(num_stored)
+        self._events.labels(EVICTED).inc(num_evicted)
+
+    def observe_restart(self) -> None:
+        """Books a stream that broke."""
+        self._restarts.inc()
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: the registry shall not ask for figures when this is registered."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            "baton_prefix_known_blocks", "Blocks known to be in a worker's prefix cache.", labels=["worker"]
+        )
+        for worker_id, num_blocks in self.sizes().items():
+            family.add_metric([worker_id], num_blocks)
+        yield family

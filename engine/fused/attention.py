@@ -1,0 +1,318 @@
+"""Attention straight from the paged cache, in one pass over the keys (arXiv 2205.14135).
+
+A work item is one KV head of a few new tokens of one sequence. The query heads that share the KV head are rows beside
+each other, so every key is loaded once for all of them. Keys are visited in chunks that start at multiples of
+:data:`KEY_CHUNK`, and summed in splits that start at multiples of :data:`SPLIT_KEYS`, whoever computes them: a query's
+result does not depend on its neighbours, nor on the number of threads.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from engine.fused.arithmetic import (
+    exp,
+    floats,
+    from_operand,
+    item_size,
+    numbers,
+    operands,
+    row_sum,
+    scale_row,
+    to_operand,
+)
+from engine.fused.tables import Item, Span
+from engine.fused.vectors import dot_tile, largest, mix_tile, prefetch
+
+KEY_CHUNK = 64
+SPLIT_KEYS = 4 * KEY_CHUNK
+"""Keys that are summed by themselves; several threads can share a long context."""
+MAX_ROWS = 64
+"""Query rows of a work item."""
+_MINUS_INFINITY = np.float32(-np.inf)
+_F32 = np.float32(0)
+_TILE_KEYS = 16
+
+
+def state_floats(num_rows: int, dim: int) -> int:
+    """Size of the state of some rows: their sums ``[num_rows, dim]``, highest scores and masses, in float32 values."""
+    return num_rows * (dim + 2)
+
+
+def scratch_floats(dim: int) -> int:
+    """Size of the memory that one thread needs, in float32 values."""
+    return MAX_ROWS * KEY_CHUNK + 4 * KEY_CHUNK + 2 * state_floats(MAX_ROWS, dim)
+
+
+@njit(error_model="numpy")
+def _score(kind, queries, ldq, num_rows, keys, ldk, slots, num_keys, dim, scores):
+    """``scores[i, j] = queries[i] · keys[slots[j]]``, for whole tiles of keys."""
+    lds = 4 * KEY_CHUNK
+    i = 0
+    while i < num_rows:
+        x, out, left = queries + i * ldq, scores + i * lds, num_rows - i
+        if left >= 4:
+            for j in range(0, num_keys, 4):
+                dot_tile(kind, 4, 4, 1, 0, x, ldq, keys, ldk, slots + 8 * j, dim, out + 4 * j, lds)
+            i += 4
+        elif left == 3:
+            for j in range(0, num_keys, 4):
+                dot_tile(kind, 3, 4, 1, 0, x, ldq, keys, ldk, slots + 8 * j, dim, out + 4 * j, lds)
+            i += 3
+        elif left == 2:
+            for j in range(0, num_keys, 8):
+                dot_tile(kind, 2, 8, 1, 0, x, ldq, keys, ldk, slots + 8 * j, dim, out + 4 * j, lds)
+            i += 2
+        else:
+            for j in range(0, num_keys, 16):
+                dot_tile(kind, 1, 16, 1, 0, x, ldq, keys, ldk, slots + 8 * j, dim, out + 4 * j, lds)
+            i += 1
+
+
+@njit(error_model="numpy")
+def _mix(kind, weights, num_rows, values, ldv, slots, num_keys, dim, lanes, out):
+    """``out[i] += sum(weights[i, j] * values[slots[j]])``"""
+    ldw, ldo = 4 * KEY_CHUNK, 4 * dim
+    item = item_size(kind)
+    i = 0
+    while i < num_rows:
+        p, left = weights + i * ldw, num_rows - i
+        d = 0
+        while d + 4 * lanes <= dim:
+            v, o = values + d * item, out + i * ldo + 4 * d
+            if left >= 4:
+                mix_tile(kind, 4, 4, p, ldw, v, ldv, slots, num_keys, o, ldo)
+            elif left == 3:
+                mix_tile(kind, 3, 4, p, ldw, v, ldv, slots, num_keys, o, ldo)
+            elif left == 2:
+                mix_tile(kind, 2, 4, p, ldw, v, ldv, slots, num_keys, o, ldo)
+            else:
+                mix_tile(kind, 1, 4, p, ldw, v, ldv, slots, num_keys, o, ldo)
+            d += 4 * lanes
+        while d + lanes <= dim:
+            for r in range(min(left, 4)):
+                mix_tile(
+                    kind,
+                    1,
+                    1,
+                    p + r * ldw,
+                    ldw,
+                    values + d * item,
+                    ldv,
+                    slots,
+                    num_keys,
+                    out + (i + r) * ldo + 4 * d,
+                    ldo,
+                )
+            d += lanes
+        if d < dim:
+            for r in range(min(left, 4)):
+                _mix_rest(
+                    kind, p + r * ldw, values + d * item, ldv, slots, num_keys, dim - d, out + (i + r) * ldo + 4 * d
+                )
+        i += min(left, 4)
+
+
+@njit(error_model="numpy")
+def _mix_rest(kind, weights, values, ldv, slots, num_keys, dim, out):
+    total = floats(out, dim)
+    weight = floats(weights, num_keys)
+    slot = numbers(slots, num_keys)
+    for j in range(num_keys):
+        row = operands(kind, values + slot[j] * ldv, dim)
+        for d in range(dim):
+            total[d] += weight[j] * from_operand(kind, row[d])
+
+
+@njit(error_model="numpy")
+def _fill_slots(blocks, block_size, first, count, slots_at):
+    """Slots of places ``[first, first + count)``; the rest of a tile repeats the last one."""
+    out = numbers(slots_at, KEY_CHUNK)
+    place = first
+    end = first + count
+    while place < end:
+        block = place // block_size
+        base = blocks[block] * block_size - block * block_size
+        stop = min(end, (block + 1) * block_size)
+        for p in range(place, stop):
+            out[p - first] = base + p
+        place = stop
+    j = count
+    while j % _TILE_KEYS:
+        out[j] = out[count - 1]
+        j += 1
+    return j
+
+
+@njit(error_model="numpy")
+def _slot(blocks, block_size, place):
+    return blocks[place // block_size] * block_size + place % block_size
+
+
+@njit(error_model="numpy")
+def _ask_for_rows(base, ld, slots_at, count, num_bytes):
+    """Has rows brought from memory while something else is computed."""
+    slots = numbers(slots_at, count)
+    for j in range(count):
+        for place in range(0, num_bytes, 64):
+            prefetch(base + slots[j] * ld + place)
+
+
+@njit(error_model="numpy")
+def _hide(scores, first_key, num_rows, share, place, span, query):
+    """Puts out what the rows must not see: later places, those before the first key, a tree's that are no ancestors."""
+    tree_start, size = span[Span.TREE_START], span[Span.TREE_SIZE]
+    before = span[Span.FIRST_KEY] - first_key
+    for i in range(num_rows):
+        token = i // share
+        row = floats(scores + 4 * KEY_CHUNK * i, KEY_CHUNK)
+        visible = place + token - first_key + 1
+        for j in range(KEY_CHUNK):
+            row[j] = row[j] if (j < visible) & (j >= before) else _MINUS_INFINITY
+        if size > 0 and first_key + KEY_CHUNK > tree_start:
+            hidden = operands(np.uint8(0), span[Span.HIDDEN] + (query + token) * size, size)
+            for j in range(max(0, tree_start - first_key), min(KEY_CHUNK, visible)):
+                if hidden[first_key + j - tree_start]:
+                    row[j] = _MINUS_INFINITY
+
+
+@njit(error_model="numpy")
+def _soften(scores, total, scaling, highest, mass, i):
+    """One row's scores → weights relative to the highest so far; earlier sums are brought down to it."""
+    row = floats(scores, KEY_CHUNK)
+    top = max(highest[i], largest(scores, KEY_CHUNK))
+    if top == _MINUS_INFINITY:  # nothing seen yet
+        row[:] = _F32
+        return
+    for j in range(KEY_CHUNK):
+        row[j] = exp((row[j] - top) * scaling)
+    here = row_sum(row)
+    if top > highest[i]:
+        factor = exp((highest[i] - top) * scaling)
+        mass[i] = mass[i] * factor + here
+        scale_row(total, factor)
+        highest[i] = top
+    else:
+        mass[i] += here
+
+
+@njit(error_model="numpy")
+def _merge(num_rows, dim, scaling, first, second):
+    """Adds the second state of the rows to the first; see :func:`state_floats`."""
+    highest, mass = floats(first + 4 * num_rows * dim, num_rows), floats(first + 4 * num_rows * (dim + 1), num_rows)
+    other, more = floats(second + 4 * num_rows * dim, num_rows), floats(second + 4 * num_rows * (dim + 1), num_rows)
+    for i in range(num_rows):
+        if other[i] == _MINUS_INFINITY:
+            continue
+        top = max(highest[i], other[i])
+        mine, theirs = exp((highest[i] - top) * scaling), exp((other[i] - top) * scaling)
+        total, addend = floats(first + 4 * i * dim, dim), floats(second + 4 * i * dim, dim)
+        for d in range(dim):
+            total[d] = total[d] * mine + addend[d] * theirs
+        mass[i] = mass[i] * mine + more[i] * theirs
+        highest[i] = top
+
+
+@njit(error_model="numpy")
+def _finish(kind, num_rows, dim, state, num_heads, head, share, first_token, out):
+    """Divides by the rows' masses and stores them where the output projection reads them."""
+    size = item_size(kind)
+    mass = floats(state + 4 * num_rows * (dim + 1), num_rows)
+    for i in range(num_rows):
+        row = floats(state + 4 * dim * i, dim)
+        target = out + ((first_token + i // share) * num_heads + head * share + i % share) * dim * size
+        result = operands(kind, target, dim)
+        for d in range(dim):
+            result[d] = to_operand(kind, row[d] / mass[i])
+
+
+@njit(error_model="numpy")
+def _attend_split(kind, span, item, shape, scaling, queries, keys, values, first_split_key, end, state, scratch):
+    """Attends to the keys from ``first_split_key`` up to ``end``, both places; writes the rows' state."""
+    num_tokens, num_heads, num_kv_heads, dim, block_size, lanes = shape
+    share, size = num_heads // num_kv_heads, item_size(kind)
+    query, num_rows = item[Item.FIRST], item[Item.COUNT] * share
+    place = span[Span.START] + query
+    scores, slots_at = scratch, scratch + 4 * MAX_ROWS * KEY_CHUNK
+    other_slots_at = slots_at + 8 * KEY_CHUNK
+    last = span[Span.START] + query + item[Item.COUNT]
+    blocks = numbers(span[Span.BLOCKS], (last + block_size - 1) // block_size)
+    highest, mass = floats(state + 4 * num_rows * dim, num_rows), floats(state + 4 * num_rows * (dim + 1), num_rows)
+    highest[:] = _MINUS_INFINITY
+    mass[:] = _F32
+    floats(state, num_rows * dim)[:] = _F32
+
+    ld_query, ld_cache = dim * size, num_kv_heads * dim * size
+    q = queries + (item[Item.HEAD] * num_tokens + span[Span.FIRST_TOKEN] + query) * share * ld_query
+    offset = item[Item.HEAD] * dim * size
+    num_keys = _fill_slots(blocks, block_size, first_split_key, min(KEY_CHUNK, end - first_split_key), slots_at)
+    # Memory that nobody may look at need not hold numbers, and no weight makes up for that.
+    for j in range(min(num_keys, span[Span.FIRST_KEY] - first_split_key)):
+        numbers(slots_at, KEY_CHUNK)[j] = _slot(blocks, block_size, span[Span.FIRST_KEY])
+    for first_key in range(first_split_key, end, KEY_CHUNK):
+        count = min(KEY_CHUNK, end - first_key)
+        # Rows of one head lie too far apart for the hardware to foresee.
+        next_key, next_slots_at, next_num_keys = first_key + KEY_CHUNK, other_slots_at, 0
+        if next_key < last:
+            next_num_keys = _fill_slots(blocks, block_size, next_key, min(KEY_CHUNK, last - next_key), next_slots_at)
+            _ask_for_rows(keys + offset, ld_cache, next_slots_at, next_num_keys, dim * size)
+        _ask_for_rows(values + offset, ld_cache, slots_at, count, dim * size)
+        _score(kind, q, ld_query, num_rows, keys + offset, ld_cache, slots_at, num_keys, dim, scores)
+        if first_key + KEY_CHUNK > min(place, span[Span.TREE_START]) or first_key < span[Span.FIRST_KEY]:
+            _hide(scores, first_key, num_rows, share, place, span, query)
+        for i in range(num_rows):
+            _soften(scores + 4 * KEY_CHUNK * i, floats(state + 4 * dim * i, dim), scaling, highest, mass, i)
+        _mix(kind, scores, num_rows, values + offset, ld_cache, slots_at, count, dim, lanes, state)
+        slots_at, other_slots_at, num_keys = next_slots_at, slots_at, next_num_keys
+
+
+@njit(error_model="numpy")
+def _begin(span, first, last):
+    """The chunk of a split from which on there is something to see, or ``last``."""
+    return min(last, max(first, span[Span.FIRST_KEY] // KEY_CHUNK * KEY_CHUNK))
+
+
+@njit(error_model="numpy")
+def attend(kind, span, item, shape, scaling, queries, keys, values, out, scratch):
+    """Computes one work item, or the one split of its keys that the item names.
+
+    Args:
+        span, item: rows of the tables, int64 ``[Span.COLUMNS]`` and ``[Item.COLUMNS]``.
+        shape: num_tokens, num_heads, num_kv_heads, head dim, block size, lanes.
+        queries: address of operands ``[num_kv_heads, num_tokens, share, head dim]``.
+        keys, values: addresses of operands ``[num_slots, num_kv_heads, head dim]``.
+        out: address of operands ``[num_tokens, num_heads, head dim]``.
+        scratch: address of :func:`scratch_floats` values.
+    """
+    num_heads, dim, share = shape[1], shape[3], shape[1] // shape[2]
+    num_rows = item[Item.COUNT] * share
+    end = span[Span.START] + item[Item.FIRST] + item[Item.COUNT]
+    if item[Item.STATE]:
+        last = min(end, (item[Item.SPLIT] + 1) * SPLIT_KEYS)
+        first = _begin(span, item[Item.SPLIT] * SPLIT_KEYS, last)
+        _attend_split(kind, span, item, shape, scaling, queries, keys, values, first, last, item[Item.STATE], scratch)
+        return
+    state = scratch + 4 * (MAX_ROWS * KEY_CHUNK + 4 * KEY_CHUNK)
+    other = state + 4 * MAX_ROWS * (dim + 2)
+    for first in range(0, end, SPLIT_KEYS):
+        last, target = min(end, first + SPLIT_KEYS), state if first == 0 else other
+        begin = _begin(span, first, last)
+        _attend_split(kind, span, item, shape, scaling, queries, keys, values, begin, last, target, scratch)
+        if first > 0:
+            _merge(num_rows, dim, scaling, state, other)
+    _finish(
+        kind, num_rows, dim, state, num_heads, item[Item.HEAD], share, span[Span.FIRST_TOKEN] + item[Item.FIRST], out
+    )
+
+
+@njit(error_model="numpy")
+def join_splits(kind, span, item, shape, scaling, out):
+    """Puts an item together whose splits were computed one by one. :attr:`Item.SPLIT` is their number."""
+    num_heads, dim, share = shape[1], shape[3], shape[1] // shape[2]
+    num_rows, state = item[Item.COUNT] * share, item[Item.STATE]
+    for split in range(1, item[Item.SPLIT]):
+        _merge(num_rows, dim, scaling, state, state + 4 * split * num_rows * (dim + 2))
+    _finish(
+        kind, num_rows, dim, state, num_heads, item[Item.HEAD], share, span[Span.FIRST_TOKEN] + item[Item.FIRST], out
+    )

@@ -1,0 +1,85 @@
+"""Compiles the program for this CPU, once per machine: the result is kept with baton's other caches."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+
+from engine.forward_pass import NotFusableError
+from engine.fused.threads import Serve
+from engine.model_cache import CACHE_VARIABLE, cache_dir
+
+logger = logging.getLogger(__name__)
+
+_SIGNATURE = "void(int64, int64)"
+
+
+@cache
+def load_program(dtype: torch.dtype) -> Serve:
+    """The compiled program for weights of ``dtype``. Takes ten seconds or more the first time on a machine.
+
+    Raises:
+        NotFusableError: numba is not installed or cannot compile here.
+    """
+    try:
+        numba: Any = import_module("numba")
+    except ImportError as error:
+        raise NotFusableError(f"numba cannot be used: {error}") from error
+    folder = cache_dir() / "kernels" / _version(numba.__version__)
+    with _kept_in(folder, numba) as is_kept:
+        try:
+            program: Any = import_module("engine.fused.program")
+            source = program.serve_bfloat16 if dtype == torch.bfloat16 else program.serve_float32
+            compiled = numba.cfunc(_SIGNATURE, cache=is_kept)(source)
+        except (numba.errors.NumbaError, RuntimeError, OSError) as error:
+            raise NotFusableError(f"the program cannot be compiled here: {error}") from error
+    if not compiled.cache_hits:
+        logger.info("compiled the fused decoder for %s", dtype)
+    serve: Serve = compiled.ctypes
+    return serve
+
+
+@contextmanager
+def _kept_in(folder: Path, numba: Any) -> Iterator[bool]:
+    """Lets numba keep what it compiles meanwhile in ``folder``; False where that cannot be written.
+
+    One process compiles, others wait for it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / ".lock")
+        lock.acquire()
+    except OSError as error:
+        logger.warning(
+            "what is compiled cannot be kept in %s (%s), so every start takes longer; set %s to a folder that can be "
+            "written",
+            folder,
+            error,
+            CACHE_VARIABLE,
+        )
+        yield False
+        return
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(folder)  # read when a function is declared, not when it is compiled
+    try:
+        yield True
+    finally:
+        numba.config.CACHE_DIR = before
+        lock.release()
+
+
+def _version(numba_version: str) -> str:
+    """Names everything that the compiled code depends on; numba itself looks at one file and at the CPU."""
+    digest = hashlib.blake2b(numba_version.encode(), digest_size=8)
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,97 @@
+"""The fused decoder as a forward pass of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from engine.batch import ForwardBatch
+from engine.draft.eagle import FINAL_HIDDEN
+from engine.errors import UnsupportedModelError
+from engine.feature_tap import HiddenStates
+from engine.fused.forward import FusedForward, Table
+from engine.fused.quantization import quantize
+from engine.fused.structure import read_decoder
+from engine.kv_cache import PagedKVCache
+from engine.model_loader import LoadedModel
+
+
+class FusedDecoder:
+    """Implements :class:`engine.forward_pass.ForwardPass`.
+
+    Reads the model's weights where they are, so it costs no memory and the model stays usable; weights of int8 and int4
+    are copies, of a byte or five bits each.
+
+    Args:
+        feature_layers: hidden states that a draft reads, see :class:`engine.feature_tap.FeatureTap`.
+        weights: one of :data:`engine.forward_pass.WEIGHTS`.
+
+    Raises:
+        NotFusableError: the model is put together in a way that the program does not know, or it cannot be compiled.
+        UnsupportedModelError: the model has no such hidden state.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, cache: PagedKVCache, feature_layers: Sequence[int] = (), weights: str = "native"
+    ) -> None:
+        decoder = read_decoder(loaded)
+        if weights != "native":
+            decoder = quantize(decoder, weights)
+        self._hidden_size = decoder.embedding.shape[1]
+        self.features = FusedFeatures(feature_layers) if feature_layers else None
+        count = len(decoder.layers)  # a draft's KV lies behind the model's
+        columns = feature_columns(feature_layers, count)
+        self._forward = FusedForward(decoder, cache.keys[:count], cache.values[:count], cache.spec.block_size, columns)
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """See :meth:`engine.forward_pass.ForwardPass.forward`."""
+        spans = [span for group in batch.groups for span in group.spans]
+        logits, states = self._forward.run(batch.token_ids, batch.positions, batch.slots, spans, batch.logit_rows)
+        if self.features is not None:
+            self.features.keep(states, self._hidden_size)
+        return logits
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._forward.close()
+
+
+class FusedFeatures(HiddenStates):
+    """Hidden states of the last forward."""
+
+    def __init__(self, layers: Sequence[int]) -> None:
+        self._order = tuple(layers)
+        self._states: torch.Tensor | None = None
+
+    def keep(self, states: torch.Tensor, hidden_size: int) -> None:
+        """Takes what a forward wrote: the distinct states, in the order of their layers, the normed one last."""
+        distinct = sorted(set(self._order), key=lambda layer: (layer == FINAL_HIDDEN, layer))
+        if list(self._order) != distinct:
+            parts = torch.unflatten(states, -1, (-1, hidden_size)).unbind(1)
+            states = torch.cat([parts[distinct.index(layer)] for layer in self._order], dim=-1)
+        self._states = states
+
+    def take(self) -> torch.Tensor:
+        """See :meth:`engine.feature_tap.HiddenStates.take`."""
+        states, self._states = self._states, None
+        if states is None:
+            raise RuntimeError("there was no forward to take features from")
+        return states
+
+    def close(self) -> None:
+        """Drops what was kept."""
+        self._states = None
+
+
+def feature_columns(layers: Sequence[int], num_layers: int) -> Table:
+    """Columns of the hidden states that are asked for, in the order of their layers, the normed one last."""
+    columns = np.full(num_layers + 2, -1, dtype=np.int64)
+    for index in layers:
+        if not FINAL_HIDDEN <= index <= num_layers:
+            raise UnsupportedModelError(f"hidden state {index} was asked for, but the model has {num_layers} layers.")
+        columns[num_layers + 1 if index == FINAL_HIDDEN else index] = 0
+    wanted = np.flatnonzero(columns == 0)
+    columns[wanted] = np.arange(len(wanted))
+    return columns

@@ -1,0 +1,110 @@
+"""EAGLE-3 heads as a compiled program: the decoder's, for one layer that reads a hidden state beside each token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.attention_groups import Span
+from engine.draft.eagle import FINAL_HIDDEN, EagleHead
+from engine.forward_pass import NotFusableError
+from engine.fused.decoder import feature_columns
+from engine.fused.forward import FusedForward
+from engine.fused.structure import (
+    Decoder,
+    DecoderLayer,
+    check_shapes,
+    linear_of,
+    norm_of,
+    tensor_of,
+)
+from engine.kv_cache import PagedKVCache, slot_of
+
+
+class FusedHeadPass:
+    """Implements :class:`engine.draft.head_pass.HeadPass`; fusing the target's features stays with the head itself.
+
+    Args:
+        cache: has the head's layer behind the model's; it must outlive all passes.
+        layer: its index there.
+
+    Raises:
+        NotFusableError: the head has a part that the program does not know, or it cannot be compiled.
+    """
+
+    def __init__(self, head: EagleHead, cache: PagedKVCache, layer: int) -> None:
+        decoder = _read_head(head)
+        self._dtype = decoder.embedding.dtype
+        if cache.keys[layer].dtype != self._dtype:
+            raise NotFusableError(f"the head computes in {self._dtype}, its cache holds {cache.keys[layer].dtype}")
+        self._block_size = cache.spec.block_size
+        fed = FINAL_HIDDEN if head.settings.norm_output else 1
+        self._forward = FusedForward(
+            decoder, [cache.keys[layer]], [cache.values[layer]], self._block_size, feature_columns([fed], 1)
+        )
+
+    def run(
+        self, spans: Sequence[Span], token_ids: Sequence[int], hidden: torch.Tensor, *, only_last: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See :meth:`engine.draft.head_pass.HeadPass.run`."""
+        positions: list[int] = []
+        slots: list[int] = []
+        last: list[int] = []
+        for span in spans:
+            positions += span.positions()
+            slots += [slot_of(span.block_ids, place, self._block_size) for place in range(span.start, span.end)]
+            last.append(len(positions) - 1)
+        wanted = last if only_last else range(len(positions))
+        numbers = torch.from_numpy(np.array((token_ids, positions, slots), dtype=np.int64))
+        rows = torch.from_numpy(np.array(wanted, dtype=np.int64))
+        logits, fed = self._forward.run(
+            numbers[0], numbers[1], numbers[2], list(spans), rows, hidden.to(self._dtype).contiguous()
+        )
+        return (fed[rows] if len(wanted) < len(positions) else fed), logits
+
+
+def _read_head(head: EagleHead) -> Decoder:
+    settings, layers = head.settings, head.settings.layers
+    if settings.version != 3 or layers.num_layers != 1:
+        raise NotFusableError(
+            f"the head is no EAGLE-3 head of one layer (version {settings.version}, {layers.num_layers} layers)"
+        )
+    if layers.windows != (None,):
+        raise NotFusableError("the head attends through a sliding window")
+    if layers.hidden_act != "silu":
+        raise NotFusableError(f"the head's activation is {layers.hidden_act}")
+    layer: Any = head.layers[0]
+    attention, mlp = layer.self_attn, layer.mlp
+    norms = (attention.q_norm, attention.k_norm) if layers.qk_norm else None
+    fused = DecoderLayer(
+        input_norm=norm_of(layer.input_layernorm),
+        q=linear_of(attention.q_proj, "q_proj"),
+        k=linear_of(attention.k_proj, "k_proj"),
+        v=linear_of(attention.v_proj, "v_proj"),
+        o=linear_of(attention.o_proj, "o_proj"),
+        q_norm=norm_of(norms[0]) if norms else None,
+        k_norm=norm_of(norms[1]) if norms else None,
+        post_norm=norm_of(layer.post_attention_layernorm),
+        gate=linear_of(mlp.gate_proj, "gate_proj"),
+        up=linear_of(mlp.up_proj, "up_proj"),
+        down=linear_of(mlp.down_proj, "down_proj"),
+        scaling=float(attention.variant.scaling),
+        hidden_norm=norm_of(layer.hidden_norm),
+    )
+    decoder = Decoder(
+        embedding=tensor_of(head.embedding, "embedding"),
+        layers=(fused,),
+        final_norm=norm_of(head.norm),
+        lm_head=linear_of(head.vocabulary_head, "lm_head"),
+        rotary=head.angles,
+        num_heads=layers.num_heads,
+        num_kv_heads=layers.num_kv_heads,
+        head_dim=layers.head_dim,
+        intermediate_size=layers.intermediate_size,
+        normed_residual=settings.norm_before_residual,
+    )
+    check_shapes(decoder)
+    return decoder

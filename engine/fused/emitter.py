@@ -1,0 +1,228 @@
+"""LLVM code for vectors, in pieces from which :mod:`engine.fused.vectors` puts its intrinsics together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import llvmlite.binding
+from llvmlite import ir
+from numba import config
+from numba.core import cgutils
+
+I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+F32 = ir.FloatType()
+PTR = ir.PointerType()
+LINE_BYTES = 64
+
+
+class _BFloat(ir.Type):
+    """LLVM's type, which llvmlite has no class for."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+@cache
+def _features() -> frozenset[str]:
+    """Instruction sets that code may be made for: the host's, unless numba was told to make code for another CPU."""
+    if config.CPU_NAME or config.CPU_FEATURES:
+        return frozenset()
+    return frozenset(name for name, present in llvmlite.binding.get_host_cpu_features().items() if present)
+
+
+@cache
+def lanes() -> int:
+    """float32 values in a vector register."""
+    if "avx512f" in _features():
+        return 16
+    return 8 if "avx2" in _features() else 4
+
+
+class Emitter:
+    """Shorthands over a builder."""
+
+    def __init__(self, builder: ir.IRBuilder) -> None:
+        self.b = builder
+
+    def at(self, base: ir.Value, offset: ir.Value | int) -> ir.Value:
+        """Pointer ``offset`` bytes behind ``base``."""
+        value = I64(offset) if isinstance(offset, int) else offset
+        return self.b.gep(base, [value], source_etype=I8)
+
+    def load(self, base: ir.Value, kind: ir.Type, offset: ir.Value | int = 0) -> ir.Value:
+        return self.b.load(self.at(base, offset), typ=kind, align=1)
+
+    def store(self, value: ir.Value, base: ir.Value, offset: ir.Value | int = 0) -> None:
+        self.b.store(value, self.at(base, offset), align=4)
+
+    def call(self, name: str, result: ir.Type, arguments: Sequence[ir.Value]) -> ir.Value:
+        kind = ir.FunctionType(result, [argument.type for argument in arguments])
+        return self.b.call(cgutils.get_or_insert_function(self.b.module, kind, name), list(arguments))
+
+    def splat(self, value: ir.Value, count: int) -> ir.Value:
+        vector = ir.VectorType(value.type, count)
+        first = self.b.insert_element(vector(ir.Undefined), value, I32(0))
+        return self.b.shuffle_vector(first, vector(ir.Undefined), ir.VectorType(I32, count)([0] * count))
+
+    def fma(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+        return self.call(f"llvm.fma.v{a.type.count}f32", a.type, (a, b, c))
+
+    def widen(self, bits: ir.Value) -> ir.Value:
+        """bfloat16 as ``<n x i16>`` → float32."""
+        count = bits.type.count
+        wide = self.b.zext(bits, ir.VectorType(I32, count))
+        return self.b.bitcast(self.b.shl(wide, ir.VectorType(I32, count)([16] * count)), ir.VectorType(F32, count))
+
+    def widen_half(self, bits: ir.Value) -> ir.Value:
+        """float16 as ``<n x i16>`` → float32."""
+        count = bits.type.count
+        ints, floats = ir.VectorType(I32, count), ir.VectorType(F32, count)
+        if "f16c" in _features():
+            return self.b.fpext(self.b.bitcast(bits, ir.VectorType(ir.HalfType(), count)), floats)
+        # Elsewhere LLVM may call a function that nobody defines. Only the exponent's bias differs, and infinity.
+        wide = self.b.zext(bits, ints)
+        shifted = self.b.shl(self.b.and_(wide, ints([0x7FFF] * count)), ints([13] * count))
+        finite = self.b.bitcast(self.b.fmul(self.b.bitcast(shifted, floats), floats([2.0**112] * count)), ints)
+        is_finite = self.b.icmp_unsigned("<", shifted, ints([0x7C00 << 13] * count))
+        size = self.b.select(is_finite, finite, self.b.or_(shifted, ints([0x7F800000] * count)))
+        sign = self.b.shl(self.b.and_(wide, ints([0x8000] * count)), ints([16] * count))
+        return self.b.bitcast(self.b.or_(size, sign), floats)
+
+    def round(self, values: ir.Value) -> ir.Value:
+        """float32 → bfloat16 as ``<n x i16>``, to the nearest, ties to even."""
+        count = values.type.count
+        ints = ir.VectorType(I32, count)
+        bits = self.b.bitcast(values, ints)
+        odd = self.b.and_(self.b.lshr(bits, ints([16] * count)), ints([1] * count))
+        up = self.b.add(self.b.add(bits, ints([0x7FFF] * count)), odd)
+        # Rounding up could carry the bits of a NaN into those of a number.
+        is_number = self.b.fcmp_ordered("ord", values, values)
+        kept = self.b.select(is_number, up, ints([0x7FC0 << 16] * count))
+        return self.b.trunc(self.b.lshr(kept, ints([16] * count)), ir.VectorType(I16, count))
+
+    def round_pair(self, low: ir.Value, high: ir.Value) -> ir.Value:
+        """Two ``<16 x float>`` → ``<32 x bfloat>``, where the CPU can."""
+        kind = ir.VectorType(_BFloat(), 32)
+        return self.call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", kind, (high, low))
+
+    def store_rows(
+        self, sums: Sequence[ir.Value], num_rows: int, num_columns: int, out: ir.Value, stride: ir.Value
+    ) -> None:
+        """Stores what :meth:`fold` packed, row by row of a tile."""
+        width = sums[0].type.count
+        for row in range(num_rows):
+            target = self.at(out, self.b.mul(stride, I64(row)))
+            first = row * num_columns
+            size = min(width, num_columns)
+            for column in range(0, num_columns, size):
+                vector, lane = divmod(first + column, width)
+                mask = ir.VectorType(I32, size)(list(range(lane, lane + size)))
+                self.store(self.b.shuffle_vector(sums[vector], sums[vector], mask), target, column * 4)
+
+    def fold(self, vectors: list[ir.Value]) -> list[ir.Value]:
+        """Sums over the lanes of each vector, in the order of the vectors, packed into as few vectors as hold them.
+
+        Lane ``j`` is added to lane ``j + half``, then the halves again, alike for every vector.
+        """
+        count = vectors[0].type.count
+        width = count
+        while width > 1:
+            half = width // 2
+            padded = vectors + vectors[-1:] * (len(vectors) % 2)
+            vectors = []
+            for first, second in zip(padded[::2], padded[1::2], strict=True):
+                low = [g * width + j for g in range(2 * count // width) for j in range(half)]
+                high = [lane + half for lane in low]
+                mask = ir.VectorType(I32, count)
+                vectors.append(
+                    self.b.fadd(
+                        self.b.shuffle_vector(first, second, mask(low)),
+                        self.b.shuffle_vector(first, second, mask(high)),
+                    )
+                )
+            width = half
+        return vectors
+
+
+class Dot:
+    """How values of one type are multiplied and summed along a row.
+
+    Args:
+        half: bfloat16, else float32.
+        whole: weights are int8; they become operands in registers, which are exact, and the sums are the same as if
+            they had been operands in memory.
+    """
+
+    def __init__(self, emitter: Emitter, *, half: bool, whole: bool = False) -> None:
+        self.e = emitter
+        self.half = half
+        self.whole = whole
+        self.paired = half and "avx512bf16" in _features() and lanes() == 16
+        self.step = 2 * lanes() if self.paired else lanes()
+        self.item = 2 if half else 4
+        self.weight_item = 1 if whole else self.item
+        self.raw = ir.VectorType(I16 if half else I32, self.step)
+
+    def load(self, base: ir.Value, place: ir.Value) -> ir.Value:
+        """A step of values, from number ``place`` of a row on."""
+        return self.operand(self.e.load(base, self.raw, self._bytes(place, self.item)))
+
+    def load_part(self, base: ir.Value, place: ir.Value, mask: ir.Value) -> ir.Value:
+        """The lanes that ``mask`` names; the others are zero and their memory is not touched."""
+        return self.operand(self._masked(self.raw, self.item, base, place, mask))
+
+    def load_weights(self, base: ir.Value, place: ir.Value) -> ir.Value:
+        """:meth:`load` for weights."""
+        if not self.whole:
+            return self.load(base, place)
+        return self._operand_of_whole(self.e.load(base, ir.VectorType(I8, self.step), place))
+
+    def load_weights_part(self, base: ir.Value, place: ir.Value, mask: ir.Value) -> ir.Value:
+        """:meth:`load_part` for weights."""
+        if not self.whole:
+            return self.load_part(base, place, mask)
+        return self._operand_of_whole(self._masked(ir.VectorType(I8, self.step), 1, base, place, mask))
+
+    def weight_line(self, place: ir.Value) -> ir.Value:
+        """Bytes from the start of a row of weights to number ``place``."""
+        return self._bytes(place, self.weight_item)
+
+    def _bytes(self, place: ir.Value, item: int) -> ir.Value:
+        return self.e.b.mul(place, I64(item))
+
+    def _masked(self, raw: ir.VectorType, item: int, base: ir.Value, place: ir.Value, mask: ir.Value) -> ir.Value:
+        name = f"llvm.masked.load.v{self.step}i{8 * item}.p0"
+        zeros = raw([0] * self.step)
+        return self.e.call(name, raw, (self.e.at(base, self._bytes(place, item)), I32(1), mask, zeros))
+
+    def _operand_of_whole(self, raw: ir.Value) -> ir.Value:
+        """int8 as operands: seven bits and a sign fit into a bfloat16."""
+        if not self.paired:
+            return self.e.b.sitofp(raw, ir.VectorType(F32, self.step))
+        half = self.step // 2
+        parts = []
+        for first in (0, half):
+            lanes_of = ir.VectorType(I32, half)(list(range(first, first + half)))
+            part = self.e.b.shuffle_vector(raw, raw, lanes_of)
+            parts.append(self.e.b.sitofp(part, ir.VectorType(F32, half)))
+        return self.e.round_pair(*parts)
+
+    def operand(self, raw: ir.Value) -> ir.Value:
+        """What lies in memory as what is multiplied."""
+        if self.paired:
+            return self.e.b.bitcast(raw, ir.VectorType(_BFloat(), self.step))
+        if self.half:
+            return self.e.widen(raw)
+        return self.e.b.bitcast(raw, ir.VectorType(F32, self.step))
+
+    def add(self, total: ir.Value, x: ir.Value, w: ir.Value) -> ir.Value:
+        if self.paired:
+            return self.e.call("llvm.x86.avx512bf16.dpbf16ps.512", total.type, (total, x, w))
+        return self.e.fma(x, w, total)

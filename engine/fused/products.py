@@ -1,0 +1,144 @@
+"""Matrix products ``x @ w.T`` of a band of ``w``'s rows, tile by tile."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from engine.fused.arithmetic import floats, item_size, operands, scale_by, whole_to_operand
+from engine.fused.nibbles import (
+    GROUP,
+    GROUP_BYTES,
+    GROUP_ROWS,
+    dot_band_int4,
+    widen_group_int4,
+    widen_halves,
+)
+from engine.fused.vectors import dot_tile, dot_tile_int8, prefetch
+
+BAND = GROUP_ROWS
+"""Rows of a weight that are multiplied with all tokens while they lie in the first cache."""
+_LINE_BYTES = 64
+_WORTH_BYTES = 2 * 4 * BAND
+
+
+def band_scratch_bytes(widest: int, item_bytes: int) -> int:
+    """What :func:`band_product` needs beside its result for weights that are no operands, with rows of ``widest``."""
+    groups = -(-widest // GROUP)
+    return groups * (BAND * GROUP * item_bytes + _WORTH_BYTES)
+
+
+@njit(error_model="numpy")
+def band_product(kind, x, ldx, num_rows, weight, scales, grouped, first, width, k, out, ldo, scratch):
+    """Columns ``[first, first + width)`` of the product, at most :data:`BAND`.
+
+    Args:
+        x: address of operands ``[num_rows, k]``; ``weight``: of operands or int8 ``[columns, k]``.
+        ldx, ldo: bytes from row to row.
+        scales: address of float32 ``[columns]``, what rows of int8 are worth; 0: the weights are operands.
+        grouped: the weights are int4, and ``scales`` is the address of what their groups are worth.
+        first: a multiple of :data:`BAND`.
+        out: address of float32, of the first of these columns.
+        scratch: address of :func:`band_scratch_bytes`, where int8 and int4 become operands.
+    """
+    ldw = k * item_size(kind)
+    if scales == 0:
+        _operand_product(kind, x, ldx, num_rows, weight + first * ldw, ldw, width, k, out, ldo)
+        return
+    if grouped:
+        _grouped_product(kind, x, ldx, num_rows, weight, scales, first // BAND, width, k, out, ldo, scratch)
+        return
+    w = weight + first * k
+    if num_rows == 1 and width == BAND:
+        dot_tile_int8(kind, 16, BAND, x, w, k, k, out)
+    else:
+        _widen_band(kind, w, width, k, scratch)
+        if width == BAND:
+            _tiles(kind, x, ldx, 0, num_rows, scratch, ldw, k, out, ldo)
+        else:
+            _single_columns(kind, x, ldx, num_rows, scratch, ldw, width, k, out, ldo)
+    factors = floats(scales + 4 * first, width)
+    for i in range(num_rows):
+        scale_by(floats(out + i * ldo, width), factors)
+
+
+@njit(error_model="numpy")
+def _grouped_product(kind, x, ldx, num_rows, weight, scales, band, width, k, out, ldo, scratch):
+    """The product with one band of int4; ``scratch`` takes what its groups are worth, then the band as operands."""
+    groups = (k + GROUP - 1) // GROUP
+    w, halves = weight + band * groups * GROUP_BYTES, scales + band * groups * _WORTH_BYTES // 2
+    for i in range(2 * groups):
+        widen_halves(halves + i * 2 * BAND, scratch + i * 4 * BAND)
+    if num_rows == 1 and width == BAND:
+        dot_band_int4(kind, x, w, scratch, k, out)
+        return
+    band_operands, ldw = scratch + groups * _WORTH_BYTES, groups * GROUP * item_size(kind)
+    for group in range(groups):
+        for line in range(0, GROUP_BYTES, _LINE_BYTES):  # of the next band
+            prefetch(w + (groups + group) * GROUP_BYTES + line)
+        prefetch(halves + (groups + group) * _WORTH_BYTES // 2)
+        place = band_operands + group * GROUP * item_size(kind)
+        widen_group_int4(kind, w + group * GROUP_BYTES, scratch + group * _WORTH_BYTES, place, ldw)
+    if width == BAND:
+        _tiles(kind, x, ldx, 0, num_rows, band_operands, ldw, k, out, ldo)
+    else:
+        _single_columns(kind, x, ldx, num_rows, band_operands, ldw, width, k, out, ldo)
+
+
+@njit(error_model="numpy")
+def _operand_product(kind, x, ldx, num_rows, w, ldw, width, k, out, ldo):
+    if width != BAND:
+        _single_columns(kind, x, ldx, num_rows, w, ldw, width, k, out, ldo)
+        return
+    if num_rows == 1:
+        dot_tile(kind, 1, 16, 0, BAND, x, ldx, w, ldw, 0, k, out, ldo)
+        return
+    # The first pass over the band reads it from memory, and asks for the next.
+    if num_rows < 4:
+        for j in range(0, BAND, 8):
+            dot_tile(kind, 2, 8, 0, BAND, x, ldx, w + j * ldw, ldw, 0, k, out + 4 * j, ldo)
+        i = 2
+    else:
+        for j in range(0, BAND, 4):
+            dot_tile(kind, 4, 4, 0, BAND, x, ldx, w + j * ldw, ldw, 0, k, out + 4 * j, ldo)
+        i = 4
+    _tiles(kind, x, ldx, i, num_rows, w, ldw, k, out, ldo)
+
+
+@njit(error_model="numpy")
+def _tiles(kind, x, ldx, i, num_rows, w, ldw, k, out, ldo):
+    """The rows of ``x`` from number ``i`` on, with a whole band."""
+    while i + 4 <= num_rows:
+        for j in range(0, BAND, 4):
+            dot_tile(kind, 4, 4, 0, 0, x + i * ldx, ldx, w + j * ldw, ldw, 0, k, out + i * ldo + 4 * j, ldo)
+        i += 4
+    if i + 2 <= num_rows:
+        for j in range(0, BAND, 8):
+            dot_tile(kind, 2, 8, 0, 0, x + i * ldx, ldx, w + j * ldw, ldw, 0, k, out + i * ldo + 4 * j, ldo)
+        i += 2
+    if i < num_rows:
+        dot_tile(kind, 1, 16, 0, 0, x + i * ldx, ldx, w, ldw, 0, k, out + i * ldo, ldo)
+
+
+@njit(error_model="numpy")
+def _single_columns(kind, x, ldx, num_rows, w, ldw, width, k, out, ldo):
+    for i in range(num_rows):
+        for j in range(width):
+            dot_tile(kind, 1, 1, 0, 0, x + i * ldx, ldx, w + j * ldw, ldw, 0, k, out + i * ldo + 4 * j, ldo)
+
+
+@njit(error_model="numpy")
+def _widen_band(kind, w, width, k, out):
+    """int8 ``[width, k]`` → operands, and asks for the next band."""
+    size = item_size(kind)
+    for j in range(width):
+        row = w + j * k
+        for place in range(0, k, _LINE_BYTES):
+            prefetch(row + BAND * k + place)
+        _widen_whole(kind, operands(np.int8(0), row, k), operands(kind, out + j * k * size, k))
+
+
+@njit(error_model="numpy")
+def _widen_whole(kind, whole, out):
+    for i in range(whole.size):
+        out[i] = whole_to_operand(kind, whole[i])

@@ -1,0 +1,307 @@
+"""What numba has no words for: vector products, atomics, and memory by address. One intrinsic each.
+
+Weights and keys are read where they lie, row by row along the dimension that is summed over: nothing is repacked. Every
+sum adds its terms in the same order whatever else is computed beside it, so a token's result does not depend on how
+many others share its step.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from engine.fused.emitter import F32, I32, I64, LINE_BYTES, PTR, Dot, Emitter, lanes
+
+
+def is_half(kind: types.Type) -> bool:
+    """Whether operands are bfloat16, as an intrinsic is told: by the type of a uint16, else of a float32."""
+    return bool(kind == types.uint16)
+
+
+@intrinsic(prefer_literal=True)
+def dot_tile(typing_context, kind, rows, columns, indexed, ahead, x, ldx, w, ldw, index, k, out, ldo):
+    """``out[i, j] = sum(x[i, :k] * w[j, :k])`` for ``rows * columns`` sums, a multiple of the vector's lanes.
+
+    Args:
+        kind: a uint16 when the operands are bfloat16, a float32 when they are that.
+        indexed: 1: row ``j`` of ``w`` is number ``index[j]`` (int64) instead of ``j``.
+        ahead: how many rows of ``w`` ahead to prefetch; 0: none.
+        x, w, index, out: addresses; ``ldx``, ``ldw``, ``ldo``: bytes from row to row.
+    """
+    num_rows, num_columns = rows.literal_value, columns.literal_value
+    by_index, rows_ahead = bool(indexed.literal_value), int(ahead.literal_value)
+    half = is_half(kind)
+    signature = types.void(kind, rows, columns, indexed, ahead, *[types.int64] * 8)
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
+        x, ldx, w, ldw, index, k, out, ldo = arguments[5:]
+        e = Emitter(builder)
+        if by_index:
+            index_root = builder.inttoptr(index, PTR)
+            numbers = [e.load(index_root, I64, 8 * j) for j in range(num_columns)]
+        else:
+            numbers = [I64(j) for j in range(num_columns)]
+        _emit_tile(e, Dot(e, half=half), num_rows, (x, ldx), (w, ldw), numbers, rows_ahead, k, (out, ldo))
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic(prefer_literal=True)
+def dot_tile_int8(typing_context, kind, columns, ahead, x, w, ldw, k, out):
+    """:func:`dot_tile` of one row of ``x`` with rows of int8, bit for bit what it gives for the same whole numbers."""
+    num_columns, rows_ahead = columns.literal_value, int(ahead.literal_value)
+    half = is_half(kind)
+    signature = types.void(kind, columns, ahead, *[types.int64] * 5)
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
+        x, w, ldw, k, out = arguments[3:]
+        e = Emitter(builder)
+        numbers = [I64(j) for j in range(num_columns)]
+        dot = Dot(e, half=half, whole=True)
+        _emit_tile(e, dot, 1, (x, I64(0)), (w, ldw), numbers, rows_ahead, k, (out, I64(0)))
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+def _emit_tile(
+    e: Emitter,
+    dot: Dot,
+    num_rows: int,
+    x: tuple[ir.Value, ir.Value],
+    w: tuple[ir.Value, ir.Value],
+    numbers: Sequence[ir.Value],
+    rows_ahead: int,
+    length: ir.Value,
+    out: tuple[ir.Value, ir.Value],
+) -> None:
+    """The tile of the rows of ``x`` and those of ``w`` that ``numbers`` names; matrices are an address and a stride."""
+    x_root, w_root, out_root = (e.b.inttoptr(address, PTR) for address, _ in (x, w, out))
+    x_rows = [e.at(x_root, e.b.mul(x[1], I64(i))) for i in range(num_rows)]
+    w_rows = [e.at(w_root, e.b.mul(w[1], number)) for number in numbers]
+    distance = e.b.mul(w[1], I64(rows_ahead)) if rows_ahead else None
+    totals = _loop_of_steps(e, dot, x_rows, w_rows, length, ir.VectorType(F32, lanes()), distance)
+    e.store_rows(e.fold(totals), num_rows, len(numbers), out_root, out[1])
+
+
+def _loop_of_steps(
+    e: Emitter,
+    dot: Dot,
+    x_rows: list[ir.Value],
+    w_rows: list[ir.Value],
+    length: ir.Value,
+    vector: ir.VectorType,
+    distance: ir.Value | None,
+) -> list[ir.Value]:
+    """The sums, one vector of partial ones for each pair of rows, after all whole steps and the rest."""
+    builder = e.b
+    zero = vector([0.0] * vector.count)
+    count = len(x_rows) * len(w_rows)
+    rest = builder.and_(length, I64(dot.step - 1))
+    end = builder.sub(length, rest)
+
+    before = builder.block
+    head, body = builder.append_basic_block("steps"), builder.append_basic_block("step")
+    after, part, done = (builder.append_basic_block(name) for name in ("rest", "part", "sums"))
+    builder.branch(head)
+
+    builder.position_at_end(head)
+    place = builder.phi(I64)
+    totals = [builder.phi(vector) for _ in range(count)]
+    place.add_incoming(I64(0), before)
+    for total in totals:
+        total.add_incoming(zero, before)
+    builder.cbranch(builder.icmp_unsigned("<", place, end), body, after)
+
+    builder.position_at_end(body)
+    weights = [dot.load_weights(row, place) for row in w_rows]
+    added = _add_products(dot, totals, [dot.load(row, place) for row in x_rows], weights)
+    if distance is not None and 2 * dot.step * dot.weight_item >= LINE_BYTES:
+        for row in w_rows:
+            ahead = e.at(e.at(row, dot.weight_line(place)), distance)
+            e.call("llvm.prefetch.p0", ir.VoidType(), (ahead, I32(0), I32(2), I32(1)))
+    place.add_incoming(builder.add(place, I64(dot.step)), builder.block)
+    for total, value in zip(totals, added, strict=True):
+        total.add_incoming(value, builder.block)
+    builder.branch(head)
+
+    builder.position_at_end(after)
+    builder.cbranch(builder.icmp_unsigned("!=", rest, I64(0)), part, done)
+
+    builder.position_at_end(part)
+    numbers = ir.VectorType(I64, dot.step)(list(range(dot.step)))
+    mask = builder.icmp_unsigned("<", numbers, e.splat(rest, dot.step))
+    x_parts = [dot.load_part(row, end, mask) for row in x_rows]
+    w_parts = [dot.load_weights_part(row, end, mask) for row in w_rows]
+    finished = _add_products(dot, totals, x_parts, w_parts)
+    last = builder.block
+    builder.branch(done)
+
+    builder.position_at_end(done)
+    results = []
+    for total, value in zip(totals, finished, strict=True):
+        result = builder.phi(vector)
+        result.add_incoming(total, after)
+        result.add_incoming(value, last)
+        results.append(result)
+    return results
+
+
+def _add_products(
+    dot: Dot, totals: Sequence[ir.Value], xs: Sequence[ir.Value], ws: Sequence[ir.Value]
+) -> list[ir.Value]:
+    pairs = [(x, w) for x in xs for w in ws]
+    return [dot.add(total, x, w) for total, (x, w) in zip(totals, pairs, strict=True)]
+
+
+@intrinsic(prefer_literal=True)
+def mix_tile(typing_context, kind, rows, vectors, p, ldp, v, ldv, index, count, out, ldo):
+    """``out[i, :] += sum(p[i, j] * v[index[j], :] for j < count)``, ``vectors`` registers wide.
+
+    Args:
+        kind: see :func:`dot_tile`; ``p`` and ``out`` are float32.
+        p, v, index, out: addresses; ``ldp``, ``ldv``, ``ldo``: bytes from row to row.
+    """
+    num_rows, num_vectors = rows.literal_value, vectors.literal_value
+    half = is_half(kind)
+    signature = types.void(kind, rows, vectors, *[types.int64] * 8)
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
+        p_base, p_stride, v_base, v_stride, index_base, length, out_base, out_stride = arguments[3:]
+        e = Emitter(builder)
+        vector = ir.VectorType(F32, lanes())
+        raw = ir.VectorType(ir.IntType(16), lanes()) if half else vector
+        v_bytes, out_bytes = lanes() * (2 if half else 4), lanes() * 4
+        p_root, v_root, index_root, out_root = (
+            builder.inttoptr(address, PTR) for address in (p_base, v_base, index_base, out_base)
+        )
+        p_rows = [e.at(p_root, builder.mul(p_stride, I64(i))) for i in range(num_rows)]
+        places = [
+            e.at(out_root, builder.add(builder.mul(out_stride, I64(i)), I64(j * out_bytes)))
+            for i in range(num_rows)
+            for j in range(num_vectors)
+        ]
+        starts = [e.load(place, vector) for place in places]
+
+        before = builder.block
+        head, body, done = (builder.append_basic_block(name) for name in ("keys", "key", "mixed"))
+        builder.branch(head)
+        builder.position_at_end(head)
+        number = builder.phi(I64)
+        totals = [builder.phi(vector) for _ in places]
+        number.add_incoming(I64(0), before)
+        for total, start in zip(totals, starts, strict=True):
+            total.add_incoming(start, before)
+        builder.cbranch(builder.icmp_unsigned("<", number, length), body, done)
+
+        builder.position_at_end(body)
+        row = e.at(v_root, builder.mul(v_stride, e.load(index_root, I64, builder.mul(number, I64(8)))))
+        loaded = [e.load(row, raw, j * v_bytes) for j in range(num_vectors)]
+        values = [e.widen(value) for value in loaded] if half else loaded
+        at_key = builder.mul(number, I64(4))
+        weights = [e.splat(e.load(p_row, F32, at_key), lanes()) for p_row in p_rows]
+        pairs = [(weight, value) for weight in weights for value in values]
+        added = [e.fma(weight, value, total) for total, (weight, value) in zip(totals, pairs, strict=True)]
+        number.add_incoming(builder.add(number, I64(1)), builder.block)
+        for total, value in zip(totals, added, strict=True):
+            total.add_incoming(value, builder.block)
+        builder.branch(head)
+
+        builder.position_at_end(done)
+        for total, place in zip(totals, places, strict=True):
+            e.store(total, place)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic(prefer_literal=True)
+def largest(typing_context, address, count):
+    """The largest of ``count`` float32 at an address, a multiple of the vector's lanes; numbers win over NaN."""
+    size = count.literal_value
+    signature = types.float32(types.int64, count)
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
+        e = Emitter(builder)
+        vector = ir.VectorType(F32, lanes())
+        root = builder.inttoptr(arguments[0], PTR)
+        values = [e.load(root, vector, 4 * first) for first in range(0, size, lanes())]
+        while len(values) > 1:
+            pairs = zip(values[::2], values[1::2], strict=True)
+            values = [e.call(f"llvm.maxnum.v{lanes()}f32", vector, pair) for pair in pairs]
+        return e.call(f"llvm.vector.reduce.fmax.v{lanes()}f32", F32, values)
+
+    return signature, codegen
+
+
+@intrinsic
+def pointer_to(typing_context, kind, address):
+    """A typed pointer to ``address``; ``kind`` is any value of the type pointed to."""
+    signature = types.CPointer(kind)(kind, types.int64)
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
+        return builder.inttoptr(arguments[1], context.get_value_type(signature.return_type))
+
+    return signature, codegen
+
+
+@intrinsic
+def float_of_bits(typing_context, bits):
+    """The float32 with this int32's bits."""
+    return types.float32(types.int32), lambda context, builder, signature, arguments: builder.bitcast(arguments[0], F32)
+
+
+@intrinsic
+def bits_of_float(typing_context, value):
+    """The reverse of :func:`float_of_bits`."""
+    return types.int32(types.float32), lambda context, builder, signature, arguments: builder.bitcast(arguments[0], I32)
+
+
+@intrinsic
+def prefetch(typing_context, address):
+    """Asks for the cache line at an address, which need not exist."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
+        pointer = builder.inttoptr(arguments[0], PTR)
+        Emitter(builder).call("llvm.prefetch.p0", ir.VoidType(), (pointer, I32(0), I32(2), I32(1)))
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@intrinsic
+def atomic_add(typing_context, address, value):
+    """Adds to the int64 at ``address`` and gives what it was; orders everything before and after."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
+        return builder.atomic_rmw("add", builder.inttoptr(arguments[0], PTR), arguments[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def atomic_load(typing_context, address):
+    """The int64 at ``address``, and everything that was written before it was."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
+        return builder.load_atomic(builder.inttoptr(arguments[0], PTR), "seq_cst", 8, typ=I64)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def relax(typing_context):
+    """Tells the core that this is a waiting loop."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
+        if platform.machine() in ("x86_64", "AMD64"):
+            Emitter(builder).call("llvm.x86.sse2.pause", ir.VoidType(), ())
+        return context.get_dummy_value()
+
+    return types.void(), codegen

@@ -1,0 +1,32 @@
+"""Small tables from the host to the device without waiting for it.
+
+A copy from pageable memory makes the host wait until the device has done everything before it. From pinned memory it is
+queued like a kernel, and torch's pinned allocator gives the memory to nobody else before the copy is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+def upload(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """The array as a tensor on ``device``; on the CPU the two share their memory."""
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def upload_ints(values: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Int64 ``[len(values)]`` on ``device``."""
+    return upload(np.array(values, dtype=np.int64), device)
+
+
+def upload_into(target: torch.Tensor, array: npt.NDArray[np.generic]) -> None:
+    """Overwrites a tensor of the array's shape and dtype, which keeps its address."""
+    source = torch.from_numpy(array)
+    target.copy_(source.pin_memory() if target.is_cuda else source, non_blocking=True)

@@ -1,0 +1,103 @@
+"""Reads parts out of the KV cache while earlier ones are being sent."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from cluster.kv_transfer.base import PartBuffer, PartHeader, Payload
+from engine.kv_cache import PagedKVCache
+
+PARTS_AT_ONCE = 4
+"""Each batch costs two changes of threads, which take as long as reading a part of a megabyte."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPart:
+    """``started_s``: when reading began; monotonic clock."""
+
+    header: PartHeader
+    payload: Payload | PartBuffer
+    started_s: float
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it is in memory of the transport's, which the receiver reads itself."""
+        return not isinstance(self.payload, Payload)
+
+    def forget(self) -> None:
+        """Nobody sends it."""
+        if not isinstance(self.payload, Payload):
+            self.payload.release()
+
+
+def no_buffer(header: PartHeader) -> None:
+    """For parts that are read into memory of their own."""
+    return
+
+
+async def read_ahead(
+    cache: PagedKVCache,
+    block_ids: Sequence[int],
+    headers: Iterator[PartHeader],
+    buffer_for: Callable[[PartHeader], PartBuffer | None] = no_buffer,
+) -> AsyncGenerator[ReadPart]:
+    """The parts in their order. At most twice :data:`PARTS_AT_ONCE` of them are in memory.
+
+    A thread of its own reads: it must not hold up the first tokens of other requests.
+
+    Args:
+        buffer_for: gives the memory to read a part into, or None. What it gave for parts that nobody took is released,
+            once nothing writes into it any more.
+    """
+    loop = asyncio.get_running_loop()
+
+    def read(batch: list[tuple[PartHeader, PartBuffer | None]]) -> list[ReadPart]:
+        return [_read(cache, block_ids, header, buffer) for header, buffer in batch]
+
+    def begin(size: int) -> _Reading | None:
+        batch = [(header, buffer_for(header)) for header in islice(headers, size)]
+        if not batch:
+            return None
+        return _Reading(loop.run_in_executor(None, read, batch), [buffer for _, buffer in batch if buffer is not None])
+
+    reading = begin(1)  # the first part waits for no other
+    parts: list[ReadPart] = []
+    try:
+        while reading is not None:
+            parts = (await asyncio.shield(reading.parts))[::-1]
+            reading = begin(PARTS_AT_ONCE)
+            while parts:
+                yield parts.pop()
+    finally:
+        for part in parts:
+            part.forget()
+        if reading is not None:
+            reading.abandon()
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What a thread is doing, and where it may be writing."""
+
+    parts: asyncio.Future[list[ReadPart]]
+    buffers: list[PartBuffer]
+
+    def abandon(self) -> None:
+        self.parts.add_done_callback(self._release)  # the thread goes on, whoever has stopped waiting for it
+
+    def _release(self, parts: asyncio.Future[list[ReadPart]]) -> None:
+        if not parts.cancelled():
+            parts.exception()  # nobody asks any more
+        for buffer in self.buffers:
+            buffer.release()
+
+
+def _read(cache: PagedKVCache, block_ids: Sequence[int], header: PartHeader, buffer: PartBuffer | None) -> ReadPart:
+    started_s = time.monotonic()
+    into = None if buffer is None else buffer.view
+    payload = cache.export_bytes(block_ids, header.token_start, header.token_end, header.layers, into)
+    return ReadPart(header, payload if buffer is None else buffer, started_s)

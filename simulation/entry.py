@@ -1,0 +1,182 @@
+"""Where ``baton simulate`` comes in: plain values of its options, made into a replay and what to show of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+
+from benchmarks.serve.document import check_writable
+from benchmarks.serve.option_text import check_not_negative, check_over_zero, key_values, known_name, positive_number
+from benchmarks.serve.traces import AUTO_FORMAT, cut_trace, read_trace
+from cluster.config import BatonConfig, load_config
+from engine.errors import ConfigError
+from simulation.compare import compare, comparison_table, measured_requests, read_stage
+from simulation.fitting import fitted_profile, newest_fits, profile_text
+from simulation.profile import DEFAULT_PROFILE, TimingProfile, load_profile
+from simulation.replay import ReplaySettings, replay
+from simulation.report import table
+from simulation.schedule import parse_schedule
+from simulation.settings import longest_request
+from simulation.workload import Arrival, make_arrivals, repeat_arrivals
+
+ROUTERS: Mapping[str, Mapping[str, Any]] = {
+    "baton": {},
+    "round_robin": {"routing.picker": "round_robin", "routing.local_prefill": "never", "admission.mode": "off"},
+}
+"""What ``--router`` sets in the configuration."""
+_OF_TRACES: Mapping[str, str] = {
+    "rate_scale": "--rate-scale",
+    "input_scale": "--input-scale",
+    "output_scale": "--output-scale",
+    "requests": "--requests",
+    "trace_start_s": "--trace-start",
+    "trace_seconds": "--trace-seconds",
+    "warmup_s": "--warmup",
+}
+"""Options that change requests of a trace alone, by the field that has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateOptions:
+    """The options of ``baton simulate``, by name."""
+
+    config: Path | None = None
+    overrides: Mapping[str, Any] | None = None
+    router: str = "baton"
+    profile: str | None = None
+    trace: Path | None = None
+    trace_format: str = AUTO_FORMAT
+    trace_start_s: float = 0.0
+    trace_seconds: float | None = None
+    rate_scale: str = "1"
+    input_scale: str = "1"
+    output_scale: str = "1"
+    requests: int | None = None
+    with_samples: bool = False
+    warmup_s: float = 0.0
+    slo_class: str = ""
+    seed: int = 0
+    compare_with: Path | None = None
+    stage: str | None = None
+    json_file: Path | None = None
+
+
+def simulate(options: Mapping[str, Any], report: Callable[[str], None]) -> RenderableType:
+    """Replays a trace, or a real run, in virtual time; what to show of it.
+
+    Raises:
+        BatonError: something that was asked for is not known or cannot be simulated.
+    """
+    chosen = SimulateOptions(**options)
+    check_not_negative("--trace-start", chosen.trace_start_s)
+    check_not_negative("--warmup", chosen.warmup_s)
+    if chosen.trace_seconds is not None:
+        check_over_zero("--trace-seconds", chosen.trace_seconds)
+    if chosen.json_file is not None:
+        check_writable("--json", chosen.json_file)
+    config, profile = _config_of(chosen)
+    stage = None if chosen.compare_with is None else read_stage(chosen.compare_with, chosen.stage)
+    report("reading the requests")
+    arrivals, warmup_s = _arrivals_of(chosen, config, profile, stage)
+    report(f"replaying {len(arrivals)} requests")
+    result = replay(config, profile, arrivals, ReplaySettings(warmup_s))
+    document = result.document
+    document["settings"] = {"config": config.to_dict(), "profile": profile.model_dump(mode="json"), **_plain(chosen)}
+    shown: list[RenderableType] = [table(document)]
+    if stage is not None:
+        document["comparison"] = compare(stage, result.requests, arrivals[-1].at_s - warmup_s)
+        shown.append(comparison_table(document["comparison"]))
+    if chosen.with_samples:
+        document["requests"] = [asdict(request) for request in result.requests]
+    if chosen.json_file is not None:
+        chosen.json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return Group(*shown)
+
+
+def fit_profile(config: Path | None, overrides: Mapping[str, Any], profile: str | None, file: Path) -> str:
+    """Writes a profile with the step costs of this machine's real workers; says what is in it.
+
+    Raises:
+        ConfigError: nothing is known of them, or the file cannot be written.
+    """
+    check_writable("--fit", file)
+    base = _config_of(SimulateOptions(config=config, overrides=overrides, profile=profile))[1]
+    text = profile_text(fitted_profile(base, newest_fits()))
+    file.write_text(text, encoding="utf-8")
+    return f"{file}: step costs of real workers; all else is that of the profile it began with.\n{text}"
+
+
+def _config_of(options: SimulateOptions) -> tuple[BatonConfig, TimingProfile]:
+    router = known_name("--router", options.router, ROUTERS)
+    config = load_config(options.config, {**ROUTERS[router], **(options.overrides or {})})
+    profile = load_profile(options.profile or config.simulation.profile or DEFAULT_PROFILE)
+    return config, profile
+
+
+def _arrivals_of(
+    options: SimulateOptions, config: BatonConfig, profile: TimingProfile, stage: Mapping[str, Any] | None
+) -> tuple[list[Arrival], float]:
+    """Requests, and for how long they are a warm-up."""
+    shares = _shares(options.slo_class, config)
+    if options.trace is None:
+        if stage is None:
+            raise ConfigError("Name the requests: --trace FILE, or --compare-with a report that has samples.")
+        _check_repeatable(options, shares)
+        measured = measured_requests(stage)
+        warmup_s = next((request.at_s for request in measured if not request.is_warmup), 0.0)
+        return repeat_arrivals(measured, next(iter(shares)), options.seed), warmup_s
+    trace = cut_trace(read_trace(options.trace, options.trace_format), options.trace_start_s, options.trace_seconds)
+    arrivals = make_arrivals(
+        trace,
+        rate_scale=parse_schedule("--rate-scale", options.rate_scale),
+        input_scale=parse_schedule("--input-scale", options.input_scale),
+        output_scale=parse_schedule("--output-scale", options.output_scale),
+        num_requests=options.requests,
+        shares=shares,
+        max_tokens=longest_request(config, profile),
+        seed=options.seed,
+    )
+    return arrivals, options.warmup_s
+
+
+def _check_repeatable(options: SimulateOptions, shares: Mapping[str, float]) -> None:
+    """Refuses what would do nothing: a real run's requests are sent as they were."""
+    usual = SimulateOptions()
+    given = [option for name, option in _OF_TRACES.items() if getattr(options, name) != getattr(usual, name)]
+    if len(shares) > 1:
+        given.append("--class with shares")
+    if given:
+        raise ConfigError(
+            f"Without --trace the requests of --compare-with are sent again as they were, which {', '.join(given)} "
+            "would change. Name the trace that was sent, or leave these out."
+        )
+
+
+def _shares(text: str, config: BatonConfig) -> dict[str, float]:
+    """``"interactive=1,batch=3"``, or the name of one class; empty: the default class."""
+    known = [slo.name for slo in config.slo.to_classes().all]
+    if not text:
+        return {config.slo.default: 1.0}
+    if "=" not in text:
+        return {known_name("--class", text, known): 1.0}
+    shares = key_values("--class", text, known)
+    return {name: positive_number(f"--class {name}", value) for name, value in shares.items()}
+
+
+def _plain(options: SimulateOptions) -> dict[str, Any]:
+    return {
+        "router": options.router,
+        "trace": None if options.trace is None else str(options.trace),
+        "rate_scale": options.rate_scale,
+        "input_scale": options.input_scale,
+        "output_scale": options.output_scale,
+        "requests": options.requests,
+        "warmup_s": options.warmup_s,
+        "class": options.slo_class,
+        "seed": options.seed,
+    }

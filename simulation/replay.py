@@ -1,0 +1,129 @@
+"""Replays a trace against the real router and simulated workers, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.background import BackgroundTasks
+from cluster.config import BatonConfig
+from cluster.outcomes import REJECTED
+from engine.errors import InternalError, OverloadedError
+from simulation.control_plane import VirtualControlPlane
+from simulation.profile import TimingProfile
+from simulation.report import FORMAT, VERSION, ReplayedRequest, by_class
+from simulation.sending import send
+from simulation.virtual_loop import run_virtually
+from simulation.workload import Arrival
+
+_SETTLE_S = 60.0
+"""Behind the last request, before blocks are counted: what nobody claimed has expired by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySettings:
+    """
+    Attributes:
+        warmup_s: requests that arrive before are served and left out of all figures.
+        poll_s: how often step samples are fetched; a real router does so every second.
+    """
+
+    warmup_s: float = 0.0
+    poll_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """
+    Attributes:
+        document: the report, JSON-ready.
+        requests: those that are counted.
+    """
+
+    document: dict[str, Any]
+    requests: list[ReplayedRequest]
+
+
+def replay(
+    config: BatonConfig, profile: TimingProfile, arrivals: Sequence[Arrival], settings: ReplaySettings
+) -> ReplayResult:
+    """Takes real time only for computing.
+
+    Raises:
+        InternalError: blocks have leaked, or everybody waits for ever.
+    """
+    started_s = time.monotonic()
+
+    async def run() -> ReplayResult:
+        replaying = _Replay(config, profile, settings)
+        return ReplayResult(await replaying.run(arrivals), replaying.requests)
+
+    result = run_virtually(run)
+    result.document["replay"]["wall_s"] = round(time.monotonic() - started_s, 3)
+    return result
+
+
+class _Replay:
+    def __init__(self, config: BatonConfig, profile: TimingProfile, settings: ReplaySettings) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._settings = settings
+        self._slo_classes = {slo.name: slo for slo in config.slo.to_classes().all}
+        self._plane = VirtualControlPlane(config, profile, settings.poll_s)
+        self.requests: list[ReplayedRequest] = []
+        self._tasks = BackgroundTasks()
+        self._failures: deque[BaseException] = deque(maxlen=1)
+
+    async def run(self, arrivals: Sequence[Arrival]) -> dict[str, Any]:
+        await self._plane.start()
+        origin_s = self._loop.time()
+        running: set[asyncio.Task[None]] = set()
+        for number, arrival in enumerate(arrivals):
+            delay_s = origin_s + arrival.at_s - self._loop.time()
+            if delay_s > 0:
+                await asyncio.sleep(delay_s)
+            task = self._tasks.spawn(self._send(f"replay-{number}", arrival, origin_s + self._settings.warmup_s))
+            running.add(task)
+            task.add_done_callback(running.discard)
+        while running:
+            await asyncio.wait(running)
+        if self._failures:
+            raise InternalError(f"a replayed request failed: {self._failures[0]!r}") from self._failures[0]
+        ended_s = self._loop.time()
+        hours = self._plane.cluster.worker_hours()
+        await self._plane.stop()
+        await asyncio.sleep(_SETTLE_S)
+        if leaks := self._plane.cluster.leaks():
+            raise InternalError(f"{len(leaks)} blocks leaked in the simulation; the first: {leaks[0]}")
+        seconds = (arrivals[-1].at_s - self._settings.warmup_s) if arrivals else 0.0
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "replay": {
+                "requests_per_s": round(len(self.requests) / seconds, 4) if seconds > 0 else 0.0,
+                "virtual_s": round(ended_s - origin_s, 3),
+            },
+            "classes": by_class(self.requests, seconds),
+            "worker_hours": {pool: round(value, 6) for pool, value in hours.items()},
+            "workers": self._plane.sizes(),
+            "sizes": [[round(at_s - origin_s, 3), pool, size] for at_s, pool, size in self._plane.cluster.sizes],
+            "prediction_errors": self._plane.metrics.prediction_errors.summary(),
+            "preemptions": sum(worker.engine.num_preemptions for worker in self._plane.cluster.workers),
+        }
+
+    async def _send(self, request_id: str, arrival: Arrival, counted_from_s: float) -> None:
+        slo = self._slo_classes[arrival.slo]
+        try:
+            answer = await send(self._plane.router, request_id, arrival.prompt_token_ids, arrival.params, slo)
+        except Exception as error:  # noqa: BLE001 - raised where the replay ends
+            self._failures.append(error)
+            return
+        if answer.timeline.origin_s >= counted_from_s:
+            outcome = REJECTED if isinstance(answer.error, OverloadedError) else answer.outcome
+            num_prompt, now_s = len(arrival.prompt_token_ids), self._loop.time()
+            self.requests.append(
+                ReplayedRequest.of(answer.timeline, slo, outcome, num_prompt, answer.num_tokens, now_s)
+            )

@@ -1,0 +1,88 @@
+"""Simulated workers behind the real gateway and router: several to a process, text over HTTP, lost processes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import httpx
+import psutil
+from openai import OpenAI
+
+from tests.e2e.conftest import MODEL, RunningCluster
+
+SETTINGS = {
+    "simulation": {"profile": "h100-8b", "workers_per_process": 5},
+    "prefill": {"workers": 3, "chunk_tokens": 2048},
+    "decode": {"workers": 5, "chunk_tokens": 2048},
+    "routing": {"local_prefill": "never"},
+}
+
+
+def test_workers_share_processes(cluster: RunningCluster) -> None:
+    workers = cluster.workers()
+    assert len(workers) == 8
+    assert len({worker["address"] for worker in workers}) == 8
+    assert len({worker["pid"] for worker in workers}) == 2
+    assert {worker["device"] for worker in workers} == {"simulated H100 SXM"}
+
+
+def test_a_client_gets_text(cluster: RunningCluster) -> None:
+    client = OpenAI(base_url=f"{cluster.endpoint}/v1", api_key="none", max_retries=0)
+    stream = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "Hello"}], max_tokens=200, seed=1, stream=True
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    assert len(text.split()) > 5
+
+
+def test_the_same_request_gets_the_same_answer(cluster: RunningCluster) -> None:
+    answers = [cluster.complete("Three colours are", max_tokens=24, seed=3, ignore_eos=True) for _ in range(3)]
+    texts = {answer["choices"][0]["text"] for answer in answers}
+    assert len(texts) == 1
+    assert answers[0]["usage"]["completion_tokens"] == 24
+    assert answers[0]["choices"][0]["finish_reason"] == "length"
+
+
+def test_many_at_once_go_through_both_pools(cluster: RunningCluster) -> None:
+    before = cluster.metric("baton_kv_transfer_tokens_total")
+
+    async def ask(client: httpx.AsyncClient, index: int) -> int:
+        body = {"model": MODEL, "prompt": f"Number {index}: " + "word " * 300, "max_tokens": 32, "ignore_eos": True}
+        answer = await client.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        tokens: int = answer.json()["usage"]["completion_tokens"]
+        return tokens
+
+    async def all_of_them() -> list[int]:
+        async with httpx.AsyncClient(base_url=cluster.endpoint, timeout=60) as client:
+            return await asyncio.gather(*(ask(client, index) for index in range(64)))
+
+    assert asyncio.run(all_of_them()) == [32] * 64
+    assert cluster.metric("baton_kv_transfer_tokens_total") > before
+    cluster.assert_nothing_leaked()
+
+
+def test_a_timeline_shows_steps_and_the_hand_off(cluster: RunningCluster) -> None:
+    answer = cluster.complete("word " * 100, max_tokens=20, ignore_eos=True)
+    timeline = cluster.get(f"/v1/requests/{answer['id']}/timeline")
+    names = {event["name"] for event in timeline["events"]}
+    assert {"prefill_started", "first_token", "transfer_started", "kv_committed", "decode_started"} <= names
+    assert timeline["decode_steps"]
+
+
+def test_a_lost_process_is_replaced(cluster: RunningCluster) -> None:
+    before = {worker["id"]: worker["pid"] for worker in cluster.workers()}
+    lost = next(iter(before.values()))
+    psutil.Process(lost).kill()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        workers = [worker for worker in cluster.workers() if worker["state"] == "ready"]
+        if len(workers) == 8 and lost not in {worker["pid"] for worker in workers}:
+            break
+        time.sleep(0.2)
+    else:
+        raise AssertionError(f"the workers of {lost} were not replaced: {cluster.workers()}")
+    stayed = {worker["id"] for worker in workers} & set(before)
+    assert stayed == {worker_id for worker_id, pid in before.items() if pid != lost}
+    assert cluster.complete("Hello", max_tokens=5, ignore_eos=True)["usage"]["completion_tokens"] == 5

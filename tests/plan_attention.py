@@ -1,0 +1,79 @@
+"""An attention backend in plain torch that knows of a batch only what its plan says: it shows what a plan means."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.attention.base import AttentionBatch, AttentionVariant
+from engine.attention.paged_plan import PagedPlan, PlannedBatch, make_plan
+from engine.kv_cache import PagedKVCache
+
+
+class PlanAttention:
+    """Implements :class:`engine.attention.base.AttentionBackend`, slowly."""
+
+    takes_plans = True
+
+    def __init__(self, cache: PagedKVCache) -> None:
+        self._cache = cache
+
+    def forward(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        batch: AttentionBatch,
+        variant: AttentionVariant,
+    ) -> torch.Tensor:
+        self._cache.write(layer, batch.slots, key, value)
+        if isinstance(batch, PlannedBatch):
+            plan = batch.plan
+        else:
+            plan = make_plan([span for group in batch.groups for span in group.spans], self._cache.device)
+        output = torch.full((*query.shape[:2], value.shape[-1]), torch.nan, dtype=query.dtype)
+        for seq in range(len(plan.tables)):
+            self._attend(layer, seq, query, output, plan, variant)
+        return output
+
+    def _attend(
+        self,
+        layer: int,
+        seq: int,
+        query: torch.Tensor,
+        output: torch.Tensor,
+        plan: PagedPlan,
+        variant: AttentionVariant,
+    ) -> None:
+        token, start, end, first_key, tree_start = plan.sequences[seq].tolist()
+        behind = int(plan.sequences[seq + 1, 0])
+        if behind == token:
+            return
+        block_size = self._cache.spec.block_size
+        places = torch.arange(first_key, end)
+        slots = plan.tables[seq].long()[places // block_size] * block_size + places % block_size
+        positions = torch.arange(start, start + behind - token)
+        visible = places[None] <= positions[:, None]
+        key_positions = places.clone()
+        if plan.has_trees:
+            positions = plan.positions[token:behind, 0].long()
+            nodes = (places - tree_start).clamp_min(0)
+            in_tree = places >= tree_start
+            key_positions[in_tree] = plan.nodes[seq].long()[nodes[in_tree]]
+            bits = plan.ancestors[token:behind][:, nodes // 32] >> (nodes % 32)[None] & 1
+            visible = torch.where(in_tree[None], bits.bool(), places[None] <= positions[:, None])
+        if variant.sliding_window is not None:
+            visible &= key_positions[None] > positions[:, None] - variant.sliding_window
+        keys, values = self._cache.keys[layer][slots].float(), self._cache.values[layer][slots].float()
+        share = query.shape[1] // keys.shape[1]
+        for head in range(query.shape[1]):
+            scores = query[token:behind, head].float() @ keys[:, head // share].T * variant.scaling
+            if variant.softcap is not None:
+                scores = torch.tanh(scores / variant.softcap) * variant.softcap
+            scores = scores.masked_fill(~visible, -torch.inf)
+            if variant.sinks is not None:
+                sink = variant.sinks[head].float().expand(len(scores), 1)
+                probs = torch.softmax(torch.cat((scores, sink), dim=-1), dim=-1)[:, :-1]
+            else:
+                probs = torch.softmax(scores, dim=-1).nan_to_num()
+            output[token:behind, head] = (probs @ values[:, head // share]).to(query.dtype)

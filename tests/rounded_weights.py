@@ -1,0 +1,39 @@
+"""What weights of int8 and int4 stand for, read off them number by number."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+
+from engine.fused.quantization import quantize_linear, quantize_linear_int4
+from engine.fused.structure import Linear
+from engine.model_loader import LoadedModel, prepare_model
+
+
+def numbers_of(linear: Linear, num_rows: int, width: int) -> torch.Tensor:
+    """float32 ``[num_rows, width]``."""
+    assert linear.scales is not None
+    if linear.weight.dtype is torch.int8:
+        return linear.weight * linear.scales[:, None]
+    words = linear.weight.to(torch.int32) & 0xFFFF
+    levels = torch.stack([words >> 4 * row & 15 for row in range(4)], dim=3).flatten(2, 3)
+    steps, least = linear.scales.double().unbind(2)
+    worth = levels * steps[..., None] + least[..., None]
+    return worth.transpose(1, 2).flatten(2).flatten(0, 1)[:num_rows, :width].float()
+
+
+def rounded(weight: torch.Tensor, weights: str) -> torch.Tensor:
+    """What ``weights`` make of a weight, float32."""
+    quantize = quantize_linear_int4 if weights == "int4" else quantize_linear
+    return numbers_of(quantize(Linear(weight.detach(), None)), *weight.shape)
+
+
+def with_rounded_weights(loaded: LoadedModel, weights: str) -> LoadedModel:
+    """The model whose own weights are what others make of them; an embedding that the head shares stays what it was."""
+    model: Any = deepcopy(loaded.model)
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            module.weight = torch.nn.Parameter(rounded(module.weight, "int8" if name == "lm_head" else weights))
+    return prepare_model(model, "float32")

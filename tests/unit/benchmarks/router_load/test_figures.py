@@ -1,0 +1,45 @@
+"""Figures from figures: what is subtracted from what, medians of runs, slopes."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.router_load.entry import parse_sizes
+from benchmarks.router_load.figures import added_latency, growth_per_thousand, median_figures
+from benchmarks.router_load.stages import stage_summaries
+from benchmarks.serve.latency import Summary
+from engine.errors import ConfigError
+from engine.timeline import Event
+
+
+def test_upper_percentiles_are_not_relieved_by_the_workers_own_bad_moments():
+    through = Summary.of_seconds([0.003] * 98 + [0.050] * 2)
+    directly = Summary.of_seconds([0.001] * 90 + [0.040] * 10)
+    added = added_latency(through, directly)
+    assert added["p50"] == pytest.approx(2.0)
+    assert added["p99"] == pytest.approx(49.0)
+
+
+def test_medians_go_into_nested_figures_and_keep_what_is_no_number():
+    runs = [{"name": "1+1", "ms": {"p50": value}, "rss": [value, 2 * value]} for value in (1.0, 5.0, 2.0)]
+    assert median_figures(runs) == {"name": "1+1", "ms": {"p50": 2.0}, "rss": [2.0, 4.0]}
+
+
+def test_growth_is_a_slope_whatever_the_level():
+    assert growth_per_thousand([(1000, 500.0), (2000, 507.0), (3000, 514.0)]) == pytest.approx(7.0)
+    assert growth_per_thousand([(1000, 500.0)]) == 0.0
+
+
+def test_stages_leave_out_requests_that_lack_an_end():
+    whole = {Event.PARSED: 1.0, Event.TOKENIZED: 1.5}
+    summaries = stage_summaries([whole, {Event.PARSED: 3.0}])
+    assert summaries["checks and tokenizing"]["count"] == 1
+    assert summaries["checks and tokenizing"]["p50"] == pytest.approx(0.5)
+    assert summaries["answer"]["count"] == 0
+
+
+def test_sizes_are_read_and_nonsense_is_refused():
+    assert parse_sizes("--sizes", "1+1, 16+48") == ((1, 1), (16, 48))
+    for text in ("", "1", "0+1", "1+1,", "a+b"):
+        with pytest.raises(ConfigError, match="--sizes"):
+            parse_sizes("--sizes", text)

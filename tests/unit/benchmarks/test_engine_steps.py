@@ -1,0 +1,67 @@
+"""The benchmark of steps: what it plans, what it takes for the limit, and that decoders take turns."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.ceilings import Ceilings, median_ratio
+from benchmarks.engine_steps import Case, Work, in_turn, make_plan, make_runners
+from engine.drafts import ROOT
+from engine.model_loader import LoadedModel, prepare_model
+from tests.tiny_models import tiny_model
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return prepare_model(tiny_model("llama"), "float32")
+
+
+def test_the_limit_is_what_takes_longer(loaded: LoadedModel) -> None:
+    work = Work(loaded, kv_bytes_per_token=512)
+    layers = sum(parameter.numel() for parameter in loaded.model.get_decoder().layers.parameters())
+    head = loaded.model.get_output_embeddings().weight.numel()
+    reads = 4 * (layers + head) + 3 * 100 * 512
+    slow_memory = Ceilings(bytes_per_second=1e6, flops_per_second=1e15)
+    assert work.least_ms(Case(3, 1, 100), slow_memory) == pytest.approx(reads / 1e3)
+
+    for weights, size in (("int8", 1.0), ("int4", 0.625)):
+        reads = size * layers + head + 3 * 100 * 512
+        assert Work(loaded, 512, weights).least_ms(Case(3, 1, 100), slow_memory) == pytest.approx(reads / 1e3)
+
+    slow_products = Ceilings(bytes_per_second=1e15, flops_per_second=1e6)
+    alone, many = (work.least_ms(Case(batch, 1, 100), slow_products) for batch in (1, 3))
+    assert many == pytest.approx(3 * alone)
+
+
+def test_prefill_needs_one_row_of_logits(loaded: LoadedModel) -> None:
+    slow_products = Ceilings(bytes_per_second=1e15, flops_per_second=1e6)
+    prefill = Work(loaded, 512).least_ms(Case(1, 8, 0), slow_products)
+    assert prefill < Work(loaded, 512).least_ms(Case(1, 8, 1), slow_products)
+
+
+def test_a_tree_has_two_children_at_every_node() -> None:
+    (sequence,) = make_plan(Case(1, 7, 20, tree=True), 16)
+    assert sequence.draft.parents == (ROOT, ROOT, 0, 0, 1, 1)
+    assert sequence.request.num_computed_tokens == 20
+
+
+def test_decoders_take_turns_and_warm_up() -> None:
+    calls: list[str] = []
+
+    def work(name: str) -> float:
+        calls.append(name)
+        return len(calls)
+
+    results = in_turn({"a": lambda: work("a"), "b": lambda: work("b")}, 3)
+    assert calls == ["a", "b"] * 5
+    assert results == {"a": [5, 7, 9], "b": [6, 8, 10]}
+    assert median_ratio(results["b"], results["a"]) == 8 / 7
+
+
+def test_the_same_way_of_computing_is_measured_once() -> None:
+    other = prepare_model(tiny_model("gpt2"), "float32")
+    assert list(make_runners(other, 4, ["auto", "transformers"])) == ["transformers"]
+    assert list(make_runners(prepare_model(tiny_model("llama"), "float32"), 4, ["auto", "transformers"])) == [
+        "fused",
+        "transformers",
+    ]

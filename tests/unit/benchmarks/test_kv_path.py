@@ -1,0 +1,77 @@
+"""The benchmark of the KV path, with little KV and in one process: all of it travels, and the figures say how fast."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from benchmarks.kv_path import Result, Run
+from benchmarks.kv_path_ends import Layout, Receiver, Sender, send_plainly, serve_plainly
+
+LAYOUT = Layout(num_layers=3, num_kv_heads=2, head_dim=8, num_tokens=80)
+PART_BYTES = 1000
+
+
+@pytest.fixture
+async def ends() -> AsyncIterator[tuple[Sender, Receiver, str]]:
+    sender, receiver = Sender(LAYOUT, PART_BYTES), Receiver(LAYOUT)
+    await sender.start()
+    peer = await receiver.start()
+    try:
+        yield sender, receiver, peer
+    finally:
+        await sender.stop()
+        await receiver.stop()
+
+
+async def test_all_of_the_kv_travels_every_time(ends: tuple[Sender, Receiver, str]) -> None:
+    sender, receiver, peer = ends
+    expected = sender.digest()
+    for way, shared_bytes in (("grpc", 0), ("shared", LAYOUT.num_bytes), ("grpc", 0)):  # there is room for one alone
+        summary = await sender.send("transfer", peer, way)
+        assert summary.seconds > 0
+        assert summary.num_shared_bytes == shared_bytes
+        assert await receiver.take("transfer", with_digest=True) == expected
+
+
+async def test_the_digest_tells_what_arrived_from_what_did_not(ends: tuple[Sender, Receiver, str]) -> None:
+    sender, receiver, peer = ends
+    await sender.send("one", peer, "shared")
+    before = sender.digest()
+    sender.cache.values[-1].zero_()
+    assert await receiver.take("one", with_digest=True) == before != sender.digest()
+
+
+@pytest.mark.parametrize("num_bytes", [1, 1 << 20, (1 << 20) + 17])
+async def test_a_plain_socket_takes_as_many_bytes_as_it_was_given(num_bytes: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve_plainly, args=(listener,), daemon=True).start()
+        for _ in range(2):
+            assert await asyncio.to_thread(send_plainly, listener.getsockname()[1], num_bytes) > 0
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_figures_are_medians_and_ratios_those_of_neighbours() -> None:
+    layout = Layout(1, 1, 250, 1_000_000)
+    assert layout.num_bytes == 1_000_000_000
+    runs = (
+        Run(0.2, 0.4, 0.3, 0.2, 0.1, 0.1, 0.2, 1.0),
+        Run(0.4, 0.5, 0.5, 0.4, 0.5, 0.3, 0.1, 1.0),
+        Run(0.25, 1.0, 0.4, 0.3, 0.25, 0.2, 0.3, 0.7),
+    )
+    figures = Result(layout, 1 << 20, runs).figures
+    assert figures["tcp_gb_per_s"] == pytest.approx(4.0)
+    assert figures["grpc_gb_per_s"] == pytest.approx(2.0)
+    assert figures["grpc_of_tcp"] == pytest.approx(0.5)
+    assert figures["sender_cpu_s_per_gb"] == pytest.approx(0.4)
+    assert figures["receiver_cpu_s_per_gb"] == pytest.approx(0.3)
+    assert figures["shared_gb_per_s"] == pytest.approx(4.0)
+    assert figures["shared_of_tcp"] == pytest.approx(1.0)
+    assert figures["shared_of_grpc"] == pytest.approx(4.0)
+    assert figures["shared_sender_cpu_s_per_gb"] == pytest.approx(0.2)
+    assert figures["shared_receiver_cpu_s_per_gb"] == pytest.approx(0.2)
+    assert figures["shared_share"] == pytest.approx(0.9)

@@ -1,0 +1,31 @@
+"""The profile of a step: every sequence decodes while it is taken, and the shares are those of whole steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.step_profile import blocks_needed, decoding_engine, profile_steps
+from engine.model_loader import prepare_model
+from engine.model_runner import ModelRunner
+from tests.tiny_models import tiny_model
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_where_a_step_goes(batch: int) -> None:
+    context, num_steps = 24, 4
+    runner = ModelRunner(
+        prepare_model(tiny_model("llama"), "float32"),
+        blocks_needed(batch, context, 2 * num_steps),
+        16,
+        decoder="transformers",
+    )
+    engine = decoding_engine(runner, batch, context, 2 * num_steps)
+    profile = profile_steps(engine, num_steps)
+    assert engine.scheduler.num_running == batch  # nobody has finished
+    assert set(profile.shares) == {"schedule", "build the batch", "forward", "sample", "post-process"}
+    assert all(0 < share < 1 for share in profile.shares.values())
+    assert 0 <= profile.rest < 1
+    assert max(profile.shares, key=lambda name: profile.shares[name]) == "forward"
+    own = [function.own_s for function in profile.functions]
+    assert own == sorted(own, reverse=True)
+    assert sum(own) == pytest.approx(profile.step_ms * num_steps / 1e3, rel=0.2)

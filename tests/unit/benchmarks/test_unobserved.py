@@ -1,0 +1,39 @@
+"""What the start-up of a blinded process leaves out, and what it must not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import benchmarks
+
+_FOLDER = Path(benchmarks.__file__).parent / "unobserved"
+_PROGRAM = """
+import engine.engine, engine.steps
+from cluster.metrics import RouterMetrics
+from cluster.timelines import TimelineStore
+from engine.timeline import Event, Timeline
+metrics, store, timeline = RouterMetrics(), TimelineStore(4), Timeline("r")
+timeline.record(Event.RECEIVED)
+metrics.observe_prompt(7)
+store.add(timeline)
+print(engine.engine.add_share is engine.steps.add_share)
+print(metrics.registry.get_sample_value("baton_prompt_tokens_total"), len(store), len(timeline.events))
+"""
+
+
+def run(**environment: str) -> list[str]:
+    result = subprocess.run(
+        [sys.executable, "-c", _PROGRAM], env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
+    return result.stdout.split()
+
+
+def test_nothing_is_counted_kept_or_noted() -> None:
+    assert run(PYTHONPATH=str(_FOLDER)) == ["False", "0.0", "0", "1"]
+
+
+def test_without_the_folder_everything_is() -> None:
+    assert run() == ["True", "7.0", "1", "1"]

@@ -1,0 +1,157 @@
+"""A prefill worker, a decode worker and a router's books in a few lines, on a virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry
+
+from cluster.admission.admission import Admission
+from cluster.admission.metrics import AdmissionMetrics
+from cluster.admission_config import AdmissionConfig
+from cluster.config import DECODE
+from cluster.generation import GenerationRequest
+from cluster.journal import Journal
+from cluster.routing.base import Preference, RouteDecision
+from cluster.slo import BUILTIN_CLASSES, SloClass
+from engine.request import FinishReason, SamplingParams
+from engine.timeline import Event, Timeline
+
+PROMPT_MS = 100.0
+TOKEN_MS, TOKEN_MS_PER_SEQUENCE = 10.0, 2.0
+OUTPUT_TOKENS = 20
+
+
+@dataclass(eq=False)
+class FakePlacement:
+    journal: Journal
+    num_releases: int = 0
+    on_release: Callable[[FakePlacement], None] = lambda placement: None
+
+    def release(self) -> None:
+        self.num_releases += 1
+        if self.num_releases == 1:
+            self.on_release(self)
+
+
+@dataclass
+class FakeCluster:
+    """One prompt after the other; sequences decode together. What it predicts comes true, times ``optimism``."""
+
+    loop: asyncio.AbstractEventLoop
+    has_workers: bool = True
+    optimism: float = 1.0
+    prompts: list[FakePlacement] = field(default_factory=list)
+    decoding: list[FakePlacement] = field(default_factory=list)
+    booked: list[Journal] = field(default_factory=list)
+    num_forecasts: int = 0
+    on_first_token: Callable[[Journal], None] = lambda journal: None
+    on_end: Callable[[Journal], None] = lambda journal: None
+    _free_s: float = 0.0
+
+    def forecast(self, journal: Journal, preferred: Preference | None = None) -> RouteDecision | None:
+        self.num_forecasts += 1
+        if not self.has_workers:
+            return None
+        now_s = self.loop.time()
+        wait_ms = max(0.0, self._free_s - now_s) * 1e3 / self.optimism
+        elapsed_ms = (now_s - journal.request.timeline.events[Event.RECEIVED]) * 1e3
+        num_sequences = len(self.prompts) + len(self.decoding)
+        return RouteDecision(
+            "prefill-0",
+            "decode-0",
+            cached_tokens=0,
+            ttft_ms=elapsed_ms + wait_ms + PROMPT_MS,
+            tpot_ms=TOKEN_MS + TOKEN_MS_PER_SEQUENCE * num_sequences,
+            idle_ttft_ms=PROMPT_MS,
+            idle_tpot_ms=TOKEN_MS,
+            wait_ms=wait_ms,
+        )
+
+    def missing_pools(self) -> list[str]:
+        return [] if self.has_workers else [DECODE]
+
+    def book(self, journal: Journal, decision: RouteDecision) -> FakePlacement:
+        placement = FakePlacement(journal, on_release=self._released)
+        self.booked.append(journal)
+        self.prompts.append(placement)
+        self._free_s = max(self._free_s, self.loop.time()) + PROMPT_MS / 1e3
+        self.loop.call_at(self._free_s, self._computed, placement)
+        return placement
+
+    def fall_behind(self, seconds: float) -> None:
+        """Prompts that come from now on wait for so much longer."""
+        self._free_s = max(self._free_s, self.loop.time()) + seconds
+
+    def _computed(self, placement: FakePlacement) -> None:
+        if placement.num_releases:
+            return
+        self.prompts.remove(placement)
+        self.decoding.append(placement)
+        journal = placement.journal
+        journal.token_ids.append(1)
+        journal.request.timeline.record(Event.FIRST_TOKEN, self.loop.time())
+        self.on_first_token(journal)
+        token_ms = TOKEN_MS + TOKEN_MS_PER_SEQUENCE * (len(self.decoding) - 1)
+        self.loop.call_later(token_ms * OUTPUT_TOKENS / 1e3, self._finished, placement)
+
+    def _finished(self, placement: FakePlacement) -> None:
+        if placement.num_releases:
+            return
+        journal = placement.journal
+        journal.token_ids.extend([1] * OUTPUT_TOKENS)
+        journal.finish_reason = FinishReason.LENGTH
+        journal.request.timeline.record(Event.FINISHED, self.loop.time())
+        placement.release()
+
+    def _released(self, placement: FakePlacement) -> None:
+        for held in (self.prompts, self.decoding):
+            if placement in held:
+                held.remove(placement)
+        self.on_end(placement.journal)
+
+
+@dataclass
+class Scene:
+    """Admission in front of the fake cluster."""
+
+    loop: asyncio.AbstractEventLoop
+    config: AdmissionConfig = field(default_factory=AdmissionConfig)
+    classes: tuple[SloClass, ...] = BUILTIN_CLASSES
+    worker_wait_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        self.cluster = FakeCluster(self.loop)
+        self.registry = CollectorRegistry()
+        self.metrics = AdmissionMetrics(self.registry, self.classes)
+        self.admission: Admission[FakePlacement] = Admission(
+            self.cluster,
+            self.config,
+            self.metrics,
+            self.classes,
+            worker_wait_s=self.worker_wait_s,
+            clock=self.loop.time,
+        )
+        self.cluster.on_first_token = self.admission.first_token
+        self.cluster.on_end = self.admission.ended
+        self._count = 0
+
+    def journal(self, slo: SloClass, *, max_tokens: int = OUTPUT_TOKENS, timeout_s: float = 600.0) -> Journal:
+        """Of a request that arrives now."""
+        self._count += 1
+        timeline = Timeline(f"r{self._count}", clock=self.loop.time)
+        timeline.record(Event.RECEIVED)
+        params = SamplingParams(max_tokens=max_tokens)
+        request = GenerationRequest(f"r{self._count}", (1, 2, 3), params, timeline, slo=slo)
+        journal = Journal(request, timeout_s, self.loop.time)
+        journal.attempt = 1
+        return journal
+
+    def ask(self, slo: SloClass) -> tuple[Journal, asyncio.Task[FakePlacement]]:
+        journal = self.journal(slo)
+        return journal, self.loop.create_task(self.admission.admit(journal))
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(name, labels)

@@ -1,0 +1,237 @@
+"""Who goes, who waits, who is refused, and what they are told."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cluster.admission_config import AdmissionConfig
+from cluster.slo import INTERACTIVE, STANDARD, SloClass
+from engine.errors import OverloadedError
+from engine.timeline import Event
+from tests.unit.cluster.admission.fake_cluster import OUTPUT_TOKENS, PROMPT_MS, Scene
+from tests.unit.cluster.admission.scenes import LAX, PATIENT, SHORT, TIGHT, USUAL, fill, play
+
+
+def test_an_idle_cluster_takes_everything_however_slow_it_is() -> None:
+    impossible = SloClass("impossible", 0.001, 0.0001, percentile=95.0, priority=2, queue_deadline_s=0.0)
+
+    async def script(scene: Scene) -> None:
+        for _ in range(3):
+            placement = await scene.admission.admit(scene.journal(impossible))
+            await asyncio.sleep(10)
+            assert placement.num_releases == 1
+
+    play(script, classes=(impossible,))
+
+
+def test_who_may_not_wait_is_refused_in_the_moment_of_asking() -> None:
+    async def script(scene: Scene) -> None:
+        await fill(scene, INTERACTIVE)
+        began_s, forecasts = scene.loop.time(), scene.cluster.num_forecasts
+        with pytest.raises(OverloadedError) as raised:
+            await scene.admission.admit(scene.journal(INTERACTIVE))
+        assert scene.loop.time() == began_s
+        assert scene.cluster.num_forecasts == forecasts + 1
+        error = raised.value
+        assert error.reason == "prefill"
+        assert "'interactive' is 1000 ms" in error.message
+        assert error.predicted_wait_s is not None
+        assert 0 < error.predicted_wait_s < 1
+        assert error.retry_after_s == 1.0
+        refused = scene.value("baton_admission_refusals_total", slo_class="interactive", reason="prefill")
+        assert refused is not None
+        assert refused >= 1
+
+    play(script)
+
+
+def test_a_full_decode_pool_is_named_as_such() -> None:
+    async def script(scene: Scene) -> None:
+        placements = await fill(scene, TIGHT)
+        assert 2 <= len(placements) < 15
+        with pytest.raises(OverloadedError) as raised:
+            await scene.admission.admit(scene.journal(TIGHT))
+        assert raised.value.reason == "decode"
+        assert "decode pool is full" in raised.value.message
+
+    play(script, classes=(TIGHT,))
+
+
+def test_sequences_that_are_there_keep_their_targets_too() -> None:
+    async def script(scene: Scene) -> None:
+        tight = await fill(scene, TIGHT)
+        assert len(tight) >= 2
+        with pytest.raises(OverloadedError) as raised:
+            await scene.admission.admit(scene.journal(LAX))  # it would not mind, they would
+        assert raised.value.reason == "decode"
+
+    play(script, classes=(TIGHT, LAX))
+
+
+def test_who_may_wait_waits_and_goes_in_time() -> None:
+    async def script(scene: Scene) -> None:
+        await fill(scene, STANDARD)
+        journal, task = scene.ask(STANDARD)
+        await asyncio.sleep(0)
+        assert scene.admission.num_queued == 1
+        assert not task.done()
+        assert scene.value("baton_admission_queued", slo_class="standard") == 1
+        placement = await task
+        assert placement.journal is journal
+        assert scene.admission.num_queued == 0
+        waited_ms = journal.request.timeline.attributes["admission_wait_ms"]
+        assert isinstance(waited_ms, float)
+        assert 0 < waited_ms < STANDARD.queue_deadline_s * 1e3
+        assert Event.DISPATCHED in journal.request.timeline.events
+
+    play(script)
+
+
+def test_whose_wait_would_be_too_long_is_refused_at_once() -> None:
+    async def script(scene: Scene) -> None:
+        await fill(scene, USUAL)
+        tasks = []
+        for _ in range(400):
+            _, task = scene.ask(USUAL)
+            tasks.append(task)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        refused = [task for task in tasks if task.done() and task.exception() is not None]
+        # Ten prompts a second, and 15 s of patience.
+        assert 200 < len(refused) < 300
+        error = refused[-1].exception()
+        assert isinstance(error, OverloadedError)
+        assert error.predicted_wait_s is not None
+        assert error.predicted_wait_s > USUAL.queue_deadline_s
+        await asyncio.gather(*tasks, return_exceptions=True)
+        late = scene.value("baton_admission_refusals_total", slo_class="standard", reason="queue_deadline")
+        assert late is not None
+        assert late < 0.1 * len(tasks)
+
+    play(script, classes=(USUAL,))
+
+
+def test_a_deadline_ends_the_wait() -> None:
+    async def script(scene: Scene) -> None:
+        await fill(scene, USUAL)
+        _, task = scene.ask(USUAL)
+        await asyncio.sleep(0)
+        scene.cluster.has_workers = False  # nobody can go any more
+        with pytest.raises(OverloadedError) as raised:
+            await task
+        assert raised.value.reason == "queue_deadline"
+        assert scene.loop.time() == pytest.approx(USUAL.queue_deadline_s, abs=0.6)
+
+    play(script, classes=(USUAL,))
+
+
+def test_a_target_that_is_lost_is_no_reason_to_wait_longer() -> None:
+    async def script(scene: Scene) -> None:
+        await fill(scene, PATIENT)
+        asked = [scene.ask(PATIENT) for _ in range(50)]  # 5 s of work, and a target of 1 s
+        placements = await asyncio.gather(*(task for _, task in asked))
+        assert [placement.journal for placement in placements] == [journal for journal, _ in asked]
+
+    play(script, classes=(PATIENT,))
+
+
+def test_who_is_late_does_not_make_others_late() -> None:
+    async def script(scene: Scene) -> None:
+        journals = []
+        for _ in range(600):  # twice as many as there is room for
+            journals.append(scene.ask(PATIENT)[0])
+            await asyncio.sleep(PROMPT_MS / 2e3)
+        ttfts = [journal.request.timeline.ttft_ms for journal in journals if journal.token_ids]
+        in_time = [ttft_ms for ttft_ms in ttfts if ttft_ms is not None and ttft_ms <= PATIENT.ttft_s * 1e3]
+        assert len(in_time) >= 0.6 * len(ttfts)
+
+    play(script, classes=(PATIENT,))
+
+
+HOPELESS = SloClass("hopeless", ttft_s=0.05, tpot_s=0.5, percentile=95.0, priority=3, queue_deadline_s=0.0)
+"""An idle cluster takes 100 ms for a prompt."""
+
+
+def test_who_cannot_keep_its_target_takes_no_room_from_those_who_can() -> None:
+    async def script(scene: Scene) -> None:
+        first = await scene.admission.admit(scene.journal(INTERACTIVE))
+        await asyncio.sleep(2 * PROMPT_MS / 1e3)  # the prompt is computed, others decode
+        await scene.admission.admit(scene.journal(HOPELESS))  # nobody lacks room
+        assert first.journal in scene.cluster.booked
+        await asyncio.sleep(2 * PROMPT_MS / 1e3)
+        await fill(scene, INTERACTIVE)
+        with pytest.raises(OverloadedError):
+            await scene.admission.admit(scene.journal(INTERACTIVE))
+        await asyncio.sleep(1.5)  # all of their prompts are computed
+        scene.ask(INTERACTIVE)  # something is under way
+        await asyncio.sleep(2 * PROMPT_MS / 1e3)
+        with pytest.raises(OverloadedError) as raised:
+            await scene.admission.admit(scene.journal(HOPELESS))
+        assert raised.value.reason == "prefill"
+        assert "no other route" in raised.value.message
+        scene.ask(INTERACTIVE)
+        await asyncio.sleep(10)
+        scene.ask(INTERACTIVE)
+        await asyncio.sleep(2 * PROMPT_MS / 1e3)
+        await scene.admission.admit(scene.journal(HOPELESS))  # that was long ago
+
+    play(script, classes=(INTERACTIVE, HOPELESS))
+
+
+def test_who_is_late_already_does_not_go_before_others_on_workers() -> None:
+    async def script(scene: Scene) -> None:
+        await fill(scene, PATIENT)
+        journals = [scene.ask(PATIENT)[0] for _ in range(50)]  # 5 s of work, and a target of 1 s
+        await asyncio.sleep(20)
+        last = journals[-1]
+        dispatched_s = last.request.timeline.events[Event.DISPATCHED]
+        assert dispatched_s > last.received_s + 4 * PATIENT.ttft_s
+        fresh = scene.journal(PATIENT).urgency
+        assert last.urgency.key(dispatched_s) > fresh.key(dispatched_s)
+        assert last.urgency.key(dispatched_s + 4 * PATIENT.ttft_s) < fresh.key(dispatched_s)  # nor does it starve
+        in_time = journals[0].urgency
+        assert in_time.priority == PATIENT.priority
+
+    play(script, classes=(PATIENT,))
+
+
+def test_switched_off_everything_goes() -> None:
+    async def script(scene: Scene) -> None:
+        for _ in range(200):
+            await scene.admission.admit(scene.journal(INTERACTIVE))
+        assert len(scene.cluster.booked) == 200
+
+    play(script, config=AdmissionConfig(mode="off"))
+
+
+def test_misses_make_it_careful() -> None:
+    async def script(scene: Scene) -> None:
+        scene.cluster.optimism = 1.6  # everything takes longer than predicted
+        before = scene.admission.status()["standard"]["ttft_margin"]
+        journals = []
+        for _ in range(1500):
+            journal, task = scene.ask(SHORT)
+            await asyncio.sleep(PROMPT_MS / 3e3)
+            if task.done() and task.exception() is None:
+                journals.append(journal)
+        assert scene.admission.status()["standard"]["ttft_margin"] > before
+        await asyncio.sleep(20)
+        late = journals[len(journals) // 2 :]
+        kept = [(journal.request.timeline.ttft_ms or 0.0) <= SHORT.ttft_s * 1e3 for journal in late]
+        assert sum(kept) / len(kept) >= 0.9
+
+    play(script, classes=(SHORT,))
+
+
+def test_margins_do_not_make_slow_hardware_refuse() -> None:
+    async def script(scene: Scene) -> None:
+        for _ in range(200):  # nothing but misses of a target that cannot be kept
+            placement = await scene.admission.admit(scene.journal(slow))
+            await asyncio.sleep(PROMPT_MS / 1e3 + OUTPUT_TOKENS)
+            assert placement.num_releases == 1
+        assert scene.admission.status()["slow"]["ttft_margin"] == pytest.approx(1.0, abs=0.2)
+
+    slow = SloClass("slow", 0.05, 0.001, percentile=95.0, priority=2, queue_deadline_s=0.0)
+    play(script, classes=(slow,))

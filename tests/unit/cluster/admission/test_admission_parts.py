@@ -1,0 +1,236 @@
+"""Room, margins, waits and gathering: the pure parts of admission."""
+
+from __future__ import annotations
+
+import random
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.admission.gathering import LONGEST_MS, ArrivalGaps, Gatherer, GatherView, gather_ms
+from cluster.admission.refusals import no_room
+from cluster.admission.room import Shortage, check_room
+from cluster.admission.safety_margin import LARGEST_FACTOR, ClassMargins, Factors, SafetyMargin
+from cluster.admission.waiting_time import WorkUnderWay, predicted_wait_s
+from cluster.latency.estimates import WorkerTraits
+from cluster.latency_model import LatencyModel
+from cluster.routing.base import RouteDecision
+from cluster.slo import INTERACTIVE, SloClass
+
+NO_MARGIN = Factors()
+milliseconds = st.floats(0.1, 1e5)
+
+
+def decision(ttft_ms: float, tpot_ms: float, *, idle_ttft_ms: float = 1.0, idle_tpot_ms: float = 1.0) -> RouteDecision:
+    return RouteDecision("p", "d", 0, ttft_ms, tpot_ms, idle_ttft_ms, idle_tpot_ms, wait_ms=ttft_ms - idle_ttft_ms)
+
+
+@given(milliseconds, milliseconds, milliseconds, st.floats(1, LARGEST_FACTOR), st.floats(1, LARGEST_FACTOR))
+def test_what_an_idle_cluster_would_take_has_room(
+    idle_ttft_ms: float, idle_tpot_ms: float, elapsed_ms: float, ttft_factor: float, tpot_factor: float
+) -> None:
+    idle = decision(elapsed_ms + idle_ttft_ms, idle_tpot_ms, idle_ttft_ms=idle_ttft_ms, idle_tpot_ms=idle_tpot_ms)
+    factors = Factors(ttft_factor, tpot_factor)
+    check = check_room(idle, INTERACTIVE, elapsed_ms, slack=0.01, factors=factors, max_tokens=9)
+    assert check.shortage is None
+    assert check.ttft_target_ms >= INTERACTIVE.ttft_s * 1e3
+
+
+@pytest.mark.parametrize(
+    ("ttft_ms", "tpot_ms", "residents_ms", "max_tokens", "shortage"),
+    [
+        (999, 49, inf, 9, None),
+        (1001, 49, inf, 9, Shortage.PREFILL),
+        (999, 51, inf, 9, Shortage.DECODE),
+        (999, 49, 48, 9, Shortage.DECODE),
+        (999, 51, inf, 1, None),
+        (1001, 51, inf, 9, Shortage.PREFILL),
+    ],
+)
+def test_room_is_what_keeps_both_targets(ttft_ms, tpot_ms, residents_ms, max_tokens, shortage) -> None:
+    check = check_room(
+        decision(ttft_ms, tpot_ms),
+        INTERACTIVE,
+        0.0,
+        0.5,
+        NO_MARGIN,
+        max_tokens=max_tokens,
+        residents_tpot_ms=residents_ms,
+    )
+    assert check.shortage is shortage
+
+
+def test_a_margin_is_kept_of_what_is_left_and_not_of_what_is_over() -> None:
+    half = Factors(ttft=2.0)
+    late = check_room(decision(799, 1), INTERACTIVE, 600.0, 0.5, half, max_tokens=9)
+    assert late.shortage is None  # 600 + 400 / 2 = 800
+    assert check_room(decision(801, 1), INTERACTIVE, 600.0, 0.5, half, max_tokens=9).shortage is Shortage.PREFILL
+
+
+def test_a_lost_target_gives_way_to_what_is_possible() -> None:
+    late = check_room(decision(5140, 1, idle_ttft_ms=100), INTERACTIVE, 5000.0, 0.5, NO_MARGIN, max_tokens=9)
+    assert late.shortage is None
+    assert late.is_lost
+    assert late.ttft_target_ms == 5150
+    busy = check_room(decision(5160, 1, idle_ttft_ms=100), INTERACTIVE, 5000.0, 0.5, NO_MARGIN, max_tokens=9)
+    assert busy.shortage is Shortage.PREFILL
+    assert busy.over_ms == pytest.approx(10)
+
+
+def test_who_is_lost_has_no_room_while_others_find_none() -> None:
+    lost = decision(1200, 1, idle_ttft_ms=1100)  # beyond a second, even alone
+    assert check_room(lost, INTERACTIVE, 0.0, 0.5, NO_MARGIN, max_tokens=9).shortage is None
+    crowded = check_room(lost, INTERACTIVE, 0.0, 0.5, NO_MARGIN, max_tokens=9, is_crowded=True)
+    assert crowded.is_lost
+    assert crowded.shortage is Shortage.PREFILL
+    idle = check_room(lost, INTERACTIVE, 0.0, 0.5, NO_MARGIN, max_tokens=9, is_crowded=True, is_idle=True)
+    assert idle.shortage is None
+    kept = check_room(decision(950, 1), INTERACTIVE, 0.0, 0.5, NO_MARGIN, max_tokens=9, is_crowded=True)
+    assert kept.shortage is None
+
+
+@pytest.mark.parametrize(
+    ("ttft_ms", "idle_ttft_ms", "factor", "is_crowded", "told"),
+    [
+        (1200, 500, 1.0, False, "would take 1200 ms, and the target of the SLO class 'interactive' is 1000 ms. There"),
+        (960, 500, 1.25, False, "the target of the SLO class 'interactive' is 1000 ms (800 ms with the margin"),
+        (1900, 1200, 1.0, False, "No route would bring it below the target of the SLO class 'interactive', and"),
+        (1300, 1200, 1.0, True, "and requests that can keep theirs find no room"),
+    ],
+)
+def test_who_is_refused_is_told_what_its_prediction_was_compared_with(
+    ttft_ms, idle_ttft_ms, factor, is_crowded, told
+) -> None:
+    busy = decision(ttft_ms, 1, idle_ttft_ms=idle_ttft_ms)
+    check = check_room(busy, INTERACTIVE, 0.0, 0.5, Factors(ttft=factor), max_tokens=9, is_crowded=is_crowded)
+    error = no_room(INTERACTIVE, check, busy, wait_s=2.0, allowed_s=0.0)
+    assert told in error.message
+    assert error.reason == "prefill"
+
+
+@given(milliseconds, milliseconds, st.floats(0, 1000), st.floats(1, LARGEST_FACTOR))
+def test_a_target_that_can_be_kept_is_never_given_up(
+    ttft_ms: float, idle_ttft_ms: float, elapsed_ms: float, factor: float
+) -> None:
+    busy = decision(elapsed_ms + ttft_ms, 1, idle_ttft_ms=idle_ttft_ms)
+    check = check_room(busy, INTERACTIVE, elapsed_ms, 0.5, Factors(ttft=factor), max_tokens=9)
+    if check.shortage is None and not check.is_lost:
+        assert busy.ttft_ms <= INTERACTIVE.ttft_s * 1e3
+
+
+@pytest.mark.parametrize("percentile", [80.0, 95.0, 99.0])
+@pytest.mark.parametrize("sd", [0.05, 0.3])
+def test_a_margin_settles_where_the_wanted_share_is_kept(percentile: float, sd: float) -> None:
+    """Predictions are half of what happens in the median, and whoever has room is at its limit."""
+    rng = random.Random(1)
+    margin = SafetyMargin(1 - percentile / 100)
+    kept = []
+    for _ in range(20_000):
+        used = margin.factor
+        hit = rng.lognormvariate(0.3, sd) <= used
+        kept.append(hit)
+        margin.observe(used, kept=hit)
+    share = sum(kept[5000:]) / len(kept[5000:])
+    assert share >= percentile / 100 - 0.02
+    assert share <= percentile / 100 + 0.03 or margin.factor == 1.0
+
+
+def test_a_margin_is_bounded_and_a_crowd_of_late_misses_is_one_lesson() -> None:
+    margin = SafetyMargin(0.025)
+    first = margin.factor
+    for _ in range(1000):
+        margin.observe(first, kept=False)  # all of them were let in before the first was heard of
+    assert margin.factor < 1.5 * first
+    for _ in range(1000):
+        margin.observe(margin.factor, kept=False)
+    assert margin.factor == LARGEST_FACTOR
+    for _ in range(100_000):
+        margin.observe(margin.factor, kept=True)
+    assert margin.factor == 1.0
+
+
+def test_a_stricter_percentile_begins_with_more_margin() -> None:
+    def first(percentile: float) -> float:
+        return ClassMargins(SloClass("c", 1, 1, percentile, 0, 0)).factors.ttft
+
+    assert 1 < first(50) < first(95) < first(99) <= first(100)
+
+
+def test_waits_follow_from_what_is_under_way() -> None:
+    work = WorkUnderWay(num_prompts=20, num_sequences=50)
+    assert work.leave_per_s(Shortage.PREFILL, wait_ms=2000, tpot_ms=50, max_tokens=100) == pytest.approx(10)
+    for _ in range(500):
+        work.observe_stay(5.0)
+    rate = work.leave_per_s(Shortage.DECODE, wait_ms=0, tpot_ms=50, max_tokens=100)
+    assert rate == pytest.approx(10)
+    assert predicted_wait_s(Shortage.PREFILL, over_ms=500, num_ahead=20, leave_per_s=10) == pytest.approx(2.5)
+    assert predicted_wait_s(Shortage.DECODE, over_ms=0, num_ahead=0, leave_per_s=10) == pytest.approx(0.1)
+
+
+PAYS = GatherView(slack_ms=500, gap_ms=1, fixed_ms=20, own_ms=2, room_tokens=480, prompt_tokens=32)
+
+
+def test_gathering_pays_for_short_prompts_that_come_fast() -> None:
+    assert 1 <= gather_ms(PAYS) <= LONGEST_MS
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"slack_ms": 1.0},
+        {"gap_ms": 50.0},
+        {"gap_ms": LONGEST_MS + 1, "fixed_ms": 60.0},  # nobody would come before it goes
+        {"own_ms": 30.0},
+        {"room_tokens": 16},
+        {"wait_ms": 3.0},
+        {"idle_workers": 1},
+    ],
+)
+def test_and_else_it_does_not(change: dict[str, float]) -> None:
+    view = GatherView(**{**{name: getattr(PAYS, name) for name in PAYS.__slots__}, **change})
+    assert gather_ms(view) == 0.0
+
+
+@given(
+    st.floats(-10, 1e4),
+    st.floats(0, 100),
+    st.floats(0, 100),
+    st.floats(0, 100),
+    st.integers(-100, 4000),
+    st.integers(1, 4000),
+)
+def test_gathering_never_costs_more_than_it_gains(slack, gap, fixed, own, room, tokens) -> None:
+    hold = gather_ms(GatherView(slack, gap, fixed, own, room, tokens))
+    assert 0 <= hold <= LONGEST_MS
+    if hold:
+        assert hold <= 0.1 * slack
+        assert hold <= (fixed - own) / 2
+        assert hold >= gap
+
+
+def test_gaps_follow_bursts_and_forget_them() -> None:
+    gaps = ArrivalGaps()
+    for number in range(20):
+        gaps.observe(number * 0.001)
+    assert gaps.gap_ms < 5
+    gaps.observe(10.0)
+    assert gaps.gap_ms > 500
+
+
+def test_the_gatherer_asks_the_latency_model() -> None:
+    model = LatencyModel()
+    model.add_worker("p", WorkerTraits(("prefill",), 512), prior=(20.0, 0.02, 1e-6, 0.1, 1e-4, 0.1))
+    gatherer = Gatherer(model, lambda: {"p": 512})
+    for number in range(20):
+        gatherer.arrived(number * 0.001)
+    idle = RouteDecision("p", "d", 0, 25.0, 10.0, idle_ttft_ms=25.0, idle_tpot_ms=10.0)
+    assert gatherer.hold_ms(idle, 32, slack_ms=900, num_prompts=0) > 0
+    assert gatherer.hold_ms(idle, 32, slack_ms=900, num_prompts=0, held_tokens=500) == 0
+    busy = RouteDecision("p", "d", 0, 25.0, 10.0, idle_ttft_ms=25.0, idle_tpot_ms=10.0, wait_ms=5.0)
+    assert gatherer.hold_ms(busy, 32, slack_ms=900, num_prompts=1) == 0
+    two = Gatherer(model, lambda: {"p": 512, "q": 512})
+    for number in range(20):
+        two.arrived(number * 0.001)
+    assert two.hold_ms(idle, 32, slack_ms=900, num_prompts=0) == 0

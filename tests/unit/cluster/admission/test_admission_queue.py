@@ -1,0 +1,234 @@
+"""Those that wait: their order, how they leave, and how often anybody looks at them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cluster.admission.gathering import Gatherer
+from cluster.admission_config import AdmissionConfig
+from cluster.journal import Journal
+from cluster.slo import INTERACTIVE, STANDARD
+from engine.errors import NoWorkerError, OverloadedError
+from tests.unit.cluster.admission.fake_cluster import PROMPT_MS, FakePlacement, Scene
+from tests.unit.cluster.admission.scenes import MODEST, PATIENT, fill, play
+
+
+def test_the_more_urgent_class_goes_first_and_the_lower_one_gets_its_share() -> None:
+    async def script(scene: Scene) -> None:
+        await fill(scene, PATIENT)
+        low = [scene.ask(MODEST) for _ in range(40)]
+        await asyncio.sleep(0)
+        queued_at = len(scene.cluster.booked)
+        for _ in range(400):  # ever more of the high class, twice as many as there is room for
+            scene.ask(PATIENT)
+            await asyncio.sleep(PROMPT_MS / 2e3)
+        went = [journal.request.slo.name for journal in scene.cluster.booked[queued_at:]]
+        share = went.count("modest") / len(went)
+        assert 0.02 < share < 0.08
+        for _, task in low:
+            task.cancel()
+
+    play(script, classes=(PATIENT, MODEST))
+
+
+def test_without_a_share_the_lower_class_waits_for_ever() -> None:
+    async def script(scene: Scene) -> None:
+        await fill(scene, PATIENT)
+        low = [scene.ask(MODEST) for _ in range(5)]
+        for _ in range(120):
+            scene.ask(PATIENT)
+            await asyncio.sleep(PROMPT_MS / 2e3)
+        assert not any(task.done() for _, task in low)
+        for _, task in low:
+            task.cancel()
+
+    play(script, classes=(PATIENT, MODEST), config=AdmissionConfig(fair_share=0.0))
+
+
+def test_a_full_queue_drops_the_least_urgent() -> None:
+    async def script(scene: Scene) -> None:
+        await fill(scene, PATIENT)
+        low = [scene.ask(MODEST) for _ in range(3)]
+        await asyncio.sleep(0)
+        assert scene.admission.num_queued == 3
+        scene.ask(PATIENT)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        ended = [task for _, task in low if task.done()]
+        assert ended == [low[-1][1]]
+        error = ended[0].exception()
+        assert isinstance(error, OverloadedError)
+        assert error.reason == "queue_full"
+        with pytest.raises(OverloadedError) as raised:
+            await scene.admission.admit(scene.journal(MODEST))
+        assert raised.value.reason == "queue_full"
+        assert scene.admission.num_queued == 3
+
+    play(script, classes=(PATIENT, MODEST), config=AdmissionConfig(max_queued=3))
+
+
+def test_who_leaves_while_waiting_leaves_no_trace() -> None:
+    async def script(scene: Scene) -> None:
+        tasks = await fill(scene, STANDARD)
+        journal, task = scene.ask(STANDARD)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert scene.admission.num_queued == 0
+        await asyncio.sleep(30)
+        assert journal not in scene.cluster.booked
+        assert len(scene.cluster.booked) == len(tasks)
+
+    play(script)
+
+
+def test_who_leaves_in_the_moment_of_its_turn_gives_its_place_back() -> None:
+    async def script(scene: Scene) -> None:
+        await fill(scene, STANDARD)
+        journal, task = scene.ask(STANDARD)
+        await asyncio.sleep(0)
+        real_book = scene.cluster.book
+        given: list[FakePlacement] = []
+
+        def book(journal: Journal, decision: object) -> FakePlacement:
+            given.append(real_book(journal, decision))  # type: ignore[arg-type]
+            scene.loop.call_soon(task.cancel)  # behind the booking, before the one who waits
+            return given[-1]
+
+        scene.cluster.book = book  # type: ignore[method-assign]
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert [placement.num_releases for placement in given] == [1]
+        assert journal is given[0].journal
+
+    play(script)
+
+
+def test_no_workers_is_a_pause_and_then_an_error() -> None:
+    async def script(scene: Scene) -> None:
+        scene.cluster.has_workers = False
+        _, early = scene.ask(INTERACTIVE)
+        await asyncio.sleep(2)
+        scene.cluster.has_workers = True
+        assert (await early).num_releases == 0
+        scene.cluster.has_workers = False
+        began_s = scene.loop.time()
+        with pytest.raises(NoWorkerError, match="No decode worker took the request within 5 s"):
+            await scene.admission.admit(scene.journal(INTERACTIVE))
+        assert scene.loop.time() - began_s == pytest.approx(5.0)
+
+    play(script)
+
+
+def test_another_attempt_is_not_asked_again() -> None:
+    async def script(scene: Scene) -> None:
+        await fill(scene, INTERACTIVE)
+        journal = scene.journal(INTERACTIVE)
+        journal.attempt = 2
+        assert (await scene.admission.admit(journal)).journal is journal
+
+    play(script)
+
+
+def test_the_end_tells_everybody() -> None:
+    async def script(scene: Scene) -> None:
+        await fill(scene, STANDARD)
+        waiting = [scene.ask(STANDARD)[1] for _ in range(5)]
+        await asyncio.sleep(0)
+        scene.admission.close()
+        for result in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(result, OverloadedError)
+            assert result.reason == "stopping"
+        with pytest.raises(OverloadedError):
+            await scene.admission.admit(scene.journal(STANDARD))
+
+    play(script)
+
+
+def test_a_burst_of_pokes_is_one_look() -> None:
+    async def script(scene: Scene) -> None:
+        await fill(scene, STANDARD)
+        scene.ask(STANDARD)
+        await asyncio.sleep(0)
+        before = scene.cluster.num_forecasts
+        for _ in range(100):
+            scene.admission.poke()
+        await asyncio.sleep(0.01)
+        assert scene.cluster.num_forecasts - before <= 2
+
+    play(script)
+
+
+class OneStep(Gatherer):
+    """Holds everybody for 5 ms."""
+
+    def __init__(self) -> None:
+        self.num_arrived = 0
+
+    def arrived(self, now_s: float) -> None:
+        self.num_arrived += 1
+
+    def hold_ms(self, *args: object, **kwargs: object) -> float:
+        return 5.0
+
+
+def test_those_that_gather_go_together_and_in_order() -> None:
+    async def script(scene: Scene) -> None:
+        scene.admission._gatherer = OneStep()
+        asked = []
+        for _ in range(3):
+            asked.append(scene.ask(STANDARD))
+            await asyncio.sleep(0.001)
+        assert not any(task.done() for _, task in asked)
+        asked[1][1].cancel()
+        await asyncio.sleep(0.004)
+        assert scene.cluster.booked == [asked[0][0], asked[2][0]]
+        assert scene.loop.time() < 0.01
+        assert scene.value("baton_admission_gather_seconds_count") == 2
+
+    play(script)
+
+
+def test_who_gathers_and_finds_no_room_then_is_refused_once() -> None:
+    async def script(scene: Scene) -> None:
+        await scene.admission.admit(scene.journal(STANDARD))  # an idle cluster takes everything
+        scene.admission._gatherer = OneStep()
+        _, task = scene.ask(INTERACTIVE)
+        await asyncio.sleep(0.001)
+        scene.cluster.fall_behind(10.0)
+        with pytest.raises(OverloadedError):
+            await task
+        assert scene.value("baton_admission_refusals_total", slo_class="interactive", reason="prefill") == 1
+
+    play(script)
+
+
+def test_no_wait_is_longer_than_the_request_may_take() -> None:
+    async def script(scene: Scene) -> None:
+        await fill(scene, PATIENT)
+        journal = scene.journal(PATIENT, timeout_s=20.0)
+        waiting = scene.loop.create_task(scene.admission.admit(journal))
+        await asyncio.sleep(0)
+        scene.cluster.has_workers = False  # nobody can go any more
+        with pytest.raises(OverloadedError) as raised:
+            await waiting
+        assert scene.loop.time() == pytest.approx(20.0, abs=0.1)
+        assert raised.value.reason == "queue_deadline"
+        assert "20.0 s that it waited" in raised.value.message
+        assert "router.request_timeout_s" in raised.value.message
+
+    play(script, classes=(PATIENT,))
+
+
+def test_what_a_refused_request_is_told_counts_its_own_time_too() -> None:
+    async def script(scene: Scene) -> None:
+        await fill(scene, PATIENT)
+        scene.cluster.fall_behind(30.0)
+        with pytest.raises(OverloadedError) as raised:
+            await scene.admission.admit(scene.journal(PATIENT, timeout_s=20.0))
+        assert "may wait 20 s" in raised.value.message
+
+    play(script, classes=(PATIENT,))

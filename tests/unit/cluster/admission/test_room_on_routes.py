@@ -1,0 +1,207 @@
+"""Room on many routes at once: the same rule as on one, and nobody waits or is refused for the score of a full one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.admission.assembly import create_admission
+from cluster.admission.room import check_room, routes_with_room
+from cluster.admission.safety_margin import LARGEST_FACTOR, Factors
+from cluster.config import BatonConfig
+from cluster.dispatcher import Dispatcher, Placement
+from cluster.generation import GenerationRequest
+from cluster.journal import Journal
+from cluster.latency.estimates import WorkerTraits
+from cluster.latency.request_predictions import RequestPredictions
+from cluster.latency_model import LatencyModel
+from cluster.metrics import RouterMetrics
+from cluster.registry import WorkerRegistry
+from cluster.routing.base import RouteDecision, RoutingRequest, WorkerSnapshot
+from cluster.routing.profile import build_profile
+from cluster.slo import INTERACTIVE
+from engine.errors import OverloadedError
+from engine.request import SamplingParams
+from engine.timeline import Event, Timeline
+from tests.fake_workers import make_info
+from tests.unit.cluster.routing.worlds import decode_pools, make_candidates, prefill_pools, requests
+
+factors = st.builds(Factors, st.floats(1, LARGEST_FACTOR), st.floats(1, LARGEST_FACTOR))
+
+
+@given(
+    prefill=prefill_pools,
+    decode=decode_pools,
+    request=requests,
+    margins=factors,
+    residents_ms=st.dictionaries(st.sampled_from(["decode-0", "decode-1"]), st.sampled_from([5.0, 15.0, 50.0])),
+)
+def test_a_route_has_room_exactly_when_the_check_of_it_finds_no_shortage(
+    prefill: Sequence[WorkerSnapshot],
+    decode: Sequence[WorkerSnapshot],
+    request: RoutingRequest,
+    margins: Factors,
+    residents_ms: dict[str, float],
+) -> None:
+    candidates = make_candidates(prefill, decode, request)
+    forecasts = candidates.forecasts
+
+    def allowed_ms(decode_id: str) -> float:
+        return residents_ms.get(decode_id, inf)
+
+    found = routes_with_room(candidates, 0.5, margins, allowed_ms)
+    assert found.shape == (len(candidates),)
+    for index, has_room in enumerate(found):
+        worker = candidates.route(index).decode
+        decision = RouteDecision(
+            None,
+            worker.worker_id,
+            0,
+            float(forecasts.ttft_ms[index]),
+            float(forecasts.tpot_ms[index]),
+            float(forecasts.idle_ttft_ms.min()),
+            float(forecasts.idle_tpot_ms.min()),
+            has_seat=worker.has_seat(request.num_tokens),
+        )
+        check = check_room(
+            decision,
+            request.slo,
+            request.elapsed_ms,
+            0.5,
+            margins,
+            max_tokens=request.max_tokens,
+            residents_tpot_ms=allowed_ms(worker.worker_id),
+        )
+        assert bool(has_room) == (check.shortage is None)
+
+
+class Clock:
+    now_s = 50.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Index:
+    """A prefix index after which the first prefill worker holds all prompts."""
+
+    def cached_tokens(self, worker_ids: Iterable[str], prompt: Sequence[int]) -> Mapping[str, int]:
+        return {"prefill-1": len(prompt) - 1}
+
+    def expect(self, worker_id: str, prompt: Sequence[int], until_s: float) -> None:
+        pass
+
+
+COSTS = (5.0, 0.5, 1e-6, 0.1, 1e-4, 0.1)
+"""A prompt token takes half a millisecond."""
+IN_TURN = {"picker": "round_robin"}
+
+
+class Cluster:
+    """Two workers of each pool, of which the first are preferred; something is under way, so that load can be to blame.
+
+    Args:
+        routing: of the configuration.
+        info: of the workers.
+    """
+
+    def __init__(self, routing: dict[str, str], index: Index | None = None, **info: Any) -> None:
+        self.clock = Clock()
+        self.registry, metrics = WorkerRegistry(clock=self.clock), RouterMetrics(clock=self.clock)
+        self.predictions = RequestPredictions(LatencyModel(self.clock), metrics.prediction_errors, self.clock)
+        for name in ("prefill-1", "prefill-2", "decode-1", "decode-2"):
+            pool = name.split("-")[0]
+            self.registry.add(make_info(name, pool, device="cuda:0", chunk_tokens=4096, **info))
+            self.predictions.model.add_worker(name, WorkerTraits((pool,), 4096), COSTS)
+        config = BatonConfig.from_dict({"routing": {"local_prefill": "never", **routing}})
+        chooser = build_profile(config.routing, self.predictions.forecaster)
+        self.dispatcher = Dispatcher(self.registry, self.predictions, chooser, index, self.clock)
+        self.admission = create_admission(
+            config, self.dispatcher, self.registry, self.predictions.model, metrics.admission, clock=self.clock
+        )
+
+    def journal(self, num_tokens: int, request_id: str = "r", max_tokens: int = 40) -> Journal:
+        timeline = Timeline(request_id, clock=self.clock)
+        timeline.record(Event.RECEIVED)
+        params = SamplingParams(max_tokens=max_tokens)
+        request = GenerationRequest(request_id, tuple(range(num_tokens)), params, timeline, slo=INTERACTIVE)
+        journal = Journal(request, 100.0, self.clock)
+        journal.attempt = 1
+        return journal
+
+    def occupy(self, num_tokens: int, *, first: int = 1, computed: bool = False) -> None:
+        """Gives workers something to do; it is the turn of the first ones all the same."""
+        route = RouteDecision(f"prefill-{first}", f"decode-{first}", 0, 1.0, 1.0)
+        placement = self.dispatcher.book(self.journal(num_tokens, f"other-{first}"), route)
+        if computed:
+            placement.took(1)
+        self.next_turn()
+
+    def next_turn(self) -> None:
+        """Of the first workers."""
+        for worker in self.registry.workers:
+            worker.last_assigned_s = float(worker.info.worker_id[-1])
+
+    async def admit(self, num_tokens: int = 100, max_tokens: int = 40) -> Placement:
+        (await self.admission.admit(self.journal(8, "first"))).took(1)
+        self.next_turn()
+        try:
+            return await self.admission.admit(self.journal(num_tokens, max_tokens=max_tokens))
+        finally:
+            self.admission.close()
+
+
+def prefill_id(placement: Placement) -> str:
+    assert placement.prefill is not None
+    return placement.prefill.info.worker_id
+
+
+async def test_an_idle_cluster_gives_the_preferred_workers() -> None:
+    placement = await Cluster(IN_TURN).admit()
+    assert (prefill_id(placement), placement.decode.info.worker_id) == ("prefill-1", "decode-1")
+
+
+async def test_whose_turn_would_be_late_takes_a_route_that_is_in_time() -> None:
+    cluster = Cluster(IN_TURN)
+    cluster.occupy(4000)  # two seconds of prompts, and a target of one
+    assert prefill_id(await cluster.admit()) == "prefill-2"
+
+
+async def test_whose_best_score_would_be_late_takes_a_route_that_is_in_time() -> None:
+    """What the first worker holds of the prompt is worth more than the wait there costs, but for the target."""
+    cluster = Cluster({}, Index())
+    cluster.occupy(1750)  # cached prompts, or else 875 ms of them
+    decision = cluster.dispatcher.forecast(cluster.journal(1400))
+    assert decision is not None
+    assert (decision.prefill_id, decision.ttft_ms) == ("prefill-1", pytest.approx(890, abs=15))
+    assert prefill_id(await cluster.admit(1400)) == "prefill-2"
+
+
+async def test_without_room_anywhere_it_is_refused_as_ever() -> None:
+    cluster = Cluster(IN_TURN)
+    for first in (1, 2):
+        cluster.occupy(4000, first=first)
+    with pytest.raises(OverloadedError) as raised:
+        await cluster.admit()
+    assert raised.value.reason == "prefill"
+
+
+@pytest.mark.parametrize(
+    ("info", "occupied"), [({"max_num_seqs": 2}, {"num_tokens": 1}), ({"kv_blocks": 20}, {"num_tokens": 200})]
+)
+async def test_whose_turn_has_no_seat_takes_another(info: dict[str, int], occupied: dict[str, int]) -> None:
+    """No place in a step, or a cache of 320 tokens in which there is room for the prompt, but not for the answer."""
+    cluster = Cluster(IN_TURN, **info)
+    cluster.occupy(**occupied, computed=True)
+    assert (await cluster.admit()).decode.info.worker_id == "decode-2"
+
+
+async def test_a_single_token_needs_no_room_for_the_usual_answer() -> None:
+    cluster = Cluster(IN_TURN, kv_blocks=20)
+    cluster.occupy(200, computed=True)
+    assert (await cluster.admit(max_tokens=1)).decode.info.worker_id == "decode-1"

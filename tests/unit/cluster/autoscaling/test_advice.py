@@ -1,0 +1,107 @@
+"""Advice on workloads whose best answer is known."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from cluster.autoscaling.advice import advise
+from cluster.autoscaling.advice_texts import advice_texts
+from cluster.autoscaling.demand import Demand
+from cluster.config import DECODE, PREFILL
+from cluster.slo import STANDARD
+from tests.unit.cluster.autoscaling.scenarios import COSTS, FormulaCosts, demand
+
+
+def ask(asked, prefill=4, decode=4, costs=COSTS, decode_costs=None):
+    return advise(asked, {PREFILL: costs, DECODE: decode_costs or costs}, {PREFILL: prefill, DECODE: decode})
+
+
+def told(*arguments, **options) -> str:
+    return "\n".join(advice_texts(ask(*arguments, **options)))
+
+
+@pytest.mark.parametrize("asked", [demand(5, seen=20), demand(0)], ids=["few requests", "none"])
+def test_without_enough_traffic_it_says_so(asked):
+    assert "not enough traffic seen yet" in told(asked)
+
+
+def test_without_measured_costs_it_says_so():
+    unmeasured = FormulaCosts(is_measured=False)
+    assert "enough steps of decode workers" in told(demand(5), decode_costs=unmeasured)
+
+
+def test_long_prompts_want_more_prefill_and_long_answers_more_decode():
+    prompts, answers = ask(demand(5, prompt=3000, output=20)), ask(demand(5, prompt=100, output=1000))
+    assert prompts.best.prefill > 4 > answers.best.prefill
+    for advice in (prompts, answers):
+        assert advice.best.prefill + advice.best.decode == 8
+        assert advice.best.capacity > advice.now.capacity
+
+
+def test_what_cannot_be_bettered_is_kept():
+    better = ask(demand(5, prompt=3000, output=20)).best
+    again = ask(demand(5, prompt=3000, output=20).with_local_share(better.local_share), better.prefill, better.decode)
+    assert again.best == again.now
+    assert "Ratio: keep" in advice_texts(again)[0]
+
+
+def test_the_advised_capacity_is_one_that_both_pools_keep():
+    from cluster.autoscaling.decode_capacity import decode_forecast
+    from cluster.autoscaling.prefill_capacity import prefill_forecast
+
+    asked = demand(5, prompt=1500, output=300)
+    best = ask(asked).best
+    for factor, keeps in ((0.98, True), (1.02, False)):
+        scaled = asked.scaled(factor * best.capacity / asked.rate).with_local_share(best.local_share)
+        found = prefill_forecast(scaled.split()[0], COSTS, best.prefill).keeps
+        assert (found and decode_forecast(scaled, COSTS, best.decode).keeps) == keeps
+
+
+def test_the_order_of_the_classes_is_no_matter():
+    short, long = (
+        demand(rate, prompt, output, slo).classes[0]
+        for rate, prompt, output, slo in ((20, 100, 50, STANDARD), (2, 3000, 50, replace(STANDARD, name="other")))
+    )
+    first, second = (ask(Demand(classes, 1000)) for classes in ((short, long), (long, short)))
+    assert first.aggregated.capacity == pytest.approx(second.aggregated.capacity)
+
+
+def test_it_says_when_disaggregation_hurts():
+    """Two workers, of which one would have next to nothing to do."""
+    text = told(demand(1, prompt=20, output=800), prefill=1, decode=1)
+    assert "Disaggregation hurts this workload: 2 workers that each do both" in text
+
+
+def test_it_says_when_disaggregation_pays():
+    """Decoding within 50 ms a token does not bear many prompts in between."""
+    text = told(demand(200), prefill=34, decode=30)
+    assert "Disaggregation pays" in text
+
+
+@pytest.mark.parametrize(
+    ("costs", "words"),
+    [
+        (FormulaCosts(), "next to no tokens come from drafts"),
+        (FormulaCosts(rounds=2.0, per_sequence=0.2), "2.00 tokens a round; a token takes"),
+        (FormulaCosts(rounds=1.2, per_sequence=4.0), "it costs more than it brings"),
+    ],
+)
+def test_speculation_is_judged_at_the_present_batch(costs, words):
+    class Dear(FormulaCosts):
+        """Drafts that cost more than the steps they save."""
+
+        def tpot_ms(self, batch, context_tokens):
+            return super().tpot_ms(batch, context_tokens) * (1.5 if self.rounds == 1.2 else 1.0)
+
+    dear = Dear(rounds=costs.rounds, per_sequence=costs.per_sequence)
+    text = told(demand(2), costs=dear)
+    assert words in text
+    assert ("it pays" in text) == (costs.rounds == 2.0)
+
+
+def test_it_is_json():
+    advice = ask(demand(5))
+    assert json.loads(json.dumps(advice.to_dict()))["now"]["prefill"] == 4

@@ -1,0 +1,144 @@
+"""Both pools are sized together where decode workers may compute prompts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cluster.autoscaler import AutoscalerState, plan
+from cluster.autoscaling.decode_capacity import decode_forecast
+from cluster.autoscaling.forecast import fewest_workers
+from cluster.autoscaling.limits import PoolLimits
+from cluster.autoscaling.local_share import with_best_share
+from cluster.autoscaling.observation import PoolCounts
+from cluster.autoscaling.prefill_capacity import prefill_forecast
+from cluster.config import DECODE, PREFILL
+from cluster.slo import STANDARD
+from tests.unit.cluster.autoscaling.scenarios import COSTS, LIMITS, Planned, demand, limits, observe
+
+SHARES = [steps / 64 for steps in range(65)]
+
+
+def asked(rate=20.0, seen_share=0.2, prompt=1000.0, output=50.0):
+    """Kept by 1 + 3 workers with three quarters of the prompts local, by 3 + 1 with none."""
+    return demand(rate, prompt, output, STANDARD).with_local_share(seen_share)
+
+
+def needed(of, share):
+    """Workers of both pools, with headroom."""
+    shared = of.scaled(1 + LIMITS.headroom).with_local_share(share)
+    away = shared.split()[0]
+    prefill = fewest_workers(lambda size: prefill_forecast(away, COSTS, size, spills=share > 0), 1, 64)
+    decode = fewest_workers(lambda size: decode_forecast(shared, COSTS, size), 1, 64)
+    return prefill.workers, decode.workers
+
+
+def test_the_share_is_that_with_the_fewest_workers():
+    of = asked(10, prompt=4000)
+    sums = {share: sum(needed(of, share)) for share in SHARES}
+    found = with_best_share(observe(0.0, of), LIMITS).local_share
+    assert sums[found] == min(sums.values()) < min(sums[0.0], sums[1.0])
+
+
+def test_where_the_router_computes_none_on_decode_workers_none_are_expected_there():
+    assert with_best_share(observe(0.0, asked(seen_share=0.01)), LIMITS).local_share == 0.0
+    never = plan(observe(0.0, asked(seen_share=0.0)), LIMITS, AutoscalerState())
+    assert tuple(pool.target for pool in never.pools.values()) == needed(asked(), 0.0)
+
+
+def test_pools_that_keep_the_targets_one_way_are_not_started_anew_for_another_way():
+    apart, together = needed(asked(), 0.0), needed(asked(), 1.0)
+    assert together[DECODE == "decode"] > apart[1]
+    for prefill, decode in (apart, together):
+        decided = plan(observe(0.0, asked(), prefill, decode), LIMITS, AutoscalerState())
+        assert (decided.pools[PREFILL].target, decided.pools[DECODE].target) == (prefill, decode)
+
+
+@pytest.mark.parametrize("rate", [6.0, 7.0])
+def test_prompts_that_would_be_late_at_a_prefill_worker_go_to_decode_workers(rate):
+    """One that is busy for more than half of the time is late with a long prompt now and then."""
+    of = demand(rate, 1000.0, 50.0, replace(STANDARD, ttft_s=0.2))
+    alone, spilling = (prefill_forecast(of, COSTS, 1, spills=spills) for spills in (False, True))
+    assert alone.lowest_attainment < 0.9
+    assert not alone.keeps
+    assert spilling.utilisation == alone.utilisation > 0.6
+    assert spilling.keeps
+    assert spilling.lowest_attainment == 1.0
+
+
+def test_a_prefill_worker_that_is_busy_nearly_always_spills_too_much():
+    of = demand(8.2, 1000.0, 50.0, replace(STANDARD, ttft_s=0.2))
+    alone, spilling = (prefill_forecast(of, COSTS, 1, spills=spills) for spills in (False, True))
+    assert alone == spilling
+    assert 0.8 < alone.utilisation < 0.9
+    assert not alone.keeps
+
+
+def test_decode_workers_are_left_no_more_prompts_than_prefill_workers_cannot_take():
+    of = asked(24, prompt=2000)
+    grown = of.scaled(1 + LIMITS.headroom)
+    bounds = limits(pools={PREFILL: PoolLimits(2, 2), DECODE: PoolLimits(1, 64)})
+    share = with_best_share(observe(0.0, of, 2, 12), bounds).local_share
+    keeps = [
+        prefill_forecast(grown.with_local_share(left).split()[0], COSTS, 2, spills=True).keeps
+        for left in (share, share - 1 / 64)
+    ]
+    assert keeps == [True, False]
+
+
+def test_spare_workers_of_both_pools_go_until_what_is_left_is_needed_together():
+    pools = Planned(prefill=12, decode=12)
+    pools.run(900, asked())
+    sizes = (pools.sizes[PREFILL], pools.sizes[DECODE])
+    assert sum(sizes) == min(sum(needed(asked(), share)) for share in SHARES)
+    settled = len(pools.changes)
+    pools.run(900, asked())
+    assert len(pools.changes) == settled
+
+
+def test_a_pool_set_by_hand_is_taken_as_it_is():
+    observation = observe(0.0, asked(), 1, PoolCounts(2, 2, pinned=True))
+    decided = plan(observation, LIMITS, AutoscalerState())
+    assert decided.pools[DECODE].target == 2
+    assert (decided.pools[PREFILL].target, 2) == needed(asked(), 0.5)
+
+
+def test_the_plan_tells_what_share_it_counts_on():
+    shared, apart = (
+        plan(observe(0.0, asked(seen_share=seen), 1, 3), LIMITS, AutoscalerState()).pools[PREFILL].texts
+        for seen in (0.3, 0.0)
+    )
+    assert any("% of the prompt tokens are left to decode workers" in text for text in shared)
+    assert not any("left to decode workers" in text for text in apart)
+
+
+def test_a_swing_is_followed_in_one_step_here_too():
+    pools = Planned()
+    pools.run(120, asked(5))
+    pools.step(asked(80))
+    after = dict(pools.sizes)
+    pools.run(20, asked(80))
+    assert pools.sizes == after
+    assert sum(after.values()) > 8
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_prompts_on_decode_workers_have_their_targets_for_first_tokens(share):
+    """Few long answers leave time for tokens, but not for a queue of long prompts."""
+    hasty = replace(STANDARD, ttft_s=0.9, tpot_s=1.0)
+    few = demand(2.0, 6000, 20, hasty).with_local_share(share)
+    patient = demand(2.0, 6000, 20, replace(hasty, ttft_s=60.0)).with_local_share(share)
+    patient_kept = decode_forecast(patient, COSTS, 2).lowest_attainment
+    assert decode_forecast(patient, COSTS, 2).keeps
+    late = decode_forecast(few, COSTS, 2)
+    assert not late.keeps
+    assert late.lowest_attainment < patient_kept
+    assert decode_forecast(few, COSTS, 24).keeps
+
+
+def test_prompts_wait_for_the_steps_of_sequences_beside_them():
+    alone = demand(1.0, 8000, 2, replace(STANDARD, ttft_s=2.0)).with_local_share(1.0)
+    beside = replace(alone, classes=(*alone.classes, *demand(20.0, 1, 400, replace(STANDARD, name="other")).classes))
+    kept = [decode_forecast(of, COSTS, 2).attainment[STANDARD.name] for of in (alone, beside)]
+    assert kept[1] < kept[0]

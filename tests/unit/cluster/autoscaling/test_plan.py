@@ -1,0 +1,355 @@
+"""The autoscaler's decisions, one property a test."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.autoscaler import AutoscalerState, plan
+from cluster.autoscaling.limits import PoolLimits
+from cluster.autoscaling.observation import PoolCounts
+from cluster.autoscaling.pool_rules import Reason
+from cluster.config import DECODE, POOLS, PREFILL
+from cluster.slo import BATCH, INTERACTIVE, STANDARD
+from tests.unit.cluster.autoscaling.scenarios import COSTS, LIMITS, FormulaCosts, Planned, demand, limits, observe
+
+RATES = st.floats(0, 500)
+PROMPTS = st.floats(1, 8000)
+OUTPUTS = st.floats(1, 2000)
+CLASSES = st.sampled_from((INTERACTIVE, STANDARD, BATCH))
+
+
+def decide(observation, bounds=LIMITS, state=None):
+    return plan(observation, bounds, state or AutoscalerState())
+
+
+@given(RATES, PROMPTS, OUTPUTS, CLASSES, st.integers(0, 20), st.integers(0, 20), st.integers(1, 9), st.integers(0, 9))
+def test_targets_never_leave_their_limits(rate, prompt, output, slo, prefill, decode, least, more):
+    bounds = limits(pools=dict.fromkeys(POOLS, PoolLimits(least, least + more)))
+    decided = decide(observe(0.0, demand(rate, prompt, output, slo), prefill, decode), bounds)
+    for pool in decided.pools.values():
+        assert least <= pool.target <= least + more
+
+
+def test_what_the_load_asks_for_is_told_beyond_the_limits():
+    """The alert about pools that are too small compares it with the workers that are ready."""
+    bounds = limits(pools=dict.fromkeys(POOLS, PoolLimits(1, 3)))
+    needed = decide(observe(0.0, demand(40))).pools[PREFILL].target
+    assert needed > 3
+    for size in (1, 3):
+        pool = decide(observe(0.0, demand(40), size, 3), bounds).pools[PREFILL]
+        assert (pool.target, pool.wanted) == (3, needed)
+        assert f"{needed} workers" in pool.texts[0]
+        assert "3 workers keep the targets" not in pool.texts[0]
+        assert "allows at most 3" in pool.texts[0]
+
+
+def test_a_pool_that_was_set_by_hand_too_small_says_so():
+    pinned = PoolCounts(2, 2, pinned=True)
+    pool = decide(observe(0.0, demand(40), pinned, 8)).pools[PREFILL]
+    assert (pool.target, pool.reason) == (2, Reason.PINNED)
+    assert pool.wanted > 2
+
+
+@settings(max_examples=60)
+@given(RATES, st.floats(1, 4), PROMPTS, OUTPUTS, CLASSES)
+def test_more_load_never_asks_for_fewer_workers(rate, factor, prompt, output, slo):
+    less = decide(observe(0.0, demand(rate, prompt, output, slo)))
+    more = decide(observe(0.0, demand(rate * factor, prompt, output, slo)))
+    for name in POOLS:
+        assert more.pools[name].wanted >= less.pools[name].wanted
+
+
+@pytest.mark.parametrize("factor", [4.0, 16.0])
+def test_a_swing_is_followed_in_one_step(factor):
+    pools = Planned()
+    pools.run(120, demand(10))
+    pools.step(demand(10 * factor))
+    after = dict(pools.sizes)
+    pools.run(300, demand(10 * factor))
+    assert pools.sizes == after
+    assert after[PREFILL] > 2
+    assert after[DECODE] > 2
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "grows", "stays"),
+    [
+        (demand(40, 200, 400), demand(40, 2000, 400), PREFILL, DECODE),
+        (demand(40, 200, 100), demand(40, 200, 1000), DECODE, PREFILL),
+    ],
+    ids=["longer prompts", "longer answers"],
+)
+def test_pools_move_independently(before, after, grows, stays):
+    pools = Planned()
+    pools.run(60, before)
+    sizes = dict(pools.sizes)
+    pools.step(after)
+    assert pools.sizes[grows] >= 2 * sizes[grows]
+    assert pools.sizes[stays] <= sizes[stays] + 1
+
+
+def test_it_goes_down_one_by_one_after_a_calm_period_and_never_gets_stuck_at_zero_load():
+    pools = Planned(prefill=6, decode=9)
+    pools.run(55, demand(0))
+    assert pools.changes == []
+    pools.run(400, demand(0))
+    assert pools.sizes == {PREFILL: 1, DECODE: 1}
+    for name, first in ((PREFILL, 5), (DECODE, 8)):
+        steps = [(at_s, size) for at_s, of, size in pools.changes if of == name]
+        assert [size for _, size in steps] == list(range(first, 0, -1))
+        assert steps[0][0] >= LIMITS.calm_s
+        assert all(later - sooner >= LIMITS.interval_s for (sooner, _), (later, _) in pairwise(steps))
+
+
+def test_a_pool_shrinks_only_if_the_smaller_one_would_bear_more_than_the_load():
+    """Between what n workers bear, and what n - 1 bear with headroom, nothing changes."""
+    pools = Planned(limits(headroom=0.15))
+    pools.run(60, demand(40))
+    settled = dict(pools.sizes)
+    pools.run(600, demand(40 / 1.05))
+    assert pools.sizes == settled
+    pools.run(600, demand(40 / 2))
+    assert pools.sizes[PREFILL] < settled[PREFILL]
+    assert pools.sizes[DECODE] < settled[DECODE]
+
+
+def test_a_shrinking_pool_goes_up_at_once_when_the_load_is_back():
+    pools = Planned()
+    pools.run(60, demand(40))
+    full = dict(pools.sizes)
+    pools.run(120, demand(5))
+    assert pools.sizes[PREFILL] < full[PREFILL]
+    pools.step(demand(40))
+    assert pools.sizes == full
+
+
+def test_constant_noisy_load_changes_next_to_nothing_in_an_hour():
+    noise = random.Random(5)
+    pools = Planned()
+    while pools.now_s < 3600:
+        # Twice the relative error that a minute of 40 requests/s has by chance.
+        pools.step(demand(40 * (1 + noise.gauss(0, 2 / math.sqrt(60 * 40)))))
+    assert len(pools.changes) <= 4, pools.changes
+
+
+def test_workers_that_start_are_capacity_to_come():
+    first = decide(observe(0.0, demand(40)))
+    wanted = first.pools[PREFILL].target
+    starting = PoolCounts(target=wanted, ready=1, starting=wanted - 1, start_s=20.0)
+    again = decide(observe(5.0, demand(40), prefill=starting, decode=64), state=first.state)
+    assert again.pools[PREFILL].target == wanted
+
+
+def test_a_few_first_requests_start_nothing():
+    cold = decide(observe(0.0, demand(50, seen=5), prefill=2, decode=2))
+    assert {pool.target for pool in cold.pools.values()} == {2}
+    assert {pool.reason for pool in cold.pools.values()} == {Reason.COLD}
+
+
+@pytest.mark.parametrize("costs", [None, FormulaCosts(is_measured=False, fixed=5000.0)], ids=["none", "a guess"])
+def test_costs_that_were_never_measured_start_nothing(costs):
+    cold = decide(observe(0.0, demand(50), prefill=2, decode=2, costs=costs))
+    assert {pool.target for pool in cold.pools.values()} == {2}
+
+
+def test_a_queue_that_grows_is_worth_a_worker_even_when_nothing_is_known():
+    observation = observe(0.0, demand(50, seen=5), prefill=2, decode=2, costs=None, waiting=9.0, growth=1.0)
+    decided = decide(observation)
+    assert decided.pools[PREFILL].target == 3
+    assert decided.pools[PREFILL].reason is Reason.QUEUE
+    starting = PoolCounts(target=3, ready=2, starting=1)
+    again = decide(observe(5.0, demand(50, seen=5), starting, 2, None, waiting=20.0, growth=1.0), state=decided.state)
+    assert again.pools[PREFILL].target == 3
+
+
+def test_what_has_piled_up_asks_for_more_than_the_rate_does():
+    calm = decide(observe(0.0, demand(20)))
+    piled = decide(observe(0.0, demand(20), waiting=120.0, decoding=800.0))
+    for name in POOLS:
+        assert piled.pools[name].target > calm.pools[name].target
+        assert piled.pools[name].reason is Reason.QUEUE
+
+
+def test_answers_that_are_left_when_nothing_comes_any_more_start_nobody():
+    """How long they are is known of none of them; they end by themselves."""
+    decided = decide(observe(0.0, demand(0), prefill=1, decode=3, decoding=200.0))
+    assert decided.pools[DECODE].target == 3
+    assert decided.pools[DECODE].wanted <= 3
+
+
+class TestGrowth:
+    """Of the sequences that decode: what it leads to is extrapolated only where nothing else tells."""
+
+    def wanted(self, decode, decoding, growth):
+        seen = observe(0.0, demand(40), prefill=8, decode=decode, decoding=decoding, growth=growth)
+        return decide(seen).pools[DECODE].wanted
+
+    def test_it_asks_for_workers_when_there_are_more_of_them_than_the_rate_explains(self):
+        """Answers have become longer, of which none has ended yet."""
+        counts = PoolCounts(6, 6, start_s=20.0)
+        expected = decide(observe(0.0, demand(40), prefill=8, decode=6)).pools[DECODE].predicted.concurrency
+        assert self.wanted(counts, 1.2 * expected, 0.0) == 6
+        # Those that come within 5 s to the next plan and 20 s of a start need seats as well.
+        growth = 30.0 - 0.14 * math.sqrt(1.2 * expected + 1)
+        assert self.wanted(counts, 1.2 * expected, 30.0) == math.ceil((1.2 * expected + 25 * growth) / 99) > 6
+
+    def test_it_asks_for_nothing_when_it_is_hardly_more_than_chance(self):
+        """Told as growth from two standard deviations on: with many sequences that is so time and again."""
+        counts = PoolCounts(6, 6, start_s=20.0)
+        load = 5.9 * 99
+        assert self.wanted(counts, load, 0.14 * math.sqrt(load) + 0.1) == 6
+        assert self.wanted(counts, load, 0.28 * math.sqrt(load)) == 7
+
+    def test_it_asks_for_nothing_on_the_way_to_what_the_rate_leads_to(self):
+        """The rate has just grown: the model knows where that ends."""
+        assert self.wanted(PoolCounts(6, 6, start_s=20.0), 100.0, 20.0) == 6
+
+    def test_it_asks_for_nothing_more_while_workers_start(self):
+        """Sequences get more because those are missing."""
+        starting = PoolCounts(7, 2, starting=5, start_s=20.0)
+        assert self.wanted(starting, 600.0, 40.0) == 7
+        assert self.wanted(starting, 1000.0, 40.0) == math.ceil(1000 / 99)
+
+
+def test_few_requests_over_a_long_time_are_a_low_rate_and_not_too_little_to_go_by():
+    pools = Planned(prefill=4, decode=4)
+    rare = demand(0.02, seen=3)
+    rare = type(rare)(rare.classes, rare.num_requests, rare.local_share, seen_s=400.0)
+    pools.run(600, rare)
+    assert pools.sizes == {PREFILL: 1, DECODE: 1}
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_pool_set_by_hand_is_left_alone(pool):
+    counts = {name: PoolCounts(2, 2, pinned=name == pool) for name in POOLS}
+    decided = decide(observe(0.0, demand(100), counts[PREFILL], counts[DECODE]))
+    for name in POOLS:
+        assert (decided.pools[name].target == 2) == (name == pool)
+    assert decided.pools[pool].reason is Reason.PINNED
+    assert f"{pool}=auto" in decided.pools[pool].texts[0]
+
+
+class TestPlaces:
+    """Workers for which no node has room."""
+
+    PENDING = PoolCounts(target=5, ready=2, starting=3, pending=3, pending_s=61.0, reason="No node has room.")
+
+    def ask(self, now_s, counts, state=None):
+        return decide(observe(now_s, demand(40), prefill=counts, decode=8), state=state)
+
+    def test_they_are_given_up_reported_and_not_asked_for_again_and_again(self):
+        given_up = self.ask(0.0, self.PENDING)
+        prefill = given_up.pools[PREFILL]
+        assert prefill.target == 2
+        assert prefill.reason is Reason.UNPLACED
+        assert "asked again in 60 s" in prefill.texts[0]
+        assert "No node has room." in prefill.texts
+        state, asked_at = given_up.state, []
+        for now_s in range(5, 600, 5):
+            again = self.ask(float(now_s), PoolCounts(2, 2), state)
+            state = again.state
+            if again.pools[PREFILL].target > 2:
+                assert again.pools[PREFILL].target == 3  # one, to try
+                asked_at.append(now_s)
+                pending = PoolCounts(3, 2, starting=1, pending=1, pending_s=61.0)
+                state = self.ask(float(now_s), pending, state).state
+        assert asked_at == [60, 180, 420]
+
+    def test_they_are_waited_for_until_the_timeout(self):
+        waiting = PoolCounts(target=5, ready=2, starting=3, pending=3, pending_s=30.0)
+        assert self.ask(0.0, waiting).pools[PREFILL].target >= 5
+
+    def test_a_place_found_ends_the_waiting(self):
+        given_up = self.ask(0.0, self.PENDING)
+        more = self.ask(70.0, PoolCounts(3, 3), given_up.state)
+        assert more.pools[PREFILL].target > 3
+
+    def test_the_minimum_stays_asked_for(self):
+        bounds = limits(pools={PREFILL: PoolLimits(5, 8), DECODE: PoolLimits(1, 8)})
+        assert decide(observe(0.0, demand(40), self.PENDING, 8), bounds).pools[PREFILL].target >= 5
+
+
+class TestRoleChange:
+    def run_until_spare(self, **seen):
+        """Six decode workers too many, for longer than the calm period; then prompts become long."""
+        pools = Planned(limits(role_change=seen.pop("allowed", True)), prefill=2, decode=12)
+        state = AutoscalerState()
+        for now_s in range(0, 70, 5):
+            state = plan(observe(float(now_s), demand(10), 2, 12), pools.limits, state).state
+        return plan(observe(75.0, demand(10, prompt=3000), decode=12, **seen), pools.limits, state)
+
+    def test_a_spare_worker_goes_where_one_is_missing_when_a_new_one_would_be_later(self):
+        counts = PoolCounts(2, 2, start_s=60.0)
+        decided = self.run_until_spare(prefill=counts, move_obstacle="")
+        assert decided.move is not None
+        assert (decided.move.source, decided.move.destination) == (DECODE, PREFILL)
+        assert decided.pools[DECODE].target == 11
+        assert decided.pools[PREFILL].target == decided.pools[PREFILL].wanted
+        assert "becomes a prefill worker" in decided.pools[PREFILL].texts[-1]
+
+    @pytest.mark.parametrize(
+        "seen",
+        [
+            {"prefill": PoolCounts(2, 2, start_s=0.5), "move_obstacle": ""},
+            {"prefill": PoolCounts(2, 2, start_s=60.0), "move_obstacle": "other caches"},
+            {"prefill": PoolCounts(2, 2, start_s=60.0), "move_obstacle": "", "allowed": False},
+            {"prefill": PoolCounts(2, 2, start_s=60.0, pinned=True), "move_obstacle": ""},
+        ],
+        ids=["a new one is quicker", "impossible", "switched off", "set by hand"],
+    )
+    def test_otherwise_none_does(self, seen):
+        assert self.run_until_spare(**seen).move is None
+
+    def test_it_takes_the_place_of_one_that_nobody_has_room_for(self):
+        counts = PoolCounts(4, 2, starting=2, pending=2, pending_s=90.0)
+        decided = self.run_until_spare(prefill=counts, move_obstacle="")
+        assert decided.move is not None
+        assert decided.move.start_s is None
+        assert decided.pools[PREFILL].target == 3
+        assert decided.pools[DECODE].target == 11
+
+
+def test_a_class_that_no_worker_can_serve_does_not_start_them_all():
+    slow = FormulaCosts(fixed=400.0)  # a step takes longer than interactive's time per token
+    decided = decide(observe(0.0, demand(0.5, prompt=9000), costs=slow))
+    assert decided.pools[DECODE].target < 10
+    assert decided.pools[PREFILL].target < 10
+    assert any("even on an idle worker" in text for text in decided.pools[DECODE].texts)
+
+
+def test_less_urgent_classes_need_fewer_workers():
+    targets = [decide(observe(0.0, demand(300, slo=slo))).pools for slo in (INTERACTIVE, STANDARD, BATCH)]
+    for pool in POOLS:
+        sizes = [pools[pool].target for pools in targets]
+        assert sizes == sorted(sizes, reverse=True)
+    assert targets[0][DECODE].target > targets[2][DECODE].target
+
+
+def test_speculation_needs_fewer_decode_workers():
+    plain, drafting = FormulaCosts(), FormulaCosts(rounds=2.0, per_sequence=0.3)
+    sizes = [decide(observe(0.0, demand(40), costs=costs)).pools[DECODE].target for costs in (plain, drafting)]
+    assert sizes[1] < sizes[0]
+
+
+def test_the_sentence_has_the_numbers():
+    decided = decide(observe(0.0, demand(20), prefill=2, decode=2))
+    prefill, decode = (decided.pools[name].texts[0] for name in (PREFILL, DECODE))
+    assert prefill.startswith(f"prefill 2 → {decided.pools[PREFILL].target}: 20 requests/s × 10")
+    assert " % of 2 workers; predicted to keep TTFT: " in prefill
+    assert "sequences at a time; a worker keeps the targets with 99" in decode
+    assert json.loads(json.dumps(decided.to_dict()))["pools"]["prefill"]["direction"] == "up"
+
+
+@given(RATES, PROMPTS, OUTPUTS, st.integers(1, 30), st.floats(0, 500), st.floats(-50, 50))
+def test_every_plan_can_be_told(rate, prompt, output, size, load, growth):
+    observation = observe(0.0, demand(rate, prompt, output), size, size, COSTS, load, load, growth)
+    for name, pool in decide(observation).pools.items():
+        assert pool.texts[0].startswith(name)
+        assert all(text and "e+" not in text and "nan" not in text for text in pool.texts)

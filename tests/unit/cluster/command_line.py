@@ -1,0 +1,78 @@
+"""Fixtures for tests of the command line: commands in this process, and what takes the place of a cluster."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cluster import cli
+from tests.unit.cluster.fake_router import FakeRouter, running
+
+ROOT = Path(__file__).parents[3]
+# Takes the place of cluster.launch in processes that the tests start.
+FAKE_LAUNCH = """
+import os, sys, time, types
+from engine.errors import BatonError
+
+class Cluster:
+    endpoint = "http://127.0.0.1:5"
+
+    @classmethod
+    def start(cls, config, report):
+        report("starting workers")
+        if config.served_model_name == "broken":
+            raise BatonError("no [GPU] anywhere")
+        if config.served_model_name == "slow":
+            time.sleep(60)
+        report("prefill-1 is ready")
+        report("decode-1 is ready")
+        return cls()
+
+    def wait(self, stop):
+        if os.environ.get("CLUSTER_DIES"):
+            raise BatonError("the router died")
+        stop.wait()
+
+    def stop(self):
+        print("stopped cleanly", flush=True)
+
+module = types.ModuleType("cluster.launch")
+module.Cluster = Cluster
+sys.modules["cluster.launch"] = module
+"""
+
+
+@pytest.fixture
+def router():
+    with running() as fake:
+        yield fake
+
+
+@pytest.fixture(autouse=True)
+def environment(tmp_path, monkeypatch):
+    stubs = tmp_path / "stubs"
+    stubs.mkdir()
+    (stubs / "sitecustomize.py").write_text(FAKE_LAUNCH)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(stubs), str(ROOT)]))
+    model = tmp_path / "model"  # all that is looked at before the cluster starts
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (tmp_path / "config.yaml").write_text(f"model: {model}\nrouter: {{port: 0}}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.delenv("BATON_ENDPOINT", raising=False)
+
+
+@pytest.fixture
+def baton(monkeypatch, capsys):
+    """Runs a command in this process: (exit status, stdout, stderr)."""
+
+    def run(*arguments: str, router: FakeRouter | None = None) -> tuple[int, str, str]:
+        if router is not None:
+            monkeypatch.setenv("BATON_ENDPOINT", router.endpoint)
+        status = cli.run(arguments)
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run

@@ -1,0 +1,93 @@
+"""One end of a hand-off as a process of its own, to be killed: ``python -m … hold | send PEER | receive``.
+
+Says one line when it is where it shall be killed. No torch, so that it starts at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+
+from cluster.kv_transfer.base import PartHeader, Reservation, TransferOffer
+from cluster.kv_transfer.grpc_service import KVTransferService
+from cluster.kv_transfer.grpc_transport import GrpcKVTransport
+from cluster.kv_transfer.local_memory import LocalMemory
+from cluster.kv_transfer.segment_mappings import SegmentMappings
+from cluster.kv_transfer.shared_segment import SharedSegment
+from cluster.rpc import create_server
+from engine.kv_spec import KVCacheSpec, LayerSpec
+
+PART_BYTES = 64 * 1024
+NUM_PARTS = 1000
+SPEC = KVCacheSpec("model", "float32", 4, (LayerSpec(1, 4, 4),))
+CONTENT = bytes(range(256)) * (PART_BYTES // 256)
+
+
+def offer(transfer_id: str) -> TransferOffer:
+    return TransferOffer(transfer_id, f"request of {transfer_id}", SPEC, (1, 2, 3), 5.0)
+
+
+async def send_shared(transport: GrpcKVTransport, peer: str, transfer_id: str, num_parts: int) -> int:
+    """Sends parts through shared memory alone; the bytes that were acknowledged."""
+    stream = await transport.open(offer(transfer_id), peer)
+    for _ in range(num_parts):
+        buffer = stream.buffer(PART_BYTES)
+        assert buffer is not None
+        buffer.view[:] = CONTENT
+        await stream.send(PartHeader(0, 1, 0, 1), buffer)
+    return await stream.commit()
+
+
+class StuckSink:
+    """Takes nothing, for ever."""
+
+    async def reserve(self, offer: TransferOffer) -> Reservation:
+        return Reservation(0)
+
+    async def write(self, transfer_id: str, header: PartHeader, payload: memoryview, checksum: int) -> None:
+        say("writing")
+        await asyncio.Event().wait()
+
+    async def commit(self, transfer_id: str, draft_state: bytes | None = None) -> int:
+        raise AssertionError("nothing was written")
+
+    def abort(self, transfer_id: str, reason: str) -> None: ...
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def hold() -> None:
+    segment = SharedSegment(PART_BYTES)
+    slot = segment.take(PART_BYTES)
+    assert slot is not None
+    slot.view[:] = CONTENT
+    say(f"{segment.offer.SerializeToString().hex()} {slot.reference.SerializeToString().hex()}")
+    threading.Event().wait()
+
+
+async def receive() -> None:
+    server = create_server()
+    KVTransferService(StuckSink(), SegmentMappings()).add_to(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    say(f"127.0.0.1:{port}")
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    what, *arguments = sys.argv[1:]
+    if what == "hold":
+        hold()
+    elif what == "receive":
+        asyncio.run(receive())
+    else:
+        transport = GrpcKVTransport(memory=LocalMemory(PART_BYTES))
+        asyncio.run(send_shared(transport, arguments[0], "killed", NUM_PARTS))
+
+
+if __name__ == "__main__":
+    main()

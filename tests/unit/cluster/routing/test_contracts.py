@@ -1,0 +1,118 @@
+"""What every filter, scorer and picker owes, whatever the workers and the request are like."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.routing.base import Candidates, RoutingRequest, WorkerSnapshot
+from cluster.routing.registry import FILTERS, PICKERS, SCORERS
+from tests.unit.cluster.routing.worlds import decode_pools, make_candidates, prefill_pools, requests, shuffled
+
+Workers = Sequence[WorkerSnapshot]
+
+
+def names(candidates: Candidates, index: int) -> tuple[str | None, str]:
+    route = candidates.route(index)
+    return (route.prefill.worker_id if route.prefill is not None else None), route.decode.worker_id
+
+
+def arrays(candidates: Candidates) -> list[np.ndarray]:
+    forecasts = [getattr(candidates.forecasts, name) for name in candidates.forecasts.__slots__]
+    return [candidates.prefill, candidates.decode, *(value for value in forecasts if isinstance(value, np.ndarray))]
+
+
+@pytest.mark.parametrize("name", FILTERS)
+@given(workers=decode_pools, request=requests, failed=st.sets(st.sampled_from(["decode-0", "decode-1", "decode-2"])))
+def test_filters_keep_some_of_the_workers_in_their_order(
+    name: str, workers: Workers, request: RoutingRequest, failed: set[str]
+) -> None:
+    request = RoutingRequest("r", request.num_prompt_tokens, frozenset(failed))
+    before = list(workers)
+    kept = FILTERS[name]().filter(workers, request)
+    assert workers == before
+    assert kept == [worker for worker in workers if worker in kept]
+    if name != "accepting":
+        assert kept, "only workers that take nothing may be left out to the last"
+
+
+@pytest.mark.parametrize("name", SCORERS)
+@given(prefill=prefill_pools, decode=decode_pools, request=requests)
+def test_scores_are_between_0_and_1_one_for_each_route(
+    name: str, prefill: Workers, decode: Workers, request: RoutingRequest
+) -> None:
+    candidates = make_candidates(prefill, decode, request)
+    before = copy.deepcopy(arrays(candidates))
+    scores = SCORERS[name]().score(candidates)
+    assert scores.shape == (len(candidates),)
+    assert np.all((scores >= 0) & (scores <= 1))
+    assert all(np.array_equal(old, new, equal_nan=True) for old, new in zip(before, arrays(candidates), strict=True))
+
+
+@pytest.mark.parametrize("name", SCORERS)
+@given(prefill=prefill_pools, decode=decode_pools, request=requests, seed=st.integers(0, 9))
+def test_the_order_of_workers_changes_no_score(
+    name: str, prefill: Workers, decode: Workers, request: RoutingRequest, seed: int
+) -> None:
+    found = []
+    for candidates in (
+        make_candidates(prefill, decode, request),
+        make_candidates(shuffled(prefill, seed), shuffled(decode, seed), request),
+    ):
+        scores = SCORERS[name]().score(candidates)
+        found.append({names(candidates, index): float(score) for index, score in enumerate(scores)})
+    assert found[0] == pytest.approx(found[1])
+
+
+@pytest.mark.parametrize("name", PICKERS)
+@given(prefill=prefill_pools, decode=decode_pools, seed=st.integers(0, 9), data=st.data())
+def test_pickers_give_one_of_the_routes(
+    name: str, prefill: Workers, decode: Workers, seed: int, data: st.DataObject
+) -> None:
+    candidates = make_candidates(prefill, decode)
+    count = len(candidates)
+    scores = np.array(data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=count, max_size=count)))
+    among = np.array(sorted(data.draw(st.sets(st.integers(0, count - 1), min_size=1))))
+    before = scores.copy(), among.copy()
+    picked = PICKERS[name](random.Random(seed)).pick(candidates, scores, among)
+    assert picked in among
+    assert np.array_equal(scores, before[0])
+    assert np.array_equal(among, before[1])
+    if name == "best_score":
+        assert scores[picked] == scores[among].max()
+
+
+@pytest.mark.parametrize("name", ["best_score", "round_robin"])
+@given(prefill=prefill_pools, decode=decode_pools, seed=st.integers(0, 9))
+def test_pickers_without_chance_do_not_mind_the_order(name: str, prefill: Workers, decode: Workers, seed: int) -> None:
+    picked = set()
+    for candidates in (
+        make_candidates(prefill, decode),
+        make_candidates(shuffled(prefill, seed), shuffled(decode, seed)),
+    ):
+        scores = SCORERS["least_loaded"]().score(candidates)
+        among = np.arange(len(candidates))
+        picked.add(names(candidates, PICKERS[name](random.Random(0)).pick(candidates, scores, among)))
+    assert len(picked) == 1
+
+
+@pytest.mark.parametrize("name", PICKERS)
+def test_who_needs_no_scores_does_not_read_them(name: str) -> None:
+    picker = PICKERS[name](random.Random(0))
+    other = PICKERS[name](random.Random(0))
+    candidates = make_candidates([], _some_decode_workers())
+    falling, rising = np.linspace(1.0, 0.0, len(candidates)), np.linspace(0.0, 1.0, len(candidates))
+    among = np.arange(len(candidates))
+    first = [picker.pick(candidates, falling, among) for _ in range(9)]
+    same = first == [other.pick(candidates, rising, among) for _ in range(9)]
+    assert same == (not picker.needs_scores)
+
+
+def _some_decode_workers() -> list[WorkerSnapshot]:
+    return [WorkerSnapshot(f"decode-{number}", "decode", True, 0, 0) for number in range(4)]

@@ -1,0 +1,107 @@
+"""What Ray imports for its actors: the processes that need no torch do not load it, and nothing is lost on the way."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cluster.router_actor import do_without_torch
+from cluster.worker_actor import WorkerActor
+from cluster.worker_host import WorkerHost
+from tests.tiny_tokenizers import byte_level_tokenizer
+
+
+def run(code: str, *arguments: str) -> str:
+    command = [sys.executable, "-X", "utf8", "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_starting_a_cluster_loads_no_torch() -> None:
+    """Neither `baton up` nor the controller; seconds of each would come one after the other."""
+    program = "import sys, cluster.launch; print([m for m in ('torch', 'transformers', 'numba') if m in sys.modules])"
+    loaded = run(program)
+    assert loaded == "[]"
+
+
+def methods(cls: type[Any]) -> dict[str, inspect.Signature]:
+    return {
+        name: inspect.signature(value)
+        for name, value in vars(cls).items()
+        if inspect.isfunction(value) and (name == "__init__" or not name.startswith("_"))
+    }
+
+
+def test_a_workers_actor_takes_what_its_host_takes() -> None:
+    assert methods(WorkerActor) == methods(WorkerHost)
+
+
+async def test_a_workers_actor_passes_everything_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[object, ...]] = []
+
+    class Recorder:
+        def __init__(self, *arguments: object) -> None:
+            calls.append(("__init__", *arguments))
+
+        def __getattr__(self, name: str) -> Any:
+            async def call(*arguments: object) -> str:
+                calls.append((name, *arguments))
+                return name
+
+            return call
+
+    monkeypatch.setattr("cluster.worker_host.WorkerHost", Recorder)
+    monkeypatch.setattr("cluster.worker_actor.imports_that_stay", nullcontext)  # this process goes on to other tests
+    actor = WorkerActor("decode-1", "decode", "module:Role", {}, None)
+    assert await actor.start() == "start"
+    assert await actor.change_role("prefill-2", "prefill", "module:Other") == "change_role"
+    await actor.wait()
+    await actor.stop()
+    assert calls == [
+        ("__init__", "decode-1", "decode", "module:Role", {}, None),
+        ("start",),
+        ("change_role", "prefill-2", "prefill", "module:Other"),
+        ("wait",),
+        ("stop",),
+    ]
+
+
+def test_a_router_reads_and_writes_text_without_torch(tmp_path: Path) -> None:
+    byte_level_tokenizer().save(tmp_path)
+    code = """
+import sys
+from cluster.router_actor import do_without_torch
+do_without_torch()
+from engine.tokenizer import Tokenizer
+tokenizer = Tokenizer.load(sys.argv[1])
+assert sys.modules["torch"] is None
+print(tokenizer.decode(tokenizer.encode("all of it, ä, 😀")))
+"""
+    assert run(code, str(tmp_path)) == "all of it, ä, 😀"
+
+
+def test_what_is_imported_is_never_collected_and_all_later_things_are() -> None:
+    code = """
+import gc
+from cluster.garbage import imports_that_stay
+before = gc.get_freeze_count()
+with imports_that_stay():
+    assert not gc.isenabled()
+    kept = [[] for _ in range(5000)]
+assert gc.isenabled()
+print(gc.get_freeze_count() - before >= 5000)
+"""
+    assert run(code) == "True"
+
+
+def test_where_torch_is_loaded_it_stays() -> None:
+    do_without_torch()
+    assert sys.modules["torch"] is torch

@@ -1,0 +1,73 @@
+"""The commands around the autoscaler: sizes that are kept from it, `plan`, `advise` and `move`."""
+
+import json
+
+from tests.unit.cluster.command_line import baton, environment, router
+
+__all__ = ["baton", "environment", "router"]  # fixtures
+
+
+def test_a_size_set_by_hand_is_kept_from_the_autoscaler_and_handed_back(baton, router):
+    router.pins = True
+    status, _, err = baton("scale", "prefill=2", "decode=auto", router=router)
+    assert status == 0
+    assert router.bodies == [{"prefill": 2, "decode": "auto"}]
+    assert "prefill keeps that size until `baton scale prefill=auto` hands it back to the autoscaler" in err
+    assert "decode keeps" not in err
+
+
+PLAN = {
+    "enabled": False,
+    "pools": {
+        "prefill": {
+            "before": 2, "target": 3, "wanted": 3, "direction": "up", "reason": "load", "utilisation": 1.25,
+            "attainment": {"interactive": 0.5, "batch": 1.0}, "texts": ["prefill 2 → 3: too much to do."],
+        },
+        "decode": {
+            "before": 1, "target": 1, "wanted": 1, "direction": "hold", "reason": "enough", "utilisation": 0.25,
+            "attainment": {}, "texts": ["decode stays at 1: enough."],
+        },
+    },
+    "limits": {"prefill": {"min": 1, "max": 8}, "decode": {"min": 1, "max": 8}},
+    "move_obstacle": "other caches.",
+}  # fmt: skip
+
+
+def test_the_plan_is_shown_with_its_reasons(baton, router):
+    router.admin_answers["/admin/plan"] = PLAN
+    status, out, _ = baton("plan", router=router)
+    assert status == 0
+    assert "3 of 1-8" in out
+    assert "125 %" in out
+    assert "• prefill 2 → 3: too much to do." in out
+    assert "The autoscaler is off" in out
+    assert "No worker can change its role: other caches." in out
+    assert json.loads(baton("plan", "--json", router=router)[1]) == PLAN
+
+
+def test_advice_is_shown_with_what_each_option_carries(baton, router):
+    option = {"prefill": 2, "decode": 2, "local_share": 0.1, "capacity": 12.5}
+    router.admin_answers["/admin/advise"] = {
+        "rate": 4.0, "num_requests": 80, "missing": "", "now": option, "best": option, "aggregated": option,
+        "texts": ["Ratio: keep it."],
+    }  # fmt: skip
+    status, out, _ = baton("advise", router=router)
+    assert status == 0
+    assert "seen: 4 requests/s, 80 in the last five minutes" in out
+    assert "12.5" in out
+    assert "• Ratio: keep it." in out
+
+
+def test_without_traffic_there_is_no_advice(baton, router):
+    router.admin_answers["/admin/advise"] = {
+        "missing": "not enough traffic seen yet",
+        "texts": ["No advice: none seen"],
+    }
+    assert baton("advise", router=router)[:2] == (0, "• No advice: none seen\n")
+
+
+def test_a_worker_is_moved(baton, router):
+    status, out, _ = baton("move", "prefill", "decode", router=router)
+    assert status == 0
+    assert router.bodies == [{"from": "prefill", "to": "decode"}]
+    assert "prefill: 1, decode: 1" in out

@@ -1,0 +1,255 @@
+"""The dispatcher: what it sees, what it books, and that everything is given back on every way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from cluster.config import DECODE, PREFILL
+from cluster.dispatcher import Dispatcher
+from cluster.generation import GenerationRequest
+from cluster.journal import Journal
+from cluster.latency.error_metrics import PredictionErrors
+from cluster.latency.request_predictions import RequestPredictions
+from cluster.latency_model import LatencyModel
+from cluster.registry import WorkerRegistry
+from cluster.routing.base import Preference, RouteDecision, RoutingRequest, WorkerSnapshot
+from cluster.routing.profile import build_profile
+from cluster.routing_config import RoutingConfig
+from cluster.routing_metrics import RoutingMetrics
+from cluster.slo import INTERACTIVE
+from cluster.wire import worker_pb2
+from engine.errors import NoWorkerError
+from engine.request import SamplingParams
+from engine.timeline import Event, Timeline
+from engine.urgency import Urgency
+from tests.fake_workers import make_info
+
+PROMPT = tuple(range(100))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 50.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Chooser:
+    """Decides as it is told, and remembers what it was shown."""
+
+    def __init__(self, decision: RouteDecision | None) -> None:
+        self.decision = decision
+        self.shown: list[tuple[dict[str, WorkerSnapshot], RoutingRequest]] = []
+
+    def choose(
+        self,
+        prefill: Sequence[WorkerSnapshot],
+        decode: Sequence[WorkerSnapshot],
+        request: RoutingRequest,
+        preferred: Preference | None = None,
+    ) -> RouteDecision | None:
+        self.shown.append(({worker.worker_id: worker for worker in (*prefill, *decode)}, request))
+        return self.decision
+
+
+class Index:
+    """A prefix index that says what it is told."""
+
+    def __init__(self, tokens: Mapping[str, int]) -> None:
+        self.tokens = tokens
+        self.expected: list[tuple[str, float]] = []
+
+    def cached_tokens(self, worker_ids: Iterable[str], prompt: Sequence[int]) -> Mapping[str, int]:
+        return {worker_id: self.tokens.get(worker_id, 0) for worker_id in worker_ids}
+
+    def expect(self, worker_id: str, prompt: Sequence[int], until_s: float) -> None:
+        self.expected.append((worker_id, until_s))
+
+
+PAIR = RouteDecision("p1", "d1", 30, 500.0, 20.0, record={"made": "up"})
+ALONE = RouteDecision(None, "d1", 10, 500.0, 20.0)
+
+
+class World:
+    def __init__(self, decision: RouteDecision | None = PAIR, index: Index | None = None) -> None:
+        self.clock = Clock()
+        self.registry = WorkerRegistry(clock=self.clock)
+        for worker_id, pool in (("p1", PREFILL), ("p2", PREFILL), ("d1", DECODE)):
+            self.registry.add(make_info(worker_id, pool, kv_blocks=100, max_num_seqs=8))
+        self.predictions = RequestPredictions(LatencyModel(self.clock), PredictionErrors(), self.clock)
+        self.chooser = Chooser(decision)
+        self.index = index
+        self.metrics_registry = CollectorRegistry()
+        self.dispatcher = Dispatcher(
+            self.registry,
+            self.predictions,
+            self.chooser,
+            index,
+            self.clock,
+            RoutingMetrics(self.metrics_registry),
+        )
+
+    def journal(self, request_id: str = "r", **changes: Any) -> Journal:
+        timeline = Timeline(request_id, clock=self.clock)
+        timeline.record(Event.RECEIVED)
+        request = GenerationRequest(request_id, PROMPT, SamplingParams(max_tokens=40), timeline, **changes)
+        return Journal(request, 100.0, self.clock)
+
+    @property
+    def in_flight(self) -> dict[str, int]:
+        return {worker.info.worker_id: worker.in_flight for worker in self.registry.workers}
+
+    @property
+    def is_idle(self) -> bool:
+        ledger = self.predictions.ledger
+        return not (any(self.in_flight.values()) or ledger._prompts or ledger._decoding)
+
+
+@pytest.fixture
+async def world() -> World:
+    return World()
+
+
+async def test_a_forecast_books_nothing(world: World) -> None:
+    assert world.dispatcher.forecast(world.journal()) is PAIR
+    assert world.is_idle
+    assert world.metrics_registry.get_sample_value("baton_routing_decision_seconds_count") == 1
+
+
+async def test_a_booking_counts_at_once_and_until_it_is_released(world: World) -> None:
+    journal = world.journal(slo=INTERACTIVE)
+    with world.dispatcher.book(journal, PAIR) as placement:
+        assert [worker.info.worker_id for worker in placement.workers] == ["p1", "d1"]
+        assert world.in_flight == {"p1": 1, "p2": 0, "d1": 1}
+        ledger = world.predictions.ledger
+        assert ledger.queue("p1", 51.0).tokens == 70
+        assert ledger.batch("d1") == (1, 100)
+        assert ledger.tpot_target_s("d1") == INTERACTIVE.tpot_s
+        placement.took(1)
+        assert not ledger.computes_prompts("p1")
+        placement.took(3)
+        assert ledger.batch("d1") == (1, 104)
+        assert journal.request.timeline.routing == {"made": "up"}
+    assert world.is_idle
+    placement.release()
+    placement.took(1)
+    assert world.is_idle
+    assert world.metrics_registry.get_sample_value("baton_routes_total", {"kind": "pair"}) == 1
+
+
+async def test_local_prefill_is_all_on_the_decode_worker(world: World) -> None:
+    with world.dispatcher.book(world.journal(), ALONE):
+        assert world.in_flight == {"p1": 0, "p2": 0, "d1": 1}
+        ledger = world.predictions.ledger
+        assert ledger.backlog_tokens("d1") == 90
+        assert ledger.batch("d1") == (1, 100)
+    assert world.is_idle
+    assert world.metrics_registry.get_sample_value("baton_routes_total", {"kind": "local"}) == 1
+
+
+async def test_a_prefill_worker_that_is_kept_stays_busy_beyond_the_release(world: World) -> None:
+    with world.dispatcher.book(world.journal(), PAIR) as placement:
+        done = placement.keep_prefill()
+        with pytest.raises(RuntimeError):
+            placement.keep_prefill()
+    assert world.in_flight == {"p1": 1, "p2": 0, "d1": 0}
+    done()
+    assert world.is_idle
+
+
+async def test_what_fails_inside_is_released(world: World) -> None:
+    with pytest.raises(ValueError, match="inside"), world.dispatcher.book(world.journal(), PAIR):
+        raise ValueError("inside")
+    assert world.is_idle
+
+
+async def test_a_worker_that_left_in_between_is_not_booked(world: World) -> None:
+    decision = world.dispatcher.forecast(world.journal())
+    assert decision is not None
+    await world.registry.remove("d1")
+    with pytest.raises(NoWorkerError, match="d1"):
+        world.dispatcher.book(world.journal(), decision)
+    assert world.is_idle
+
+
+async def test_two_bookings_of_one_request_are_two(world: World) -> None:
+    journal = world.journal()
+    first, second = world.dispatcher.book(journal, PAIR), world.dispatcher.book(journal, ALONE)
+    first.release()
+    assert world.predictions.ledger.batch("d1") == (1, 100)
+    second.release()
+    assert world.is_idle
+
+
+async def test_what_policies_see(world: World) -> None:
+    world.registry.drain("p2")
+    world.predictions.habits.cached_tokens.observe(24)
+    with world.dispatcher.book(world.journal("other", slo=INTERACTIVE), PAIR):
+        world.clock.now_s = 52.0
+        journal = world.journal(slo=INTERACTIVE)
+        world.clock.now_s = 52.5
+        journal.failed_on.add("p2")
+        world.dispatcher.forecast(journal)
+    snapshots, request = world.chooser.shown[-1]
+    assert request == RoutingRequest(
+        "r",
+        100,
+        frozenset({"p2"}),
+        INTERACTIVE,
+        40,
+        500.0,
+        Urgency(2, 52.0 + INTERACTIVE.ttft_s, INTERACTIVE.ttft_s),
+        output_tokens=40.0,
+    )
+    p1, p2, d1 = (snapshots[name] for name in ("p1", "p2", "d1"))
+    assert (p1.accepting, p2.accepting) == (True, False)
+    assert (p1.in_flight, p1.assigned, p1.last_assigned_s) == (1, 1, 50.0)
+    assert (p1.queue.tokens, p1.queue.elapsed_ms, p1.backlog_tokens, p1.cached_tokens) == (70, 2500.0, 70, 24)
+    assert (d1.batch, d1.context_tokens, d1.kv_tokens, d1.max_num_seqs) == (1, 100, 1600, 8)
+    assert (d1.tpot_target_s, d1.cached_tokens, d1.kv_bytes_per_token) == (INTERACTIVE.tpot_s, 0, 1)
+
+
+async def test_a_resumed_request_has_more_to_compute_and_less_to_generate(world: World) -> None:
+    journal = world.journal()
+    journal.take(worker_pb2.TokenBatch(token_ids=[7, 8, 9]))
+    world.dispatcher.forecast(journal)
+    _, request = world.chooser.shown[-1]
+    assert (request.num_prompt_tokens, request.max_tokens, request.is_resumed) == (103, 37, True)
+    with world.dispatcher.book(journal, ALONE):
+        assert world.predictions.ledger.batch("d1") == (1, 103)
+        assert journal.request.timeline.routing == {}
+
+
+async def test_prefix_caches_of_all_workers_are_looked_up_and_told() -> None:
+    index = Index({"p2": 64, "d1": 32})
+    world = World(index=index)
+    world.dispatcher.forecast(world.journal())
+    snapshots, _ = world.chooser.shown[-1]
+    assert {name: snapshot.cached_tokens for name, snapshot in snapshots.items()} == {"p1": 0, "p2": 64, "d1": 32}
+    world.dispatcher.book(world.journal(), PAIR).release()
+    world.dispatcher.book(world.journal(), ALONE).release()
+    assert [worker_id for worker_id, _ in index.expected] == ["p1", "d1"]
+    assert all(until_s > 50.5 for _, until_s in index.expected)
+
+
+async def test_with_the_real_profile_bursts_are_spread_by_what_is_booked() -> None:
+    world = World()
+    chooser = build_profile(RoutingConfig(local_prefill="never"), world.predictions.forecaster)
+    dispatcher = Dispatcher(world.registry, world.predictions, chooser, clock=world.clock)
+    taken = []
+    for number in range(6):
+        journal = world.journal(str(number))
+        decision = dispatcher.forecast(journal)
+        assert decision is not None
+        dispatcher.book(journal, decision)
+        taken.append(decision.prefill_id)
+    assert sorted(taken) == ["p1"] * 3 + ["p2"] * 3
+    assert world.dispatcher.missing_pools() == []
+    world.registry.drain("d1")
+    assert world.dispatcher.missing_pools() == [DECODE]
+    assert dispatcher.forecast(world.journal("late")) is None

@@ -1,0 +1,64 @@
+"""The way in without admission: who waits for a worker is told when there is none, in virtual time as well."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cluster.dispatcher import Dispatcher
+from cluster.entry import OpenEntry
+from cluster.generation import GenerationRequest
+from cluster.journal import Journal
+from cluster.latency.request_predictions import RequestPredictions
+from cluster.latency_model import LatencyModel
+from cluster.metrics import RouterMetrics
+from cluster.registry import WorkerRegistry
+from cluster.routing.base import Preference, RouteDecision
+from cluster.routing.profile import build_profile
+from cluster.routing_config import RoutingConfig
+from engine.errors import BatonError, DeadlineError, NoWorkerError
+from engine.request import SamplingParams
+from engine.timeline import Timeline
+from simulation.virtual_loop import run_virtually
+
+WAIT_S = 5.0
+MOST_LOOKS = 100
+"""At one every half second, and some."""
+
+
+class LookingDispatcher(Dispatcher):
+    """Notices when somebody looks again and again while the clock stands still."""
+
+    num_looks = 0
+
+    def forecast(self, journal: Journal, preferred: Preference | None = None) -> RouteDecision | None:
+        self.num_looks += 1
+        assert self.num_looks <= MOST_LOOKS, "the clock stands still"
+        return super().forecast(journal, preferred)
+
+
+@pytest.mark.parametrize(
+    ("worker_wait_s", "timeout_s", "error"), [(WAIT_S, 60.0, NoWorkerError), (60.0, WAIT_S, DeadlineError)]
+)
+def test_a_wait_ends_when_its_timer_fires_early_by_the_resolution_of_the_clock(
+    worker_wait_s: float, timeout_s: float, error: type[BatonError]
+) -> None:
+    """Others have work to do, so that no time passes between that timer and the moment for which it was set."""
+
+    async def main() -> None:
+        clock = asyncio.get_running_loop().time
+        registry, metrics = WorkerRegistry(clock=clock), RouterMetrics(clock=clock)
+        predictions = RequestPredictions(LatencyModel(clock), metrics.prediction_errors, clock)
+        chooser = build_profile(RoutingConfig(), predictions.forecaster)
+        dispatcher = LookingDispatcher(registry, predictions, chooser, clock=clock)
+        entry = OpenEntry(dispatcher, registry, worker_wait_s, clock)
+        request = GenerationRequest("r", (1, 2), SamplingParams(max_tokens=4), Timeline("r", clock=clock))
+        waiting = asyncio.ensure_future(entry.admit(Journal(request, timeout_s, clock)))
+        await asyncio.sleep(WAIT_S - 5e-10)
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert isinstance(waiting.exception(), error)
+        assert clock() == pytest.approx(WAIT_S)
+
+    run_virtually(main)

@@ -1,0 +1,43 @@
+"""Pauses of a process that others wait for."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from cluster.garbage import rare_collections, spare_pauses
+
+
+@pytest.fixture(autouse=True)
+def untouched_process() -> Iterator[None]:
+    thresholds, interval_s = gc.get_threshold(), sys.getswitchinterval()
+    yield
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
+    sys.setswitchinterval(interval_s)
+
+
+def test_what_is_loaded_is_never_looked_at_again():
+    loaded = [[number] for number in range(1000)]
+    frozen_before, youngest_before = gc.get_freeze_count(), gc.get_threshold()[0]
+    spare_pauses()
+    assert gc.get_freeze_count() >= frozen_before + len(loaded)
+    assert gc.get_threshold()[0] > youngest_before
+
+
+def test_a_thread_that_computes_soon_lets_others_go_on():
+    before_s = sys.getswitchinterval()
+    spare_pauses()
+    assert sys.getswitchinterval() < before_s / 5
+
+
+def test_a_measurement_leaves_the_process_as_it_was():
+    thresholds, frozen = gc.get_threshold(), gc.get_freeze_count()
+    with rare_collections():
+        assert gc.get_freeze_count() > frozen
+        assert gc.get_threshold()[0] > thresholds[0]
+    assert gc.get_threshold() == thresholds
+    assert gc.get_freeze_count() == 0

@@ -1,0 +1,53 @@
+"""A prompt's hashes are those of the engine, and are computed once."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster import prompt_hashes as module
+from cluster.prompt_hashes import PromptHasher, prompt_hashes
+from engine.block_manager import BlockManager
+from engine.request import Request, SamplingParams
+
+
+@given(tokens=st.lists(st.integers(0, 2**32 - 1), max_size=40), block_size=st.integers(1, 7))
+def test_they_are_those_by_which_the_engine_finds_blocks(tokens: list[int], block_size: int) -> None:
+    blocks, request = BlockManager(64, block_size), Request("request", tokens, SamplingParams())
+    blocks.grow(request, len(tokens))
+    blocks.remember(request, len(tokens))
+    hashes = prompt_hashes(tuple(tokens), block_size)
+    assert list(hashes.blocks) == request.block_hashes
+    again = Request("again", tokens, SamplingParams())
+    cached = blocks.match_prefix(again) if tokens else 0
+    assert cached == hashes.num_usable * block_size
+
+
+def test_a_prompt_is_hashed_once_while_it_is_new(monkeypatch) -> None:
+    hashed: list[object] = []
+
+    def counting(tokens: tuple[int, ...], block_size: int) -> module.PromptHashes:
+        hashed.append(tokens)
+        return prompt_hashes(tokens, block_size)
+
+    monkeypatch.setattr(module, "prompt_hashes", counting)
+    hasher = PromptHasher(4, kept_tokens=30)
+    prompts = [tuple(range(number, number + 10)) for number in range(4)]
+    for prompt in prompts[:3]:
+        assert hasher.hash(prompt) is hasher.hash(prompt)
+    assert len(hashed) == 3
+    hasher.hash(prompts[0])  # now the newest
+    hasher.hash(prompts[3])
+    assert len(hashed) == 4
+    hasher.hash(prompts[0])
+    assert len(hashed) == 4
+    hasher.hash(prompts[1])
+    assert len(hashed) == 5
+
+
+def test_a_prompt_larger_than_the_memory_is_remembered_until_the_next() -> None:
+    hasher = PromptHasher(4, kept_tokens=5)
+    large, small = tuple(range(100)), tuple(range(4))
+    assert hasher.hash(large) is hasher.hash(large)
+    hasher.hash(small)
+    assert [tokens for tokens, _ in hasher._newest.values()] == [small]

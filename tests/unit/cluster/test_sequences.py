@@ -1,0 +1,137 @@
+"""Sequences of one request side by side: their order, their ends, and what they leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cluster.generation import GenerationRequest, TokenChunk
+from cluster.outcomes import ENDED_BY
+from cluster.sequences import SequenceSpec, run_sequences
+from engine.errors import BatonError, WorkerLostError
+from engine.request import FinishReason, SamplingParams
+from engine.timeline import Timeline
+
+Script = Callable[[], AsyncGenerator[TokenChunk]]
+
+
+def chunk(*, last: bool = False) -> TokenChunk:
+    return TokenChunk((1,), finish_reason=FinishReason.LENGTH if last else None)
+
+
+class Generator:
+    """Plays a script for each sequence."""
+
+    def __init__(self, *scripts: Script) -> None:
+        self.scripts = scripts
+        self.begun: list[int] = []
+        self.closed: list[int] = []
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk]:
+        number = int(request.request_id)
+        self.begun.append(number)
+        try:
+            async with aclosing(self.scripts[number]()) as chunks:
+                async for one in chunks:
+                    yield one
+        finally:
+            self.closed.append(number)
+
+
+class Processor:
+    """Finds a stop string in the chunk of some number, or the end."""
+
+    def __init__(self, stop_at: int = 99) -> None:
+        self.stop_at = stop_at
+        self.count = 0
+        self.is_finished = False
+
+    def process(self, one: TokenChunk) -> Any:
+        self.count += 1
+        self.is_finished = one.finish_reason is not None or self.count == self.stop_at
+        return SimpleNamespace(number=self.count)
+
+
+def spec(number: int, stop_at: int = 99, starts_after: int | None = None) -> SequenceSpec:
+    request = GenerationRequest(str(number), (1,), SamplingParams(), Timeline(str(number)))
+    return SequenceSpec(number, request, Processor(stop_at), starts_after)  # type: ignore[arg-type]
+
+
+async def finishing() -> AsyncGenerator[TokenChunk]:
+    yield chunk()
+    yield chunk(last=True)
+
+
+async def endless() -> AsyncGenerator[TokenChunk]:
+    while True:
+        await asyncio.sleep(0)
+        yield chunk()
+
+
+def failing_after(event: asyncio.Event) -> Script:
+    async def script() -> AsyncGenerator[TokenChunk]:
+        yield chunk()
+        await event.wait()
+        raise WorkerLostError("gone")
+
+    return script
+
+
+async def test_a_failure_marks_those_under_way_and_not_those_that_were_complete() -> None:
+    done = asyncio.Event()
+    generator, specs = Generator(finishing, endless, failing_after(done)), [spec(0), spec(1), spec(2)]
+
+    async def read() -> None:
+        async with aclosing(run_sequences(generator, specs)) as deltas:
+            async for index, delta in deltas:
+                if (index, delta.number) == (0, 2):
+                    done.set()
+
+    with pytest.raises(BatonError, match="gone"):
+        await read()
+    ended_by = [one.request.timeline.attributes.get(ENDED_BY) for one in specs]
+    assert ended_by == [None, WorkerLostError.code, WorkerLostError.code]
+    assert sorted(generator.closed) == [0, 1, 2]
+
+
+async def test_a_stop_string_is_the_end_even_for_a_client_that_leaves_with_it() -> None:
+    generator, own = Generator(endless), spec(0, stop_at=3)
+    async with aclosing(run_sequences(generator, [own])) as deltas:
+        async for _, delta in deltas:
+            if delta.number == 3:
+                break
+    assert own.request.timeline.attributes[ENDED_BY] == FinishReason.STOP
+    assert generator.closed == [0]
+
+
+async def test_who_leaves_closes_all_and_begins_none_that_waited() -> None:
+    generator = Generator(endless, endless, endless)
+    never = asyncio.Event()
+
+    async def silent() -> AsyncGenerator[TokenChunk]:
+        await never.wait()
+        yield chunk()
+
+    generator.scripts = (silent, endless, endless)
+    async with aclosing(run_sequences(generator, [spec(0), spec(1), spec(2, starts_after=0)])) as deltas:
+        async for index, _ in deltas:
+            assert index == 1
+            break
+    assert sorted(generator.closed) == sorted(generator.begun) == [0, 1]
+
+
+async def test_those_that_wait_begin_with_the_first_token_of_another() -> None:
+    generator = Generator(finishing, finishing)
+    seen = []
+    async with aclosing(run_sequences(generator, [spec(0), spec(1, starts_after=0)])) as deltas:
+        async for index, delta in deltas:
+            seen.append((index, delta.number))
+            if len(seen) == 1:
+                assert generator.begun[0] == 0
+    assert seen[0] == (0, 1)
+    assert sorted(seen) == [(0, 1), (0, 2), (1, 1), (1, 2)]

@@ -1,0 +1,201 @@
+"""What the meter makes of arrivals and ends: rates, sizes, caches, and what is a swing and what is chance."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from cluster.generation import GenerationRequest
+from cluster.journal import Journal
+from cluster.slo import BATCH, INTERACTIVE
+from cluster.traffic import TrafficMeter
+from engine.request import SamplingParams
+from engine.timeline import Timeline
+
+
+class Traffic:
+    """A meter with a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.meter = TrafficMeter(lambda: self.now_s)
+
+    def arrive(self, seconds: float, rate: float, prompt: int = 100, slo=INTERACTIVE) -> None:
+        """Evenly."""
+        for _ in range(round(seconds * rate)):
+            self.now_s += 1 / rate
+            self.meter.arrived(slo, prompt)
+
+    def end(
+        self, prompt: int = 100, cached: int = 0, output: int = 10, accepted: int = 0, slo=INTERACTIVE, local=False
+    ):
+        request = GenerationRequest("r", (0,) * prompt, SamplingParams(max_tokens=1000), Timeline("r"), slo=slo)
+        journal = Journal(request, 10.0)
+        journal.token_ids, journal.num_cached_tokens, journal.num_accepted = [1] * output, cached, accepted
+        self.meter.ended(journal, was_local=local)
+
+    @property
+    def rate(self) -> float:
+        return self.meter.seen().demand().rate
+
+
+def test_without_requests_nothing_is_asked():
+    traffic = Traffic()
+    traffic.now_s += 100
+    asked = traffic.meter.seen().demand()
+    assert (asked.rate, asked.num_requests, asked.seen_s) == (0.0, 0, 100.0)
+
+
+def test_a_steady_rate_is_found_by_class_and_size():
+    traffic = Traffic()
+    for _ in range(60):
+        traffic.arrive(0.5, 8, prompt=100)
+        traffic.arrive(0.5, 4, prompt=1000)
+        traffic.meter.arrived(BATCH, 5000)
+    interactive, batch = traffic.meter.seen().demand().classes
+    assert interactive.rate == pytest.approx(6, rel=0.05)
+    assert {round(group.uncached_tokens): round(group.share, 2) for group in interactive.prompts} == {
+        100: pytest.approx(0.67, abs=0.02),
+        1000: pytest.approx(0.33, abs=0.02),
+    }
+    assert (batch.slo, batch.prompt_tokens) == (BATCH, 5000)
+    assert batch.rate == pytest.approx(1, rel=0.05)
+
+
+def test_the_first_seconds_are_no_rate_yet():
+    traffic = Traffic()
+    traffic.arrive(0.5, 40)
+    assert traffic.rate <= 2.0
+
+
+@pytest.mark.parametrize("factor", [4.0, 0.25])
+def test_a_swing_is_seen_when_it_has_lasted_ten_seconds(factor):
+    traffic = Traffic()
+    traffic.arrive(120, 20)
+    assert traffic.rate == pytest.approx(20, rel=0.05)
+    traffic.arrive(11, 20 * factor)
+    assert traffic.rate == pytest.approx(20 * factor, rel=0.15)
+
+
+def test_a_swing_of_prompt_lengths_is_seen_too():
+    traffic = Traffic()
+    traffic.arrive(120, 20, prompt=200)
+    traffic.arrive(10, 20, prompt=800)
+    assert traffic.meter.seen().demand().classes[0].prompt_tokens > 700
+
+
+def test_silence_is_a_rate_of_zero():
+    traffic = Traffic()
+    traffic.arrive(120, 5)
+    traffic.now_s += 12
+    assert traffic.rate == 0.0
+
+
+def test_chance_is_no_swing():
+    chance, traffic, seen = random.Random(3), Traffic(), []
+    for second in range(1800):
+        until_s = traffic.now_s + 1
+        at_s = traffic.now_s + chance.expovariate(10)
+        while at_s < until_s:
+            traffic.now_s = at_s
+            traffic.meter.arrived(INTERACTIVE, 100)
+            at_s += chance.expovariate(10)
+        traffic.now_s = until_s
+        if second > 60 and second % 5 == 0:
+            seen.append(traffic.rate)
+    outside = [rate for rate in seen if not 8 <= rate <= 12]
+    assert len(outside) <= len(seen) * 0.02
+
+
+def test_answers_and_caches_are_those_of_the_class():
+    traffic = Traffic()
+    traffic.arrive(30, 2)
+    traffic.arrive(30, 2, slo=BATCH)
+    for _ in range(30):
+        traffic.end(cached=75, output=50)
+        traffic.end(output=200, slo=BATCH)
+    interactive, batch = traffic.meter.seen().demand().classes
+    assert (interactive.output_tokens, batch.output_tokens) == (50, 200)
+    assert interactive.prompts[0].cached_tokens == pytest.approx(75)
+    assert interactive.prompts[0].uncached_tokens == pytest.approx(25)
+    assert batch.prompts[0].cached_tokens == 0
+
+
+def test_the_local_share_counts_uncached_tokens():
+    traffic = Traffic()
+    for _ in range(10):
+        traffic.end(prompt=900)
+        traffic.end(prompt=200, cached=100, local=True)
+    assert traffic.meter.seen().demand().local_share == pytest.approx(0.1)
+    for _ in range(80):
+        traffic.end(prompt=900, local=True)
+    assert traffic.meter.seen().demand().local_share == pytest.approx(0.9, abs=0.01)
+
+
+def test_what_was_never_begun_is_counted_as_asked_for_and_nothing_else():
+    traffic = Traffic()
+    traffic.arrive(20, 5)
+    traffic.end(output=0)
+    assert traffic.rate == pytest.approx(5, rel=0.1)
+    assert traffic.meter.seen().summary()["output_tokens_per_s"] == 0.0
+
+
+def test_old_requests_are_forgotten_and_memory_does_not_grow():
+    traffic = Traffic()
+    for _ in range(50):
+        traffic.arrive(20, 1)
+        traffic.end()
+        traffic.now_s += 10
+    assert len(traffic.meter._seconds) <= 301
+    traffic.now_s += 1000
+    assert traffic.meter.seen().demand().num_requests == 0
+    assert len(traffic.meter._seconds) == 0
+
+
+class TestLoad:
+    def sampled(self, loads) -> tuple[float, float]:
+        traffic = Traffic()
+        for load in loads:
+            traffic.now_s += 1
+            traffic.meter.sample_load("decode", load)
+        return traffic.meter.load("decode")
+
+    def test_nothing_sampled_is_no_load(self):
+        assert Traffic().meter.load("prefill") == (0.0, 0.0)
+
+    def test_it_is_the_mean_of_the_last_seconds(self):
+        assert self.sampled([100.0] * 20 + [10.0] * 15) == (pytest.approx(10.0), 0.0)
+
+    def test_growth_is_told_when_it_is_more_than_chance(self):
+        assert self.sampled([10.0 + 5 * second for second in range(15)])[1] == pytest.approx(5.0)
+        assert self.sampled([50 - 3 * second for second in range(15)])[1] == pytest.approx(-3.0)
+        assert self.sampled([10, 12, 9, 11, 13, 10, 12, 11, 10, 12, 13, 11, 10, 12, 13])[1] == 0.0
+
+
+def test_the_summary_has_rates_of_the_last_minute():
+    traffic = Traffic()
+    traffic.arrive(60, 2)
+    for _ in range(60):
+        traffic.end(cached=40, output=30, accepted=10, local=False)
+    summary = traffic.meter.seen().summary()
+    assert summary["requests_per_s"] == pytest.approx(2, rel=0.05)
+    assert summary["prompt_tokens_per_s"] == pytest.approx(200, rel=0.05)
+    assert summary["tokens_per_round"] == 1.5
+    assert summary["local_prefill_share"] == 0.0
+
+
+def test_what_was_seen_does_not_change_and_is_not_forgotten():
+    traffic = Traffic()
+    traffic.arrive(12.3, 10)
+    traffic.end(output=10)
+    seen = traffic.meter.seen()
+    before = seen.demand(), seen.summary()
+    traffic.arrive(0.3, 100, prompt=5000)  # within the second that was seen
+    traffic.end(output=500)
+    assert (seen.demand(), seen.summary()) == before
+    now = traffic.meter.seen().demand()
+    assert now.num_requests == before[0].num_requests + 30
+    assert now.classes[0].output_tokens == pytest.approx(255)
+    traffic.arrive(400, 1)
+    assert (seen.demand(), seen.summary()) == before

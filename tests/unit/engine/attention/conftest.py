@@ -1,0 +1,33 @@
+"""Backends of attention, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from engine.attention.base import AttentionBackend
+from engine.attention.torch_sdpa import TorchSDPA
+from engine.kv_cache import PagedKVCache
+from tests.interpreted_triton import interpreted_triton
+from tests.plan_attention import PlanAttention
+
+CreateBackend = Callable[[PagedKVCache], AttentionBackend]
+KEYS_PER_SPLIT = 4
+NUM_PROGRAMS = 64
+
+
+@pytest.fixture(scope="module")
+def create_triton() -> Iterator[CreateBackend]:
+    """Interpreted; contexts of some tokens are shared by several programs already."""
+    with interpreted_triton():
+        from engine.attention.triton_paged import TritonPaged
+
+        yield lambda cache: TritonPaged(cache, KEYS_PER_SPLIT, NUM_PROGRAMS)
+
+
+@pytest.fixture(scope="module", params=["torch_sdpa", "plan", "triton_paged"])
+def create_backend(request: pytest.FixtureRequest) -> CreateBackend:
+    if request.param == "triton_paged":
+        return request.getfixturevalue("create_triton")
+    return {"torch_sdpa": TorchSDPA, "plan": PlanAttention}[request.param]

@@ -1,0 +1,148 @@
+"""The compiled pass of an EAGLE-3 head computes what the head's modules do, over the same cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.attention.registry import create_backend
+from engine.attention_groups import Span
+from engine.draft.eagle import EagleHead
+from engine.draft.eagle_checkpoint import load_eagle
+from engine.draft.head_pass import ModuleHeadPass, create_head_pass
+from engine.drafts import ROOT
+from engine.forward_pass import NotFusableError
+from engine.fused.eagle_head import FusedHeadPass
+from engine.kv_cache import PagedKVCache
+from engine.model_loader import prepare_model
+from engine.model_runner import ModelRunner
+from tests.tiny_drafts import (
+    VOCAB,
+    TinyDraft,
+    tiny_eagle,
+    tiny_eagle3,
+    tiny_narrow_eagle3,
+    tiny_speculators,
+    tiny_target,
+)
+
+BLOCK_SIZE, NUM_BLOCKS = 4, 160
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.03}
+DRAFTS: dict[str, Callable[[], TinyDraft]] = {
+    "plain": tiny_eagle3,
+    "normed output": lambda: tiny_eagle3(fc_norm=True, norm_output=True),
+    "normed residual": tiny_speculators,
+    "head norms": lambda: tiny_speculators(kind="qwen3"),
+    "own embedding": tiny_narrow_eagle3,
+}
+
+
+class Passes:
+    """Both passes of one head, each over a cache of its own that holds no numbers at first."""
+
+    def __init__(self, folder: Path, make: Callable[[], TinyDraft], dtype: torch.dtype) -> None:
+        target = tiny_target().to(dtype)
+        self.head: EagleHead = load_eagle(make().write(folder), target, dtype, torch.device("cpu"))
+        name = "bfloat16" if dtype == torch.bfloat16 else "float32"
+        runner = ModelRunner(prepare_model(target, name), 1, BLOCK_SIZE, draft=self.head, decoder="transformers")
+        self.caches = [PagedKVCache(runner.spec, NUM_BLOCKS, torch.device("cpu")) for _ in range(2)]
+        for cache in self.caches:
+            for tensor in (*cache.keys, *cache.values):
+                tensor.fill_(torch.nan)
+        layer = len(runner.spec.layers)
+        self.modules = ModuleHeadPass(self.head, self.caches[0], create_backend("auto", self.caches[0]), layer)
+        self.fused = FusedHeadPass(self.head, self.caches[1], layer)
+        self.tolerance = TOLERANCE[dtype]
+        self._generator = torch.Generator().manual_seed(0)
+
+    def hidden(self, num_rows: int) -> torch.Tensor:
+        return torch.randn(num_rows, self.head.hidden_size, generator=self._generator).to(self.head.dtype)
+
+    @torch.inference_mode()
+    def run(self, spans: Sequence[Span], hidden: torch.Tensor, *, only_last: bool = False) -> torch.Tensor:
+        """Checks a pass; gives what the next one is fed."""
+        token_ids = [(31 * index + 7) % VOCAB for index in range(sum(span.num_tokens for span in spans))]
+        expected = self.modules.run(spans, token_ids, hidden, only_last=only_last)
+        results = self.fused.run(spans, token_ids, hidden, only_last=only_last)
+        for result, right in zip(results, expected, strict=True):
+            assert result.shape == right.shape
+            assert float((result.float() - right.float()).norm()) <= self.tolerance * float(right.float().norm())
+        return expected[0]
+
+
+def blocks(first: int, num_tokens: int) -> list[int]:
+    """Enough for the tokens, not in their order in memory."""
+    return list(range(first + num_tokens // BLOCK_SIZE, first - 1, -1))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("name", DRAFTS)
+def test_chains_of_several_sequences(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    passes = Passes(tmp_path, DRAFTS[name], dtype)
+    a, b, c = blocks(0, 40), blocks(20, 40), blocks(40, 40)
+    spans = [Span(a, 0, 1), Span(b, 6, 3, first_key=6), Span(c, 0, 23)]
+    fed = passes.run(spans, passes.hidden(27), only_last=True)
+    fed = passes.run([Span(a, 1, 1), Span(b, 9, 1, first_key=6), Span(c, 23, 1)], fed)
+    passes.run([Span(b, 10, 1, first_key=6), Span(c, 24, 1)], fed[1:])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_trees_whose_first_levels_were_fed_before(dtype: torch.dtype, tmp_path: Path) -> None:
+    passes = Passes(tmp_path, tiny_eagle3, dtype)
+    a, b = blocks(0, 90), blocks(40, 40)
+    passes.run([Span(b, 3, 9, first_key=3), Span(a, 0, 62)], passes.hidden(71), only_last=True)
+    levels = [(ROOT, ROOT, ROOT), (0, 0, 1), (3, 5, 4)]
+    parents: tuple[int, ...] = ()
+    for level in levels:  # those of the longer sequence cross the end of a chunk of keys
+        start = len(parents)
+        parents += level
+        spans = [Span(b, 12 + start, 3, parents, first_key=3), Span(a, 62 + start, 3, parents)]
+        passes.run(spans, passes.hidden(6))
+
+
+@pytest.mark.parametrize("first_key", [0, 70, 300, 511])
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_long_contexts_and_where_they_begin(first_key: int, num_threads: int, tmp_path: Path) -> None:
+    """Threads share a context of more than 256 keys; what lies before the first key is no number here."""
+    passes = Passes(tmp_path, tiny_eagle3, torch.float32)
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        own = blocks(0, 600)
+        count = 560 - first_key
+        passes.run([Span(own, first_key, count, first_key=first_key)], passes.hidden(count), only_last=True)
+        passes.run([Span(own, 560, 1, first_key=first_key)], passes.hidden(1))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (tiny_eagle, "no EAGLE-3 head of one layer"),
+        (lambda: tiny_speculators(num_layers=2), "no EAGLE-3 head of one layer"),
+        (lambda: tiny_eagle3(hidden_act="gelu"), "activation is gelu"),
+    ],
+    ids=["eagle-1", "two layers", "gelu"],
+)
+def test_other_heads_stay_with_their_modules(make: Callable[[], TinyDraft], reason: str, tmp_path: Path) -> None:
+    target = tiny_target()
+    head = load_eagle(make().write(tmp_path), target, torch.float32, torch.device("cpu"))
+    runner = ModelRunner(prepare_model(target, "float32"), 4, BLOCK_SIZE, draft=head)
+    layer = len(runner.spec.layers)
+    with pytest.raises(NotFusableError, match=reason):
+        FusedHeadPass(head, runner.cache, layer)
+    modules = ModuleHeadPass(head, runner.cache, runner.backend, layer)
+    assert create_head_pass(head, runner, modules) is modules
+
+
+@pytest.mark.parametrize(("decoder", "is_fused"), [("fused", True), ("transformers", False)])
+def test_the_head_is_computed_as_its_target_is(*, decoder: str, is_fused: bool, tmp_path: Path) -> None:
+    target = tiny_target()
+    head = load_eagle(tiny_eagle3().write(tmp_path), target, torch.float32, torch.device("cpu"))
+    runner = ModelRunner(prepare_model(target, "float32"), 4, BLOCK_SIZE, draft=head, decoder=decoder)
+    modules = ModuleHeadPass(head, runner.cache, runner.backend, len(runner.spec.layers))
+    assert isinstance(create_head_pass(head, runner, modules), FusedHeadPass) == is_fused

@@ -1,0 +1,77 @@
+"""Products of weight bands, whatever the sizes; a row's result does not depend on the rows beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numba import njit
+
+from engine.fused.products import BAND, band_product, band_scratch_bytes
+from engine.fused.quantization import quantize_linear_int4
+from engine.fused.structure import Linear
+from tests.rounded_weights import numbers_of
+
+KINDS: dict[torch.dtype, Any] = {torch.bfloat16: np.uint16(0), torch.float32: np.float32(0)}
+
+
+@njit(error_model="numpy")
+def _product(kind, x, ldx, num_rows, w, scales, grouped, num_columns, k, out, ldo, scratch):
+    for first in range(0, num_columns, BAND):
+        count = min(BAND, num_columns - first)
+        band_product(kind, x, ldx, num_rows, w, scales, grouped, first, count, k, out + 4 * first, ldo, scratch)
+
+
+def product(
+    x: torch.Tensor, w: torch.Tensor, scales: torch.Tensor | None = None, num_columns: int | None = None
+) -> torch.Tensor:
+    """Of int4 when ``num_columns`` says how many rows of the last band are the weight's."""
+    grouped, num_columns = num_columns is not None, num_columns or len(w)
+    out = torch.full((len(x), num_columns), torch.nan)
+    scratch = torch.full((band_scratch_bytes(x.shape[1], x.element_size()),), 0xFF, dtype=torch.uint8)
+    _product(
+        KINDS[x.dtype], x.data_ptr(), x.element_size() * x.shape[1], len(x), w.data_ptr(),
+        0 if scales is None else scales.data_ptr(), grouped, num_columns, x.shape[1], out.data_ptr(), 4 * num_columns,
+        scratch.data_ptr(),
+    )  # fmt: skip
+    return out
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("k", [1, 8, 31, 32, 40, 64, 200])
+def test_products_are_right_and_rows_independent(k: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(k)
+    for num_columns in (1, 15, 16, 17, 64):
+        w = torch.randn(num_columns, k, generator=generator).to(dtype)
+        for num_rows in (1, 2, 3, 4, 5, 7, 9):
+            x = torch.randn(num_rows, k, generator=generator).to(dtype)
+            result = product(x, w)
+            torch.testing.assert_close(result.double(), x.double() @ w.double().T, rtol=1e-5, atol=1e-4)
+            for row in range(num_rows):
+                assert torch.equal(product(x[row : row + 1], w)[0], result[row])
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("k", [1, 8, 31, 32, 40, 64, 200])
+def test_int8_gives_the_bits_of_the_same_numbers_as_operands(k: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(k)
+    for num_columns in (1, 15, 16, 17, 64):
+        whole = torch.randint(-127, 128, (num_columns, k), generator=generator).to(torch.int8)
+        scales = torch.rand(num_columns, generator=generator)
+        for num_rows in (1, 2, 3, 4, 5, 7, 9):
+            x = torch.randn(num_rows, k, generator=generator).to(dtype)
+            assert torch.equal(product(x, whole, scales), product(x, whole.to(dtype)) * scales)
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("k", [1, 8, 31, 32, 40, 64, 200])
+def test_int4_gives_the_bits_of_what_its_numbers_are_as_operands(k: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(k)
+    for num_columns in (1, 15, 16, 17, 64):
+        int4 = quantize_linear_int4(Linear(torch.randn(num_columns, k, generator=generator), None))
+        same = numbers_of(int4, num_columns, k).to(dtype)
+        for num_rows in (1, 2, 3, 4, 5, 7, 9):
+            x = torch.randn(num_rows, k, generator=generator).to(dtype)
+            assert torch.equal(product(x, int4.weight, int4.scales, num_columns), product(x, same))

@@ -1,0 +1,272 @@
+"""Who shares a step: urgent prompts with long ones that have begun, and prompts with those who were promised a TPOT."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.block_manager import BlockManager
+from engine.chunk_budget import MIN_PROMPT_TOKENS
+from engine.ordering import EarliestDeadlineFirst
+from engine.request import Request, SamplingParams
+from engine.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
+from engine.step_costs import Pace, StepCosts
+from engine.urgency import NOT_URGENT, Urgency
+
+CPU = StepCosts(10.0, 0.5, 1e-4, 0.3, 5e-4, 0.5)
+BATCH = Urgency(0, 300.0, 60.0)
+INTERACTIVE = Urgency(2, 1.0, 2.0)
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def build(
+    *,
+    num_blocks: int = 400,
+    chunk_tokens: int = 64,
+    max_num_seqs: int = 8,
+    pace: Pace | None = None,
+    clock: Clock | None = None,
+) -> Scheduler:
+    return Scheduler(
+        SchedulerLimits(chunk_tokens, max_num_seqs, max_model_len=10_000),
+        BlockManager(num_blocks, 16, prefix_caching=False),
+        EarliestDeadlineFirst(),
+        (lambda: pace) if pace else None,
+        clock or Clock(),
+    )
+
+
+def request(
+    name: str,
+    prompt_length: int,
+    urgency: Urgency = NOT_URGENT,
+    max_tokens: int = 8,
+    *,
+    arrival_s: float = 0.0,
+    target_s: float = 0.0,
+    hands_off: bool = False,
+) -> Request:
+    return Request(
+        name,
+        [7] * prompt_length,
+        SamplingParams(max_tokens=max_tokens),
+        urgency=urgency,
+        tpot_target_s=target_s,
+        arrival_s=arrival_s,
+        hands_off=hands_off,
+    )
+
+
+def imported(scheduler: Scheduler, name: str, prompt_length: int, urgency: Urgency = NOT_URGENT) -> Request:
+    received = request(name, prompt_length, urgency)
+    scheduler.blocks.grow(received, prompt_length + 1)
+    received.num_computed_tokens = prompt_length
+    received.output_token_ids = [5]
+    return received
+
+
+def shape(plan: list[ScheduledSequence]) -> dict[str, int]:
+    return {sequence.request.request_id: sequence.num_tokens for sequence in plan}
+
+
+def advance(scheduler: Scheduler, plan: list[ScheduledSequence]) -> None:
+    for sequence in plan:
+        samples = sequence.samples
+        scheduler.advance(sequence)
+        if samples and (reason := sequence.request.append_output(3)) is not None:
+            scheduler.finish(sequence.request.request_id, reason)
+
+
+def step(scheduler: Scheduler) -> dict[str, int]:
+    plan = scheduler.schedule()
+    advance(scheduler, plan)
+    return shape(plan)
+
+
+def test_an_urgent_prompt_shares_the_next_step_of_a_long_one_that_has_begun() -> None:
+    scheduler = build()
+    scheduler.add(request("long", 1000, BATCH))
+    assert step(scheduler) == {"long": 64}
+    scheduler.add(request("urgent", 20, INTERACTIVE, arrival_s=1.0))
+    assert step(scheduler) == {"urgent": 20, "long": 44}
+    assert step(scheduler) == {"urgent": 1, "long": 63}
+
+
+def test_a_less_urgent_prompt_waits_until_the_long_one_is_computed() -> None:
+    scheduler = build()
+    scheduler.add(request("long", 100, INTERACTIVE))
+    assert step(scheduler) == {"long": 64}
+    scheduler.add(request("patient", 20, BATCH, arrival_s=1.0))
+    assert step(scheduler) == {"long": 36, "patient": 20}
+
+
+@pytest.mark.parametrize("patience_s", [5.0, math.inf])
+def test_a_prompt_that_has_begun_ends_in_spite_of_more_urgent_ones(patience_s: float) -> None:
+    """A share of every step is its own; lateness only makes it faster."""
+    clock = Clock()
+    scheduler = build(max_num_seqs=64, clock=clock)
+    long = request("long", 64 + 20 * 8, Urgency(0, 5.0, patience_s))
+    scheduler.add(long)
+    assert step(scheduler) == {"long": 64}
+    num_steps = 0
+    while not long.output_token_ids:
+        num_steps += 1
+        clock.now_s += 1.0
+        urgency = Urgency(1, clock.now_s + 1.0, 2.0)
+        scheduler.add(request(f"urgent-{num_steps}", 64, urgency, 1, arrival_s=clock.now_s))
+        assert step(scheduler)["long"] >= 8
+    assert num_steps == 20 if patience_s == math.inf else num_steps < 20
+
+
+def test_the_kept_share_is_that_of_the_prompt_that_began_first() -> None:
+    scheduler = build(max_num_seqs=64)
+    for priority, name in enumerate(("first", "second", "third")):
+        scheduler.add(request(name, 200, Urgency(priority, 9.0, 9.0), 1))
+        plan = step(scheduler)
+        assert plan == ({"first": 64} if name == "first" else {name: 56, "first": 8})
+
+
+def test_an_urgent_prompt_without_room_does_not_hold_up_the_one_that_has_it() -> None:
+    scheduler = build(num_blocks=10)
+    scheduler.add(request("long", 140, BATCH))
+    assert step(scheduler) == {"long": 64}
+    scheduler.add(request("urgent", 40, INTERACTIVE, arrival_s=1.0))
+    assert step(scheduler) == {"long": 64}
+    assert step(scheduler) == {"long": 12}
+
+
+def test_the_least_urgent_gives_way_whoever_came_last() -> None:
+    scheduler = build(num_blocks=4)
+    scheduler.add(request("batch", 31, BATCH, max_tokens=30))
+    scheduler.add(request("interactive", 31, INTERACTIVE, max_tokens=30, arrival_s=1.0))
+    while not scheduler.num_preemptions:
+        step(scheduler)
+    batch = scheduler.get("batch")
+    assert batch is not None
+    assert batch.status == "preempted"
+    while scheduler.has_work():
+        assert step(scheduler)
+
+
+def test_imports_start_beside_a_long_prompt() -> None:
+    """They decode, and no prompt stalls that; but they leave it a token, even when they could fill the step."""
+    scheduler = build(chunk_tokens=8, max_num_seqs=8)
+    scheduler.add(request("long", 100, INTERACTIVE))
+    assert step(scheduler) == {"long": 8}
+    for number in range(10):
+        scheduler.add(imported(scheduler, f"import-{number}", 20, BATCH))
+    plan = step(scheduler)
+    assert plan["long"] == 1
+    assert len(plan) == 8
+    assert step(scheduler)["long"] == 1
+
+
+def test_imports_do_not_keep_a_more_urgent_prompt_from_its_seat() -> None:
+    scheduler = build(chunk_tokens=4, max_num_seqs=4)
+    for number in range(6):
+        scheduler.add(imported(scheduler, f"import-{number}", 20, BATCH))
+    scheduler.add(request("urgent", 30, INTERACTIVE))
+    assert step(scheduler)["urgent"] == 1
+
+
+def decoding_with_a_long_prompt(target_s: float, pace: Pace, num_decoding: int = 1) -> Scheduler:
+    scheduler = build(chunk_tokens=512, pace=pace)
+    for number in range(num_decoding):
+        scheduler.add(request(f"decoding-{number}", 3, max_tokens=400, target_s=target_s))
+    step(scheduler)
+    scheduler.add(request("long", 4000, arrival_s=1.0))
+    return scheduler
+
+
+def estimated_ms(plan: list[ScheduledSequence], costs: StepCosts) -> float:
+    decoding = [s for s in plan if s.num_tokens == 1]
+    context = sum(s.request.num_computed_tokens + 1 for s in decoding)
+    chunks = [costs.chunk_ms(s.num_tokens, s.request.num_computed_tokens) for s in plan if s.num_tokens > 1]
+    return costs.decode_ms(len(decoding), context) + sum(chunks)
+
+
+@pytest.mark.parametrize("target_s", [0.03, 0.05, 0.1, 0.25])
+def test_no_step_of_a_long_prompt_is_longer_than_those_who_decode_were_promised(target_s: float) -> None:
+    scheduler = decoding_with_a_long_prompt(target_s, Pace(CPU), num_decoding=3)
+    long = scheduler.get("long")
+    assert long is not None
+    chunks = []
+    while not long.output_token_ids:
+        plan = scheduler.schedule()
+        assert len(plan) == 4, "everyone who decodes is in every step"
+        chunk = shape(plan)["long"]
+        chunks.append(chunk)
+        assert estimated_ms(plan, CPU) <= target_s * 1e3 or chunk <= MIN_PROMPT_TOKENS
+        advance(scheduler, plan)
+    assert sum(chunks) == 4000
+    assert chunks[0] > chunks[-2], "what stands before a chunk makes it dearer"
+
+
+def test_a_prompt_alone_or_beside_those_without_a_target_gets_the_whole_budget() -> None:
+    assert step(decoding_with_a_long_prompt(0.0, Pace(CPU))) == {"decoding-0": 1, "long": 511}
+    scheduler = build(chunk_tokens=512, pace=Pace(CPU))
+    scheduler.add(request("long", 4000, target_s=0.02))
+    assert step(scheduler) == {"long": 512}
+
+
+def test_a_target_beyond_the_machine_leaves_prompts_the_least() -> None:
+    assert step(decoding_with_a_long_prompt(0.001, Pace(CPU))) == {"decoding-0": 1, "long": MIN_PROMPT_TOKENS}
+
+
+def test_nobody_decodes_on_a_prefill_worker() -> None:
+    """A prompt whose last token is left hands off with it: its target is not that of this step."""
+    scheduler = build(chunk_tokens=64, pace=Pace(CPU))
+    scheduler.add(request("short", 65, target_s=0.001, hands_off=True))
+    assert step(scheduler) == {"short": 64}
+    scheduler.add(request("long", 4000, target_s=0.001, hands_off=True, arrival_s=1.0))
+    assert step(scheduler) == {"short": 1, "long": 63}
+
+
+def test_a_prompt_does_not_start_on_time_that_others_have_spent() -> None:
+    scheduler = decoding_with_a_long_prompt(0.05, Pace(CPU))
+    scheduler.add(request("next", 50, arrival_s=2.0))
+    plan = step(scheduler)
+    assert set(plan) == {"decoding-0", "long"}
+    waiting = scheduler.get("next")
+    assert waiting is not None
+    assert waiting.status == "waiting"
+    assert waiting.block_ids == []
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    prompts=st.lists(
+        st.tuples(st.integers(1, 300), st.integers(0, 2), st.integers(0, 20), st.sampled_from([0.0, 0.02, 0.1])),
+        min_size=1,
+        max_size=20,
+    ),
+    chunk_tokens=st.sampled_from([4, 32, 256]),
+)
+def test_whoever_is_in_the_plan_runs_and_the_budget_holds(
+    prompts: list[tuple[int, int, int, float]], chunk_tokens: int
+) -> None:
+    clock = Clock()
+    scheduler = build(num_blocks=60, chunk_tokens=chunk_tokens, pace=Pace(CPU), clock=clock)
+    for number, (length, priority, deadline_s, target_s) in enumerate(prompts):
+        urgency = Urgency(priority, float(deadline_s), 3.0)
+        scheduler.add(request(str(number), length, urgency, arrival_s=float(number), target_s=target_s))
+    for _ in range(4000):
+        clock.now_s += 0.1
+        plan = scheduler.schedule()
+        assert plan
+        assert all(sequence.num_tokens > 0 for sequence in plan)
+        assert sum(sequence.num_tokens for sequence in plan) <= chunk_tokens
+        advance(scheduler, plan)
+        if not scheduler.has_work():
+            break
+    assert not scheduler.has_work()
+    assert scheduler.blocks.check([]) == []

@@ -1,0 +1,100 @@
+"""What an engine learns of its own steps: close to the truth in spite of noise, and not forgetting what is rare."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from engine.step_cost_fit import StepCostFit
+from engine.step_costs import STEP_PRIOR, StepCosts
+from engine.step_samples import StepSample
+
+CPU = StepCosts(18.0, 0.35, 2e-4, 0.5, 8e-4, 0.4)
+GPU = StepCosts(8.0, 0.02, 2e-6, 0.02, 1e-5, 0.01)
+
+
+class Steps:
+    """Samples of a machine with known costs.
+
+    Args:
+        noise: standard deviation of a step, relative to it.
+        outliers: share of steps that something else held up sixfold.
+    """
+
+    def __init__(self, costs: StepCosts, noise: float = 0.0, outliers: float = 0.0) -> None:
+        self.random = random.Random(3)
+        self.costs, self.noise, self.outliers = costs, noise, outliers
+
+    def sample(self, *, prompts: bool = True) -> StepSample:
+        decoding = self.random.randint(1, 32)
+        context = decoding * self.random.randint(50, 3000)
+        drafted = decoding * 3 if self.random.random() < 0.5 else 0
+        ms = self.costs.decode_ms(decoding, context, drafted)
+        num_tokens, start, sequences = 0, self.random.randint(0, 3000), decoding
+        if prompts and self.random.random() < 0.3:
+            num_tokens, sequences = self.random.choice([16, 64, 130, 400]), decoding + 1
+            ms += self.costs.chunk_ms(num_tokens, start)
+        pairs = num_tokens * start + num_tokens * (num_tokens + 1) // 2
+        ms *= math.exp(self.random.gauss(-self.noise * self.noise / 2, self.noise))
+        if self.random.random() < self.outliers:
+            ms *= 6
+        return StepSample(ms, num_tokens, pairs, sequences, decoding, context, drafted, drafted // 3)
+
+
+def error(costs: StepCosts, true: StepCosts) -> float:
+    """The largest of a few kinds of steps, relative."""
+    steps = [(4, 2000, 0, 0, 0), (24, 40_000, 0, 0, 0), (8, 8000, 128, 500, 0), (8, 8000, 400, 2000, 16)]
+
+    def ms(of: StepCosts, decoding: int, context: int, prompt: int, start: int, drafted: int) -> float:
+        return of.decode_ms(decoding, context, drafted) + (of.chunk_ms(prompt, start) if prompt else 0.0)
+
+    return max(abs(ms(costs, *step) / ms(true, *step) - 1) for step in steps)
+
+
+@pytest.mark.parametrize("true", [CPU, GPU])
+@pytest.mark.parametrize(
+    ("noise", "outliers", "num_samples", "largest"),
+    [(0.0, 0.0, 300, 0.02), (0.05, 0.0, 60, 0.2), (0.3, 0.03, 3000, 0.15)],
+)
+def test_a_machine_is_learned(true: StepCosts, noise: float, outliers: float, num_samples: int, largest: float) -> None:
+    steps, fit = Steps(true, noise, outliers), StepCostFit()
+    for _ in range(num_samples):
+        fit.observe(steps.sample())
+    assert error(fit.pace().costs, true) < largest
+    assert min(fit.pace().costs) > 0
+
+
+def test_hours_of_decoding_do_not_make_it_forget_prompts() -> None:
+    steps, fit = Steps(GPU, 0.05), StepCostFit()
+    for _ in range(500):
+        fit.observe(steps.sample())
+    for _ in range(20_000):
+        fit.observe(steps.sample(prompts=False))
+    assert error(fit.pace().costs, GPU) < 0.2
+
+
+def test_a_machine_that_becomes_slower_is_followed() -> None:
+    fit = StepCostFit()
+    for costs in (CPU, StepCosts(*(2 * value for value in CPU))):
+        steps = Steps(costs, 0.05)
+        for _ in range(2000):
+            fit.observe(steps.sample())
+    assert error(fit.pace().costs, StepCosts(*(2 * value for value in CPU))) < 0.1
+
+
+def test_tokens_per_round_are_measured() -> None:
+    fit = StepCostFit()
+    assert fit.pace().tokens_per_round == 1.0
+    for _ in range(500):
+        fit.observe(StepSample(20.0, 0, 0, 4, 4, 4000, 12, 6))
+    assert fit.pace().tokens_per_round == pytest.approx(2.5, rel=0.01)
+    assert fit.pace().drafted_tokens == pytest.approx(3.0, rel=0.01)
+
+
+@pytest.mark.parametrize("ms", [math.nan, math.inf, 0.0, -3.0])
+def test_what_cannot_be_true_is_left_out(ms: float) -> None:
+    fit = StepCostFit()
+    fit.observe(StepSample(ms, 0, 0, 1, 1, 5, 0, 0))
+    assert fit.pace().costs == STEP_PRIOR

@@ -1,0 +1,172 @@
+"""Parts are read beside the sending of others: in order, not far ahead, and not at all once nobody wants them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from contextlib import aclosing
+
+import pytest
+
+from cluster.kv_transfer.base import PartHeader, Payload
+from prefill_worker.read_ahead import PARTS_AT_ONCE, ReadPart, read_ahead
+
+BLOCKS = (4, 2)
+HEADERS = [PartHeader(token, 1, 0, 2) for token in range(3 * PARTS_AT_ONCE)]
+
+
+class FakeCache:
+    """Gives a part's position as its bytes.
+
+    Attributes:
+        reads: positions, in order.
+        gate: closed, no read ends.
+    """
+
+    def __init__(self, broken_at: int | None = None) -> None:
+        self.reads: list[int] = []
+        self.threads: set[int] = set()
+        self.gate = threading.Event()
+        self.gate.set()
+        self._broken_at = broken_at
+
+    def export_bytes(
+        self, block_ids: Sequence[int], start: int, end: int, layers: range, into: memoryview | None = None
+    ) -> memoryview:
+        if start == self._broken_at:
+            raise ValueError(f"position {start} cannot be read")
+        assert (block_ids, end, layers) == (BLOCKS, start + 1, range(2))
+        self.reads.append(start)
+        self.threads.add(threading.get_ident())
+        assert self.gate.wait(5)
+        if into is None:
+            return memoryview(bytes([start]))
+        into[:] = bytes([start])
+        return into
+
+
+class FakeBuffer:
+    """``held``: neither sent nor released."""
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(1))
+        self.held = True
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    def release(self) -> None:
+        self.held = False
+
+
+class FakeStream:
+    """Has a buffer for two parts out of three."""
+
+    def __init__(self) -> None:
+        self.buffers: list[FakeBuffer] = []
+
+    def buffer_for(self, header: PartHeader) -> FakeBuffer | None:
+        if header.token_start % 3 == 2:
+            return None
+        self.buffers.append(FakeBuffer())
+        return self.buffers[-1]
+
+    @property
+    def num_held(self) -> int:
+        return sum(buffer.held for buffer in self.buffers)
+
+    async def all_released(self) -> None:
+        async with asyncio.timeout(5):
+            while self.num_held:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
+
+async def all_read(count: int, cache: FakeCache) -> None:
+    async with asyncio.timeout(5):
+        while len(cache.reads) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, PARTS_AT_ONCE + 1, len(HEADERS)])
+async def test_every_part_comes_once_and_in_order(count: int) -> None:
+    cache = FakeCache()
+    parts = [part async for part in read_ahead(cache, BLOCKS, iter(HEADERS[:count]))]
+    assert [part.header for part in parts] == HEADERS[:count]
+    assert [bytes(part.payload) for part in parts] == [bytes([token]) for token in range(count)]
+    assert [part.started_s for part in parts] == sorted(part.started_s for part in parts)
+    assert threading.get_ident() not in cache.threads
+
+
+async def test_the_next_parts_are_read_while_one_is_sent_but_no_more() -> None:
+    cache = FakeCache()
+    async with aclosing(read_ahead(cache, BLOCKS, iter(HEADERS))) as parts:
+        first = await anext(parts)
+        assert first.header == HEADERS[0]
+        await all_read(1 + PARTS_AT_ONCE, cache)  # nobody has asked for another one
+        await asyncio.sleep(0.02)
+        assert cache.reads == list(range(1 + PARTS_AT_ONCE))
+
+
+async def test_a_part_that_cannot_be_read_comes_behind_those_that_were() -> None:
+    parts = read_ahead(FakeCache(broken_at=2), BLOCKS, iter(HEADERS))
+    assert (await anext(parts)).header == HEADERS[0]
+    with pytest.raises(ValueError, match="position 2"):
+        await anext(parts)
+
+
+async def test_leaving_early_reads_no_further() -> None:
+    cache = FakeCache()
+    async with aclosing(read_ahead(cache, BLOCKS, iter(HEADERS))) as parts:
+        await anext(parts)
+    await asyncio.sleep(0.02)
+    assert len(cache.reads) <= 1 + PARTS_AT_ONCE
+    assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+
+
+def content(part: ReadPart) -> bytes:
+    payload = part.payload
+    return bytes(payload if isinstance(payload, Payload) else payload.view)
+
+
+async def test_parts_are_read_into_the_buffers_that_there_are() -> None:
+    stream = FakeStream()
+    parts = [part async for part in read_ahead(FakeCache(), BLOCKS, iter(HEADERS), stream.buffer_for)]
+    assert [content(part) for part in parts] == [bytes([token]) for token in range(len(HEADERS))]
+    assert [part.is_shared for part in parts] == [token % 3 != 2 for token in range(len(HEADERS))]
+    assert stream.num_held == len(stream.buffers), "they belong to whoever got the parts"
+
+
+@pytest.mark.parametrize("num_taken", [1, 2, 5])
+async def test_buffers_of_parts_that_nobody_took_are_given_back(num_taken: int) -> None:
+    stream, cache = FakeStream(), FakeCache()
+    async with aclosing(read_ahead(cache, BLOCKS, iter(HEADERS), stream.buffer_for)) as parts:
+        for _ in range(num_taken):
+            part = await anext(parts)
+            part.forget()
+    await stream.all_released()
+
+
+async def test_a_buffer_is_not_given_back_while_a_thread_may_write_into_it() -> None:
+    stream, cache = FakeStream(), FakeCache()
+    parts = read_ahead(cache, BLOCKS, iter(HEADERS), stream.buffer_for)
+    (await anext(parts)).forget()
+    cache.gate.clear()
+    waiting = asyncio.create_task(anext(parts))
+    await all_read(2, cache)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await parts.aclose()
+    await asyncio.sleep(0.02)
+    assert stream.num_held > 0
+    cache.gate.set()
+    await stream.all_released()
+
+
+async def test_a_read_that_fails_gives_every_buffer_back() -> None:
+    stream = FakeStream()
+    parts = read_ahead(FakeCache(broken_at=4), BLOCKS, iter(HEADERS), stream.buffer_for)
+    (await anext(parts)).forget()
+    with pytest.raises(ValueError, match="position 4"):
+        await anext(parts)
+    await stream.all_released()

@@ -1,0 +1,192 @@
+"""The real router over simulated workers, in virtual time."""
+
+import json
+
+import pytest
+from rich.console import Console
+
+from benchmarks.serve.latency import Summary
+from benchmarks.serve.traces import TraceRequest
+from cluster.config import BatonConfig
+from engine.errors import ConfigError
+from simulation.compare import compare, comparison_table, read_stage
+from simulation.entry import fit_profile, simulate
+from simulation.replay import ReplaySettings, replay
+from simulation.report import percentiles, table
+from simulation.workload import make_arrivals
+from tests.simulated import make_profile
+
+CONFIG = {"prefill": {"workers": 2}, "decode": {"workers": 3, "kv_blocks": 512}}
+TRACE = [TraceRequest(0.2 * index, 200 + 7 * (index % 30), 10 + index % 50, (index % 4,)) for index in range(120)]
+
+
+def run(rate=1.0, settings=None, trace=TRACE, **config):
+    arrivals = make_arrivals(trace, rate_scale=rate, shares={"standard": 1, "interactive": 1}, max_tokens=2000)
+    return replay(BatonConfig.from_dict({**CONFIG, **config}), make_profile(), arrivals, settings or ReplaySettings())
+
+
+def test_every_request_is_answered_and_counted():
+    result = run()
+    classes = result.document["classes"]
+    assert classes["all"]["requests"] == 120 == classes["standard"]["requests"] + classes["interactive"]["requests"]
+    assert classes["all"]["finished"] == 120
+    assert classes["all"]["failed"] == 0
+    assert classes["all"]["output_tokens"] == sum(request.output_tokens for request in TRACE)
+    assert 0 < classes["all"]["ttft_ms"]["p50"] < classes["all"]["ttft_ms"]["p99"]
+    assert classes["all"]["attainment"] > 0.9
+    assert classes["all"]["cached_share"] > 0.2
+    hours = result.document["worker_hours"]
+    assert hours["decode"] == pytest.approx(1.5 * hours["prefill"], rel=1e-2)
+    assert json.loads(json.dumps(result.document)) == result.document
+
+
+def test_a_replay_can_be_repeated():
+    first, second = run(rate=3.0), run(rate=3.0)
+    for result in (first, second):
+        del result.document["replay"]["wall_s"]
+    assert first.document == second.document
+
+
+def test_what_comes_in_the_warmup_is_left_out():
+    result = run(settings=ReplaySettings(warmup_s=12.0))
+    assert result.document["classes"]["all"]["requests"] == 60
+
+
+def test_too_much_load_misses_targets_or_is_refused():
+    easy, hard = run(), run(rate=30.0)
+    assert hard.document["classes"]["all"]["attainment"] < easy.document["classes"]["all"]["attainment"]
+
+
+def test_the_table_has_a_row_for_each_class():
+    console = Console(width=200, record=True)
+    console.print(table(run().document))
+    text = console.export_text()
+    assert "interactive" in text
+    assert "standard" in text
+
+
+def write_trace(file):
+    lines = [
+        {"timestamp": 200 * index, "input_length": 300, "output_length": 20, "hash_ids": [0, index]}
+        for index in range(40)
+    ]
+    file.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    return file
+
+
+def test_the_command_replays_a_file(tmp_path):
+    said = []
+    options = {
+        "trace": write_trace(tmp_path / "trace.jsonl"),
+        "overrides": {"prefill.workers": 2, "decode.workers": 2},
+        "router": "round_robin",
+        "slo_class": "interactive",
+        "json_file": tmp_path / "out.json",
+    }
+    simulate(options, said.append)
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert document["classes"]["interactive"]["finished"] == 40
+    assert document["settings"]["config"]["routing"]["picker"] == "round_robin"
+    assert "replaying 40 requests" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"router": "round_robbin"}, "Did you mean round_robin"),
+        ({"slo_class": "interactiv"}, "Did you mean interactive"),
+        ({"profile": "h100"}, "h100-8b"),
+        ({"trace": None}, "--trace FILE"),
+    ],
+)
+def test_wrong_options_are_refused(tmp_path, options, said):
+    with pytest.raises(ConfigError, match=said):
+        simulate({"trace": write_trace(tmp_path / "trace.jsonl"), **options}, lambda _: None)
+
+
+def test_options_that_change_a_trace_are_refused_without_one(tmp_path):
+    file = tmp_path / "real.json"
+    file.write_text(json.dumps(make_report([make_sample(index) for index in range(3)])), encoding="utf-8")
+    options = {"compare_with": file, "rate_scale": "0=1,60=4", "requests": 10, "slo_class": "interactive=1,batch=1"}
+    with pytest.raises(ConfigError, match=r"which --rate-scale, --requests, --class with shares would change"):
+        simulate(options, lambda _: None)
+
+
+def test_percentiles_are_those_of_the_load_tool():
+    """Else a comparison with a real run would find differences that there are none of."""
+    seconds = [0.1, None, 0.4, 0.2, 0.9, 0.3]
+    measured = Summary.of_seconds(seconds)
+    simulated = percentiles([None if value is None else 1e3 * value for value in seconds])
+    assert [simulated[name] for name in ("p50", "p95", "p99", "mean")] == pytest.approx(
+        [measured.p50, measured.p95, measured.p99, measured.mean]
+    )
+    assert percentiles([None]) is None
+
+
+def make_report(samples):
+    summary = {"p50": 100.0, "p95": 200.0, "p99": 300.0, "mean": 110.0}
+    stage = {
+        "label": "1",
+        "latencies": {"ttft_ms": summary, "tpot_ms": summary},
+        "goodput": {"attainment": 0.5, "requests_per_s": 2.0},
+        "samples": samples,
+    }
+    slo = {"ttft_ms": 1000.0, "tpot_ms": None, "e2e_ms": None}
+    return {"format": "baton-bench-serve", "version": 1, "settings": {"slo": slo}, "stages": [stage]}
+
+
+def make_sample(index):
+    return {
+        "intended_s": 3.0 + 0.3 * index,
+        "input_tokens": 100,
+        "output_tokens": 20,
+        "cached_tokens": 32,
+        "is_warmup": index < 5,
+    }
+
+
+def test_a_real_run_is_simulated_and_compared(tmp_path):
+    file, out = tmp_path / "report.json", tmp_path / "out.json"
+    file.write_text(json.dumps(make_report([make_sample(index) for index in range(30)])), encoding="utf-8")
+    simulate({"compare_with": file, "json_file": out}, lambda _: None)
+    document = json.loads(out.read_text())
+    assert document["classes"]["standard"]["requests"] == 25
+    ttft = document["comparison"]["ttft_ms p50"]
+    assert ttft["measured"] == 100.0
+    assert ttft["error"] == pytest.approx((ttft["simulated"] - 100) / 100, abs=1e-3)
+    assert document["comparison"]["attainment"] == {"measured": 0.5, "simulated": 1.0, "error": 1.0}
+    Console(quiet=True).print(comparison_table(document["comparison"]))
+
+
+def test_a_report_without_samples_needs_a_trace(tmp_path):
+    file = tmp_path / "report.json"
+    file.write_text(json.dumps(make_report([])), encoding="utf-8")
+    with pytest.raises(ConfigError, match="--samples"):
+        simulate({"compare_with": file}, lambda _: None)
+    figures = compare(read_stage(file), run().requests, 24.0)
+    assert figures["goodput 1/s"]["simulated"] == pytest.approx(5.0, rel=0.1)
+    with pytest.raises(ConfigError, match="--stage"):
+        read_stage(file, "7")
+
+
+def test_a_profile_is_written_only_when_something_was_learned(tmp_path, monkeypatch):
+    monkeypatch.setenv("BATON_CACHE", str(tmp_path))
+    with pytest.raises(ConfigError, match="Nothing is known"):
+        fit_profile(None, {}, "h100-8b", tmp_path / "mine.yaml")
+
+
+def test_pools_grow_and_shrink_with_the_load():
+    quiet = [TraceRequest(4.0 * index, 300, 20) for index in range(30)]
+    busy = [TraceRequest(120 + 0.03 * index, 300, 60) for index in range(1200)]
+    calm = [TraceRequest(156 + 4.0 * index, 300, 20) for index in range(60)]
+    limits = {"enabled": True, "prefill": {"min": 1, "max": 8}, "decode": {"min": 1, "max": 8}, "calm": 20.0}
+    profile_changes = {"start_s": 5.0}
+    arrivals = make_arrivals(quiet + busy + calm, shares={"standard": 1}, max_tokens=2000)
+    config = BatonConfig.from_dict(
+        {"prefill": {"workers": 1}, "decode": {"workers": 1, "kv_blocks": 512}, "autoscaler": limits}
+    )
+    document = replay(config, make_profile(**profile_changes), arrivals, ReplaySettings()).document
+    assert document["classes"]["all"]["failed"] == 0
+    hours, always = document["worker_hours"], document["replay"]["virtual_s"] / 3600
+    assert sum(hours.values()) > 2.1 * always  # there were more than at the start
+    assert document["workers"]["prefill"] + document["workers"]["decode"] < 6  # and most of them are gone

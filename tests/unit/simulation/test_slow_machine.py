@@ -1,0 +1,64 @@
+"""What somebody with a slow machine and the default configuration expects: late answers rather than none."""
+
+from typing import Any
+
+import pytest
+
+from benchmarks.serve.traces import TraceRequest
+from cluster.config import BatonConfig
+from simulation.profile import StepTimes, TransferCosts
+from simulation.replay import ReplaySettings, replay
+from simulation.workload import make_arrivals
+from tests.simulated import make_profile
+
+LAPTOP = make_profile(
+    step=StepTimes(
+        fixed=30.0,
+        per_prompt_token=2.0,
+        per_attention_pair=1e-3,
+        per_sequence=4.0,
+        per_context_token=5e-3,
+        per_drafted_token=2.0,
+    ),
+    transfer=TransferCosts(fixed_ms=5.0, bytes_per_second=5e8),
+    kv_tokens=32_768,
+    kv_bytes_per_token=50_000,
+    noise=0.1,
+)
+SLO_CLASSES = ["interactive", "standard", "batch"]
+
+
+def run(trace: list[TraceRequest], slo_class: str, **config: Any) -> dict[str, Any]:
+    """Figures of one prefill and one decode worker."""
+    arrivals = make_arrivals(trace, shares={slo_class: 1}, max_tokens=2000)
+    document = replay(BatonConfig.from_dict(config), LAPTOP, arrivals, ReplaySettings()).document
+    figures: dict[str, Any] = document["classes"]["all"]
+    return figures
+
+
+def burst(count: int) -> list[TraceRequest]:
+    return [TraceRequest(0.0, 60 + 7 * (index % 30), 16 + index % 64, (index,)) for index in range(count)]
+
+
+@pytest.mark.parametrize("count", [100, 200])
+@pytest.mark.parametrize("slo_class", ["standard", "batch"])
+def test_a_burst_is_served_to_the_last_request(slo_class: str, count: int) -> None:
+    figures = run(burst(count), slo_class)
+    assert figures["finished"] == figures["requests"] == count
+    assert figures["ttft_ms"]["p99"] > 20_000, "the machine is not slow, or the burst too small to say anything"
+
+
+def test_a_short_queue_deadline_refuses_most_of_it() -> None:
+    """So the test above is about the default, and not about a machine that is fast enough."""
+    slo = {"classes": {"standard": {"queue_deadline": "5s"}}}
+    figures = run(burst(200), "standard", slo=slo)
+    assert 0 < figures["finished"] < 100
+
+
+@pytest.mark.parametrize("slo_class", SLO_CLASSES)
+def test_nobody_is_refused_or_kept_waiting_while_the_machine_is_idle(slo_class: str) -> None:
+    """Long prompts, which take longer than any target allows, one at a time."""
+    trace = [TraceRequest(30.0 * index, 500 + 300 * (index % 5), 20, (index,)) for index in range(20)]
+    figures = run(trace, slo_class)
+    assert figures["finished"] == figures["requests"] == 20
+    assert figures["ttft_ms"]["p50"] > 2_000

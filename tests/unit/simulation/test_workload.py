@@ -1,0 +1,95 @@
+"""Prompts share what the trace says they share."""
+
+import pytest
+
+from benchmarks.serve.traces import TraceRequest
+from engine.errors import ConfigError
+from simulation.schedule import parse_schedule
+from simulation.workload import MeasuredRequest, PromptTokens, make_arrivals, repeat_arrivals
+
+SHARES = {"standard": 1.0}
+
+
+def common_prefix(first, second):
+    return next(
+        (index for index, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), len(first)
+    )
+
+
+def test_equal_hash_ids_are_equal_tokens():
+    prompts = PromptTokens(0)
+    first = prompts.make(TraceRequest(0.0, 1600, 1, (7, 8, 9, 10)), 0)
+    second = prompts.make(TraceRequest(0.0, 1500, 1, (7, 8, 11)), 1)
+    assert (len(first), len(second)) == (1600, 1500)
+    assert common_prefix(first, second) == 1024
+
+
+def test_without_hash_ids_nothing_is_shared():
+    prompts = PromptTokens(0)
+    made = [prompts.make(TraceRequest(0.0, 5000, 1), number) for number in range(50)]
+    assert len({prompt[:16] for prompt in made}) == 50
+
+
+def test_many_blocks_differ_from_their_start():
+    prompts = PromptTokens(0)
+    starts = {prompts.make(TraceRequest(0.0, 3, 1, (block,)), 0) for block in range(0, 200_000, 13)}
+    assert len(starts) == len(range(0, 200_000, 13))
+
+
+def test_a_rate_is_a_faster_clock_and_the_trace_may_run_again():
+    trace = [TraceRequest(float(second), 100, 5, (second,)) for second in range(10)]
+    arrivals = make_arrivals(trace, rate_scale=2.0, num_requests=25, shares=SHARES, max_tokens=1000)
+    assert [arrival.at_s for arrival in arrivals] == pytest.approx([0.5 * number for number in range(25)])
+    assert arrivals[3].prompt_token_ids != arrivals[13].prompt_token_ids
+    assert all(arrival.params.max_tokens == 5 and arrival.params.ignore_eos for arrival in arrivals)
+
+
+def test_what_is_too_long_is_cut():
+    (arrival,) = make_arrivals([TraceRequest(0.0, 5000, 300)], shares=SHARES, max_tokens=1000)
+    assert (len(arrival.prompt_token_ids), arrival.params.max_tokens) == (700, 300)
+
+
+def test_classes_come_by_their_shares():
+    trace = [TraceRequest(0.0, 10, 1)] * 2000
+    arrivals = make_arrivals(trace, shares={"interactive": 1, "batch": 3}, max_tokens=100)
+    share = sum(arrival.slo == "interactive" for arrival in arrivals) / 2000
+    assert share == pytest.approx(0.25, abs=0.04)
+
+
+def test_loads_swing():
+    trace = [TraceRequest(float(second), 100, 10) for second in range(100)]
+    arrivals = make_arrivals(
+        trace,
+        rate_scale=parse_schedule("--rate-scale", "0=1,20=4"),
+        output_scale=parse_schedule("--output-scale", "0=1,30=0.5"),
+        shares=SHARES,
+        max_tokens=1000,
+    )
+    assert [arrival.at_s for arrival in arrivals[18:24]] == pytest.approx([18, 19, 20, 20.25, 20.5, 20.75])
+    assert {arrival.params.max_tokens for arrival in arrivals if arrival.at_s < 30} == {10}
+    assert {arrival.params.max_tokens for arrival in arrivals if arrival.at_s >= 30} == {5}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "0", "-1", "x", "5=1", "0=1,0=2", "0=1,9", "0=1,5=0", "nan", "inf", "0=1,inf=2", "0=1,nan=2", "0=1,5=nan"],
+)
+def test_a_schedule_that_cannot_be_is_refused(text):
+    with pytest.raises(ConfigError, match="--rate-scale"):
+        parse_schedule("--rate-scale", text)
+
+
+@pytest.mark.parametrize("options", [{"shares": {"standard": 0.0}}, {"shares": {}}])
+def test_what_cannot_be_is_refused(options):
+    with pytest.raises(ConfigError):
+        make_arrivals([TraceRequest(0.0, 10, 1)], **{"shares": SHARES, "max_tokens": 100, **options})
+
+
+def test_a_real_run_is_repeated_with_what_it_found_cached():
+    measured = [MeasuredRequest(0.0, 500, 9, 0, is_warmup=True), MeasuredRequest(1.5, 400, 7, 256, is_warmup=False),
+                MeasuredRequest(2.0, 300, 5, 128, is_warmup=False)]  # fmt: skip
+    first, second, third = repeat_arrivals(measured, "standard")
+    assert [arrival.at_s for arrival in (first, second, third)] == [0.0, 1.5, 2.0]
+    assert common_prefix(second.prompt_token_ids, third.prompt_token_ids) == 128
+    assert common_prefix(first.prompt_token_ids, second.prompt_token_ids) == 0
+    assert second.params.max_tokens == 7
