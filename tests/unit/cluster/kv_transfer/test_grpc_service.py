@@ -10,23 +10,11 @@ import pytest
 from cluster.kv_transfer.codec import encode_frame, pack_header
 from cluster.wire.kv_pb2 import KVCommit, KVFrame, KVReserve
 from engine.errors import LayoutMismatchError, TransferError
-from engine.model_runner import ModelRunner
-from tests.kv_receiver import Receiver, SourceKV, receiver_runner, running_receiver
+from tests.kv_receiver import Receiver, SourceKV
 from tests.tiny_models import random_prompts
 from tests.unit.cluster.kv_transfer.links import Link, link, send_all, talk
 
 PROMPT = random_prompts((9,))[0]
-
-
-@pytest.fixture(scope="module")
-def runner() -> ModelRunner:
-    return receiver_runner()
-
-
-@pytest.fixture
-async def receiver(runner: ModelRunner) -> AsyncIterator[Receiver]:
-    async with running_receiver(runner) as running:
-        yield running
 
 
 @pytest.fixture

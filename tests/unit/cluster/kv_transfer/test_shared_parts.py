@@ -19,24 +19,12 @@ from cluster.kv_transfer.shared_segment import SharedSegment, Slot
 from cluster.wire.kv_pb2 import KVFrame, KVReserve, KVSegment, KVSlot
 from engine.errors import ChecksumError, TransferError
 from engine.kv_spec import KVCacheSpec
-from engine.model_runner import ModelRunner
-from tests.kv_receiver import Receiver, SourceKV, receiver_runner, running_receiver
+from tests.kv_receiver import Receiver, SourceKV
 from tests.tiny_models import random_prompts
 from tests.unit.cluster.kv_transfer.links import RecordingSink, kv_server, send_all, slots_free, talk
 
 PROMPT = random_prompts((22,))[0]
 PART_BYTES = 1 << 16
-
-
-@pytest.fixture(scope="module")
-def runner() -> ModelRunner:
-    return receiver_runner()
-
-
-@pytest.fixture
-async def receiver(runner: ModelRunner) -> AsyncIterator[Receiver]:
-    async with running_receiver(runner) as running:
-        yield running
 
 
 @pytest.fixture

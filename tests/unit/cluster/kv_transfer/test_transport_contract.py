@@ -20,24 +20,12 @@ from engine.errors import (
     WorkerLostError,
 )
 from engine.kv_spec import KVCacheSpec, LayerSpec
-from engine.model_runner import ModelRunner
-from tests.kv_receiver import NUM_BLOCKS, Receiver, SourceKV, receiver_runner, running_receiver
+from tests.kv_receiver import NUM_BLOCKS, Receiver, SourceKV
 from tests.tiny_models import random_prompts
 from tests.unit.cluster.kv_transfer.links import TRANSPORTS, Link, link, send_all
 
 PROMPT = random_prompts((22,))[0]
 NUM_PROMPT_BLOCKS = 6
-
-
-@pytest.fixture(scope="module")
-def runner() -> ModelRunner:
-    return receiver_runner()
-
-
-@pytest.fixture
-async def receiver(runner: ModelRunner) -> AsyncIterator[Receiver]:
-    async with running_receiver(runner) as running:
-        yield running
 
 
 @pytest.fixture(params=TRANSPORTS)

@@ -1,0 +1,21 @@
+"""The receiving end that every transport of KV is tried on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from engine.model_runner import ModelRunner
+from tests.kv_receiver import Receiver, receiver_runner, running_receiver
+
+
+@pytest.fixture(scope="module")
+def runner() -> ModelRunner:
+    return receiver_runner()
+
+
+@pytest.fixture
+async def receiver(runner: ModelRunner) -> AsyncIterator[Receiver]:
+    async with running_receiver(runner) as running:
+        yield running

@@ -1,0 +1,113 @@
+"""What the gateway tells operators, and lets them do, over real HTTP in front of a fake router."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster.gateway import create_app
+from cluster.openai_api.limits import GatewayLimits
+from engine.errors import BatonError, ConfigError
+from tests.tiny_tokenizers import byte_level_tokenizer
+from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, say, serve
+
+TOKENIZER = byte_level_tokenizer()
+CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
+
+
+@pytest.fixture
+def generator() -> FakeGenerator:
+    return FakeGenerator(TOKENIZER, say(TOKENIZER, "hello world"))
+
+
+@pytest.fixture
+def admin() -> FakeAdmin:
+    return FakeAdmin()
+
+
+@pytest.fixture
+async def http(generator: FakeGenerator, admin: FakeAdmin) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(generator, TOKENIZER, admin, GatewayLimits())
+    async with serve(app) as url, httpx.AsyncClient(base_url=url, timeout=10) as client:
+        yield client
+
+
+async def test_health_and_readiness(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
+    assert (await http.get("/health")).status_code == 200
+    assert (await http.get("/ready")).status_code == 200
+    generator.ready = False
+    assert (await http.get("/health")).status_code == 200
+    response = await http.get("/ready")
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "no_worker_available")
+    assert (await http.post("/v1/chat/completions", json=CHAT)).status_code == 503
+
+
+async def test_root_names_the_endpoints(http: httpx.AsyncClient) -> None:
+    body = (await http.get("/")).json()
+    assert body["name"] == "baton"
+    for endpoint in body["endpoints"]:
+        method, path = endpoint.split(" ")
+        response = await http.request(method, path.replace("{model}", MODEL).replace("{id}", "known"), content=b"{}")
+        assert response.status_code in (200, 400), endpoint
+
+
+async def test_metrics_are_prometheus_text(http: httpx.AsyncClient) -> None:
+    response = await http.get("/metrics")
+    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert b"baton_up 1" in response.content
+
+
+async def test_status_and_scale(http: httpx.AsyncClient, admin: FakeAdmin) -> None:
+    assert (await http.get("/admin/status")).json() == {"pools": {"prefill": 1, "decode": 1}}
+    response = await http.post("/admin/scale", json={"prefill": 2, "decode": 3})
+    assert response.json() == {"targets": {"prefill": 2, "decode": 3}}
+    assert admin.scaled == [{"prefill": 2, "decode": 3}]
+
+
+async def test_a_pool_is_handed_back_to_the_autoscaler(http: httpx.AsyncClient, admin: FakeAdmin) -> None:
+    assert (await http.post("/admin/scale", json={"prefill": "auto", "decode": 3})).status_code == 200
+    assert admin.scaled == [{"prefill": None, "decode": 3}]
+    assert (await http.post("/admin/scale", json={"prefill": 1, "decode": 4096})).status_code == 200
+
+
+@pytest.mark.parametrize("target", ["automatic", 0, -1, 4097, 1.0, True, None])
+async def test_a_size_that_no_pool_can_have_is_refused(target: object, http: httpx.AsyncClient) -> None:
+    response = await http.post("/admin/scale", json={"prefill": target})
+    assert response.status_code == 400
+    assert "prefill must be an integer between 1 and 4096, or auto, got" in response.json()["error"]["message"]
+
+
+async def test_a_worker_is_moved(http: httpx.AsyncClient, admin: FakeAdmin) -> None:
+    assert (await http.post("/admin/move", json={"from": "prefill", "to": "decode"})).json() == {"pools": {}}
+    assert admin.moved == [("prefill", "decode")]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"from": "prefill"}, "to must be one of prefill, decode"),
+        ({"from": "prefil", "to": "decode"}, "from must be one of prefill, decode"),
+        ({"from": "prefill", "to": "decode", "count": 2}, "count"),
+        ({"from": ["prefill"], "to": "decode"}, "from must be one of"),
+    ],
+)
+async def test_a_wrong_move_is_refused(http: httpx.AsyncClient, admin: FakeAdmin, body, message) -> None:
+    response = await http.post("/admin/move", json=body)
+    assert response.status_code == 400
+    assert message in response.json()["error"]["message"]
+    assert admin.moved == []
+
+
+async def test_plan_and_advice(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/admin/plan")).json() == {"enabled": False}
+    assert (await http.get("/admin/advise")).json() == {"texts": ["Keep it."]}
+
+
+async def test_errors_of_the_backend_reach_the_operator(http: httpx.AsyncClient, admin: FakeAdmin) -> None:
+    error: BatonError = ConfigError("Only 2 GPUs are left.", param="prefill")
+    admin.error = error
+    response = await http.post("/admin/scale", json={"prefill": 9})
+    assert (response.status_code, response.json()["error"]["message"]) == (400, "Only 2 GPUs are left.")
