@@ -29,7 +29,7 @@ setup: $(INSTALLED_RUNTIME)  ## create the environment in .venv and install bato
 	@$(BIN)/baton version
 
 demo: $(INSTALLED_RUNTIME)  ## start a cluster, send it real requests, print a table, shut it down
-	@$(BIN)/python -m cluster.demo --config deploy/local.yaml $(ARGS)
+	@$(BIN)/python -m cluster.demo $(ARGS)
 
 test: $(INSTALLED_TEST)  ## run all tests (ARGS="tests/unit -x" for some of them)
 	@$(BIN)/baton model pull smollm2-135m-instruct

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.ceilings import Ceilings, measure_ceilings, median_ratio
+from cluster.cores import usable_cores
 from engine.block_manager import BlockManager
 from engine.drafts import ROOT, Draft
 from engine.forward_pass import DECODERS, WEIGHTS
@@ -212,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--trees", type=int, nargs="*", default=[17], help="tokens of a tree to verify at batch 1")
     parser.add_argument("--prefill", type=int, nargs="*", default=[1024], help="tokens of a prompt in one step")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--json", type=Path, help="also write all times here")
     return parser
 

@@ -23,7 +23,7 @@ from decode_worker.speculation.registry import SpeculationLimits, create_control
 from decode_worker.speculation.verification import create_verifier
 from engine.block_manager import BlockManager
 from engine.engine import Engine
-from engine.errors import InternalError
+from engine.errors import ConfigError, InternalError
 from engine.request import FinishReason, Request, SamplingParams
 from engine.sampler import probabilities
 from engine.scheduler import Scheduler, SchedulerLimits
@@ -92,8 +92,10 @@ def run(config: BatonConfig, report: Callable[[str], None], draws: int, seeds: i
     how many rows are computed at once. So ``dtype: auto`` means float32 here.
 
     Raises:
-        BatonError: model or draft cannot be loaded.
+        BatonError: more seeds than draws, or model or draft cannot be loaded.
     """
+    if not 1 <= seeds <= draws:
+        raise ConfigError(f"--seeds must be from 1 to as many as --draws, which is {draws}; got {seeds}.")
     settings = LosslessnessSettings(draws, seeds)
     exact = config.model_copy(update={"dtype": "float32"}) if config.dtype == "auto" else config
     bench = _Bench(load_target(exact), settings, report)
@@ -116,6 +118,12 @@ def run(config: BatonConfig, report: Callable[[str], None], draws: int, seeds: i
             style=style,
         )
     return table, is_sound
+
+
+def group_sizes(draws: int, seeds: int) -> list[int]:
+    """Answers for each seed, ``draws`` in all: where they do not divide, the first ones have one more."""
+    each, rest = divmod(draws, seeds)
+    return [each + (seed < rest) for seed in range(seeds)]
 
 
 class _Bench:
@@ -152,8 +160,8 @@ class _Bench:
         controller = create_controller(case.method, limits, self._runner, self._target.draft)
         verifier = create_verifier(case.acceptance)
         groups: list[Counter[tuple[int, ...]]] = []
-        for seed in range(settings.seeds):
-            groups.append(self._draw(verifier, controller, settings.draws // settings.seeds, seed))
+        for seed, count in enumerate(group_sizes(settings.draws, settings.seeds)):
+            groups.append(self._draw(verifier, controller, count, seed))
             self._report(f"{case.name}: {sum(map(Counter.total, groups)):,} of {settings.draws:,} answers")
         tests = tuple(chi_square(group, self._expected) for group in groups)
         together: Counter[tuple[int, ...]] = sum(groups, Counter())

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from cluster.cores import usable_cores
 from engine.drafts import Draft
 from engine.errors import ConfigError
 from engine.forward_pass import WEIGHTS
@@ -150,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--text", type=Path, nargs="+", default=[_DEFAULT_TEXT], help="files, read one after the other")
     parser.add_argument("--window", type=int, default=512, help="tokens")
     parser.add_argument("--tokens", type=int, default=16384, help="most that are read")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--json", type=Path, help="also write all sums here")
     return parser
 

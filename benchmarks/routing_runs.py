@@ -201,12 +201,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         pools = parse_sizes("--pools", chosen.pools)
         workloads = [known_name("--workloads", name.strip(), WORKLOADS) for name in chosen.workloads.split(",")]
         routers = [known_name("--routers", name.strip(), ROUTERS) for name in chosen.routers.split(",")]
+        if chosen.json is not None:
+            check_writable("--json", chosen.json)
     except ConfigError as error:
         parser.error(str(error))
     if min(chosen.requests, chosen.concurrency, chosen.repeat) < 1:
         parser.error("--requests, --concurrency and --repeat must be at least 1")
-    if chosen.json is not None:
-        check_writable("--json", chosen.json)
     runs = [Run(one, router, work) for one in pools for work in workloads for router in routers]
     found: dict[Run, list[Outcome]] = {run: [] for run in runs}
     console = Console(width=max(140, Console().width))

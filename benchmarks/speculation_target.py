@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import torch
 
 from benchmarks.speculation_rounds import RoundMeter
 from cluster.config import BatonConfig
+from cluster.cores import usable_cores
 from decode_worker.speculation.assembly import assemble_speculation
 from decode_worker.speculation.controller import NONE, SpeculationController
 from decode_worker.speculation.registry import method_names
@@ -68,7 +68,7 @@ def load_target(config: BatonConfig) -> Target:
     Raises:
         BatonError: model or draft cannot be found or used; the message says why.
     """
-    torch.set_num_threads(config.engine.threads or os.cpu_count() or 1)
+    torch.set_num_threads(config.engine.threads or usable_cores())
     source = resolve_model(config.model)
     loaded = load_model(source, config.dtype, pick_device(config.engine.device))
     draft = load_draft(config.speculation.draft, config.model, source.path, loaded)

@@ -102,17 +102,19 @@ class AutoscalerLoop:
     async def step(self) -> ScalingPlan:
         """One plan, carried out if the autoscaler is on."""
         decided = await self._plan(await self.observe())
-        self._state = decided.state
         self._metrics.observe(decided)
-        if not self._is_enabled or not decided.changes:
-            return decided
+        if self._is_enabled and decided.changes:
+            await self._apply(decided)
+        self._state = decided.state  # not before: it remembers changes, which may have failed
+        return decided
+
+    async def _apply(self, decided: ScalingPlan) -> None:
         for pool in decided.pools.values():
             if pool.target != pool.before:
                 logger.info("%s", pool.texts[0])
         move = None if decided.move is None else (decided.move.source, decided.move.destination)
         await self._control.autoscale({name: pool.target for name, pool in decided.pools.items()}, move)
         self._metrics.applied(decided)
-        return decided
 
     async def look(self) -> dict[str, Any]:
         """What the next step would be, for ``GET /admin/plan``; JSON-ready. Changes nothing."""
@@ -145,11 +147,10 @@ class AutoscalerLoop:
 
     def sample(self) -> None:
         """Notes the work at hand. Sequences whose prompts are not computed yet do not decode."""
-        now_s = self._clock()
         prompts, sequences = dict.fromkeys(POOLS, 0), 0
         for worker in self._registry.workers:
             worker_id = worker.info.worker_id
-            prompts[worker.info.pool] += self._ledger.queue(worker_id, now_s).prompts
+            prompts[worker.info.pool] += self._ledger.num_prompts(worker_id)
             sequences += self._ledger.batch(worker_id)[0]
         self._traffic.sample_load(PREFILL, prompts[PREFILL])
         self._traffic.sample_load(DECODE, max(0, sequences - sum(prompts.values())))

@@ -6,14 +6,13 @@ ray, torch, transformers and openai are imported by the commands that need them,
 
 from __future__ import annotations
 
-import asyncio
 import json
 import platform
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -22,14 +21,12 @@ from rich.text import Text
 
 from cluster.cli_bench_router import bench_router
 from cluster.cli_bench_serve import bench_compare, bench_serve, bench_sweep
+from cluster.cli_common import EndpointOption, JsonOption, with_client
 from cluster.cli_plan import advise, move, plan
 from cluster.cli_simulate import simulate
 from cluster.cli_train import app as train_app
-from cluster.client import RouterClient
 from cluster.state import find_endpoint
 from engine.errors import BatonError
-
-T = TypeVar("T")
 
 app = typer.Typer(
     help="Serve language models with prefill and decode on separate worker pools.",
@@ -51,11 +48,6 @@ app.command("plan")(plan)
 app.command("advise")(advise)
 app.command("move")(move)
 app.add_typer(train_app, name="train")
-
-EndpointOption = Annotated[
-    str | None,
-    typer.Option(help="Base URL of the router. Else BATON_ENDPOINT, else the cluster that `baton up` started here."),
-]
 
 
 def main() -> None:
@@ -117,14 +109,14 @@ def down(
 
 @app.command()
 def status(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the router's answer as JSON.")] = False,
+    as_json: JsonOption = False,
     endpoint: EndpointOption = None,
 ) -> None:
     """Show pools, workers, KV blocks and requests in flight."""
     from cluster.cli_view import render_status
 
     address = find_endpoint(endpoint)
-    answer = _with_client(address, lambda client: client.status())
+    answer = with_client(address, lambda client: client.status())
     if as_json:
         sys.stdout.write(json.dumps({"endpoint": address, **answer}, indent=2) + "\n")
     else:
@@ -138,7 +130,7 @@ def explain(
     ] = None,
     last: Annotated[bool, typer.Option("--last", help="The newest request.")] = False,
     slowest: Annotated[bool, typer.Option("--slowest", help="The slowest of those that are kept.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the router's answer as JSON.")] = False,
+    as_json: JsonOption = False,
     endpoint: EndpointOption = None,
 ) -> None:
     """Show where a request's time went, and what to blame for it."""
@@ -147,7 +139,7 @@ def explain(
     if (request_id is not None) + last + slowest != 1:
         raise typer.BadParameter("give one of REQUEST_ID, --last and --slowest.")
     which: Literal["newest", "slowest"] = "slowest" if slowest else "newest"
-    timeline = _with_client(endpoint, lambda client: fetch_timeline(client, request_id, which))
+    timeline = with_client(endpoint, lambda client: fetch_timeline(client, request_id, which))
     if as_json:
         sys.stdout.write(json.dumps(timeline, indent=2) + "\n")
     else:
@@ -164,15 +156,23 @@ def submit(
     stream: Annotated[bool, typer.Option("--stream", help="Print the answer as it comes.")] = False,
     chat: Annotated[bool, typer.Option("--chat/--completion", help="Through the chat template, or as it is.")] = True,
     max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 256,
-    temperature: Annotated[float, typer.Option(help="0: always the likeliest token; 1: as the model has it.")] = 0.0,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="0: always the likeliest token. Default: 0; with --top-p or --seed, the server's (1)."),
+    ] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the most likely tokens of this mass.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer, at any temperature.")] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight at once, with --file.")] = 8,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Requests in flight at once, with --file. Default: 8.")
+    ] = None,
     endpoint: EndpointOption = None,
 ) -> None:
     """Send a prompt, or a file of them, and get the answers."""
-    from cluster.cli_submit import check_source
+    from cluster.cli_submit import DEFAULT_CONCURRENCY, check_source
 
+    is_sampled = top_p is not None or seed is not None
+    if temperature is None and not is_sampled:
+        temperature = 0.0
     given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     options = {name: value for name, value in given.items() if value is not None}
     if (prompt is None) == (file is None):
@@ -180,6 +180,10 @@ def submit(
     if prompt is not None:
         if output is not None:
             raise typer.BadParameter("--output goes with --file.")
+        if concurrency is not None:
+            raise typer.BadParameter("--concurrency goes with --file.")
+        if temperature == 0 and is_sampled:  # in a file, a line may have a temperature of its own
+            raise typer.BadParameter("--top-p and --seed do nothing at --temperature 0: give one above 0, or none.")
         _submit_one(endpoint, prompt, options, chat=chat, stream=stream)
     elif file is not None:
         check_source(file)
@@ -187,7 +191,7 @@ def submit(
             raise typer.BadParameter("--file needs --output.")
         if stream:
             raise typer.BadParameter("--stream goes with one PROMPT.")
-        _submit_file(endpoint, file, output, options, chat=chat, concurrency=concurrency)
+        _submit_file(endpoint, file, output, options, chat=chat, concurrency=concurrency or DEFAULT_CONCURRENCY)
 
 
 def _submit_one(endpoint: str | None, prompt: str, options: dict[str, Any], *, chat: bool, stream: bool) -> None:
@@ -197,7 +201,7 @@ def _submit_one(endpoint: str | None, prompt: str, options: dict[str, Any], *, c
         sys.stdout.write(piece)
         sys.stdout.flush()
 
-    answer = _with_client(
+    answer = with_client(
         endpoint, lambda client: submit_one(client, prompt, options, chat=chat, stream=stream, show=show)
     )
     sys.stdout.write("\n")
@@ -216,7 +220,7 @@ def _submit_file(
     )  # fmt: skip
     with bar:
         task = bar.add_task("prompts", total=None)
-        result = _with_client(
+        result = with_client(
             endpoint,
             lambda client: submit_file(
                 client, file, output, options, chat=chat, concurrency=concurrency,
@@ -243,7 +247,7 @@ def scale(
 
     numbers = parse_targets(targets)
     with _Reporter() as report:
-        reached = _with_client(endpoint, lambda client: scale_pools(client, numbers, timeout if wait else None, report))
+        reached = with_client(endpoint, lambda client: scale_pools(client, numbers, timeout if wait else None, report))
     _output().print(Text(", ".join(f"{pool}: {number}" for pool, number in reached.items())))
 
 
@@ -368,14 +372,6 @@ def _say_ready(report: _Reporter, endpoint: str, how_to_stop: str) -> None:
     sys.stdout.write(f"{endpoint}\n")
     sys.stdout.flush()
     _errors().print(Text(f'ready: baton submit "Hello" --stream    stop: {how_to_stop}'), soft_wrap=True)
-
-
-def _with_client(endpoint: str | None, act: Callable[[RouterClient], Awaitable[T]]) -> T:
-    async def connect_and_act() -> T:
-        async with RouterClient(find_endpoint(endpoint)) as client:
-            return await act(client)
-
-    return asyncio.run(connect_and_act())
 
 
 def _output() -> Console:

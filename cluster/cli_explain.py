@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cluster.cli_common import duration
 from cluster.cli_routing import render_routing
 from cluster.cli_slo import slo_sentence
 from cluster.client import RouterClient
@@ -66,7 +67,11 @@ def _heading(timeline: Mapping[str, Any]) -> Text:
     if attributes.get("cached_tokens"):
         tokens += f" ({attributes['cached_tokens']} cached)"
     outcome = attributes.get("outcome", "still running")
-    words = [f"{_ms(timeline.get('total_ms', 0.0))} in all", tokens, f"{attributes.get('output_tokens', '?')} output"]
+    words = [
+        f"{duration(timeline.get('total_ms', 0.0))} in all",
+        tokens,
+        f"{attributes.get('output_tokens', '?')} output",
+    ]
     drafted = attributes.get("drafted_tokens")
     if drafted:
         words.append(f"{attributes.get('accepted_tokens', 0)} of {drafted} drafts accepted")
@@ -89,7 +94,7 @@ def _waterfall(timeline: Mapping[str, Any], width: int) -> Table:
         style = "red" if name in _LOST else "green" if name in _WORK else "yellow"
         table.add_row(
             Text(name.replace("_", " "), style="bold" if name in blamed else ""),
-            _ms(duration_ms),
+            duration(duration_ms),
             f"{duration_ms / total_ms:.0%}",
             f"×{stage['count']}" if stage.get("count", 1) > 1 else "",
             Text(_bar(start_ms, duration_ms, total_ms, _bar_width(width)), style=style),
@@ -105,7 +110,7 @@ def _beside(timeline: Mapping[str, Any], width: int) -> Table | None:
         if span["name"] in ("reserve", "transfer"):
             bar = _bar(float(span["start_ms"]), float(span["duration_ms"]), total_ms, _bar_width(width))
             name = "KV room" if span["name"] == "reserve" else "KV transfer"
-            table.add_row(name, _ms(float(span["duration_ms"])), "", "", Text(bar, style="cyan"))
+            table.add_row(name, duration(float(span["duration_ms"])), "", "", Text(bar, style="cyan"))
     return table if table.row_count else None
 
 
@@ -133,9 +138,3 @@ def _bar(start_ms: float, duration_ms: float, total_ms: float, width: int) -> st
     start = min(width - 1, int(start_ms / total_ms * width))
     length = max(1, min(width - start, round(duration_ms / total_ms * width)))
     return " " * start + "━" * length
-
-
-def _ms(value: float) -> str:
-    if value >= 10_000:
-        return f"{value / 1e3:.1f} s"
-    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms"

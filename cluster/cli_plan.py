@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -14,38 +13,30 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cluster.client import RouterClient
-from cluster.state import find_endpoint
+from cluster.cli_common import EndpointOption, JsonOption, with_client
 
-T = TypeVar("T")
-
-_AsJson = Annotated[bool, typer.Option("--json", help="Print the router's answer as JSON.")]
-_Endpoint = Annotated[
-    str | None,
-    typer.Option(help="Base URL of the router. Else BATON_ENDPOINT, else the cluster that `baton up` started here."),
-]
 _DIRECTIONS = {"up": "green", "down": "yellow", "hold": ""}
 
 
-def plan(as_json: _AsJson = False, endpoint: _Endpoint = None) -> None:
+def plan(as_json: JsonOption = False, endpoint: EndpointOption = None) -> None:
     """Show what the autoscaler would do next and why, also while it is off."""
-    answer = _ask(endpoint, lambda client: client.plan())
+    answer = with_client(endpoint, lambda client: client.plan())
     _show(answer, render_plan(answer), as_json=as_json)
 
 
-def advise(as_json: _AsJson = False, endpoint: _Endpoint = None) -> None:
+def advise(as_json: JsonOption = False, endpoint: EndpointOption = None) -> None:
     """Say what would serve the traffic seen better with the same workers."""
-    answer = _ask(endpoint, lambda client: client.advise())
+    answer = with_client(endpoint, lambda client: client.advise())
     _show(answer, render_advice(answer), as_json=as_json)
 
 
 def move(
     source: Annotated[str, typer.Argument(metavar="FROM", help="prefill or decode.")],
     destination: Annotated[str, typer.Argument(metavar="TO", help="The other one.")],
-    endpoint: _Endpoint = None,
+    endpoint: EndpointOption = None,
 ) -> None:
     """Make a worker of one pool a worker of the other: it is drained, and keeps its weights."""
-    answer = _ask(endpoint, lambda client: client.move(source, destination))
+    answer = with_client(endpoint, lambda client: client.move(source, destination))
     targets = ", ".join(f"{name}: {pool['target']}" for name, pool in answer["pools"].items())
     Console().print(Text(f"{targets}; `baton status` shows when the worker has changed"), soft_wrap=True)
 
@@ -116,11 +107,3 @@ def _show(answer: Mapping[str, Any], rendered: RenderableType, *, as_json: bool)
         sys.stdout.write(json.dumps(answer, indent=2) + "\n")
     else:
         Console().print(rendered)
-
-
-def _ask(endpoint: str | None, act: Callable[[RouterClient], Awaitable[T]]) -> T:
-    async def connect_and_ask() -> T:
-        async with RouterClient(find_endpoint(endpoint)) as client:
-            return await act(client)
-
-    return asyncio.run(connect_and_ask())

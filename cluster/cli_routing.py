@@ -9,6 +9,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cluster.cli_common import duration
+
 
 def render_routing(timeline: Mapping[str, Any]) -> list[RenderableType]:
     """Empty for a timeline whose router said nothing of it."""
@@ -25,15 +27,15 @@ def render_routing(timeline: Mapping[str, Any]) -> list[RenderableType]:
     for candidate in candidates:
         table.add_row(
             Text(_route(candidate), style="bold" if candidate.get("chosen") else ""),
-            _ms(candidate.get("ttft_ms")),
-            _ms(candidate.get("tpot_ms")),
+            _known(candidate.get("ttft_ms")),
+            _known(candidate.get("tpot_ms")),
             f"{candidate.get('score', 0.0):.2f}",
             Text(_remark(candidate), style="dim"),
         )
     actual = record.get("actual")
     if actual:
         table.add_row(
-            Text("what happened", style="dim"), _ms(actual.get("ttft_ms")), _ms(actual.get("tpot_ms")), "", ""
+            Text("what happened", style="dim"), _known(actual.get("ttft_ms")), _known(actual.get("tpot_ms")), "", ""
         )
     weighed, count = record.get("num_weighed", len(candidates)), record.get("num_routes", len(candidates))
     shown = f"{weighed} of {count} routes weighed" if weighed != count else f"{count} routes weighed"
@@ -57,7 +59,5 @@ def _remark(candidate: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
-def _ms(value: object) -> str:
-    if not isinstance(value, int | float):
-        return ""
-    return f"{value / 1e3:.1f} s" if value >= 10_000 else f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms"
+def _known(milliseconds: float | None) -> str:
+    return "" if milliseconds is None else duration(milliseconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from cluster.client import RouterClient
@@ -65,28 +65,48 @@ async def scale(
 
 async def _wait(client: RouterClient, targets: Mapping[str, int], wait_s: float, report: Callable[[str], None]) -> None:
     deadline_s = time.monotonic() + wait_s
+    pools = (await client.status())["pools"]
+    # Those died for reasons that say nothing about this change.
+    dead = {worker["id"] for name in targets for worker in pools[name]["workers"] if _is_dead(worker)}
     reported = ""
+    told: set[str] = set()
     while True:
-        pools = (await client.status())["pools"]
         states = {name: _states(pools[name]) for name in targets}
         if all(states[name] == {"ready": number} for name, number in targets.items()):
             return
+        reasons = _reasons([pools[name] for name in targets], dead)
         now = "; ".join(f"{name}: {_in_words(counts)}" for name, counts in states.items())
         if time.monotonic() >= deadline_s:
-            raise DeadlineError(f"The pools did not reach their targets within {wait_s:g} s. Now: {now}.")
+            why = "".join(f"\n{worker}: {reason}" for reason, worker in reasons.items())
+            raise DeadlineError(f"The pools did not reach their targets within {wait_s:g} s. Now: {now}.{why}")
         if now != reported:
             reported = now
             report(now)
+        for reason, worker in reasons.items():
+            if reason not in told:
+                told.add(reason)
+                report(f"{worker}: {reason}")
         await asyncio.sleep(_POLL_S)
+        pools = (await client.status())["pools"]
+
+
+def _reasons(pools: Sequence[Mapping[str, Any]], dead: Collection[str]) -> dict[str, str]:
+    """Why workers are not ready or died → one of them of which that is true. The ``dead`` do not count."""
+    workers = [worker for pool in pools for worker in pool["workers"] if worker["id"] not in dead]
+    return {worker["reason"]: worker["id"] for worker in reversed(workers) if worker["reason"]}
 
 
 def _states(pool: Mapping[str, Any]) -> dict[str, int]:
     """How many workers are in each state; dead ones are gone."""
     counts: dict[str, int] = {}
     for worker in pool["workers"]:
-        if worker["state"] != "dead":
+        if not _is_dead(worker):
             counts[worker["state"]] = counts.get(worker["state"], 0) + 1
     return counts
+
+
+def _is_dead(worker: Mapping[str, Any]) -> bool:
+    return bool(worker["state"] == "dead")
 
 
 def _in_words(counts: Mapping[str, int]) -> str:

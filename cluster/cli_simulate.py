@@ -66,14 +66,10 @@ def simulate(
 ) -> None:
     """Replay traffic against the real router and simulated workers, in virtual time."""
     entry: Any = _load()
-    overrides = dict(parse_override(text) for text in assignments or [])
-    if fit is not None:
-        sys.stdout.write(entry.fit_profile(config, overrides, profile, fit))
-        return
     options = {
         "trace": trace,
         "config": config,
-        "overrides": overrides,
+        "overrides": dict(parse_override(text) for text in assignments or []),
         "profile": profile,
         "router": router,
         "rate_scale": rate_scale,
@@ -91,6 +87,9 @@ def simulate(
         "stage": stage,
         "json_file": json_file,
     }
+    if fit is not None:
+        sys.stdout.write(entry.fit_profile(options, fit))
+        return
     errors = Console(stderr=True)
     shown = entry.simulate(options, lambda line: errors.print(line, markup=False))
     Console(width=max(Console().width, REPORT_COLUMNS)).print(shown)

@@ -13,7 +13,10 @@ from typing import Any, TextIO
 from cluster.client import CHAT_PATH, COMPLETION_PATH, RouterClient
 from engine.errors import BatonError, ConfigError, InvalidRequestError, OverloadedError
 
+DEFAULT_CONCURRENCY = 8
 _MAX_ATTEMPTS_WHEN_OVERLOADED = 60
+_LENGTH_LIMITS = ("max_tokens", "max_completion_tokens")
+"""The API's two names of one limit; a request may have one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +170,13 @@ class _Batch:
             for index, (number, line) in waiting:
                 self._finish(index, await self._result(number, line))
 
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(min(concurrency, len(lines))):
-                tasks.create_task(work())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(min(concurrency, len(lines))):
+                    tasks.create_task(work())
+        except ExceptionGroup as failures:
+            # What one of them failed on, such as a full disk, the others would fail on, too.
+            raise failures.exceptions[0] from failures
         return BatchResult(self._num_written - self._num_failed, self._num_failed)
 
     def _finish(self, index: int, result: dict[str, Any]) -> None:
@@ -202,7 +209,10 @@ class _Batch:
             path, body = CHAT_PATH, {"messages": values.pop("messages")}
         else:
             path, body = request_for(values.pop("prompt"), chat=self._chat)
-        return path, {"model": self._model, **body, **self._options, **values}
+        options = dict(self._options)
+        if any(name in values for name in _LENGTH_LIMITS):
+            options.pop("max_tokens", None)
+        return path, {"model": self._model, **body, **options, **values}
 
     async def _generate(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """A whole file may well be more than the router takes at once: wait as long as it says and try again."""

@@ -56,21 +56,24 @@ class RouterClient:
     A key in the environment variable ``BATON_API_KEY`` is sent as bearer token.
 
     Raises:
-        ConfigError: what is in that variable is no key.
+        ConfigError: what is in that variable is no key, or the endpoint is no URL.
     """
 
     def __init__(self, endpoint: str, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
         """``transport`` replaces the network, for tests."""
         self.endpoint = endpoint
         api_key = _api_key()
-        self._http = httpx.AsyncClient(
-            base_url=endpoint,
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
-            timeout=_QUICK,
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
-            transport=transport,
-            trust_env=not _is_loopback(endpoint),  # a proxy of the environment cannot reach this machine's loopback
-        )
+        try:
+            self._http = httpx.AsyncClient(
+                base_url=endpoint,
+                headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
+                timeout=_QUICK,
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+                transport=transport,
+                trust_env=not is_loopback(endpoint),  # a proxy of the environment cannot reach this machine's loopback
+            )
+        except (httpx.InvalidURL, ValueError) as error:
+            raise ConfigError(f"{endpoint!r} is not an endpoint: {error}.") from error
 
     async def __aenter__(self) -> Self:
         return self
@@ -224,8 +227,9 @@ def _seconds(text: str | None) -> float:
         return 1.0
 
 
-def _is_loopback(endpoint: str) -> bool:
-    host = urlsplit(endpoint).hostname or ""
+def is_loopback(url: str) -> bool:
+    """Whether it names this machine's loopback, which a proxy of the environment cannot reach."""
+    host = urlsplit(url).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -179,7 +179,9 @@ class KVTransferConfig(Section):
     """Cap of each worker's outgoing hand-offs together, for links that others use too."""
     reserve_timeout_s: PositiveSeconds = 30.0
     claim_timeout_s: PositiveSeconds = 30.0
+    """How long committed KV that nobody claims is kept, and how long a claim waits for a transfer without progress."""
     transfer_timeout_s: PositiveSeconds = 120.0
+    """How long a decode worker may keep a hand-off waiting. The time to compute the prompt does not count."""
 
 
 class RayConfig(Section):

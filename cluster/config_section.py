@@ -8,8 +8,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
-_UNITS_S = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
+_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)")
 _MAX_DURATION_S = 86_400.0
 
 
@@ -25,18 +25,26 @@ class Section(BaseModel):
     )
 
 
+def seconds_of(text: str) -> float | None:
+    """``500ms``, ``2s``, ``10min`` or ``1h`` in seconds; a bare number is in seconds. None: it is no duration."""
+    match = _DURATION.fullmatch(text.strip().lower())
+    if match is None or match[2] not in _UNITS_S:
+        return None
+    return float(match[1]) * _UNITS_S[match[2]]
+
+
 def parse_duration_s(value: object) -> float:
-    """``500ms``, ``2s``, ``10min`` or ``1h`` in seconds; a number is in seconds already.
+    """A duration of the configuration: text as of :func:`seconds_of`, or a number of seconds.
 
     Raises:
         ValueError: it is none of these, or longer than a day.
     """
-    seconds = -1.0
+    seconds: float | None = None
     if isinstance(value, int | float) and not isinstance(value, bool):
         seconds = float(value)
-    elif isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())) is not None:
-        seconds = float(match[1]) * _UNITS_S.get(match[2], -1.0)
-    if not 0 <= seconds <= _MAX_DURATION_S:
+    elif isinstance(value, str):
+        seconds = seconds_of(value)
+    if seconds is None or not 0 <= seconds <= _MAX_DURATION_S:
         raise ValueError(f"{str(value)[:40]!r} is no duration of up to a day; write one such as 500ms, 2s or 10min")
     return seconds
 

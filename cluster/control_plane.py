@@ -67,7 +67,9 @@ class ControlPlane:
         self.prefixes = PrefixFeed(index, self.metrics.prefixes)
         chooser = build_profile(config.routing, self.predictions.forecaster, self.metrics.routing.observe_scorer)
         known = index if config.engine.prefix_caching else None
-        dispatcher = Dispatcher(registry, self.predictions, chooser, known, clock, self.metrics.routing)
+        dispatcher = Dispatcher(
+            registry, self.predictions, chooser, known, clock, self.metrics.routing, config.prefill.ordering
+        )
         self.admission = create_admission(config, dispatcher, registry, model, self.metrics.admission, clock)
         self._traffic = TrafficMeter(clock)
         self.autoscaler = AutoscalerLoop(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Protocol
+from typing import Literal, Protocol
 
 from cluster.config import DECODE, PREFILL
 from cluster.journal import Journal
@@ -52,8 +52,11 @@ class Placement:
         self._predictions = predictions
         self._holds_prefill = prefill is not None
         self._is_released = False
-        for worker in self.workers:
-            worker.begin()
+        self._holds_decode = booking.decodes
+        if prefill is not None:
+            prefill.begin()
+        if self._holds_decode:
+            decode.begin()
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -76,7 +79,8 @@ class Placement:
             return
         self._is_released = True
         self._predictions.end(self._booking)
-        self.decode.end()
+        if self._holds_decode:
+            self.decode.end()
         if self.prefill is not None and self._holds_prefill:
             self.prefill.end()
 
@@ -94,6 +98,7 @@ class Dispatcher:
     Args:
         prefix_index: None: prefill workers hold as much of a prompt as usual, and decode workers nothing.
         metrics: None: nobody wants to know.
+        prefill_ordering: of prompts on prefill workers: ``edf``, by urgency, or ``fcfs``. Decode workers have ``edf``.
         clock: monotonic seconds; a simulation brings its own.
     """
 
@@ -105,6 +110,7 @@ class Dispatcher:
         prefix_index: PrefixIndex | None = None,
         clock: Callable[[], float] = time.monotonic,
         metrics: RoutingMetrics | None = None,
+        prefill_ordering: Literal["edf", "fcfs"] = "edf",
     ) -> None:
         self._registry = registry
         self._predictions = predictions
@@ -112,6 +118,7 @@ class Dispatcher:
         self._prefix_index = prefix_index
         self._clock = clock
         self._metrics = metrics
+        self._prefill_ordering = prefill_ordering
 
     def forecast(self, journal: Journal, preferred: Preference | None = None) -> RouteDecision | None:
         """The best route at present, of which nothing is booked. None: no worker that is needed takes the request."""
@@ -142,7 +149,7 @@ class Dispatcher:
         if not journal.token_ids:
             journal.request.timeline.routing = decision.record
         if self._prefix_index is not None:
-            until_s = self._clock() + decision.ttft_ms / 1e3 + _EXPECTED_FOR_S
+            until_s = journal.received_s + decision.ttft_ms / 1e3 + _EXPECTED_FOR_S
             self._prefix_index.expect(booking.computing_id, journal.request.prompt_token_ids, until_s)
         if self._metrics is not None:
             self._metrics.observe_route(local=prefill is None)
@@ -170,7 +177,8 @@ class Dispatcher:
     ) -> WorkerSnapshot:
         info, ledger = worker.info, self._predictions.ledger
         worker_id = info.worker_id
-        queue = ledger.queue(worker_id, now_s, request.urgency, info.chunk_tokens)
+        by_urgency = info.pool != PREFILL or self._prefill_ordering == "edf"
+        queue = ledger.queue(worker_id, now_s, request.urgency if by_urgency else None, info.chunk_tokens)
         return WorkerSnapshot(
             worker_id=worker_id,
             pool=info.pool,

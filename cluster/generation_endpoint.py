@@ -179,7 +179,8 @@ class GenerationEndpoint:
         events = self._stream(request, job)
         # Until the first token is there, an error can still have its own HTTP status.
         first = await until_disconnect(request.receive, anext(events))
-        return SseResponse(first, events, request_id_of(request))
+        deadline_s = arrival_of(request).accepted_s + self._limits.request_timeout_s
+        return SseResponse(first, events, request_id_of(request), deadline_s)
 
     async def _collect(self, request: Request, job: _Job) -> Json:
         with self._claim(request, job) as (request_id, specs):

@@ -25,6 +25,7 @@ from engine.errors import (
     BatonError,
     InternalError,
     InvalidApiKeyError,
+    InvalidRequestError,
     OverloadedError,
     RateLimitError,
     RequestCancelledError,
@@ -176,7 +177,11 @@ async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
         RequestTooLargeError: the body is longer than ``max_bytes``; no more than that is ever held in memory.
         InvalidRequestError: it is not a JSON object.
     """
-    check_content_headers(request.headers.get("content-type"), request.headers.get("content-encoding"))
+    try:
+        check_content_headers(request.headers.get("content-type"), request.headers.get("content-encoding"))
+    except InvalidRequestError:
+        await drop_body(request)
+        raise
     chunks: list[bytes] = []
     num_bytes = 0
     async for chunk in request.stream():

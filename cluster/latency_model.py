@@ -28,12 +28,11 @@ import numpy as np
 from cluster.latency.calibration import RegimeCalibration
 from cluster.latency.cost_fit import CostGroup, MemberCost, new_group
 from cluster.latency.cost_table import CostTable, PromptCosts
-from cluster.latency.estimates import EMPTY_QUEUE, Estimate, PromptQueue, WorkerTraits, attention_pairs
+from cluster.latency.estimates import Estimate, PromptQueue, WorkerTraits, attention_pairs
 from cluster.latency.robust_fit import Floats
 from cluster.latency.sample_window import Features
 from cluster.latency.speculation_rates import SpeculationRates
-from engine.chunk_budget import prompt_budget
-from engine.step_costs import STEP_PRIOR, StepCosts
+from engine.step_costs import STEP_PRIOR
 from engine.step_samples import StepSample
 
 Link = tuple[str, str]
@@ -170,7 +169,10 @@ class LatencyModel:
             context_tokens: prompt tokens that the worker's cache holds.
         """
         worker = self._worker(worker_id)
-        ms = _prompt_ms(worker, uncached_tokens, context_tokens, EMPTY_QUEUE)
+        fixed, per_token, per_pair, per_sequence, _, _ = worker.cost.coefficients
+        steps = ceil(uncached_tokens / worker.traits.chunk_tokens)
+        pairs = attention_pairs(uncached_tokens, context_tokens)
+        ms = steps * (fixed + per_sequence) + per_token * uncached_tokens + per_pair * pairs
         return Estimate(ms, worker.cost.sd * ms)
 
     def step_ms(self, worker_id: str, batch: int, context_tokens: int, drafted_tokens: float = 0.0) -> Estimate:
@@ -196,25 +198,6 @@ class LatencyModel:
         fixed, per_byte = cost.coefficients
         ms = fixed + per_byte * num_bytes
         return Estimate(ms, cost.sd * ms)
-
-    def predict_ttft(
-        self,
-        worker_id: str,
-        uncached_tokens: int,
-        context_tokens: int = 0,
-        queue: PromptQueue = EMPTY_QUEUE,
-        *,
-        contended: bool = False,
-    ) -> Estimate:
-        """From being sent to a worker until the first token is back, calibrated by what requests really took.
-
-        Args:
-            contended: another worker computes on the same processor.
-        """
-        worker = self._worker(worker_id)
-        calibration = self.ttft_calibration.of(contended=contended)
-        ms = _prompt_ms(worker, uncached_tokens, context_tokens, queue) * calibration.factor
-        return Estimate(ms, ms * sqrt(worker.cost.sd**2 + calibration.spread**2))
 
     def predict_tpot(
         self,
@@ -251,7 +234,7 @@ class LatencyModel:
     ) -> PromptCosts:
         """A prompt on each of many workers, without calibration."""
         rates = [
-            self._worker(name).rates.rates(queue.decoding) if queue.tpot_target_s > 0 else (1.0, 0.0)
+            self._worker(name).rates.rates(queue.decoding) if queue.decoding else (1.0, 0.0)
             for name, queue in zip(worker_ids, queues, strict=True)
         ]
         return self._table(worker_ids).prompt_costs(uncached_tokens, context_tokens, queues, np.array(rates))
@@ -325,39 +308,3 @@ def _features(sample: StepSample) -> Features:
         float(sample.context_tokens),
         float(sample.drafted_tokens),
     )
-
-
-def _prompt_ms(worker: _WorkerCost, uncached: int, cached: int, queue: PromptQueue) -> float:
-    """Until a prompt behind a queue is computed.
-
-    Prompts are served in order and share steps. The step under way was put together before this prompt came, so that
-    this one cannot be in it; the first step after it has room for all that fits into its budget. Beside sequences that
-    decode, that is what their targets leave.
-    """
-    costs = StepCosts(*worker.cost.coefficients)
-    fixed, per_token, per_pair, per_sequence, per_context, _ = costs
-    tokens_per_round, drafted = worker.rates.rates(queue.decoding)
-    budget = prompt_budget(
-        worker.traits.chunk_tokens,
-        queue.decoding,
-        queue.context_tokens,
-        queue.tpot_target_s,
-        costs,
-        tokens_per_round,
-        drafted_tokens=drafted,
-        start=cached + uncached // 2,
-    )
-    pairs = attention_pairs(uncached, cached)
-    step = fixed + per_sequence * queue.decoding + per_context * queue.context_tokens
-    own_steps = ceil(uncached / budget)
-    own = own_steps * (step + per_sequence) + per_token * uncached + per_pair * pairs
-    if not queue.tokens:
-        return own
-    steps = 1 + ceil((max(0, queue.tokens - budget) + uncached) / budget)
-    total = (
-        steps * step
-        + per_token * (queue.tokens + uncached)
-        + per_pair * (queue.attention_pairs + pairs)
-        + per_sequence * (queue.prompts + own_steps)
-    )
-    return max(own, total - queue.elapsed_ms)

@@ -13,6 +13,7 @@ from cluster.config import ResourcesConfig
 
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
 _GIB = 2**30
+_TOO_FEW_CPUS = "too few CPUs"
 _ENVIRONMENT = {
     # How often an OpenMP thread looks for work before it sleeps. With libgomp's default two busy workers on one machine
     # spend their time waiting for each other's waiting threads: a step of 25 ms was seen to take 2 s.
@@ -97,23 +98,31 @@ def fits_somewhere(resources: ResourcesConfig, nodes: Sequence[Node]) -> bool:
     return any(not _lacks(resources, node) for node in nodes)
 
 
-def explain_pending(pool: str, resources: ResourcesConfig, nodes: Sequence[Node]) -> str:
-    """Why a worker of ``pool`` may be waiting for a place, node by node, and what to do."""
+def explain_pending(pool: str, resources: ResourcesConfig, nodes: Sequence[Node], *, is_local: bool = False) -> str:
+    """Why a worker of ``pool`` may be waiting for a place, node by node, and what to do.
+
+    Args:
+        is_local: Ray runs for this cluster alone, with as many CPUs as ``ray.num_cpus`` says.
+    """
     lines = [f"A {pool} worker asks for {describe_request(resources)}, and Ray has not started it yet."]
-    for node in nodes:
-        lacks = _lacks(resources, node)
-        lines.append(f"  {node.describe()}: {'; '.join(lacks) if lacks else 'would do, if others left it free'}")
+    lacks = [_lacks(resources, node) for node in nodes]
+    for node, missing in zip(nodes, lacks, strict=True):
+        lines.append(f"  {node.describe()}: {'; '.join(missing) if missing else 'would do, if others left it free'}")
     if fits_somewhere(resources, nodes):
-        lines.append(f"Free resources, add nodes, or lower {pool}.workers.")
+        only_cpus = is_local and not resources.gpus and resources.memory_gib is None
+        more = "raise ray.num_cpus" if only_cpus else "add nodes"
+        lines.append(f"Free resources, {more}, or lower {pool}.workers.")
     else:
-        lines.append(f"No node can ever hold it: change {pool}.resources, or add nodes that have what it asks for.")
+        only_cpus = is_local and [_TOO_FEW_CPUS] in lacks
+        more = "raise ray.num_cpus" if only_cpus else "add nodes that have what it asks for"
+        lines.append(f"No node can ever hold it: change {pool}.resources, or {more}.")
     return "\n".join(lines)
 
 
 def _lacks(resources: ResourcesConfig, node: Node) -> list[str]:
     wanted = {"CPU": resources.cpus, "GPU": resources.gpus, "memory": (resources.memory_gib or 0) * _GIB}
-    lacks = [f"too few {name}s" if name != "memory" else "too little memory"
-             for name, amount in wanted.items() if amount > node.resources.get(name, 0)]  # fmt: skip
+    texts = {"CPU": _TOO_FEW_CPUS, "GPU": "too few GPUs", "memory": "too little memory"}
+    lacks = [texts[name] for name, amount in wanted.items() if amount > node.resources.get(name, 0)]
     for key, value in label_selector(resources).items():
         found = node.labels.get(key)
         if not _matches(value, found):

@@ -105,14 +105,11 @@ class PrefixIndex:
         if coming:
             heapq.heappush(self._expiries, (until_s, worker_id, coming))
 
-    def cached_tokens(
-        self, worker_ids: Iterable[str], prompt: PromptHashes | Sequence[int], *, with_expected: bool = True
-    ) -> dict[str, int]:
-        """Leading tokens of a prompt that each worker need not compute; 0 for one that is unknown.
+    def cached_tokens(self, worker_ids: Iterable[str], prompt: PromptHashes | Sequence[int]) -> dict[str, int]:
+        """Leading tokens of a prompt that each worker holds, or will soon (:meth:`expect`); 0 for one that is unknown.
 
         Args:
             prompt: its token ids, in an object that does not change, or their hashes.
-            with_expected: count what is on its way (:meth:`expect`).
         """
         tokens = dict.fromkeys(worker_ids, 0)
         worker_of = {cache.mask: name for name in tokens if (cache := self._caches.get(name)) is not None}
@@ -120,7 +117,7 @@ class PrefixIndex:
         if not left:
             return tokens
         hashes = self.hashes(prompt)
-        get_holders, look_ahead = self._holders.get, with_expected and bool(self._expected)
+        get_holders, look_ahead = self._holders.get, bool(self._expected)
         now_s = self._clock() if look_ahead else 0.0
         for depth, block_hash in enumerate(hashes.blocks[: hashes.num_usable]):
             lost = left & ~get_holders(block_hash, 0)

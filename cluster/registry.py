@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -96,15 +95,6 @@ class Worker:
         self.in_flight -= 1
         if self.in_flight == 0:
             self.idle.set()
-
-    @contextmanager
-    def assign(self) -> Iterator[None]:
-        """Counts a request as this worker's for as long as the block runs."""
-        self.begin()
-        try:
-            yield
-        finally:
-            self.end()
 
     def suspect(self) -> None:
         """The worker did not answer: leave it alone for a moment. If it is dead, its pool will say so."""

@@ -20,17 +20,15 @@ from dataclasses import replace
 from cluster.attempts import RETRYABLE, Attempts
 from cluster.background import BackgroundTasks
 from cluster.config import DECODE, POOLS, RouterConfig
-from cluster.entry import Entry, open_entry
+from cluster.entry import Entry
 from cluster.generation import GenerationRequest, ModelCard, TokenChunk
 from cluster.journal import Journal
 from cluster.latency.request_predictions import RequestPredictions
-from cluster.latency_model import LatencyModel
 from cluster.logs import RequestLog
 from cluster.metrics import RouterMetrics
 from cluster.outcomes import CANCELLED, ENDED_BY, REJECTED
 from cluster.registry import WorkerRegistry
 from cluster.routing.record import add_outcome
-from cluster.routing_config import RoutingConfig
 from cluster.slo import judge, target_attributes
 from cluster.timelines import TimelineStore
 from cluster.traffic import TrafficMeter
@@ -47,7 +45,7 @@ class Router:
     """Implements :class:`cluster.generation.Generator`.
 
     Args:
-        entry: gives requests their places on workers. None: at once, and wherever the default routing says.
+        entry: gives requests their places on workers.
         predictions: learn from every request that is over.
         clock: monotonic seconds; a simulation brings its own.
         traffic: counts what comes in, for the autoscaler.
@@ -60,8 +58,8 @@ class Router:
         config: RouterConfig,
         metrics: RouterMetrics,
         timelines: TimelineStore,
-        predictions: RequestPredictions | None = None,
-        entry: Entry | None = None,
+        predictions: RequestPredictions,
+        entry: Entry,
         clock: Callable[[], float] = time.monotonic,
         traffic: TrafficMeter | None = None,
     ) -> None:
@@ -71,10 +69,8 @@ class Router:
         self._config = config
         self._metrics = metrics
         self._timelines = timelines
-        self._predictions = predictions or RequestPredictions(LatencyModel(clock), metrics.prediction_errors, clock)
-        self._entry = entry or open_entry(
-            RoutingConfig(), registry, self._predictions, metrics.routing, config.worker_wait_s, clock
-        )
+        self._predictions = predictions
+        self._entry = entry
         self._clock = clock
         self._traffic = traffic or TrafficMeter(clock)
         self._in_flight = 0
@@ -157,11 +153,13 @@ class Router:
         self._metrics.in_flight.set(self._in_flight)
         timeline = journal.request.timeline
         timeline.record(Event.FINISHED)
+        if outcome == CANCELLED:
+            outcome = str(timeline.attributes.get(ENDED_BY, CANCELLED))
+            if outcome == FinishReason.STOP:
+                journal.finish_reason = FinishReason.STOP  # as good an end as any, for those who learn from ends too
         self._predictions.ended(journal)
         self._traffic.ended(journal, was_local="prefill_worker" not in timeline.attributes)
         self._entry.ended(journal)
-        if outcome == CANCELLED:
-            outcome = str(timeline.attributes.get(ENDED_BY, CANCELLED))
         if outcome == OverloadedError.code and not journal.token_ids:
             outcome = REJECTED  # refused, which is no failure; with a part of the answer out it would be one
         timeline.attributes.update(

@@ -153,7 +153,8 @@ class RouterHost:
             eos_token_ids=frozenset(info.eos_token_ids),
         )
         self._router = self._plane.create_router(model, self._timelines)
-        limits = GatewayLimits(max_body_bytes=self._config.router.max_body_bytes)
+        router = self._config.router
+        limits = GatewayLimits(max_body_bytes=router.max_body_bytes, request_timeout_s=router.request_timeout_s)
         app = create_app(
             self._router,
             self._tokenizer,

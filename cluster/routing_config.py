@@ -54,7 +54,11 @@ class RoutingConfig(Section):
         _check_names("filter", filters, FILTERS)
         if "accepting" not in filters:
             raise ValueError("the filter accepting must be there, or workers that are about to leave get requests")
-        return filters
+        if len(set(filters)) < len(filters):
+            twice = next(name for name in FILTERS if filters.count(name) > 1)
+            raise ValueError(f"the filter {twice} is there more than once; name it once")
+        # A filter that spares the last workers has to see only those that the ones before it have left.
+        return [name for name in FILTERS if name in filters]
 
     @field_validator("picker")
     @classmethod

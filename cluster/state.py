@@ -123,7 +123,12 @@ def find_endpoint(option: str | None = None) -> str:
 
 def _base_url(text: str) -> str:
     url = text.strip() if "://" in text else f"http://{text.strip()}"
-    parts = urlsplit(url)
+    expected = "Expected a URL such as http://127.0.0.1:8000."
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises for what is no number, or too large
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is not an endpoint: {error}. {expected}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{text!r} is not an endpoint. Expected a URL such as http://127.0.0.1:8000.")
+        raise ConfigError(f"{text!r} is not an endpoint. {expected}")
     return url.rstrip("/").removesuffix("/v1")

@@ -14,6 +14,7 @@ import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from cluster.config import DECODE, BatonConfig, PoolConfig
+from cluster.cores import usable_cores
 from cluster.garbage import collect_rarely
 from cluster.logs import configure_logging
 from cluster.placement import hide_ungranted_gpus
@@ -146,7 +147,7 @@ class WorkerHost:
 
     @property
     def _num_threads(self) -> int:
-        return self._config.engine.threads or os.cpu_count() or 1
+        return self._config.engine.threads or usable_cores()
 
     @property
     def _runs_draft(self) -> bool:

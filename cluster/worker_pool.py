@@ -39,8 +39,10 @@ _HOPELESS_NOTICE_S = 5.0
 _BUSY_NOTICE_S = 20.0
 """A process may take that long to start, so only then is a lack of free resources likely."""
 _MAX_BACKOFF_S = 30.0
-_MAX_START_FAILURES = 3
-_DRAIN_TIMEOUT_S = 600.0
+_MAX_DOUBLINGS = 10.0
+"""Of the first pause of a second: by then it has long been the longest, and 2.0 ** 1024 would be no number."""
+_MAX_FAILED_ROUNDS = 3
+_SHORTEST_DRAIN_TIMEOUT_S = 600.0
 _DEAD_KEPT = 5
 _STARTS_KEPT = 5
 
@@ -55,7 +57,7 @@ class PoolListener(Protocol):
     async def worker_gone(self, worker_id: str) -> None: ...
 
     async def drain(self, worker_id: str, timeout_s: float) -> None:
-        """Returns when no request uses the worker any more."""
+        """Returns when no request uses the worker any more, or after ``timeout_s``."""
         ...
 
     def report(self, text: str) -> None:
@@ -96,6 +98,8 @@ class WorkerPool:
         self._members: dict[str, PoolMember] = {}
         self._dead: list[PoolMember] = []
         self._next_number = 1
+        # No request is under way for longer than its own time, so a drain never ends under one.
+        self._drain_timeout_s = max(_SHORTEST_DRAIN_TIMEOUT_S, config.router.request_timeout_s)
         self._num_start_failures = 0  # in a row
         self._num_started = 0
         self._starts_s: deque[float] = deque(maxlen=_STARTS_KEPT)
@@ -103,12 +107,18 @@ class WorkerPool:
         self._num_failed = {"starting": 0, "serving": 0}
         self._num_scaled = {"up": 0, "down": 0}
         self._num_adopted = dict.fromkeys(map(str, AskedBy), 0)
+        self._was_complete = False
         self._fatal: BatonError | None = None
         self._changed = asyncio.Event()
 
     @property
     def num_ready(self) -> int:
         return sum(member.state is WorkerState.READY for member in self._members.values())
+
+    @property
+    def _failed_rounds(self) -> float:
+        """How often in a row each of the workers that are missing has failed to start, on average."""
+        return self._num_start_failures / max(1, self.target - self.num_ready)
 
     def scale(self, target: int) -> None:
         """Sets how many workers the pool shall have; they come and go in the background."""
@@ -157,7 +167,7 @@ class WorkerPool:
             changed = self._changed
             if self._fatal is not None:
                 raise self._fatal
-            if self._num_start_failures >= _MAX_START_FAILURES:
+            if self._failed_rounds >= _MAX_FAILED_ROUNDS:
                 raise WorkerLostError(f"{self.name} workers keep dying at start: {self._dead[-1].reason}")
             try:
                 await asyncio.wait_for(changed.wait(), max(0.0, give_up_at - time.monotonic()))
@@ -218,8 +228,9 @@ class WorkerPool:
         staying = [member for member in reversed(self._members.values()) if not member.leaving.is_set()]
         for _ in range(self.target - len(staying)):
             self._add_member()
-        # The youngest leave first, and before them those that serve nobody yet.
-        staying.sort(key=lambda member: member.state is WorkerState.READY)
+        # The youngest leave first, before them those that serve nobody yet, and first of all those without a place: one
+        # that comes from the other pool instead must not be the one that goes.
+        staying.sort(key=lambda member: (member.state is WorkerState.READY, not member.is_pending))
         for member in staying[: max(0, len(staying) - self.target)]:
             member.leaving.set()
         self._notify()
@@ -244,15 +255,16 @@ class WorkerPool:
                 await _race(member.ended(), member.leaving.wait())
                 member.state = WorkerState.DRAINING
                 self._notify()
-                await _race(member.ended(), self._listener.drain(member.worker_id, _DRAIN_TIMEOUT_S))
+                await _race(member.ended(), self._listener.drain(member.worker_id, self._drain_timeout_s))
                 member.is_drained = True
-        except (ConfigError, UnsupportedModelError) as error:
-            self._fatal = error
-            member.reason = error.message
-            logger.error("a worker can never start: %s", error.message, extra={"worker": member.worker_id})
         except (BatonError, RayError) as error:
             member.reason = _short_reason(error)
-            logger.warning("a worker ended: %s", error, extra={"worker": member.worker_id})
+            # Where all workers have started before, the next one may again: one bad node ends no pool.
+            if isinstance(error, ConfigError | UnsupportedModelError) and not self._was_complete:
+                self._fatal, member.reason = error, error.message
+                logger.error("a worker can never start: %s", error.message, extra={"worker": member.worker_id})
+            else:
+                logger.warning("a worker ended: %s", error, extra={"worker": member.worker_id})
         except Exception as error:
             member.reason = f"{type(error).__name__}: {error}"
             logger.exception("a worker ended unexpectedly", extra={"worker": member.worker_id})
@@ -268,7 +280,7 @@ class WorkerPool:
             durations = self._switches_s
         else:
             if self._num_start_failures:
-                await asyncio.sleep(min(_MAX_BACKOFF_S, 2.0 ** (self._num_start_failures - 1)))
+                await asyncio.sleep(min(_MAX_BACKOFF_S, 2.0 ** min(_MAX_DOUBLINGS, self._failed_rounds - 1)))
             begun_s = time.monotonic()
             member.create(self._actor_class, self.name, self._config, self._bind_host, self._processes)
             await self._wait_for_place(member)
@@ -278,6 +290,7 @@ class WorkerPool:
         member.info, member.since_s = info, time.monotonic()
         durations.append(member.since_s - begun_s)
         member.state = WorkerState.READY
+        self._was_complete = self._was_complete or self.num_ready >= self.target
         self._num_start_failures = 0
         self._num_started += 1
         self._listener.report(f"{member.worker_id} is ready at {info.address} ({info.device})")
@@ -316,7 +329,8 @@ class WorkerPool:
         self._notify()
 
     def _explain_pending(self) -> str:
-        return explain_pending(self.name, self._resources, living_nodes(ray.nodes()))
+        is_local = self._config.ray.address is None
+        return explain_pending(self.name, self._resources, living_nodes(ray.nodes()), is_local=is_local)
 
     def _why_not_ready(self, timeout_s: float) -> str:
         pending = [member for member in self._members.values() if member.is_pending]

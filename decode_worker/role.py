@@ -43,6 +43,7 @@ class DecodeRole:
         )
         kv = config.kv_transfer
         self._importer = KVImporter(self._engine, kv.claim_timeout_s, self._speculation.adopt)
+        self._silence_s = config.router.request_timeout_s  # no prompt is computed for longer
         self._capture = partial(
             context.runner.capture_graphs, pool.max_num_seqs, speculation.max_draft_tokens, context.max_model_len
         )
@@ -50,7 +51,7 @@ class DecodeRole:
 
     async def start(self, server: grpc.aio.Server) -> None:
         worker_pb2_grpc.add_DecodeServicer_to_server(DecodeService(self._engine, self._importer), server)
-        KVTransferService(self._importer, self._mappings).add_to(server)
+        KVTransferService(self._importer, self._mappings, self._silence_s).add_to(server)
         await asyncio.to_thread(self._capture)
         self._engine.start()
 

@@ -136,6 +136,7 @@ class AsyncEngine:
                 f"{request.params.max_tokens}.",
                 param="max_tokens",
             )
+        self.scheduler.check_fits(request)
 
     async def generate(
         self, request: Request, adopt: Callable[[Request], None] | None = None

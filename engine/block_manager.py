@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from engine.block_pool import BlockPool, BlockUsage
-from engine.prefix_cache import PrefixCache, hash_block
+from engine.prefix_cache import PrefixCache, hash_blocks
 from engine.request import Request, RequestStatus
 
 
@@ -56,11 +56,11 @@ class BlockManager:
         return self.prefix_cache.find(request.block_hashes[:max_blocks], token_ids)
 
     def _hash_blocks(self, request: Request, num_full: int) -> None:
-        size = self.block_size
-        hashes = request.block_hashes
-        for index in range(len(hashes), num_full):
-            tokens = request.tokens_between(index * size, (index + 1) * size)
-            hashes.append(hash_block(hashes[-1] if hashes else None, tokens))
+        hashes, size = request.block_hashes, self.block_size
+        num_known = len(hashes)
+        if num_known < num_full:
+            tokens = request.tokens_between(num_known * size, num_full * size)
+            hashes += hash_blocks(tokens, size, num_full - num_known, hashes[-1] if hashes else None)
 
     def can_grow(self, request: Request, num_tokens: int) -> bool:
         """Whether ``grow`` to ``num_tokens`` positions would succeed now."""
@@ -78,6 +78,9 @@ class BlockManager:
 
     def take_all(self, request: Request) -> bool:
         """Blocks for all known tokens of a request that waits, cached ones first, which count as computed.
+
+        One that does not fit looks for its prefix again with every try. That is wanted: what it finds then counts as
+        used, so that those who run and grow evict it last.
 
         Returns:
             False, with nothing taken, when too few blocks are free.

@@ -115,7 +115,13 @@ class Engine:
             self.scheduler.advance(sequence, len(result.accepted) if result else 0)
         for listener in self._on_computed:
             listener(plan)
-        return [self._emit(result) for result in results.values()]
+        outputs: list[TokenOutput] = []
+        for result in results.values():
+            try:
+                outputs.append(self._emit(result))
+            except Exception as error:  # noqa: BLE001 - the others of this step have their tokens already
+                outputs.extend(self._fail([result.sequence], error))
+        return outputs
 
     def _propose(self, plan: list[ScheduledSequence]) -> list[ScheduledSequence]:
         if self.proposer is None:
@@ -163,21 +169,24 @@ class Engine:
             steps=steps,
         )
 
-    def finish(self, request_id: str, reason: FinishReason) -> bool:
-        """Ends a request for scheduler and proposer alike; False when it was gone already."""
+    def finish(self, request_id: str, reason: FinishReason) -> None:
+        """Ends a request for scheduler and proposer alike; harmless when it is gone already."""
         if self.proposer is not None:
             self.proposer.release(request_id)
-        return self.scheduler.finish(request_id, reason) is not None
+        self.scheduler.finish(request_id, reason)
 
-    def _fail(self, plan: list[ScheduledSequence], error: Exception) -> list[TokenOutput]:
-        request_ids = [sequence.request.request_id for sequence in plan]
-        logger.error("a step of %d sequences failed", len(plan), exc_info=error, extra={"request_ids": request_ids})
+    def _fail(self, sequences: Sequence[ScheduledSequence], error: Exception) -> list[TokenOutput]:
+        """Ends them all; whatever is left of them in scheduler or proposer, nobody waits for them any longer."""
+        request_ids = [sequence.request.request_id for sequence in sequences]
+        logger.error(
+            "a step failed for %d sequences", len(sequences), exc_info=error, extra={"request_ids": request_ids}
+        )
         failure = InternalError(
             f"the engine failed while it computed this request ({type(error).__name__}); the worker's log says more"
         )
-        failed = []
-        for sequence in plan:
-            request_id = sequence.request.request_id
-            if self.finish(request_id, FinishReason.ERROR):
-                failed.append(TokenOutput(request_id, finish_reason=FinishReason.ERROR, error=failure.message))
-        return failed
+        for request_id in request_ids:
+            self.finish(request_id, FinishReason.ERROR)
+        return [
+            TokenOutput(request_id, finish_reason=FinishReason.ERROR, error=failure.message)
+            for request_id in request_ids
+        ]

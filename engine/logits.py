@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from engine.request import SamplingParams
-from engine.uploads import upload
+from engine.uploads import upload, upload_ints
 
 _NEG_INF = float("-inf")
 _LEAST_TEMPERATURE = 1e-30
@@ -78,7 +78,7 @@ def _bias_and_penalise(logits: torch.Tensor, row: SamplingRow) -> None:
     for token, bias in params.logit_bias:
         logits[token] += bias
     if _holds_back(row):
-        logits[list(row.forbidden)] = _NEG_INF
+        logits[upload_ints(list(row.forbidden), logits.device)] = _NEG_INF
     if not params.needs_penalties:
         return
     output = torch.tensor(list(row.output_token_ids), dtype=torch.int64, device=logits.device)
@@ -116,9 +116,9 @@ def _keep_top_k(logits: torch.Tensor, limits: list[int]) -> torch.Tensor:
     """Tokens as likely as the k-th one stay too, so that the result does not depend on the order of ties."""
     largest = max(limit for limit in limits if limit < logits.shape[-1])
     top = torch.topk(logits, largest, dim=-1).values
-    ranks = torch.tensor([[min(limit, largest) - 1] for limit in limits], device=logits.device)
+    ranks = upload(np.array([[min(limit, largest) - 1] for limit in limits]), logits.device)
     threshold = top.gather(-1, ranks)
-    unlimited = torch.tensor([[limit == logits.shape[-1]] for limit in limits], device=logits.device)
+    unlimited = upload(np.array([[limit == logits.shape[-1]] for limit in limits]), logits.device)
     return logits.masked_fill((logits < threshold) & ~unlimited, _NEG_INF)
 
 

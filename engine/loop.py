@@ -15,7 +15,7 @@ import torch
 
 from engine.engine import Engine
 from engine.errors import WorkerLostError
-from engine.request import FinishReason, TokenOutput
+from engine.request import TokenOutput
 
 T = TypeVar("T")
 
@@ -44,9 +44,9 @@ class EngineLoop:
     """Runs an engine until stopped.
 
     Args:
-        on_outputs: called in the engine's thread with every step's new tokens, and with the ends of requests that
-            were aborted.
-        on_idle: called in the engine's thread each time it runs out of work, before it goes to sleep.
+        on_outputs: called in the engine's thread with every step's new tokens.
+        on_idle: called in the engine's thread when it has run out of work after one step or more, before it goes to
+            sleep. Mail alone is no reason for it.
         num_threads: threads that torch may use for this engine; None leaves torch's own choice.
         on_closed: called in the engine's thread when it ends, whatever ended it.
     """
@@ -94,14 +94,6 @@ class EngineLoop:
         """:meth:`submit` for asyncio callers."""
         return await asyncio.wrap_future(self.submit(function))
 
-    def abort(self, request_id: str) -> None:
-        """Ends a request wherever it is. Does not wait; a request that is gone already is fine."""
-        self.submit(lambda: self._finish(request_id, FinishReason.ABORT))
-
-    def _finish(self, request_id: str, reason: FinishReason) -> None:
-        if self._engine.finish(request_id, reason):
-            self._on_outputs([TokenOutput(request_id, finish_reason=reason)])
-
     def _run(self) -> None:
         if self._num_threads is not None:
             torch.set_num_threads(self._num_threads)  # counts for the thread that says it
@@ -114,15 +106,18 @@ class EngineLoop:
                 self._on_closed()
 
     def _run_until_closed(self) -> None:
-        stalled = True
+        stalled, has_run = True, False  # the latter: since it was idle
         while self._take_mail(wait=stalled):
             outputs = self._engine.step()
             if outputs:
                 self._on_outputs(outputs)
             # Waiting requests that cannot be scheduled wake up when somebody gives blocks back, by mail.
             stalled = not self._engine.last_step_ran
-            if stalled and self._on_idle is not None and not self._engine.scheduler.has_work():
-                self._on_idle()
+            has_run = has_run or not stalled
+            if stalled and has_run and not self._engine.scheduler.has_work():
+                has_run = False
+                if self._on_idle is not None:
+                    self._on_idle()
 
     def _take_mail(self, *, wait: bool) -> bool:
         """Runs what lies in the mailbox; False when the loop is closed."""

@@ -16,24 +16,22 @@ _ROOT = b"\x00" * HASH_BYTES
 _TOKEN_BYTES = array("q").itemsize
 
 
-def hash_block(parent: bytes | None, token_ids: Sequence[int]) -> bytes:
-    """16-byte content hash of a full block after ``parent`` (None for a sequence's first block)."""
-    digest = hashlib.blake2b(parent or _ROOT, digest_size=HASH_BYTES)
-    digest.update(array("q", token_ids).tobytes())
-    return digest.digest()
+def hash_blocks(token_ids: Sequence[int], block_size: int, num_blocks: int, parent: bytes | None = None) -> list[bytes]:
+    """16-byte content hashes of ``num_blocks`` full blocks, each chained with the one before.
 
-
-def hash_blocks(token_ids: Sequence[int], block_size: int, num_blocks: int) -> list[bytes]:
-    """:func:`hash_block` of the first ``num_blocks`` blocks of a sequence: 0.6 µs a block instead of two."""
+    Args:
+        token_ids: begin with the blocks' tokens.
+        parent: the hash of the block before the first; None where a sequence begins.
+    """
     tokens = memoryview(array("q", token_ids[: num_blocks * block_size])).cast("B")
     num_bytes = block_size * _TOKEN_BYTES
     hashes: list[bytes] = []
-    parent = _ROOT
+    newest = parent or _ROOT
     for start in range(0, num_blocks * num_bytes, num_bytes):
-        digest = hashlib.blake2b(parent, digest_size=HASH_BYTES)
+        digest = hashlib.blake2b(newest, digest_size=HASH_BYTES)
         digest.update(tokens[start : start + num_bytes])
-        parent = digest.digest()
-        hashes.append(parent)
+        newest = digest.digest()
+        hashes.append(newest)
     return hashes
 
 

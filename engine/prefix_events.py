@@ -20,7 +20,7 @@ _SNAPSHOT_ABOVE = 1024
 
 @dataclass(frozen=True, slots=True)
 class CacheChanges:
-    """Hashes of blocks (``engine.prefix_cache.hash_block``), each once.
+    """Hashes of blocks (``engine.prefix_cache.hash_blocks``), each once.
 
     Attributes:
         is_snapshot: whatever was said before is void; ``stored`` is all there is.

@@ -124,8 +124,10 @@ class Scheduler:
     def get(self, request_id: str) -> Request | None:
         return self._requests.get(request_id)
 
-    def check_fits(self, num_prompt_tokens: int, max_tokens: int) -> None:
-        """Raises :class:`ContextLengthError` when such a request could never finish here."""
+    def check_fits(self, request: Request) -> None:
+        """Raises :class:`ContextLengthError` when it could never finish here. Any thread may ask."""
+        num_prompt_tokens = request.num_prompt_tokens
+        max_tokens = len(request.output_token_ids) + 1 if request.hands_off else request.params.max_tokens
         needed = num_prompt_tokens + max_tokens
         if needed > self.limits.max_model_len:
             raise ContextLengthError(
@@ -152,8 +154,7 @@ class Scheduler:
         """
         if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id} is in use")
-        num_new = len(request.output_token_ids) + 1 if request.hands_off else request.params.max_tokens
-        self.check_fits(request.num_prompt_tokens, num_new)
+        self.check_fits(request)
         self._requests[request.request_id] = request
         self._waiting.add(request, self._clock())
 
@@ -302,7 +303,7 @@ class Scheduler:
     def make_draft_room(self, plan: Sequence[ScheduledSequence], max_draft_tokens: int) -> dict[str, int]:
         """Slots for drafts behind the sequences that reach their last token, as far as blocks and limits allow.
 
-        Drafts are a bet, so nobody is preempted for them.
+        Drafts are a bet, so nobody is preempted for them: each that runs keeps a free block for its next tokens.
 
         Args:
             max_draft_tokens: per sequence. All together never get more than ``chunk_tokens``.
@@ -312,14 +313,16 @@ class Scheduler:
         """
         sampling = [s.request for s in plan if s.samples and s.request.speculation_method != "none"]
         share = min(max_draft_tokens, self.limits.chunk_tokens // max(1, len(sampling)))
+        num_spare = max(0, self.blocks.pool.num_free - len(self._running))
         room: dict[str, int] = {}
         for request in sampling:
+            held = len(request.block_ids)
+            slots = (held + num_spare) * self.blocks.block_size - request.num_tokens
             # The last token of all is sampled, not drafted.
-            count = min(share, request.params.max_tokens - len(request.output_token_ids) - 1)
-            while count > 0 and not self.blocks.can_grow(request, request.num_tokens + count):
-                count -= 1
+            count = min(share, slots, request.params.max_tokens - len(request.output_token_ids) - 1)
             if count > 0:
                 self.blocks.grow(request, request.num_tokens + count)
+                num_spare -= len(request.block_ids) - held
                 room[request.request_id] = count
         return room
 

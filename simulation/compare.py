@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,29 +31,35 @@ def read_stage(file: Path, label: str | None = None) -> dict[str, Any]:
     return {**stages[label], "slo": document["settings"].get("slo")}
 
 
-def measured_requests(stage: Mapping[str, Any]) -> list[MeasuredRequest]:
-    """The requests of a real run, as they were.
+def measured_requests(stage: Mapping[str, Any]) -> tuple[list[MeasuredRequest], int]:
+    """The requests of a real run, as they were, and how many are left out because nobody knows their length.
+
+    One that failed loaded the servers, too: it counts with the lengths that were asked for.
 
     Raises:
         ConfigError: the report has no samples.
     """
-    samples = [sample for sample in stage.get("samples", ()) if sample["input_tokens"] and sample["output_tokens"]]
-    if not samples:
+    samples = stage.get("samples", ())
+    found = [request for request in map(_measured, samples) if request is not None]
+    if not found:
         raise ConfigError(
             "The report says nothing of single requests. Measure with `baton bench serve --samples --json FILE`, or "
             "name the trace that was sent with --trace."
         )
-    first_s = min(sample["intended_s"] for sample in samples)
-    return [
-        MeasuredRequest(
-            sample["intended_s"] - first_s,
-            sample["input_tokens"],
-            sample["output_tokens"],
-            sample["cached_tokens"] or 0,
-            is_warmup=sample["is_warmup"],
-        )
-        for sample in sorted(samples, key=lambda sample: sample["intended_s"])
-    ]
+    found.sort(key=lambda request: request.at_s)
+    first_s = found[0].at_s
+    return [replace(request, at_s=request.at_s - first_s) for request in found], len(samples) - len(found)
+
+
+def _measured(sample: Mapping[str, Any]) -> MeasuredRequest | None:
+    has_failed = sample.get("error") is not None
+    input_tokens = sample["input_tokens"] or sample.get("wanted_input")
+    output_tokens = sample["wanted_output"] if has_failed else sample["output_tokens"]
+    if not (input_tokens and output_tokens):
+        return None
+    return MeasuredRequest(
+        sample["intended_s"], input_tokens, output_tokens, sample["cached_tokens"] or 0, is_warmup=sample["is_warmup"]
+    )
 
 
 def compare(stage: Mapping[str, Any], requests: Sequence[ReplayedRequest], seconds: float) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,24 @@ _OF_TRACES: Mapping[str, str] = {
     "input_scale": "--input-scale",
     "output_scale": "--output-scale",
     "requests": "--requests",
+    "trace_format": "--trace-format",
     "trace_start_s": "--trace-start",
     "trace_seconds": "--trace-seconds",
     "warmup_s": "--warmup",
 }
 """Options that change requests of a trace alone, by the field that has them."""
+_OF_REPLAYS: Mapping[str, str] = {
+    "trace": "--trace",
+    **_OF_TRACES,
+    "router": "--router",
+    "slo_class": "--class",
+    "seed": "--seed",
+    "compare_with": "--compare-with",
+    "stage": "--stage",
+    "with_samples": "--samples",
+    "json_file": "--json",
+}
+"""Those that --fit has no use for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +78,35 @@ class SimulateOptions:
     stage: str | None = None
     json_file: Path | None = None
 
+    def given(self, names: Mapping[str, str]) -> list[str]:
+        """Of some options those that say something else than their default."""
+        usual = SimulateOptions()
+        return [option for name, option in names.items() if getattr(self, name) != getattr(usual, name)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Requests:
+    """
+    Attributes:
+        warmup_s: for which they are a warm-up.
+        num_left_out: of a real run: those that cannot be sent again.
+    """
+
+    arrivals: list[Arrival]
+    warmup_s: float
+    num_left_out: int = 0
+
+    @property
+    def num_cut(self) -> int:
+        return sum(arrival.is_cut for arrival in self.arrivals)
+
+    def notes(self) -> Iterator[str]:
+        """What was done to them that nobody asked for."""
+        if self.num_left_out:
+            yield f"{self.num_left_out} requests of the real run are left out: nobody knows how long they were"
+        if self.num_cut:
+            yield f"{self.num_cut} of {len(self.arrivals)} prompts are cut: they do not fit with their answers"
+
 
 def simulate(options: Mapping[str, Any], report: Callable[[str], None]) -> RenderableType:
     """Replays a trace, or a real run, in virtual time; what to show of it.
@@ -77,19 +119,26 @@ def simulate(options: Mapping[str, Any], report: Callable[[str], None]) -> Rende
     check_not_negative("--warmup", chosen.warmup_s)
     if chosen.trace_seconds is not None:
         check_over_zero("--trace-seconds", chosen.trace_seconds)
+    if chosen.stage is not None and chosen.compare_with is None:
+        raise ConfigError("--stage names a stage of the report of --compare-with. Name the report, or leave it out.")
+    if chosen.with_samples and chosen.json_file is None:
+        raise ConfigError("--samples writes every request into the file of --json. Name that file, or leave it out.")
     if chosen.json_file is not None:
         check_writable("--json", chosen.json_file)
     config, profile = _config_of(chosen)
     stage = None if chosen.compare_with is None else read_stage(chosen.compare_with, chosen.stage)
     report("reading the requests")
-    arrivals, warmup_s = _arrivals_of(chosen, config, profile, stage)
-    report(f"replaying {len(arrivals)} requests")
-    result = replay(config, profile, arrivals, ReplaySettings(warmup_s))
+    requests = _requests_of(chosen, config, profile, stage)
+    for note in requests.notes():
+        report(note)
+    report(f"replaying {len(requests.arrivals)} requests")
+    result = replay(config, profile, requests.arrivals, ReplaySettings(requests.warmup_s))
     document = result.document
+    document["replay"] |= {"cut_prompts": requests.num_cut, "left_out": requests.num_left_out}
     document["settings"] = {"config": config.to_dict(), "profile": profile.model_dump(mode="json"), **_plain(chosen)}
     shown: list[RenderableType] = [table(document)]
     if stage is not None:
-        document["comparison"] = compare(stage, result.requests, arrivals[-1].at_s - warmup_s)
+        document["comparison"] = compare(stage, result.requests, requests.arrivals[-1].at_s - requests.warmup_s)
         shown.append(comparison_table(document["comparison"]))
     if chosen.with_samples:
         document["requests"] = [asdict(request) for request in result.requests]
@@ -98,14 +147,17 @@ def simulate(options: Mapping[str, Any], report: Callable[[str], None]) -> Rende
     return Group(*shown)
 
 
-def fit_profile(config: Path | None, overrides: Mapping[str, Any], profile: str | None, file: Path) -> str:
+def fit_profile(options: Mapping[str, Any], file: Path) -> str:
     """Writes a profile with the step costs of this machine's real workers; says what is in it.
 
     Raises:
-        ConfigError: nothing is known of them, or the file cannot be written.
+        ConfigError: nothing is known of them, the file cannot be written, or an option is for a replay.
     """
+    chosen = SimulateOptions(**options)
+    if given := chosen.given(_OF_REPLAYS):
+        raise ConfigError(f"--fit writes a profile and replays nothing, so leave out {', '.join(given)}.")
     check_writable("--fit", file)
-    base = _config_of(SimulateOptions(config=config, overrides=overrides, profile=profile))[1]
+    base = _config_of(chosen)[1]
     text = profile_text(fitted_profile(base, newest_fits()))
     file.write_text(text, encoding="utf-8")
     return f"{file}: step costs of real workers; all else is that of the profile it began with.\n{text}"
@@ -118,18 +170,17 @@ def _config_of(options: SimulateOptions) -> tuple[BatonConfig, TimingProfile]:
     return config, profile
 
 
-def _arrivals_of(
+def _requests_of(
     options: SimulateOptions, config: BatonConfig, profile: TimingProfile, stage: Mapping[str, Any] | None
-) -> tuple[list[Arrival], float]:
-    """Requests, and for how long they are a warm-up."""
+) -> _Requests:
     shares = _shares(options.slo_class, config)
     if options.trace is None:
         if stage is None:
             raise ConfigError("Name the requests: --trace FILE, or --compare-with a report that has samples.")
         _check_repeatable(options, shares)
-        measured = measured_requests(stage)
+        measured, num_left_out = measured_requests(stage)
         warmup_s = next((request.at_s for request in measured if not request.is_warmup), 0.0)
-        return repeat_arrivals(measured, next(iter(shares)), options.seed), warmup_s
+        return _Requests(repeat_arrivals(measured, next(iter(shares)), options.seed), warmup_s, num_left_out)
     trace = cut_trace(read_trace(options.trace, options.trace_format), options.trace_start_s, options.trace_seconds)
     arrivals = make_arrivals(
         trace,
@@ -141,13 +192,12 @@ def _arrivals_of(
         max_tokens=longest_request(config, profile),
         seed=options.seed,
     )
-    return arrivals, options.warmup_s
+    return _Requests(arrivals, options.warmup_s)
 
 
 def _check_repeatable(options: SimulateOptions, shares: Mapping[str, float]) -> None:
     """Refuses what would do nothing: a real run's requests are sent as they were."""
-    usual = SimulateOptions()
-    given = [option for name, option in _OF_TRACES.items() if getattr(options, name) != getattr(usual, name)]
+    given = options.given(_OF_TRACES)
     if len(shares) > 1:
         given.append("--class with shares")
     if given:
@@ -171,7 +221,10 @@ def _shares(text: str, config: BatonConfig) -> dict[str, float]:
 def _plain(options: SimulateOptions) -> dict[str, Any]:
     return {
         "router": options.router,
-        "trace": None if options.trace is None else str(options.trace),
+        "trace": _text(options.trace),
+        "trace_format": options.trace_format,
+        "trace_start_s": options.trace_start_s,
+        "trace_seconds": options.trace_seconds,
         "rate_scale": options.rate_scale,
         "input_scale": options.input_scale,
         "output_scale": options.output_scale,
@@ -179,4 +232,10 @@ def _plain(options: SimulateOptions) -> dict[str, Any]:
         "warmup_s": options.warmup_s,
         "class": options.slo_class,
         "seed": options.seed,
+        "compare_with": _text(options.compare_with),
+        "stage": options.stage,
     }
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from benchmarks.serve.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
+from benchmarks.serve.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, lay_blocks
 from engine.errors import ConfigError
 from engine.request import SamplingParams
 from simulation.schedule import Schedule
@@ -23,12 +23,14 @@ class Arrival:
     Attributes:
         at_s: since the start of the replay.
         slo: name of its class.
+        is_cut: its prompt was too long for the model, and is shorter than the trace says.
     """
 
     at_s: float
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     slo: str
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,30 +56,38 @@ class PromptTokens:
         random = Random(seed)
         self._table = [_FIRST_TOKEN + random.randrange(_TOKENS) for _ in range(_TABLE_TOKENS)]
 
-    def make(self, request: TraceRequest, number: int) -> tuple[int, ...]:
+    def make(self, request: TraceRequest, number: int, scale: float = 1.0) -> tuple[int, ...]:
         """
         Args:
             number: of the request; what the trace says nothing of is this one's alone.
+            scale: by which the request's length has been changed; its blocks are changed alike.
         """
         tokens: list[int] = []
-        for block in request.hash_ids:
-            tokens += self._block(block)
-        own = 0
-        while len(tokens) < request.input_tokens:
-            tokens += self._block(-(number * 4096 + own) - 1)
-            own += 1
-        return tuple(tokens[: request.input_tokens])
+        if request.hash_ids:
+            block_tokens = MOONCAKE_BLOCK_TOKENS * scale
+            num_told = min(request.input_tokens, max(1, round(len(request.hash_ids) * block_tokens)))
+            for block, count in lay_blocks(request.hash_ids, block_tokens, num_told):
+                tokens += self._text(block, count)
+        return (*tokens, *self.own(number, request.input_tokens - len(tokens)))
 
-    def _block(self, block: int) -> list[int]:
-        """512 tokens. The first three spell the block's number, so that different blocks differ from their start."""
-        start = (block * 2_654_435_761) % (_TABLE_TOKENS - MOONCAKE_BLOCK_TOKENS)
-        sign, number = int(block < 0), abs(block)
-        name = [
+    def own(self, number: int, count: int) -> list[int]:
+        """Tokens that no other request has, from the first on."""
+        return self._text(-number - 1, count)
+
+    def _text(self, key: int, count: int) -> list[int]:
+        """Of two texts of one key the shorter is the beginning of the longer. The first three tokens spell the key, so
+        that texts of different keys differ from their start."""
+        sign, number = int(key < 0), abs(key)
+        tokens = [
             _FIRST_TOKEN + number % _TOKENS,
             _FIRST_TOKEN + number // _TOKENS % _TOKENS,
             _FIRST_TOKEN + 2 * (number // _TOKENS**2) + sign,
         ]
-        return name + self._table[start : start + MOONCAKE_BLOCK_TOKENS - len(name)]
+        start = (key * 2_654_435_761) % _TABLE_TOKENS
+        while len(tokens) < count:
+            tokens += self._table[start : start + count - len(tokens)]
+            start = 0
+        return tokens[:count]
 
 
 def make_arrivals(
@@ -97,7 +107,7 @@ def make_arrivals(
         input_scale, output_scale: factors of their lengths.
         num_requests: the first so many; more than there are: the trace is repeated, with other prompts.
         shares: class → how many of a request's like are of it.
-        max_tokens: of prompt and answer together; longer prompts are cut.
+        max_tokens: of prompt and answer together; of longer prompts the first blocks and the last one are kept.
 
     Raises:
         ConfigError: a rate or a share that cannot be.
@@ -115,25 +125,27 @@ def make_arrivals(
         recorded = _lap(trace[index], lap, length_s)
         now_s += (recorded.at_s - recorded_s) / rate.at(now_s)
         recorded_s = recorded.at_s
-        num_input = max(1, round(recorded.input_tokens * longer_prompt.at(now_s)))
+        scale = longer_prompt.at(now_s)
+        wanted_input = max(1, round(recorded.input_tokens * scale))
         num_output = min(max(1, round(recorded.output_tokens * longer_answer.at(now_s))), max_tokens - 1)
-        prompt = prompts.make(replace(recorded, input_tokens=num_input), number)[: max_tokens - num_output]
+        num_input = min(wanted_input, max_tokens - num_output)
+        prompt = prompts.make(replace(recorded, input_tokens=num_input), number, scale)
         params = SamplingParams(max_tokens=num_output, temperature=0, ignore_eos=True, seed=number)
         slo = random.choices(names, weights)[0]
-        arrivals.append(Arrival(now_s, prompt, params, slo))
+        arrivals.append(Arrival(now_s, prompt, params, slo, is_cut=num_input < wanted_input))
     return arrivals
 
 
 def repeat_arrivals(measured: Sequence[MeasuredRequest], slo: str, seed: int = 0) -> list[Arrival]:
     """A real run's requests once more. What was cached of a prompt begins like all the others."""
     prompts = PromptTokens(seed)
-    common = prompts.make(TraceRequest(0.0, max((request.cached_tokens for request in measured), default=0) or 1, 1), 0)
+    common = prompts.own(0, max((request.cached_tokens for request in measured), default=0))
     arrivals = []
     for number, request in enumerate(measured, start=1):
-        own = prompts.make(TraceRequest(0.0, request.input_tokens, 1), number)
         shared = min(request.cached_tokens, request.input_tokens - 1)
+        own = prompts.own(number, request.input_tokens - shared)
         params = SamplingParams(max_tokens=request.output_tokens, temperature=0, ignore_eos=True, seed=number)
-        arrivals.append(Arrival(request.at_s, common[:shared] + own[shared:], params, slo))
+        arrivals.append(Arrival(request.at_s, (*common[:shared], *own), params, slo))
     return arrivals
 
 

@@ -1,4 +1,7 @@
-"""Before torch is imported: tests share the machine, so waiting OpenMP threads must sleep instead of spinning."""
+"""For all tests, which share the machine: nothing depends on how fast it is, and one run tries what another tried.
+
+Before torch is imported: waiting OpenMP threads must sleep instead of spinning.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ import logging
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from cluster.logs import PACKAGES
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+settings.register_profile("shared", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
 
 
 @pytest.fixture(autouse=True)

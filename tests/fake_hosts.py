@@ -129,6 +129,7 @@ def placement_of(device: str) -> tuple[str, list[str], str]:
 def small_ray(**options: Any) -> Iterator[None]:
     """A Ray of its own, on the loopback interface."""
     ray.init(
+        address="local",
         include_dashboard=False,
         log_to_driver=False,
         logging_level="error",

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from cluster.config import DECODE, PREFILL, RouterConfig
-from cluster.entry import open_entry
+from cluster.dispatcher import Dispatcher
 from cluster.generation import GenerationRequest, ModelCard, TokenChunk
 from cluster.latency.request_predictions import RequestPredictions
 from cluster.latency_model import LatencyModel
@@ -18,6 +18,7 @@ from cluster.messages import pack_events
 from cluster.metrics import RouterMetrics
 from cluster.registry import WorkerInfo, WorkerRegistry
 from cluster.router import Router
+from cluster.routing.profile import build_profile
 from cluster.routing_config import RoutingConfig
 from cluster.rpc import abort_with, create_server
 from cluster.timelines import TimelineStore
@@ -25,6 +26,7 @@ from cluster.wire import worker_pb2, worker_pb2_grpc
 from engine.errors import BatonError
 from engine.request import SamplingParams
 from engine.timeline import Event, Timeline
+from tests.open_entry import open_entry
 
 TIMEOUT_S = 10.0
 """Ends what hangs; nothing that works comes near it."""
@@ -173,12 +175,17 @@ async def death(worker: FakeWorker) -> None:
 
 
 class FakeWorker(worker_pb2_grpc.PrefillServicer, worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.WorkerServicer):
-    """One worker of either pool, with a clock of its own."""
+    """One worker of either pool, with a clock of its own.
+
+    Attributes:
+        pause_s: between one event and the next, so that their order over connections is plain.
+    """
 
     def __init__(self, worker_id: str, pool: str, clock_shift_s: float = 0.0) -> None:
         self.worker_id = worker_id
         self.pool = pool
         self.clock_shift_s = clock_shift_s
+        self.pause_s = 0.02
         self.scripts: list[Callable[..., AsyncIterator[object]]] = []
         self.requests: list[worker_pb2.PrefillRequest | worker_pb2.GenerateRequest] = []
         self.num_open = 0
@@ -210,18 +217,18 @@ class FakeWorker(worker_pb2_grpc.PrefillServicer, worker_pb2_grpc.DecodeServicer
         return time.monotonic() + self.clock_shift_s
 
     async def later(self) -> float:
-        """The time on this worker's clock after a moment long enough to order events over connections."""
-        await asyncio.sleep(0.02)
+        """The time on this worker's clock after a pause."""
+        await asyncio.sleep(self.pause_s)
         return self.now()
 
     async def first_token(self, request: worker_pb2.PrefillRequest) -> worker_pb2.PrefillEvent:
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(self.pause_s)
         events = {
             Event.PREFILL_QUEUED: self.now(),
             Event.PREFILL_STARTED: await self.later(),
             Event.FIRST_TOKEN_SAMPLED: await self.later(),
         }
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(self.pause_s)
         message = batch(request, 0)
         message.num_cached_tokens = CACHED_TOKENS
         return worker_pb2.PrefillEvent(first_token=message, events=pack_events(events))
@@ -280,9 +287,9 @@ class FakeCluster:
     def __post_init__(self) -> None:
         card = ModelCard("fake", 4096, 100_000, 0)
         self.predictions = RequestPredictions(LatencyModel(), self.metrics.prediction_errors)
-        entry = open_entry(
-            self.routing, self.registry, self.predictions, self.metrics.routing, self.config.worker_wait_s
-        )
+        chooser = build_profile(self.routing, self.predictions.forecaster, self.metrics.routing.observe_scorer)
+        dispatcher = Dispatcher(self.registry, self.predictions, chooser, metrics=self.metrics.routing)
+        entry = open_entry(dispatcher, self.registry, self.metrics, self.config.worker_wait_s)
         self.router = Router(card, self.registry, self.config, self.metrics, self.timelines, self.predictions, entry)
 
     async def add(self, worker_id: str, clock_shift_s: float = 0.0) -> FakeWorker:

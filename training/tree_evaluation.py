@@ -14,7 +14,8 @@ class TreeAcceptance:
     Attributes:
         accuracies: by head and rank: how often this guess was what the target said.
         num_nodes: of the tree, which is the best one for these accuracies.
-        mean_accepted_length: tokens per target forward (τ), the target's own included.
+        mean_accepted_length: tokens per target forward (τ), the target's own included; of the very guesses that
+            the tree was chosen by, which are many times more than it has nodes.
     """
 
     accuracies: tuple[tuple[float, ...], ...]

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.serve.discovery import count_prompt, find_tokenizer_aside
 from benchmarks.serve.endpoint import Endpoint
-from benchmarks.serve.lengths import parse_lengths
+from benchmarks.serve.lengths import LengthDistribution, parse_lengths
 from benchmarks.serve.prompts import COMMON_WORDS, PromptWriter, calibrated_writer, sample_texts, writer_for_tokenizer
 from benchmarks.serve.scaling import LengthLimits, check_room, make_limits, scale_to_longest
 from benchmarks.serve.settings import TargetSettings, WorkloadSettings
@@ -31,23 +31,51 @@ class AssembledWorkload:
     notes: list[str] = field(default_factory=list)
 
 
-def load_trace(settings: WorkloadSettings) -> list[TraceRequest] | None:
-    """The part of the trace that is asked for; None without one.
+@dataclass(frozen=True, slots=True)
+class WorkloadPlan:
+    """What the options say about the requests; known before anything is sent.
+
+    Attributes:
+        input_lengths, output_lengths: before ``limits``.
+        trace: the part of it that is asked for; None without one.
+        prompts: of a file; None without one.
+    """
+
+    limits: LengthLimits
+    input_lengths: LengthDistribution
+    output_lengths: LengthDistribution
+    trace: Sequence[TraceRequest] | None
+    prompts: Sequence[str] | None
+
+    @property
+    def trace_length(self) -> int | None:
+        return None if self.trace is None else len(self.trace)
+
+
+def plan_workload(settings: WorkloadSettings) -> WorkloadPlan:
+    """Reads all options and the files that they name.
 
     Raises:
-        ConfigError: see :func:`benchmarks.serve.traces.read_trace`.
+        ConfigError: options that do not go together or leave nothing, or a file that cannot be used.
     """
-    if settings.trace is None:
-        return None
-    trace = read_trace(settings.trace, settings.trace_format)
-    return cut_trace(trace, settings.trace_start_s, settings.trace_seconds)
+    if settings.trace is not None and settings.prompts is not None:
+        raise ConfigError("--trace and --prompts both say what is sent. Give one of them.")
+    if settings.prefix_tokens < 0 or settings.prefix_groups < 1:
+        raise ConfigError("--prefix-tokens must not be under 0, and --prefix-groups must be at least 1.")
+    trace = None
+    if settings.trace is not None:
+        recorded = read_trace(settings.trace, settings.trace_format)
+        trace = cut_trace(recorded, settings.trace_start_s, settings.trace_seconds)
+    return WorkloadPlan(
+        _settled_limits(settings, trace),
+        parse_lengths("--input", settings.input),
+        parse_lengths("--output", settings.output),
+        trace,
+        None if settings.prompts is None else read_prompts(settings.prompts),
+    )
 
 
-def make_settled_limits(settings: WorkloadSettings, trace: Sequence[TraceRequest] | None) -> LengthLimits:
-    """
-    Raises:
-        ConfigError: options that do not go together, or leave nothing.
-    """
+def _settled_limits(settings: WorkloadSettings, trace: Sequence[TraceRequest] | None) -> LengthLimits:
     limits = make_limits(
         settings.input_scale, settings.output_scale, settings.max_input, settings.max_output, settings.context
     )
@@ -59,31 +87,24 @@ def make_settled_limits(settings: WorkloadSettings, trace: Sequence[TraceRequest
 
 
 async def assemble_workload(
-    target: TargetSettings, settings: WorkloadSettings, endpoint: Endpoint, trace: Sequence[TraceRequest] | None
+    target: TargetSettings, settings: WorkloadSettings, plan: WorkloadPlan, endpoint: Endpoint
 ) -> AssembledWorkload:
     """Prompts from a file, a trace, or distributions; whichever is asked for.
 
     Raises:
-        BatonError: an option cannot be used, or nobody can count tokens.
+        BatonError: lengths that the model cannot hold, or nobody can count tokens.
     """
-    if settings.trace is not None and settings.prompts is not None:
-        raise ConfigError("--trace and --prompts both say what is sent. Give one of them.")
-    if settings.prefix_tokens < 0 or settings.prefix_groups < 1:
-        raise ConfigError("--prefix-tokens must not be under 0, and --prefix-groups must be at least 1.")
-    limits = make_settled_limits(settings, trace)
-    output_lengths = parse_lengths("--output", settings.output)
-    input_lengths = parse_lengths("--input", settings.input)
-    if settings.prompts is not None:
+    limits, input_lengths, output_lengths = plan.limits, plan.input_lengths, plan.output_lengths
+    if settings.prompts is not None and plan.prompts is not None:
         check_room(limits, 1.0, output_lengths.mean(), endpoint.max_model_len)
-        prompts = read_prompts(settings.prompts)
         notes = ["--prompts are sent as they are, in every run: a prefix cache may know them"]
-        workload = FileWorkload(prompts, output_lengths, limits, settings.seed, settings.prompts.name)
+        workload = FileWorkload(plan.prompts, output_lengths, limits, settings.seed, settings.prompts.name)
         return AssembledWorkload(workload, notes=notes)
-    if trace is None:
+    if plan.trace is None:
         check_room(limits, input_lengths.mean(), output_lengths.mean(), endpoint.max_model_len)
     else:
         # Of recorded traffic some requests may fit and others not: the server says which.
-        check_room(limits, max(request.input_tokens for request in trace), 1.0, None)
+        check_room(limits, max(request.input_tokens for request in plan.trace), 1.0, None)
     writer = await _make_writer(target, settings, endpoint)
     counting = {
         "tokenizer": writer.source,
@@ -91,8 +112,8 @@ async def assemble_workload(
         "prompt_overhead": writer.overhead,
     }
     notes = [] if writer.is_exact else [f"prompt lengths are approximate: {writer.source}"]
-    if settings.trace is not None and trace is not None:
-        return AssembledWorkload(TraceWorkload(writer, trace, limits, settings.trace.name), counting, notes)
+    if settings.trace is not None and plan.trace is not None:
+        return AssembledWorkload(TraceWorkload(writer, plan.trace, limits, settings.trace.name), counting, notes)
     synthetic = SyntheticWorkload(
         writer, input_lengths, output_lengths, limits,
         prefix_tokens=settings.prefix_tokens, prefix_groups=settings.prefix_groups, seed=settings.seed,

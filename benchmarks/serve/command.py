@@ -11,7 +11,7 @@ import uvloop
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from benchmarks.serve.assembly import load_trace, make_settled_limits
+from benchmarks.serve.assembly import WorkloadPlan, plan_workload
 from benchmarks.serve.charts import make_charts
 from benchmarks.serve.document import check_writable, serve_document, write_json
 from benchmarks.serve.open_files import make_room_for_connections
@@ -24,7 +24,7 @@ from benchmarks.serve.slo import Slo, parse_slo
 from benchmarks.serve.stage_result import StageResult, evaluate
 from benchmarks.serve.stages import LoadSettings, Stage, plan_notes, plan_stages
 from benchmarks.serve.tables import render_run
-from benchmarks.serve.traces import TraceRequest
+from benchmarks.serve.unused_options import check_all_used
 from engine.errors import ConfigError
 
 _REPORT_STEM = "bench-serve"
@@ -79,15 +79,17 @@ def run_serve(
     """
     slo = None if output.slo is None else parse_slo("--slo", output.slo)
     report = plan_report(output.report, _REPORT_STEM)
+    if output.with_samples and output.json_file is None:
+        raise ConfigError("--samples writes every request into the file of --json. Name that file, or leave it out.")
     if output.json_file is not None:
         check_writable("--json", output.json_file)
-    trace = load_trace(workload)
-    make_settled_limits(workload, trace)
-    stages = plan_stages(load, None if trace is None else len(trace))
+    plan = plan_workload(workload)
+    stages = plan_stages(load, plan.trace_length)
+    check_all_used(workload, load, is_open=stages[0].is_open)
     make_room_for_connections(stages)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            results, session = runner.run(_measure(target, workload, trace, stages, slo, console))
+            results, session = runner.run(_measure(target, workload, plan, stages, slo, console))
     except InterruptedBeforeLoadError:
         return ServeOutcome(Text("interrupted before the load began"), (), is_interrupted=True)
     notes = [*plan_notes(load), *session.notes]
@@ -114,7 +116,7 @@ def run_serve(
 async def _measure(
     target: TargetSettings,
     workload: WorkloadSettings,
-    trace: Sequence[TraceRequest] | None,
+    plan: WorkloadPlan,
     stages: Sequence[Stage],
     slo: Slo | None,
     console: Console,
@@ -125,7 +127,7 @@ async def _measure(
         console.print(Text(line), soft_wrap=True)
 
     with stop_on_signals() as stop:
-        async with open_session(target, workload, trace, say, stop) as session:
+        async with open_session(target, workload, plan, say, stop) as session:
             for stage in stages:
                 if stop.is_set():
                     break

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
 
 from benchmarks.serve.request_spec import RequestSpec
+from cluster.client import is_loopback
 
 CHAT = "chat"
 COMPLETIONS = "completions"
@@ -59,11 +58,7 @@ class Endpoint:
     @property
     def is_loopback(self) -> bool:
         """A proxy of the environment cannot reach it."""
-        host = urlsplit(self.base_url).hostname or ""
-        try:
-            return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return host == "localhost"
+        return is_loopback(self.base_url)
 
     def body(self, spec: RequestSpec) -> bytes:
         """The request as JSON."""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
+from cluster.config_section import seconds_of
 from engine.errors import ConfigError
-
-_SECONDS_BY_UNIT: Mapping[str, float] = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)")
 
 
 def known_name(option: str, name: str, known: Iterable[str]) -> str:
@@ -83,8 +80,7 @@ def duration_s(option: str, text: str) -> float:
     Raises:
         ConfigError: not a duration over 0.
     """
-    match = _DURATION.fullmatch(text.strip().lower())
-    unit = (match[2] or "s") if match else ""
-    if match is None or unit not in _SECONDS_BY_UNIT or float(match[1]) <= 0:
+    seconds = seconds_of(text)
+    if not seconds:
         raise ConfigError(f"{option}: {text!r} is not a duration over 0. Expected one such as 500ms, 2s or 10min.")
-    return float(match[1]) * _SECONDS_BY_UNIT[unit]
+    return seconds

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.serve.assembly import AssembledWorkload, assemble_workload
+from benchmarks.serve.assembly import AssembledWorkload, WorkloadPlan, assemble_workload
 from benchmarks.serve.client import LoadClient
 from benchmarks.serve.discovery import describe_endpoint, find_model, settle
 from benchmarks.serve.endpoint import Endpoint
 from benchmarks.serve.runner import StageRun, run_stage
 from benchmarks.serve.settings import TargetSettings, WorkloadSettings
-from benchmarks.serve.traces import TraceRequest
 from benchmarks.serve.workload import Workload
 
 Report = Callable[[str], None]
@@ -50,7 +49,7 @@ class Session:
 async def open_session(
     target: TargetSettings,
     settings: WorkloadSettings,
-    trace: Sequence[TraceRequest] | None,
+    plan: WorkloadPlan,
     report: Report,
     stop: asyncio.Event,
 ) -> AsyncIterator[Session]:
@@ -60,7 +59,7 @@ async def open_session(
         BatonError: nobody answers, or an option cannot be used with this target.
         InterruptedBeforeLoadError: ``stop`` was set meanwhile.
     """
-    endpoint, notes, assembled = await _unless_stopped(_prepare(target, settings, trace, report), stop)
+    endpoint, notes, assembled = await _unless_stopped(_prepare(target, settings, plan, report), stop)
     description = {
         "url": endpoint.base_url,
         "model": endpoint.model,
@@ -72,12 +71,10 @@ async def open_session(
         yield Session(client, assembled.workload, settings.seed, description, notes + assembled.notes)
 
 
-async def _prepare(
-    target: TargetSettings, settings: WorkloadSettings, trace: Sequence[TraceRequest] | None, report: Report
-) -> _Prepared:
+async def _prepare(target: TargetSettings, settings: WorkloadSettings, plan: WorkloadPlan, report: Report) -> _Prepared:
     endpoint, notes = await settle(await find_model(describe_endpoint(target)))
     report(f"{endpoint.generate_url}, model {endpoint.model}")
-    return endpoint, notes, await assemble_workload(target, settings, endpoint, trace)
+    return endpoint, notes, await assemble_workload(target, settings, plan, endpoint)
 
 
 async def _unless_stopped(preparation: Coroutine[Any, Any, _Prepared], stop: asyncio.Event) -> _Prepared:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.serve.arrivals import TRACE
-from benchmarks.serve.assembly import load_trace, make_settled_limits
+from benchmarks.serve.assembly import WorkloadPlan, plan_workload
 from benchmarks.serve.document import SWEEP_FORMAT, check_writable, make_header, write_json
 from benchmarks.serve.goodput_search import RateVerdict, SearchLimits, SearchResult, search_goodput
 from benchmarks.serve.latency import percentile_ms
@@ -29,7 +29,7 @@ from benchmarks.serve.slo import Slo, parse_slo
 from benchmarks.serve.stage_result import StageResult, evaluate
 from benchmarks.serve.stages import MAX_RATE, LoadSettings, plan_stages
 from benchmarks.serve.sweep_charts import answers_at, sweep_charts
-from benchmarks.serve.traces import TraceRequest
+from benchmarks.serve.unused_options import check_all_used
 from engine.errors import ConfigError
 
 _REPORT_STEM = "bench-sweep"
@@ -113,11 +113,11 @@ def run_sweep(
     report = plan_report(sweep.report, _REPORT_STEM)
     if sweep.json_file is not None:
         check_writable("--json", sweep.json_file)
-    trace = load_trace(workload)
-    make_settled_limits(workload, trace)
+    plan = plan_workload(workload)
+    check_all_used(workload, load, is_open=True)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            result, probes, session, stopped = runner.run(_search(target, workload, trace, load, slo, limits, console))
+            result, probes, session, stopped = runner.run(_search(target, workload, plan, load, slo, limits, console))
     except InterruptedBeforeLoadError:
         return SweepOutcome(Text("interrupted before the load began"), SearchResult(), (), is_interrupted=True)
     shown = _render(result, probes, slo, sweep)
@@ -140,7 +140,7 @@ def run_sweep(
 async def _search(
     target: TargetSettings,
     workload: WorkloadSettings,
-    trace: Sequence[TraceRequest] | None,
+    plan: WorkloadPlan,
     load: LoadSettings,
     slo: Slo,
     limits: SearchLimits,
@@ -148,7 +148,7 @@ async def _search(
 ) -> tuple[SearchResult, list[StageResult], Session, bool]:
     probes: list[StageResult] = []
     with stop_on_signals() as stop:
-        async with open_session(target, workload, trace, lambda line: _say(console, line), stop) as session:
+        async with open_session(target, workload, plan, lambda line: _say(console, line), stop) as session:
 
             async def probe(rate: float) -> tuple[int, int] | None:
                 (stage,) = plan_stages(replace(load, rate=(rate,)), None)

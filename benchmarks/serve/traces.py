@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -74,6 +74,28 @@ def cut_trace(requests: Iterable[TraceRequest], start_s: float, seconds: float |
     if not kept:
         raise ConfigError(f"--trace: no request arrived between {start_s:g} s and {end_s:g} s. Choose another part.")
     return kept
+
+
+def lay_blocks(hash_ids: Sequence[int], block_tokens: float, num_tokens: int) -> list[tuple[int, int]]:
+    """(hash id, tokens) of each part of a prompt of ``num_tokens`` whose blocks are ``block_tokens`` long.
+
+    Blocks begin at the same token in every prompt, whatever fraction a scaled block has. The last one is as long as the
+    prompt needs. A prompt that was clipped keeps its first blocks and its last one: two conversations that differ at
+    the end only must not become one.
+    """
+    bounds = [round(position * block_tokens) for position in range(len(hash_ids) + 1)]
+    bounds[-1] = max(bounds[-1], num_tokens)
+    tail = 0
+    if num_tokens <= bounds[-2]:
+        tail = min(max(1, round(block_tokens)), max(1, num_tokens // 2))
+    parts: list[tuple[int, int]] = []
+    room = num_tokens - tail
+    for position, block in enumerate(hash_ids):
+        # A block that is scaled down far enough has no token left.
+        if tokens := min(bounds[position + 1] - bounds[position], room):
+            parts.append((block, tokens))
+            room -= tokens
+    return [*parts, (hash_ids[-1], tail)] if tail else parts
 
 
 def _read_mooncake(path: Path, lines: Iterable[str]) -> list[TraceRequest]:

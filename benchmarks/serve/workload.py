@@ -14,7 +14,7 @@ from benchmarks.serve.lengths import LengthDistribution
 from benchmarks.serve.prompts import PromptWriter, Segment
 from benchmarks.serve.request_spec import RequestSpec
 from benchmarks.serve.scaling import LengthLimits
-from benchmarks.serve.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
+from benchmarks.serve.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, lay_blocks
 from engine.errors import ConfigError
 
 _GOLDEN_SHARE = (5**0.5 - 1) / 2
@@ -123,25 +123,8 @@ def _first_item(stage: int, size: int) -> int:
 
 
 def block_segments(hash_ids: Sequence[int], block_tokens: float, text_tokens: int, key: str) -> list[Segment]:
-    """A segment for each block of ``block_tokens``, ``text_tokens`` in all.
-
-    Blocks begin at the same token in every prompt, whatever fraction a scaled block has. A prompt that was clipped
-    keeps its first blocks and its last one: two conversations that differ at the end only must not become one.
-    """
-    bounds = [round(position * block_tokens) for position in range(len(hash_ids) + 1)]
-    bounds[-1] = max(bounds[-1], text_tokens)
-    last = Segment(f"{key}/{hash_ids[-1]}", 0)
-    tail = 0
-    if text_tokens <= bounds[-2]:
-        tail = min(max(1, round(block_tokens)), max(1, text_tokens // 2))
-    segments: list[Segment] = []
-    room = text_tokens - tail
-    for position, block in enumerate(hash_ids):
-        # A block that is scaled down far enough has no token left.
-        if tokens := min(bounds[position + 1] - bounds[position], room):
-            segments.append(Segment(f"{key}/{block}", tokens))
-            room -= tokens
-    return [*segments, Segment(last.key, tail)] if tail else segments
+    """A segment for each part that :func:`benchmarks.serve.traces.lay_blocks` lays, ``text_tokens`` in all."""
+    return [Segment(f"{key}/{block}", tokens) for block, tokens in lay_blocks(hash_ids, block_tokens, text_tokens)]
 
 
 class FileWorkload:

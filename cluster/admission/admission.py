@@ -17,6 +17,7 @@ from math import inf
 from typing import Any, Generic, TypeVar
 
 from cluster.admission import refusals
+from cluster.admission.alarm import Alarm
 from cluster.admission.asking import Asking
 from cluster.admission.contracts import Dispatcher, Placement
 from cluster.admission.gathering import Gatherer
@@ -32,7 +33,7 @@ from cluster.journal import Journal
 from cluster.routing.base import Preference, RouteDecision
 from cluster.slo import BUILTIN_CLASSES, SloClass
 from cluster.timers import RESOLUTION_S
-from engine.errors import NoWorkerError, OverloadedError
+from engine.errors import OverloadedError
 from engine.timeline import Event
 
 PlacementT = TypeVar("PlacementT", bound=Placement)
@@ -82,8 +83,7 @@ class Admission(Generic[PlacementT]):
         self._held: HoldingRoom[Asking[PlacementT]] = HoldingRoom(self._settle)
         self._blocked_by = Shortage.PREFILL
         self._shortage_s = -inf
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_due_s = inf
+        self._alarm = Alarm(self._look, clock)
         self._looked_s = -inf
         self._is_closed = False
         metrics.queued = self._num_queued_by_class
@@ -112,10 +112,7 @@ class Admission(Generic[PlacementT]):
             raise self._counted(journal.request.slo, refusals.stopping())
         asking = self._ask(journal, self._clock())
         is_let_in = self._config.mode == "off" or journal.attempt > 1
-        preferred = None if is_let_in else self._with_room(journal.request.slo)
-        decision = self._dispatcher.forecast(journal, preferred)
-        if decision is None:
-            decision = await self._worker_wait.first_route(journal, preferred)
+        decision = await self._first_route(journal, is_let_in=is_let_in)
         if is_let_in:
             return self._dispatch(asking, decision, self._check(asking, decision), had_room=False)
         if self._gatherer is not None:
@@ -136,18 +133,14 @@ class Admission(Generic[PlacementT]):
     def poke(self) -> None:
         """There may be room now. Costs nothing while nobody waits, and calls in a burst are one."""
         if len(self._queue):
-            self._look_at(max(self._clock(), self._looked_s + _SHORTEST_PAUSE_S))
+            self._alarm.set(max(self._clock(), self._looked_s + _SHORTEST_PAUSE_S))
 
     def close(self) -> None:
         """Refuses all that wait, and whoever comes."""
         self._is_closed = True
         self._worker_wait.close()
-        if self._timer is not None:
-            self._timer.cancel()
-        tickets = list(self._queue)
-        for ticket in tickets:
-            self._queue.remove(ticket)
-        for asking in [*(ticket.item for ticket in tickets), *self._held.clear()]:
+        self._alarm.cancel()
+        for asking in [*self._queue.clear(), *self._held.clear()]:
             self._refuse(asking, refusals.stopping())
 
     def status(self) -> dict[str, Any]:
@@ -161,9 +154,17 @@ class Admission(Generic[PlacementT]):
         # With the patience of workers, those who wait here for minutes would soon go before everybody else.
         return Asking(journal, journal.urgency._replace(patience_s=self._config.patience), now_s, journal.received_s)
 
+    async def _first_route(self, journal: Journal, *, is_let_in: bool = False) -> RouteDecision:
+        """The best route, as soon as there is one. Raises what :meth:`admit` does."""
+        preferred = None if is_let_in else self._with_room(journal.request.slo)
+        try:
+            return await self._worker_wait.first_route(journal, preferred)
+        except OverloadedError as error:  # the router stops
+            raise self._counted(journal.request.slo, error) from None
+
     def _forecast(self, journal: Journal) -> RouteDecision | None:
         """The best of the routes that have room, or else of all."""
-        return self._dispatcher.forecast(journal, self._with_room(journal.request.slo))
+        return self._worker_wait.forecast(journal, self._with_room(journal.request.slo))
 
     def _with_room(self, slo: SloClass) -> Preference:
         slack, factors = self._config.slack, self._work.factors(slo)
@@ -182,6 +183,15 @@ class Admission(Generic[PlacementT]):
             is_crowded=self._clock() < self._shortage_s + (_CROWDED_S if asking.ticket is None else _CROWDED_QUEUE_S),
         )
 
+    def _judge(self, asking: Asking[PlacementT], decision: RouteDecision) -> tuple[RouteDecision, RoomCheck]:
+        """The route to book, and whether it has room. Who is lost steps back, which changes the forecast."""
+        check = self._check(asking, decision)
+        if check.is_lost and check.shortage is None:
+            asking.step_back(self._clock())
+            decision = self._forecast(asking.journal) or decision
+            check = self._check(asking, decision)
+        return decision, check
+
     def _note_shortage(self, check: RoomCheck) -> None:
         """Those who are lost do not count: they find no room because others do not."""
         if check.shortage is not None and not check.is_lost:
@@ -193,7 +203,8 @@ class Admission(Generic[PlacementT]):
         Raises:
             OverloadedError: it is refused.
         """
-        now_s, check = self._clock(), self._check(asking, decision)
+        now_s = self._clock()
+        decision, check = self._judge(asking, decision)
         num_ahead = self._queue.num_ahead(asking.urgency, now_s)
         if check.shortage is None and not num_ahead:
             hold_s = self._hold_s(asking, decision, check)
@@ -206,7 +217,7 @@ class Admission(Generic[PlacementT]):
             # No overtaking: those that are held go first, and then the forecast is another one.
             self._held.open()
             decision = self._forecast(asking.journal) or decision
-            check = self._check(asking, decision)
+            decision, check = self._judge(asking, decision)
             num_ahead = self._queue.num_ahead(asking.urgency, now_s)
             if check.shortage is None and not num_ahead:
                 return self._dispatch(asking, decision, check)
@@ -233,7 +244,7 @@ class Admission(Generic[PlacementT]):
             self._blocked_by = shortage
         asking.ticket = Ticket(asking, slo.name, asking.urgency, expires_s, slo.name)
         self._queue.add(asking.ticket)
-        self._look_at(now_s + _TICK_S)
+        self._alarm.set(now_s + _TICK_S)
 
     def _make_place(self, asking: Asking[PlacementT], wait_s: float) -> None:
         now_s, last = self._clock(), self._queue.tail(self._clock())
@@ -244,8 +255,14 @@ class Admission(Generic[PlacementT]):
         self._refuse(last.item, refusals.queue_full(last.item.slo, self._config.max_queued, wait_s))
 
     async def _wait(self, asking: Asking[PlacementT]) -> PlacementT:
+        placement: PlacementT | None = None
         try:
-            return await asking.answer()
+            while placement is None:
+                placement = await asking.answer()
+                if placement is None:  # it has to ask again
+                    asking.future = None
+                    placement = self._decide(asking, await self._first_route(asking.journal))
+            return placement
         except asyncio.CancelledError:
             self._leave(asking)
             raise
@@ -267,16 +284,15 @@ class Admission(Generic[PlacementT]):
         self, asking: Asking[PlacementT], decision: RouteDecision, check: RoomCheck, *, had_room: bool = True
     ) -> PlacementT:
         now_s, slo = self._clock(), asking.slo
-        if check.is_lost and self._config.mode != "off" and asking.journal.attempt == 1:
-            asking.step_back(now_s)
         placement = self._dispatcher.book(asking.journal, decision)
-        waited_s = now_s - asking.asked_s
-        self._work.dispatched(asking.journal, decision.decode_id, check, now_s, had_room=had_room)
-        self._metrics.observe_wait(slo, waited_s)
-        asking.journal.request.timeline.attributes["admission_wait_ms"] = round(waited_s * 1e3, 3)
+        self._work.dispatched(asking.journal, decision, check, now_s, had_room=had_room)
+        if asking.journal.attempt == 1:  # later ones were let in before
+            waited_s = now_s - asking.asked_s
+            self._metrics.observe_wait(slo, waited_s)
+            asking.journal.request.timeline.attributes["admission_wait_ms"] = round(waited_s * 1e3, 3)
         self._queue.note_dispatch(asking.urgency, slo.name)
         if self._queue.owed() is not None:
-            self._look_at(now_s)
+            self._alarm.set(now_s)
         return placement
 
     def _hold_s(self, asking: Asking[PlacementT], decision: RouteDecision, check: RoomCheck) -> float:
@@ -286,7 +302,7 @@ class Admission(Generic[PlacementT]):
             decision,
             asking.num_prompt_tokens,
             slack_ms=check.ttft_target_ms - decision.ttft_ms,
-            num_prompts=self._work.under_way.num_prompts,
+            computes_prompts=self._work.computes_prompts,
             held_tokens=sum(held.num_prompt_tokens for held in self._held),
         )
         return hold_ms / 1e3
@@ -299,7 +315,8 @@ class Admission(Generic[PlacementT]):
         try:
             decision = self._forecast(asking.journal)
             if decision is None:
-                raise NoWorkerError("The workers of a pool left while the request was about to be sent. Try again.")
+                asking.ask_again()
+                return
             placement = self._decide(asking, decision)
         except Exception as error:  # noqa: BLE001 (a timer has no caller: whoever waits gets the error, others go on)
             asking.fail(error)
@@ -307,17 +324,7 @@ class Admission(Generic[PlacementT]):
             if placement is not None:
                 asking.give(placement)
 
-    def _look_at(self, at_s: float) -> None:
-        """Looks at the queue's heads then, or earlier."""
-        if self._timer is not None:
-            if self._timer_due_s <= at_s:
-                return
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, at_s - self._clock()), self._look)
-        self._timer_due_s = at_s
-
     def _look(self) -> None:
-        self._timer, self._timer_due_s = None, inf
         now_s = self._looked_s = self._clock()
         for ticket in self._queue.pop_expired(now_s + RESOLUTION_S):
             self._refuse_expired(ticket.item)
@@ -325,10 +332,10 @@ class Admission(Generic[PlacementT]):
             if not self._dispatch_next():
                 break
         else:
-            self._look_at(self._clock())
+            self._alarm.set(self._clock())
         expiry_s = self._queue.next_expiry_s()
         if expiry_s is not None:
-            self._look_at(min(expiry_s, now_s + _TICK_S))
+            self._alarm.set(min(expiry_s, now_s + _TICK_S))
 
     def _dispatch_next(self) -> bool:
         """Sends the next one; False when nobody can go now."""
@@ -340,8 +347,11 @@ class Admission(Generic[PlacementT]):
         if asking.is_gone:
             return self._queue.remove(ticket)
         try:
+            if asking.is_lost:
+                asking.step_back(self._clock())
             decision = self._forecast(asking.journal)
             if decision is None:
+                self._give_up_workers()
                 return False
             check = self._check(asking, decision)
             if check.is_lost and not asking.is_lost:
@@ -359,6 +369,12 @@ class Admission(Generic[PlacementT]):
             return True
         asking.give(placement)
         return True
+
+    def _give_up_workers(self) -> None:
+        """There is no route. Once that has been so for too long, nobody waits for one any more."""
+        if self._worker_wait.is_used_up:
+            for asking in self._queue.clear():
+                asking.fail(self._worker_wait.error())
 
     def _put_behind(self, asking: Asking[PlacementT], ticket: Ticket[Asking[PlacementT]]) -> None:
         """Its target is lost: it goes behind those of its class that can keep theirs, or else all would be late."""

@@ -19,7 +19,7 @@ class Asking(Generic[T]):
     """
     Attributes:
         asked_s, received_s: when it came here, and to this machine; seconds of the router's clock.
-        future: gets the placement or the error, if it has to wait.
+        future: gets the placement or the error, if it has to wait; None: there is no route, and it asks again.
         ticket: its place in the queue, if it has or had one.
         was_held: for company. Once is enough.
         is_lost: it waits among those whose target for the first token cannot be kept.
@@ -29,7 +29,7 @@ class Asking(Generic[T]):
     urgency: Urgency
     asked_s: float
     received_s: float
-    future: asyncio.Future[T] | None = None
+    future: asyncio.Future[T | None] | None = None
     ticket: Ticket[Any] | None = None
     was_held: bool = False
     is_lost: bool = False
@@ -55,7 +55,7 @@ class Asking(Generic[T]):
         ttft_s = self.slo.ttft_s
         self.journal.urgency = Urgency(self.slo.priority - 1, now_s + ttft_s, ttft_s)
 
-    def answer(self) -> asyncio.Future[T]:
+    def answer(self) -> asyncio.Future[T | None]:
         """What the one who waits awaits."""
         if self.future is None:
             self.future = asyncio.get_running_loop().create_future()
@@ -64,6 +64,10 @@ class Asking(Generic[T]):
     def give(self, placement: T) -> None:
         """Ends the wait, of one that is not gone."""
         self.answer().set_result(placement)
+
+    def ask_again(self) -> None:
+        """Ends the wait for room, of one that is not gone: there is no route, and one has to be waited for."""
+        self.answer().set_result(None)
 
     def fail(self, error: Exception) -> None:
         """Ends the wait with an error, if it is not over."""

@@ -107,14 +107,14 @@ class Gatherer:
         num_prompt_tokens: int,
         *,
         slack_ms: float,
-        num_prompts: int,
+        computes_prompts: Callable[[str], bool],
         held_tokens: int = 0,
     ) -> float:
         """How long to hold a request that could go.
 
         Args:
             slack_ms: what is left of its target for the first token.
-            num_prompts: under way on all prefill workers together.
+            computes_prompts: whether a prefill worker has any.
             held_tokens: of prompts that are held already, and will share its step.
         """
         worker_id = decision.prefill_id
@@ -134,6 +134,6 @@ class Gatherer:
                 room_tokens=workers.get(worker_id, 0) - uncached - held_tokens,
                 prompt_tokens=uncached,
                 wait_ms=decision.wait_ms,
-                idle_workers=max(0, len(workers) - num_prompts - 1),
+                idle_workers=sum(other != worker_id and not computes_prompts(other) for other in workers),
             )
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
@@ -11,11 +12,13 @@ from cluster.admission.safety_margin import ClassMargins, Factors
 from cluster.admission.waiting_time import WorkUnderWay
 from cluster.journal import Journal
 from cluster.outcomes import FINISHED
+from cluster.routing.base import RouteDecision
 from cluster.slo import SloClass
 
 
 @dataclass(slots=True)
 class _Admitted:
+    prefill_id: str | None
     decode_id: str
     dispatched_s: float
     check: RoomCheck
@@ -36,6 +39,8 @@ class AdmittedWork:
         self._margins = {slo.name: ClassMargins(slo) for slo in classes}
         self._admitted: dict[str, _Admitted] = {}
         self._residents: dict[str, dict[str, float]] = {}
+        self._num_prompts: Counter[str] = Counter()
+        """By prefill worker; of those that have any."""
 
     def factors(self, slo: SloClass) -> Factors:
         """The margins of a class at present."""
@@ -49,27 +54,35 @@ class AdmittedWork:
         """The least that a sequence on a decode worker is allowed to take per token; infinity without any."""
         return min(self._residents.get(decode_id, {}).values(), default=inf)
 
-    def dispatched(self, journal: Journal, decode_id: str, check: RoomCheck, now_s: float, *, had_room: bool) -> None:
+    def computes_prompts(self, prefill_id: str) -> bool:
+        """Whether the prefill worker has prompts to compute."""
+        return prefill_id in self._num_prompts
+
+    def dispatched(
+        self, journal: Journal, decision: RouteDecision, check: RoomCheck, now_s: float, *, had_room: bool
+    ) -> None:
         """A sequence was sent on its way.
 
         Args:
             had_room: so that a miss is a fault of the prediction.
         """
-        request = journal.request
+        request, prefill_id, decode_id = journal.request, decision.prefill_id, decision.decode_id
         self._forget(request.request_id)
         self._admitted[request.request_id] = _Admitted(
-            decode_id, now_s, check, self.factors(request.slo), had_room, bool(journal.token_ids)
+            prefill_id, decode_id, now_s, check, self.factors(request.slo), had_room, bool(journal.token_ids)
         )
         self._residents.setdefault(decode_id, {})[request.request_id] = check.allowed_tpot_ms
-        self.under_way.num_prompts += not journal.token_ids
+        if not journal.token_ids:
+            self.under_way.num_prompts += 1
+            if prefill_id is not None:
+                self._num_prompts[prefill_id] += 1
         self.under_way.num_sequences += 1
 
     def first_token(self, journal: Journal) -> None:
         """Its first token is there; a second call changes nothing."""
         admitted = self._admitted.get(journal.request.request_id)
         if admitted is not None and not admitted.has_first_token:
-            admitted.has_first_token = True
-            self.under_way.num_prompts -= 1
+            self._prompt_is_over(admitted)
 
     def ended(self, journal: Journal, now_s: float) -> None:
         """It is over, however it went; a second call changes nothing."""
@@ -85,13 +98,22 @@ class AdmittedWork:
         admitted = self._admitted.pop(request_id, None)
         if admitted is None:
             return None
-        self.under_way.num_prompts -= not admitted.has_first_token
+        if not admitted.has_first_token:
+            self._prompt_is_over(admitted)
         self.under_way.num_sequences -= 1
         residents = self._residents[admitted.decode_id]
         del residents[request_id]
         if not residents:
             del self._residents[admitted.decode_id]
         return admitted
+
+    def _prompt_is_over(self, admitted: _Admitted) -> None:
+        admitted.has_first_token = True
+        self.under_way.num_prompts -= 1
+        if admitted.prefill_id is not None:
+            self._num_prompts[admitted.prefill_id] -= 1
+            if not self._num_prompts[admitted.prefill_id]:
+                del self._num_prompts[admitted.prefill_id]
 
     def _learn(self, journal: Journal, admitted: _Admitted) -> None:
         margins, timeline, check = self._of(journal.request.slo), journal.request.timeline, admitted.check

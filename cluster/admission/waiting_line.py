@@ -90,6 +90,13 @@ class WaitingLine(Generic[T]):
             heapify(self._expiries)
         return True
 
+    def clear(self) -> list[T]:
+        """Takes out all."""
+        tickets = list(self)
+        for ticket in tickets:
+            self.remove(ticket)
+        return [ticket.item for ticket in tickets]
+
     def head(self, now_s: float) -> Ticket[T] | None:
         """The most urgent one."""
         heads = (lane[0] for lane in self._lanes.values())

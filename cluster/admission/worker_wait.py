@@ -35,7 +35,35 @@ class WorkerWait:
         self._worker_wait_s = worker_wait_s
         self._changed = changed
         self._clock = clock
+        self._without_since_s: float | None = None
         self._is_closed = False
+
+    def forecast(self, journal: Journal, preferred: Preference | None = None) -> RouteDecision | None:
+        """The best route at present; None: there is none, and how long that goes on is noted.
+
+        Args:
+            preferred: routes that go before all others.
+        """
+        decision = self._dispatcher.forecast(journal, preferred)
+        if decision is not None:
+            self._without_since_s = None
+        elif self._without_since_s is None:
+            self._without_since_s = self._clock()
+        return decision
+
+    @property
+    def is_used_up(self) -> bool:
+        """There has been no route for so long that nobody need wait for one any more."""
+        since_s = self._without_since_s
+        return since_s is not None and is_over(since_s + self._worker_wait_s - self._clock())
+
+    def error(self) -> NoWorkerError:
+        """What those who have waited for so long are told."""
+        missing = " and no ".join(self._dispatcher.missing_pools()) or "suitable"
+        return NoWorkerError(
+            f"No {missing} worker took the request within {self._worker_wait_s:g} s. "
+            "See `baton status` for the state of the pools."
+        )
 
     def close(self) -> None:
         """Whoever waits is told within half a second."""
@@ -57,16 +85,12 @@ class WorkerWait:
             if self._is_closed:
                 raise stopping()
             changed = self._changed()
-            decision = self._dispatcher.forecast(journal, preferred)
+            decision = self.forecast(journal, preferred)
             if decision is not None:
                 return decision
             left = give_up_at - self._clock()
             if is_over(left):
-                missing = " and no ".join(self._dispatcher.missing_pools()) or "suitable"
-                raise NoWorkerError(
-                    f"No {missing} worker took the request within {self._worker_wait_s:g} s. "
-                    "See `baton status` for the state of the pools."
-                )
+                raise self.error()
             wait_s = min(left, journal.time_left_s, _LONGEST_S)
             try:
                 await asyncio.wait_for(changed.wait(), wait_s)

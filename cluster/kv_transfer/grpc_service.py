@@ -23,6 +23,8 @@ from engine.kv_spec import KVCacheSpec
 logger = logging.getLogger(__name__)
 
 _MAX_DEADLINE_S = 86_400.0
+SILENCE_S = 600.0
+"""What ``router.request_timeout_s`` is by default."""
 
 
 class KVTransferService:
@@ -30,11 +32,14 @@ class KVTransferService:
 
     Args:
         mappings: for the memory of senders on this host; None: they must send every part in messages.
+        silence_s: a sender that sends nothing for so long has gone without a word. Between two parts lies what its
+            prompt takes to compute, so this must be more than any prompt may take.
     """
 
-    def __init__(self, sink: KVSink, mappings: SegmentMappings | None = None) -> None:
+    def __init__(self, sink: KVSink, mappings: SegmentMappings | None = None, silence_s: float = SILENCE_S) -> None:
         self._sink = sink
         self._mappings = mappings
+        self._silence_s = silence_s
 
     def add_to(self, server: grpc.aio.Server) -> None:
         # No (de)serializers: frames stay raw bytes, see codec.py.
@@ -114,7 +119,7 @@ class KVTransferService:
         acknowledgements: _Acknowledgements,
     ) -> bytes | None:
         num_parts = num_bytes = 0
-        while (data := await context.read()) is not grpc.aio.EOF:
+        while (data := await self._next_frame(context)) is not grpc.aio.EOF:
             header, payload = decode_frame(data)
             kind = header.WhichOneof("kind")
             if kind == "commit":
@@ -130,6 +135,13 @@ class KVTransferService:
             num_parts += 1
             acknowledgements.written(num_bytes)
         raise TransferError("the sender ended the stream without a commit.")
+
+    async def _next_frame(self, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            async with asyncio.timeout(self._silence_s):
+                return await context.read()
+        except TimeoutError:
+            raise TransferError(f"the sender sent nothing for {self._silence_s:g} s.") from None
 
     async def _write_part(
         self, transfer_id: str, segment: MappedSegment | None, part: kv_pb2.KVPart, payload: memoryview

@@ -1,5 +1,9 @@
 """KV over gRPC, the sending end: one bidirectional stream per transfer, raw frames, acknowledged part by part. To a
-receiver on this host, parts may go as the places where they are in memory that both see."""
+receiver on this host, parts may go as the places where they are in memory that both see.
+
+A transfer lasts as long as its prompt is being computed, so it has no deadline as a whole. What has a limit is every
+wait for the receiver: for its answer to the reservation, for room on the way, for its answer to the commit.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,14 @@ from google.protobuf.message import DecodeError
 from cluster.kv_transfer.base import PartBuffer, PartHeader, Payload, Reservation, TransferOffer
 from cluster.kv_transfer.codec import checksum, encode_frame, pack_header
 from cluster.kv_transfer.local_memory import LocalMemory, SlotsInFlight
+from cluster.kv_transfer.peer_channels import PeerChannels
 from cluster.kv_transfer.shared_segment import Slot
 from cluster.kv_transfer.throttle import Throttle
-from cluster.rpc import create_channel, error_from_rpc
+from cluster.logs import RequestLog
+from cluster.request_ids import request_id_of_call
+from cluster.rpc import as_baton_error, error_from_rpc
 from cluster.wire import kv_pb2
-from engine.errors import BatonError, DeadlineError, TransferError, WorkerLostError, rebuild_error
+from engine.errors import BatonError, TransferError, WorkerLostError, rebuild_error
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +39,11 @@ _LAST_WORD_S = 2.0
 
 
 class GrpcKVTransport:
-    """Implements :class:`cluster.kv_transfer.base.KVTransport`. Keeps one channel per peer.
+    """Implements :class:`cluster.kv_transfer.base.KVTransport`. Streams to one peer share a channel.
 
     Args:
         throttle: cap on this sender's bandwidth, or None.
-        timeout_s: of a whole transfer.
+        timeout_s: how long a receiver may keep a transfer waiting. For room it may take the offer's deadline besides.
         memory: what receivers on this host may read parts from, or None; closed with the transport.
         max_inflight_bytes: unacknowledged payload of one transfer; a larger part travels alone.
     """
@@ -52,39 +59,30 @@ class GrpcKVTransport:
         self._timeout_s = timeout_s
         self._memory = memory
         self._max_inflight_bytes = max_inflight_bytes
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._remote: set[str] = set()
+        self._channels = PeerChannels()
 
     async def open(self, offer: TransferOffer, peer: str) -> GrpcSendStream:
-        channel = self._channels.get(peer)
-        if channel is None:
-            channel = self._channels[peer] = create_channel(peer)
-        method = channel.stream_stream(f"/{SERVICE}/{METHOD}")
-        try:
-            call = method(timeout=self._timeout_s)
-        except grpc.aio.UsageError as error:
-            raise WorkerLostError(f"this worker's connection to {peer} has been closed.") from error
+        entry = self._channels.take(peer)
+        call = entry.channel.stream_stream(f"/{SERVICE}/{METHOD}")()
+        call.add_done_callback(lambda _: self._channels.give_back(entry))
         slots = SlotsInFlight(self._memory.segment() if self._memory is not None else None)
-        stream = GrpcSendStream(call, peer, self._throttle, self._max_inflight_bytes, slots)
+        stream = GrpcSendStream(call, peer, self._throttle, self._timeout_s, self._max_inflight_bytes, slots)
         try:
             await stream.reserve(offer)
         except BaseException as error:
             await stream.abort()
-            if isinstance(error, WorkerLostError) and self._channels.get(peer) is channel:
-                # Workers come back at other addresses; a channel to nobody would be kept for ever.
-                self._remote.discard(peer)
-                await self._channels.pop(peer).close()
+            if isinstance(error, WorkerLostError):
+                self._channels.retire(entry)  # other transfers on it may still be well
             raise
-        if slots.is_offered and not slots.accepted and peer not in self._remote:
-            self._remote.add(peer)
+        if slots.is_offered and not slots.accepted and not entry.is_known_remote:
+            entry.is_known_remote = True
             logger.info("the worker at %s does not read this one's memory, KV goes to it in messages", peer)
         return stream
 
     async def close(self) -> None:
-        channels, self._channels = list(self._channels.values()), {}
         if self._memory is not None:
             self._memory.close()
-        await asyncio.gather(*(channel.close() for channel in channels))
+        await self._channels.close()
 
 
 class GrpcSendStream:
@@ -95,13 +93,21 @@ class GrpcSendStream:
     """
 
     def __init__(
-        self, call: Any, peer: str, throttle: Throttle | None, max_inflight_bytes: int, slots: SlotsInFlight
+        self,
+        call: Any,
+        peer: str,
+        throttle: Throttle | None,
+        timeout_s: float,
+        max_inflight_bytes: int,
+        slots: SlotsInFlight,
     ) -> None:
         self._call = call
         self._peer = peer
         self._throttle = throttle
+        self._timeout_s = timeout_s
         self._max_inflight_bytes = max_inflight_bytes
         self._slots = slots
+        self._transfer_id = ""
         self._reservation: Reservation | None = None
         self._num_parts = 0
         self._num_bytes = 0
@@ -123,6 +129,7 @@ class GrpcSendStream:
 
     async def reserve(self, offer: TransferOffer) -> None:
         """Asks for room and waits for the answer."""
+        self._transfer_id = offer.transfer_id
         request = kv_pb2.KVReserve(
             transfer_id=offer.transfer_id,
             request_id=offer.request_id,
@@ -133,7 +140,7 @@ class GrpcSendStream:
             segment=self._slots.offer,
         )
         await self._write(encode_frame(kv_pb2.KVFrame(reserve=request)))
-        await self._until(lambda: self._reservation is not None)
+        await self._until(lambda: self._reservation is not None, offer.deadline_s + self._timeout_s)
 
     def buffer(self, num_bytes: int) -> Slot | None:
         return self._slots.take(num_bytes)
@@ -153,7 +160,8 @@ class GrpcSendStream:
 
     async def _send(self, header: PartHeader, payload: Payload, slot: kv_pb2.KVSlot | None = None) -> None:
         await self._until(
-            lambda: not self.num_inflight_bytes or self.num_inflight_bytes + len(payload) <= self._max_inflight_bytes
+            lambda: not self.num_inflight_bytes or self.num_inflight_bytes + len(payload) <= self._max_inflight_bytes,
+            self._timeout_s,
         )
         if self._throttle is not None:
             await self._throttle.take(len(payload))
@@ -172,7 +180,7 @@ class GrpcSendStream:
     async def commit(self, draft_state: bytes | None = None) -> int:
         commit = kv_pb2.KVCommit(num_parts=self._num_parts, num_bytes=self._num_bytes, draft_state=draft_state)
         await self._write(encode_frame(kv_pb2.KVFrame(commit=commit)))
-        await self._until(lambda: self._num_bytes_committed is not None)
+        await self._until(lambda: self._num_bytes_committed is not None, self._timeout_s)
         return self._num_bytes_committed or 0
 
     async def abort(self) -> None:
@@ -181,14 +189,31 @@ class GrpcSendStream:
         await asyncio.gather(self._reader, return_exceptions=True)
         self._slots.release_all()
 
-    async def _until(self, condition: Callable[[], bool]) -> None:
+    async def _until(self, condition: Callable[[], bool], limit_s: float) -> None:
+        """Waits for replies that make it true; raises ``TransferError`` when for ``limit_s`` there was none at all."""
         while not condition():
             if self._error is not None:
                 raise self._error
             self._changed.clear()
-            await self._changed.wait()
+            try:
+                async with asyncio.timeout(limit_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                raise self._stalled(limit_s) from None
+
+    def _stalled(self, waited_s: float) -> TransferError:
+        return TransferError(
+            f"the worker at {self._peer} kept the transfer waiting for {waited_s:g} s (kv_transfer.transfer_timeout_s)."
+        )
 
     async def _write(self, data: bytes) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):  # who reads nothing stops it
+                await self._write_out(data)
+        except TimeoutError:
+            raise self._stalled(self._timeout_s) from None
+
+    async def _write_out(self, data: bytes) -> None:
         if self._error is not None:
             raise self._error
         try:
@@ -216,6 +241,9 @@ class GrpcSendStream:
         except asyncio.CancelledError:
             self._error = TransferError("the transfer was given up by its sender.")
             raise
+        except Exception as error:  # noqa: BLE001 - whatever it was, nobody may wait for replies that nobody reads
+            RequestLog(logger, request_id_of_call(self._transfer_id)).exception("a transfer failed unexpectedly")
+            self._error = as_baton_error(error, self._transfer_id)
         finally:
             self._slots.release_all()
             self._changed.set()
@@ -227,10 +255,7 @@ class GrpcSendStream:
                 raise TransferError(f"the worker at {self._peer} ended the transfer without acknowledging it.")
             return kv_pb2.KVReply.FromString(data)
         except grpc.aio.AioRpcError as error:
-            failure = error_from_rpc(error, self._peer)
-            if isinstance(failure, DeadlineError):
-                failure = TransferError(f"the transfer to {self._peer} took longer than transfer_timeout_s.")
-            raise failure from error
+            raise error_from_rpc(error, self._peer) from error
         except DecodeError as error:
             raise TransferError(f"the worker at {self._peer} answers in another protocol: {error}") from error
 

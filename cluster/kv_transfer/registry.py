@@ -18,6 +18,7 @@ def create_transport(
 ) -> KVTransport:
     """
     Args:
+        timeout_s: how long a receiver may keep a transfer waiting.
         shared_part_bytes: largest part that receivers on this host may read from this process's memory; None: they get
             all parts in messages.
 

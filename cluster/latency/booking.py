@@ -14,6 +14,7 @@ class Booking:
     Attributes:
         name: of its entries.
         prefill_id: empty: the decode worker computes the prompt.
+        decodes: the decode worker has something to do: one token of a pair comes from the prefill worker alone.
         is_computed: the prompt is; its first token came.
     """
 
@@ -21,6 +22,7 @@ class Booking:
     prefill_id: str
     decode_id: str
     forecast: RouteForecast
+    decodes: bool = True
     is_computed: bool = False
 
     @property

@@ -1,4 +1,4 @@
-"""Costs on many workers at once. The formulas are those of :mod:`cluster.latency_model`, on columns."""
+"""Costs on many workers at once: what :mod:`cluster.latency_model` knows of them, on columns."""
 
 from __future__ import annotations
 
@@ -54,6 +54,10 @@ class CostTable(NamedTuple):
     ) -> PromptCosts:
         """A prompt on each of the workers.
 
+        Prompts are served in order and share steps. The step under way was put together before this prompt came, so
+        that this one cannot be in it; the first step after it has room for all that fits into its budget. Beside
+        sequences that decode, that is what their targets leave.
+
         Args:
             rates: ``[num_workers, 2]``: tokens per round of a sequence that decodes, and tokens drafted for it.
         """
@@ -68,7 +72,7 @@ class CostTable(NamedTuple):
         starts = cached + uncached // 2
         budget = prompt_budgets(c, self.chunk_tokens, decoding, context, targets, rates, starts)
         own_pairs = uncached * cached + uncached * (uncached + 1) / 2
-        step = c[0] + c[3] * decoding + c[4] * context
+        step = c[0] + c[3] * decoding + c[4] * context + c[5] * rates[:, 1] * decoding
         own_steps = np.ceil(uncached / budget)
         work = c[1] * uncached + c[2] * own_pairs
         own = own_steps * (step + c[3]) + work

@@ -24,7 +24,7 @@ _TIMEOUT_S = 2.0
 
 
 class SampleFeed:
-    """Asks every worker for its new samples, once a second.
+    """Asks every worker that was added for its new samples, once a second.
 
     Args:
         store: None: fits are neither read nor kept.
@@ -35,6 +35,8 @@ class SampleFeed:
         self._model = model
         self._store = store
         self._seen: dict[str, int] = {}
+        """Last sample's index by worker, of all that the model knows: it ignores what it is told of others."""
+        self._asking: set[Worker] = set()
         self._kinds: set[tuple[str, ...]] = set()
         self._save_due_s = time.monotonic() + _SAVE_EVERY_S
 
@@ -46,6 +48,7 @@ class SampleFeed:
             return  # it left while the file was read
         self._kinds.add(traits.kind)
         self._model.add_worker(worker.info.worker_id, traits, prior)
+        self._seen.setdefault(worker.info.worker_id, 0)
         await self._poll_one(worker)
 
     def remove(self, worker_id: str) -> None:
@@ -70,7 +73,7 @@ class SampleFeed:
             over_s: asks one worker after the other in so many seconds, since tokens wait while the model learns from an
                 answer, which takes a millisecond or two.
         """
-        workers = self._registry.workers
+        workers = [worker for worker in self._registry.workers if worker.info.worker_id in self._seen]
         async with asyncio.TaskGroup() as group:
             for worker in workers:
                 group.create_task(self._poll_one(worker))
@@ -88,12 +91,17 @@ class SampleFeed:
 
     async def _poll_one(self, worker: Worker) -> None:
         worker_id = worker.info.worker_id
+        if worker in self._asking or worker_id not in self._seen:
+            return  # two answers could hold the same samples
+        self._asking.add(worker)
         try:
-            stats = await worker.client.stats(_TIMEOUT_S, samples_after=self._seen.get(worker_id, 0))
+            stats = await worker.client.stats(_TIMEOUT_S, samples_after=self._seen[worker_id])
         except BatonError as error:
             logger.debug("a worker gave no samples: %s", error.message, extra={"worker": worker_id})
             return
-        if self._registry.get(worker_id) is worker:
+        finally:
+            self._asking.discard(worker)
+        if self._registry.get(worker_id) is worker and worker_id in self._seen:
             self._seen[worker_id] = stats.step_samples.last_index
             self._model.observe_steps(worker_id, unpack_step_samples(stats.step_samples))
 

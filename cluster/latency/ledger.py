@@ -117,13 +117,14 @@ class WorkLedger:
             del self._decoding[worker_id]
 
     def queue(
-        self, worker_id: str, now_s: float, urgency: Urgency = NOT_URGENT, chunk_tokens: int = 512
+        self, worker_id: str, now_s: float, urgency: Urgency | None = NOT_URGENT, chunk_tokens: int = 512
     ) -> PromptQueue:
         """What a new prompt would find in front of it: the step under way, and all that goes before it.
 
-        Workers order by urgency; among equals, whoever was sent first goes first.
+        Among equals, whoever was sent first goes first.
 
         Args:
+            urgency: None: the worker serves whoever came first, so that all it has go before.
             chunk_tokens: of a prompt that is at work but does not go before, so many are computed before it gives way.
         """
         batch, context = self.batch(worker_id)
@@ -134,7 +135,7 @@ class WorkLedger:
             return PromptQueue(decoding=batch, context_tokens=context, tpot_target_s=target_s) if batch else EMPTY_QUEUE
         tokens, pairs, count, head = _ahead(prompts, now_s, urgency, chunk_tokens)
         # Of a head that gives way only its next chunk is counted: what it has had before takes nothing off the others.
-        gives_way = head.urgency.key(now_s) > urgency.key(now_s)
+        gives_way = urgency is not None and head.urgency.key(now_s) > urgency.key(now_s)
         elapsed_s = 0.0 if gives_way else max(0.0, now_s - max(head.sent_s, prompts.progress_s))
         return PromptQueue(
             tokens=tokens,
@@ -151,6 +152,11 @@ class WorkLedger:
         prompts = self._prompts.get(worker_id)
         return prompts.tokens if prompts is not None else 0
 
+    def num_prompts(self, worker_id: str) -> int:
+        """How many prompts the worker has still to compute, whatever their urgency."""
+        prompts = self._prompts.get(worker_id)
+        return len(prompts.waiting) if prompts is not None else 0
+
     def computes_prompts(self, worker_id: str) -> bool:
         """Whether the worker has prompts to compute."""
         return worker_id in self._prompts
@@ -166,10 +172,12 @@ class WorkLedger:
         return min(sequences.num_with_target) if sequences is not None else inf
 
 
-def _ahead(prompts: _Prompts, now_s: float, urgency: Urgency, chunk_tokens: int) -> tuple[int, int, int, _Prompt]:
+def _ahead(
+    prompts: _Prompts, now_s: float, urgency: Urgency | None, chunk_tokens: int
+) -> tuple[int, int, int, _Prompt]:
     """(tokens, attention pairs, prompts, the prompt at work) of what a prompt of that urgency would wait for."""
     head = next(iter(prompts.waiting.values()))
-    own = urgency.key(now_s)
+    own = urgency.key(now_s) if urgency is not None else (inf, inf)
     # Lateness moves prompts forwards only: who goes behind the last of them as they came goes behind all of them.
     if own >= prompts.last_key:
         return prompts.tokens, prompts.attention_pairs, len(prompts.waiting), head

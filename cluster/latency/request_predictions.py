@@ -46,11 +46,13 @@ class RequestPredictions:
     def begin(self, journal: Journal, decision: RouteDecision) -> Booking:
         """Counts the work of an attempt from now on, until :meth:`end`."""
         name = f"{journal.request.request_id}#{next(self._names)}"
-        booking = Booking(name, decision.prefill_id or "", decision.decode_id, decision.forecast)
+        decodes = decision.prefill_id is None or journal.request.params.max_tokens > 1
+        booking = Booking(name, decision.prefill_id or "", decision.decode_id, decision.forecast, decodes)
         num_known = len(journal.request.prompt_token_ids) + len(journal.token_ids)
         cached = decision.cached_tokens
         self.ledger.begin_prompt(booking.computing_id, name, num_known - cached, cached, self._clock(), journal.urgency)
-        self.ledger.begin_decoding(booking.decode_id, name, num_known, journal.request.slo.tpot_s)
+        if decodes:
+            self.ledger.begin_decoding(booking.decode_id, name, num_known, journal.request.slo.tpot_s)
         journal.booking = booking
         if decision.forecast is not UNKNOWN_FORECAST and not journal.token_ids:
             journal.request.timeline.attributes.update(

@@ -49,7 +49,9 @@ class RouteForecaster:
         # Prompts that the decode worker has still to compute come before a local one, and between the tokens of others.
         between = np.where(local, 0.0, stall[decode] / gaps)
         tpot = (token[decode] + between + handoff / gaps) * tpot_factor
-        neighbours = (token[decode] + between + 2 * work / request.output_tokens) * tpot_factor
+        # Theirs are usual answers, however few tokens this request may have.
+        usual_tokens = max(1.0, self._habits.output_tokens.value)
+        neighbours = (token[decode] + between + 2 * work / usual_tokens) * tpot_factor
         sd = self._model.step_sds([worker.worker_id for worker in decode_workers])[decode]
         return RouteForecasts(
             ttft_ms=before_ms + behind,

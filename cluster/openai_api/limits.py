@@ -1,4 +1,4 @@
-"""Bounds on what one HTTP request may ask for."""
+"""Bounds on what one HTTP request may ask for, and for how long."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ class GatewayLimits:
     max_stop_strings: highest number of ``stop`` entries.
     max_stop_chars: longest ``stop`` entry, in characters.
     inline_text_chars: longer texts are tokenized in a thread, off the event loop.
+    request_timeout_s: a client that has not read its stream by then is cut off.
     """
 
     max_body_bytes: int = 8 * MEBIBYTE
@@ -24,3 +25,4 @@ class GatewayLimits:
     max_stop_strings: int = 16
     max_stop_chars: int = 1024
     inline_text_chars: int = 4096
+    request_timeout_s: float = 600.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
@@ -74,22 +74,26 @@ class Planner:
         _check_completion_options(request)
         prompts = split_prompts(request.prompt)
         self._check_shared(request, len(prompts))
-        return self._plan(request, [await self._plan_prompt(prompt, request, card) for prompt in prompts], card)
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                self._check_text_length(len(prompt), card, "prompt")
+            else:
+                check_token_ids(prompt, card.vocab_size, "prompt")
+        # Many short prompts are as much work as a long one.
+        size = sum(len(prompt) for prompt in prompts if request.echo or isinstance(prompt, str))
+        encoded = await self._off_loop(size, self._encode, prompts, request)
+        return self._plan(request, [_plan_prompt(*found, request, card) for found in encoded], card)
 
-    async def _plan_prompt(self, prompt: str | list[int], request: CompletionRequest, card: ModelCard) -> PromptPlan:
-        if isinstance(prompt, str):
-            self._check_text_length(len(prompt), card, "prompt")
-            text = prompt
-            token_ids = await self._off_loop(len(prompt), self._tokenizer.encode, prompt, request.add_special_tokens)
-        else:
-            check_token_ids(prompt, card.vocab_size, "prompt")
-            text = self._tokenizer.decode(prompt) if request.echo else ""
-            token_ids = prompt
-        max_tokens = resolve_max_tokens(
-            len(token_ids), request.max_tokens, DEFAULT_COMPLETION_TOKENS, card, ("prompt", "max_tokens")
-        )
-        params = build_sampling_params(request, card, max_tokens, request.logprobs)
-        return PromptPlan(tuple(token_ids), params, echo_text=text if request.echo else "")
+    def _encode(self, prompts: Sequence[str | list[int]], request: CompletionRequest) -> list[tuple[list[int], str]]:
+        """(token ids, text to echo) of each prompt."""
+        encoded = []
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                token_ids = self._tokenizer.encode(prompt, request.add_special_tokens)
+                encoded.append((token_ids, prompt if request.echo else ""))
+            else:
+                encoded.append((prompt, self._tokenizer.decode(prompt) if request.echo else ""))
+        return encoded
 
     async def plan_chat(self, request: ChatCompletionRequest, card: ModelCard) -> GenerationPlan:
         """Raises :class:`~engine.errors.BatonError` for whatever the model or the limits do not allow."""
@@ -184,11 +188,19 @@ class Planner:
                 param=param,
             )
 
-    async def _off_loop(self, num_chars: int, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    async def _off_loop(self, size: int, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Calls ``function``, in a thread when there is much text: tokenizing it would hold up every other stream."""
-        if num_chars > self._limits.inline_text_chars:
+        if size > self._limits.inline_text_chars:
             return await asyncio.to_thread(function, *args, **kwargs)
         return function(*args, **kwargs)
+
+
+def _plan_prompt(token_ids: list[int], echo_text: str, request: CompletionRequest, card: ModelCard) -> PromptPlan:
+    max_tokens = resolve_max_tokens(
+        len(token_ids), request.max_tokens, DEFAULT_COMPLETION_TOKENS, card, ("prompt", "max_tokens")
+    )
+    params = build_sampling_params(request, card, max_tokens, request.logprobs)
+    return PromptPlan(tuple(token_ids), params, echo_text=echo_text)
 
 
 def check_model(name: str, card: ModelCard) -> None:

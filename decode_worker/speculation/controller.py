@@ -226,8 +226,8 @@ class SpeculationController:
             }
             if gains:
                 chosen = self._drafting.choose(replace(outlook, gains=gains), named, num_sequences, num_tokens)
-        resting = not named and self._drafting is not None and self._drafting.is_hopeless
-        self._guard(network.name, lambda: network.state.rest(resting=resting), None)
+        num_kept = None if named or self._drafting is None else self._drafting.num_kept_rows
+        self._guard(network.name, lambda: network.state.keep(num_kept), None)
         return self._ask(network.name, [s for s in wanting if s.request.request_id in chosen], room)
 
     def _ask(self, name: str, wanting: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:

@@ -39,6 +39,10 @@ _STEPS_PER_HOPELESS_PROBE = 1024
 # Drafts accepted by pass where they are good, as they may be again with the next text.
 _GOOD_GAINS = (0.7, 0.5, 0.35)
 _HOPELESS_DECISIONS = 4
+# Steps without drafting after which the network need no longer be kept in step with everything, and the tokens of each
+# sequence that it must still have seen when it is tried again.
+_STEPS_TO_IDLE = 16
+_ROWS_WHILE_IDLE = 32
 # Decisions against drafts in a row, after which drafts are looked for only now and then; and how rarely at most: large
 # batches take longer to look through and gain less.
 _PATIENCE = 16
@@ -129,9 +133,16 @@ class DraftingPolicy:
         self._num_paused = 0
 
     @property
-    def is_hopeless(self) -> bool:
-        """True when drafting has not paid for long, and would not with good drafts either: the batch is too large."""
-        return self._num_hopeless >= _HOPELESS_DECISIONS
+    def num_kept_rows(self) -> int | None:
+        """The latest tokens of each sequence that the network should be able to draft from; None: all of them.
+
+        Keeping up takes several percent of a step. One token is enough where drafting would not pay with good drafts
+        either, since the batch is too large.
+        """
+        if self._num_hopeless >= _HOPELESS_DECISIONS:
+            return 1
+        is_idle = not self._is_drafting and self._num_refusals >= _STEPS_TO_IDLE
+        return _ROWS_WHILE_IDLE if is_idle else None
 
     def is_settled(self) -> bool:
         """Asked once a step in which nobody asks for the method by name; True when it goes without, as the last one."""

@@ -19,6 +19,9 @@ from engine.verification import VerifyResult
 
 _MIN_MATCH = 2
 _MAX_CORPUS_TOKENS = 32_768
+_MAX_OWN_TOKENS = 4096
+"""Of the tokens that a request brings along, so many of the last ones are learned. All at once, in the engine's thread,
+while others wait for their next token; what it generates is learned as it comes."""
 _SEPARATOR = -1  # between outputs; no token has this id
 # Acceptance of a token whose predecessors agree over so many tokens, before anything was measured.
 _PRIORS = (0.2, 0.35, 0.45, 0.55, 0.65, 0.75, 0.82, 0.88)
@@ -26,8 +29,10 @@ _PRIORS = (0.2, 0.35, 0.45, 0.55, 0.65, 0.75, 0.82, 0.88)
 
 @dataclass(slots=True)
 class _Sequence:
-    """A request's own tokens, where its end stands in the corpus of earlier outputs, and its latest draft's origin."""
+    """A request's own tokens from position ``start`` on, where its end stands in the corpus of earlier outputs, and its
+    latest draft's origin."""
 
+    start: int
     own: SuffixAutomaton = field(default_factory=SuffixAutomaton)
     corpus_state: tuple[int, int] = (0, 0)
     corpus_version: int = 0
@@ -44,7 +49,7 @@ class SuffixProposer(DraftMethod):
 
     name = "suffix"
 
-    def __init__(self, *, remembers_outputs: bool = True) -> None:
+    def __init__(self, *, remembers_outputs: bool = False) -> None:
         self._remembers_outputs = remembers_outputs
         self._sequences: dict[str, _Sequence] = {}
         self._corpus = SuffixAutomaton()
@@ -82,7 +87,7 @@ class SuffixProposer(DraftMethod):
         if len(self._corpus) > _MAX_CORPUS_TOKENS:
             self._corpus = SuffixAutomaton(self._corpus.token_ids[len(self._corpus) // 2 :])
             self._corpus_version += 1
-        self._corpus.extend(sequence.own.token_ids[sequence.num_prompt_tokens :])
+        self._corpus.extend(sequence.own.token_ids[max(0, sequence.num_prompt_tokens - sequence.start) :])
         self._corpus.extend([_SEPARATOR])
 
     def _propose_one(self, request: Request, max_draft_tokens: int) -> Draft | None:
@@ -111,8 +116,10 @@ class SuffixProposer(DraftMethod):
     def _catch_up(self, request: Request) -> _Sequence:
         sequence = self._sequences.get(request.request_id)
         if sequence is None:
-            sequence = self._sequences[request.request_id] = _Sequence(num_prompt_tokens=request.num_prompt_tokens)
-        news = request.tokens_between(len(sequence.own), request.num_tokens)
+            start = max(0, request.num_tokens - _MAX_OWN_TOKENS)
+            sequence = _Sequence(start, num_prompt_tokens=request.num_prompt_tokens)
+            self._sequences[request.request_id] = sequence
+        news = request.tokens_between(sequence.start + len(sequence.own), request.num_tokens)
         sequence.own.extend(news)
         if sequence.corpus_version != self._corpus_version:
             sequence.corpus_version, sequence.corpus_state = self._corpus_version, (0, 0)

@@ -125,7 +125,7 @@ class FeatureState:
         self._waiting: dict[str, WaitingRows] = {}
         num_slots = runner.cache.num_blocks * runner.spec.block_size
         self._has_kv = np.zeros(num_slots, dtype=np.bool_)
-        self._is_resting = False
+        self._num_kept: int | None = None
         self._last_rows: _LastRows | None = None
 
     def waiting(self, request_id: str) -> WaitingRows | None:
@@ -139,7 +139,7 @@ class FeatureState:
         """Takes a forward's hidden states up. Rows of rejected drafts are left out."""
         features = self._features.take()
         self._has_kv[batch.slots.cpu().numpy()] = False  # until the head has seen their rows
-        if self._is_resting and batch.num_tokens == len(batch.sequences) == len(results):
+        if self._num_kept == 1 and batch.num_tokens == len(batch.sequences) == len(results):
             requests = [
                 sequence.request for sequence in batch.sequences
             ]  # a token each: earlier ones are of no more use
@@ -161,8 +161,8 @@ class FeatureState:
                 piece = _Piece(features, [*range(first, behind), *(behind + node for node in result.nodes)])
                 token_ids = [*request.tokens_between(start + 1, end), *result.token_ids]
                 waiting = self._add(request, start, piece, token_ids)
-                if self._is_resting:
-                    self._keep_last(waiting)
+                if self._num_kept is not None:
+                    self._keep_last(waiting, self._num_kept)
                 elif len(waiting.token_ids) > _MAX_WAITING_ROWS:
                     due.append((waiting, len(waiting.token_ids) - 1))
         self._write(due)
@@ -182,24 +182,24 @@ class FeatureState:
         """A further pass, over guesses; see :meth:`engine.draft.head_pass.HeadPass.run`."""
         return self._pass.run(spans, token_ids, hidden)
 
-    def rest(self, *, resting: bool) -> None:
-        """Resting, it lets all rows go but the last: nothing is written, and the head later sees only what follows."""
-        self._is_resting = resting
-        if not resting:
+    def keep(self, num_rows: int | None) -> None:
+        """See :class:`engine.draft.network.DraftState`. With a number, no row of an answer is written."""
+        self._num_kept = num_rows
+        if num_rows != 1:
             self._pick_up()
 
     def flush(self, request_id: str) -> None:
         """Writes what waits of a request, but for its last row, since its blocks may soon be somebody else's prefix."""
         waiting = self.waiting(request_id)
-        if waiting is not None:
+        if waiting is not None and self._num_kept is None:
             self._write([(waiting, len(waiting.token_ids) - 1)])
 
     def release(self, request_id: str) -> None:
-        """Forgets a request, whose blocks may serve as somebody's prefix. All its rows have their KV then."""
-        if self._is_resting:
-            if self._last_rows is not None:
-                self._last_rows.released.add(request_id)
-        elif (waiting := self.waiting(request_id)) is not None:
+        """Forgets a request, whose blocks may serve as somebody's prefix. All its rows have their KV then, unless only
+        the latest ones are kept."""
+        if self._last_rows is not None:
+            self._last_rows.released.add(request_id)
+        if self._num_kept is None and (waiting := self.waiting(request_id)) is not None:
             self._write([(waiting, len(waiting.token_ids))])
         self._waiting.pop(request_id, None)
 
@@ -251,9 +251,9 @@ class FeatureState:
             waiting.token_ids += token_ids
         return waiting
 
-    def _keep_last(self, waiting: WaitingRows) -> None:
-        if len(waiting.token_ids) > 1:
-            waiting.take(len(waiting.token_ids) - 1)
+    def _keep_last(self, waiting: WaitingRows, count: int) -> None:
+        if len(waiting.token_ids) > count:
+            waiting.take(len(waiting.token_ids) - count)
             waiting.first_key = waiting.start
 
     def _first_key(self, request: Request, start: int) -> int:

@@ -76,7 +76,7 @@ class MedusaState:
             for (request_id, num_tokens), own in zip(kept, hidden, strict=True):
                 self._newest[request_id] = _Newest(own, num_tokens)
 
-    def rest(self, *, resting: bool) -> None:
+    def keep(self, num_rows: int | None) -> None:
         """There is nothing to save."""
 
     def flush(self, request_id: str) -> None:

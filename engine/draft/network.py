@@ -37,8 +37,12 @@ class DraftState(Protocol):
         """Sees a forward of the target; see :meth:`engine.verification.Proposer.computed`."""
         ...
 
-    def rest(self, *, resting: bool) -> None:
-        """While nobody drafts for load alone, a state need not keep up: drafts that come later may see less."""
+    def keep(self, num_rows: int | None) -> None:
+        """While nobody drafts, a state need not keep up: drafts that come later may see less.
+
+        Args:
+            num_rows: of each request, how many of its latest tokens they must see at least; None: all of them.
+        """
         ...
 
     def flush(self, request_id: str) -> None:

@@ -132,7 +132,7 @@ class TokenState:
                 due.append((request, end))
         self._read(due)
 
-    def rest(self, *, resting: bool) -> None:
+    def keep(self, num_rows: int | None) -> None:
         """Gaps cost nothing until somebody drafts."""
 
     @torch.inference_mode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,11 +12,13 @@ from engine.batch import ForwardBatch
 from engine.draft.eagle import FINAL_HIDDEN
 from engine.errors import UnsupportedModelError
 from engine.feature_tap import HiddenStates
-from engine.fused.forward import FusedForward, Table
+from engine.fused.forward import MAX_THREADS, FusedForward, Table
 from engine.fused.quantization import quantize
 from engine.fused.structure import read_decoder
 from engine.kv_cache import PagedKVCache
 from engine.model_loader import LoadedModel
+
+logger = logging.getLogger(__name__)
 
 
 class FusedDecoder:
@@ -37,6 +40,8 @@ class FusedDecoder:
         self, loaded: LoadedModel, cache: PagedKVCache, feature_layers: Sequence[int] = (), weights: str = "native"
     ) -> None:
         decoder = read_decoder(loaded)
+        if torch.get_num_threads() > MAX_THREADS:
+            logger.info("the fused decoder computes with %d of %d threads", MAX_THREADS, torch.get_num_threads())
         if weights != "native":
             decoder = quantize(decoder, weights)
         self._hidden_size = decoder.embedding.shape[1]

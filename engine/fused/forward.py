@@ -20,7 +20,8 @@ from engine.fused.workspace import Workspace
 
 Table = npt.NDArray[np.int64]
 
-_MAX_THREADS = 64
+MAX_THREADS = 64
+"""Of one forward, however many torch may use."""
 
 
 class FusedForward:
@@ -58,7 +59,7 @@ class FusedForward:
         self._step = np.zeros(Step.COLUMNS, dtype=np.int64)
         self._workspace = Workspace(decoder)
         self._attention = AttentionPlan(decoder.num_heads, decoder.num_kv_heads, decoder.head_dim)
-        self._pool = ThreadPool(serve, self._model.ctypes.data, self._step.ctypes.data, _MAX_THREADS)
+        self._pool = ThreadPool(serve, self._model.ctypes.data, self._step.ctypes.data, MAX_THREADS)
 
     def run(
         self,
@@ -80,7 +81,8 @@ class FusedForward:
         Returns:
             Logits, float32 ``[num_rows, vocab_size]``, and the features ``[num_tokens, num_features * hidden_size]``.
         """
-        num_tokens, num_rows, num_threads = len(token_ids), len(logit_rows), torch.get_num_threads()
+        num_tokens, num_rows = len(token_ids), len(logit_rows)
+        num_threads = min(torch.get_num_threads(), MAX_THREADS)
         size, vocab = self._decoder.embedding.shape[1], self._decoder.lm_head.weight.shape[0]
         logits = torch.empty(num_rows, vocab)
         features = torch.empty(num_tokens, self._num_features * size, dtype=self._decoder.embedding.dtype)

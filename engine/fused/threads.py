@@ -25,6 +25,7 @@ class ThreadPool:
         serve: compiled code that leads a forward (thread 0) or helps with all that come.
         model: address of the model's table.
         step: address of the step's table.
+        max_threads: forwards never ask for more.
 
     Raises:
         NotFusableError: the platform has no semaphores.
@@ -32,7 +33,6 @@ class ThreadPool:
 
     def __init__(self, serve: Serve, model: int, step: int, max_threads: int) -> None:
         self._serve = serve
-        self._max_threads = max_threads
         self._table = _aligned(Pool.SEMAPHORES + Pool.LINE * max_threads)
         self._table[Pool.MODEL], self._table[Pool.STEP] = model, step
         libc: Any = ctypes.CDLL(None)
@@ -45,10 +45,9 @@ class ThreadPool:
 
     def run(self, num_threads: int) -> None:
         """Computes one forward; helpers are started when they are first wanted."""
-        wanted = min(num_threads, self._max_threads)
-        while len(self._helpers) < wanted - 1:
+        while len(self._helpers) < num_threads - 1:
             self._start_helper()
-        self._table[Pool.NUM_THREADS] = wanted
+        self._table[Pool.NUM_THREADS] = num_threads
         self._serve(self._table.ctypes.data, 0)
 
     def close(self) -> None:

@@ -32,8 +32,8 @@ def test_lengths_are_exact_and_nothing_fails(cluster: RunningCluster, tmp_path: 
             assert sample["output_tokens"] == sample["wanted_output"]
             assert 0 < sample["num_chunks"] <= sample["output_tokens"]
             assert sample["intended_s"] <= sample["sent_s"] < sample["first_token_s"] <= sample["last_token_s"]
-    assert cluster.metric("baton_kv_transfers_total") >= before + 24
     cluster.assert_nothing_leaked()
+    assert cluster.metric("baton_kv_transfers_total") >= before + 24
 
 
 def test_shared_prefixes_are_found_in_the_cache(cluster: RunningCluster, tmp_path: Path) -> None:

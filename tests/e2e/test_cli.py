@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,11 +73,30 @@ def descendants(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
 
 
-def assert_gone(processes: list[psutil.Process], within_s: float = 10.0) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=within_s)
-    left = [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+def processes_of(pids: Iterable[int]) -> list[psutil.Process]:
+    """Those that there are."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(pid))
+    return found
+
+
+def runs(process: psutil.Process) -> bool:
+    """A zombie does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def assert_gone(processes: list[psutil.Process], within_s: float = 60.0) -> None:
+    give_up_at = time.monotonic() + within_s
+    while (left := [process for process in processes if runs(process)]) and time.monotonic() < give_up_at:
+        time.sleep(0.1)
     for process in left:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     assert left == []
 
 
@@ -185,7 +205,7 @@ def test_scale_changes_both_pools_and_back(baton: Callable[..., Result]) -> None
     pools = json.loads(baton("status", "--json").out)["pools"]
     staying = {worker["pid"] for pool in pools.values() for worker in pool["workers"]}
     assert len(staying) == 2
-    assert_gone([psutil.Process(w["pid"]) for w in left if w["pid"] not in staying and psutil.pid_exists(w["pid"])])
+    assert_gone(processes_of({worker["pid"] for worker in left} - staying))
     assert baton("submit", "Hello", "--max-tokens", "4").status == 0
 
 

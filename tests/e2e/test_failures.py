@@ -135,7 +135,7 @@ def test_a_long_prompt_survives_its_prefill_worker(cluster):
     with ThreadPoolExecutor() as threads:
         # Reversed halves: the prefix cache must not make the prompt short.
         long = threads.submit(tokens, cluster, other_prompt, GREEDY, 12)
-        wait_for(lambda: only_worker(cluster, "prefill")["running"] == 1, "prefill")
+        wait_for(lambda: only_worker(cluster, "prefill").get("running") == 1, "prefill")
         os.kill(victim["pid"], signal.SIGKILL)
         disturbed = long.result()
     assert num_retries(cluster) > retries

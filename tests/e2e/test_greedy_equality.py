@@ -110,16 +110,17 @@ def test_a_burst_on_the_default_configuration(prompts: list[list[int]], expected
         alone, _ = generate_all(cluster, prompts[:1], concurrency=1)
         assert alone == expected[:1]
         assert asyncio.run(burst(cluster.endpoint)) == expected * 4
+        cluster.assert_nothing_leaked()
         num_local, num_handed_over = (
             cluster.metric(f"baton_{name}_total") for name in ("local_prefills", "kv_transfers")
         )
         assert num_local + num_handed_over >= 1 + 4 * len(prompts)
         assert cluster.metric("baton_admission_refusals_total") == 0
-        cluster.assert_nothing_leaked()
 
 
 def moved_bytes(cluster: RunningCluster) -> tuple[float, float]:
-    """Of all hand-offs, and of them through shared memory."""
+    """Of all hand-offs so far, and of them through shared memory."""
+    cluster.assert_nothing_leaked()
     return (
         cluster.metric("baton_kv_transfer_bytes_total"),
         cluster.metric("baton_kv_transfer_shared_bytes_total"),
@@ -143,4 +144,3 @@ def test_tokens_equal_transformers(
     moved, shared = (after - before for before, after in zip(moved_before, moved_bytes(cluster), strict=True))
     assert moved > 0
     assert shared == (moved if prefix_caching else 0)
-    cluster.assert_nothing_leaked()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -22,6 +23,15 @@ SETTINGS = {"dtype": "float32", "prefill": {"kv_blocks": 1024}, "decode": {"kv_b
 CONTEXT_LENGTH = 8192
 # layers, key and value, KV heads, head dim, float32; then the draft head's one layer
 SMOLLM2_KV_BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 4 + 1 * 2 * 9 * 64 * 4
+TOLD_S = 30.0
+SCALED_S = 240.0
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    give_up_at = time.monotonic() + TOLD_S
+    while not condition():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +128,7 @@ def test_kv_bytes_across_grpc_are_what_the_layout_says(cluster: RunningCluster, 
     def send(tokens: list[int]) -> list[float]:
         before = [cluster.metric(name) for name in names]
         cluster.complete(tokens, max_tokens=4, ignore_eos=True)
+        cluster.assert_nothing_leaked()  # a hand-off may be booked behind the answer
         return [cluster.metric(name) - start for name, start in zip(names, before, strict=True)]
 
     assert send(prompt) == [len(prompt) * SMOLLM2_KV_BYTES_PER_TOKEN, 1, 0]
@@ -132,11 +143,13 @@ def test_one_token_needs_no_hand_off(cluster: RunningCluster) -> None:
     before = cluster.metric("baton_kv_transfers_total")
     body = cluster.complete("Just one token, please", max_tokens=1)
     assert body["usage"]["completion_tokens"] == 1
+    cluster.assert_nothing_leaked()
     assert cluster.metric("baton_kv_transfers_total") == before
 
 
 def test_timeline_has_every_stage_in_order(cluster: RunningCluster) -> None:
     body = cluster.complete("Tell me about rivers and the sea.", max_tokens=8, ignore_eos=True)
+    cluster.assert_nothing_leaked()  # what the hand-off tells may come behind the answer
     timeline = cluster.get(f"/v1/requests/{body['id']}/timeline")
     at_ms = {event["name"]: event["at_ms"] for event in timeline["events"]}
     order = [
@@ -177,10 +190,10 @@ def test_disconnect_cancels_the_work_on_both_workers(cluster: RunningCluster) ->
             next(lines)
         assert sum(worker["in_flight"] for worker in cluster.workers("decode")) == 1
     with pytest.raises(httpx.TimeoutException):  # a client that does not stream and loses patience
-        httpx.post(f"{cluster.endpoint}/v1/completions", json={**body, "stream": False}, timeout=0.5)
+        httpx.post(f"{cluster.endpoint}/v1/completions", json={**body, "stream": False}, timeout=3.0)
     cluster.assert_nothing_leaked()
-    assert cluster.metric("baton_requests_total") == before + 2
-    assert cluster.metric("baton_requests_in_flight") == 0
+    eventually(lambda: cluster.metric("baton_requests_in_flight") == 0)
+    eventually(lambda: cluster.metric("baton_requests_total") == before + 2)
 
 
 def test_two_hundred_requests_of_mixed_lengths(cluster: RunningCluster) -> None:
@@ -226,7 +239,7 @@ def test_two_hundred_requests_of_mixed_lengths(cluster: RunningCluster) -> None:
                     ]
                     process = await asyncio.create_subprocess_exec(*command, *(f"{k}={v}" for k, v in targets.items()))
                     assert await process.wait() == 0
-                    deadline = time.monotonic() + 60
+                    deadline = time.monotonic() + SCALED_S
                     while time.monotonic() < deadline:
                         pools = (await http.get("/admin/status")).json()["pools"]
                         ready = {
@@ -239,7 +252,7 @@ def test_two_hundred_requests_of_mixed_lengths(cluster: RunningCluster) -> None:
 
         scaling = asyncio.create_task(scale_up_and_down()) if scale else None
         number, first = 0, None
-        while number < 200 or (scaling is not None and not scaling.done() and number < 2000):
+        while number < 200 or (scaling is not None and not scaling.done() and number < 20_000):
             results = await asyncio.gather(*(one(n) for n in range(number, number + 200)))
             assert [(want, len(got)) for want, got, _ in results if want != len(got)] == []
             assert all(finishes == ["length"] for _, _, finishes in results)
@@ -254,8 +267,8 @@ def test_two_hundred_requests_of_mixed_lengths(cluster: RunningCluster) -> None:
     cluster.assert_nothing_leaked()
     assert asyncio.run(run(scale=True)) == steady
     cluster.assert_nothing_leaked()
-    assert len(cluster.workers("prefill")) == len(cluster.workers("decode")) == 1
-    assert cluster.metric("baton_requests_in_flight") == 0
+    eventually(lambda: len(cluster.workers("prefill")) == len(cluster.workers("decode")) == 1)
+    eventually(lambda: cluster.metric("baton_requests_in_flight") == 0)
 
 
 def test_waiting_workers_use_no_cpu(cluster: RunningCluster) -> None:
@@ -263,10 +276,15 @@ def test_waiting_workers_use_no_cpu(cluster: RunningCluster) -> None:
     cluster.assert_nothing_leaked()
     time.sleep(1)
     processes = [psutil.Process(worker["pid"]) for worker in cluster.workers()]
-    before = [sum(process.cpu_times()[:2]) for process in processes]
-    seconds = 10.0
-    time.sleep(seconds)
-    shares = [
-        (sum(process.cpu_times()[:2]) - start) / seconds for process, start in zip(processes, before, strict=True)
-    ]
-    assert max(shares) < 0.03, shares
+
+    def used_s() -> list[float]:
+        return [sum(process.cpu_times()[:2]) for process in processes]
+
+    def shares_of(seconds: float) -> list[float]:
+        before = used_s()
+        time.sleep(seconds)
+        return [(now - start) / seconds for now, start in zip(used_s(), before, strict=True)]
+
+    # A garbage collection or the like may fall into a window, but not into each of them.
+    windows = [shares_of(5.0) for _ in range(3)]
+    assert max(min(shares) for shares in zip(*windows, strict=True)) < 0.03, windows

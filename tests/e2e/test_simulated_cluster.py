@@ -65,6 +65,7 @@ def test_many_at_once_go_through_both_pools(cluster: RunningCluster) -> None:
 
 def test_a_timeline_shows_steps_and_the_hand_off(cluster: RunningCluster) -> None:
     answer = cluster.complete("word " * 100, max_tokens=20, ignore_eos=True)
+    cluster.assert_nothing_leaked()
     timeline = cluster.get(f"/v1/requests/{answer['id']}/timeline")
     names = {event["name"] for event in timeline["events"]}
     assert {"prefill_started", "first_token", "transfer_started", "kv_committed", "decode_started"} <= names

@@ -13,6 +13,7 @@ def test_first_token_does_not_wait_for_the_hand_off(cluster: RunningCluster) -> 
     body = cluster.complete("One more sentence for a long prompt. " * 110, max_tokens=6, ignore_eos=True)
     num_prompt_tokens = body["usage"]["prompt_tokens"]
     assert num_prompt_tokens > 700
+    cluster.assert_nothing_leaked()
     timeline = cluster.get(f"/v1/requests/{body['id']}/timeline")
     at_ms = {event["name"]: event["at_ms"] for event in timeline["events"]}
     # The link alone takes this long, apart from the throttle's burst of a tenth of a second.

@@ -8,18 +8,21 @@ from contextlib import aclosing
 import pytest
 
 from cluster.config import RouterConfig
-from cluster.entry import open_entry
+from cluster.dispatcher import Dispatcher
 from cluster.generation import GenerationRequest, ModelCard
 from cluster.latency.request_predictions import RequestPredictions
 from cluster.latency_model import LatencyModel
 from cluster.metrics import RouterMetrics
 from cluster.registry import WorkerInfo, WorkerRegistry
 from cluster.router import Router
+from cluster.routing.profile import build_profile
 from cluster.routing_config import RoutingConfig
 from cluster.timelines import TimelineStore
 from engine.timeline import Timeline
 from tests.engine_runs import greedy
+from tests.fake_workers import until
 from tests.integration.worker_pair import HostedWorker, Runners, worker_pair
+from tests.open_entry import open_entry
 from tests.tiny_models import model_with_reference, random_prompts
 
 NUM_TOKENS = 16
@@ -65,8 +68,8 @@ def info_of(worker: HostedWorker, pool: str) -> WorkerInfo:
 def router_that_hands_over(model: ModelCard, registry: WorkerRegistry, metrics: RouterMetrics) -> Router:
     """Such short prompts would all be computed by the decode worker otherwise."""
     predictions = RequestPredictions(LatencyModel(), metrics.prediction_errors)
-    routing = RoutingConfig(local_prefill="never")
-    entry = open_entry(routing, registry, predictions, metrics.routing, worker_wait_s=5.0)
+    chooser = build_profile(RoutingConfig(local_prefill="never"), predictions.forecaster)
+    entry = open_entry(Dispatcher(registry, predictions, chooser), registry, metrics, worker_wait_s=5.0)
     return Router(model, registry, RouterConfig(), metrics, TimelineStore(100), predictions, entry)
 
 
@@ -91,6 +94,8 @@ async def test_greedy_tokens_equal_transformers(architecture: str) -> None:
         assert together == expected
         alone = [await generate(index, "alone") for index in range(len(PROMPTS))]
         assert alone == expected
+        # A worker is at work for the router until the hand-off is booked, which may be behind the tokens.
+        await until(lambda: all(worker.in_flight == 0 for worker in registry.workers))
         assert metrics.transfers.labels("ok")._value.get() == 2 * len(PROMPTS)
         await pair.settle()
         for worker in registry.workers:

@@ -205,20 +205,26 @@ async def test_the_first_token_does_not_wait_for_the_hand_off(runners: Runners) 
 
 async def test_kv_leaves_while_the_prompt_is_still_being_computed(runners: Runners) -> None:
     config = pair_config(prefill={"chunk_tokens": 8})
-    seen: list[int] = []
+    num_chunks, num_early_bytes = 0, 0
     async with worker_pair(runners, config) as pair:
         importer = pair.decode.role._importer
 
-        def look(_: Sequence[ScheduledSequence]) -> None:
-            time.sleep(0.01)  # a model so small is computed faster than anything is sent
-            seen.append(importer.num_bytes_received)
+        def wait_before_the_last(_: Sequence[ScheduledSequence]) -> None:
+            nonlocal num_chunks, num_early_bytes
+            num_chunks += 1
+            # A model so small is computed faster than anything is sent.
+            give_up_at = time.monotonic() + TIMEOUT_S / 2
+            while num_chunks == 19 and not num_early_bytes and time.monotonic() < give_up_at:
+                time.sleep(0.01)
+                num_early_bytes = importer.num_bytes_received
 
-        pair.prefill.engine.computed_listeners.append(look)
+        pair.prefill.engine.computed_listeners.append(wait_before_the_last)
         prompt = random_prompts((160,), seed=8)[0]
         answer = await pair.generate(prompt, greedy(2))
         assert answer.handoff is not None
         assert answer.handoff.num_parts >= 20  # one at least for each of the 20 chunks
-        assert any(seen)  # the first chunks had arrived before the last one was computed
+        assert num_chunks == 20
+        assert num_early_bytes > 0
         await pair.settle()
 
 
@@ -284,7 +290,8 @@ async def test_requests_that_cannot_run_are_refused_by_both_workers(runners: Run
 
 
 async def test_room_on_the_decode_worker_comes_and_goes(expected: list[list[int]], model: PreTrainedModel) -> None:
-    async with worker_pair(Runners.of(model, num_decode_blocks=20)) as pair:
+    config = pair_config(kv_transfer={"reserve_timeout_s": 60.0, "claim_timeout_s": 60.0})
+    async with worker_pair(Runners.of(model, num_decode_blocks=20), config) as pair:
         tokens = await pair.generate_all(PROMPTS * 3, greedy(NUM_TOKENS))
         assert tokens == expected * 3
         await pair.settle()

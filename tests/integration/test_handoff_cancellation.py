@@ -72,6 +72,14 @@ async def test_leaving_while_the_kv_is_on_its_way(runners: Runners) -> None:
         await pair.settle()
 
 
+async def claimed(pair: WorkerPair, transfer_id: str) -> None:
+    """Waits until a request on the decode worker waits for its KV."""
+    imports = pair.decode.role._importer._imports
+    async with asyncio.timeout(TIMEOUT_S):
+        while transfer_id not in imports or not imports[transfer_id].claimed:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
 async def test_prefill_leaves_while_decode_waits_for_its_kv(runners: Runners) -> None:
     config = pair_config(kv_transfer={"max_bytes_per_second": 5_000.0})
     async with worker_pair(runners, config) as pair:
@@ -87,14 +95,14 @@ async def test_prefill_leaves_while_decode_waits_for_its_kv(runners: Runners) ->
                     message.handoff.transfer_id,
                 )
             )
-            await asyncio.sleep(0.05)
+            await claimed(pair, message.handoff.transfer_id)
         with pytest.raises(BatonError, match="broke off"):
-            await asyncio.wait_for(decoding, 2.0)
+            await asyncio.wait_for(decoding, 20.0)
         await pair.settle()
 
 
 async def test_decode_leaves_while_prefill_is_sending(runners: Runners) -> None:
-    config = pair_config(kv_transfer={"max_bytes_per_second": 20_000.0})
+    config = pair_config(kv_transfer={"max_bytes_per_second": 5_000.0})
     async with worker_pair(runners, config) as pair:
         message = pair.prefill_request("request", PROMPTS[4], greedy(8))
         async with aclosing(pair.prefill.client.prefill(message, TIMEOUT_S)) as stream:
@@ -108,7 +116,7 @@ async def test_decode_leaves_while_prefill_is_sending(runners: Runners) -> None:
                     message.handoff.transfer_id,
                 )
             )
-            await asyncio.sleep(0.1)
+            await claimed(pair, message.handoff.transfer_id)
             decoding.cancel()
             last = await anext(stream)
         assert last.handoff.error_code == "kv_transfer_failed"
@@ -143,7 +151,7 @@ async def test_an_engine_that_stops_ends_its_streams_as_a_lost_worker(runners: R
         await asyncio.sleep(0.05)
         await stopped.role.stop()
         with pytest.raises(WorkerLostError, match="shutting down"):
-            await asyncio.wait_for(running, 2.0)
+            await asyncio.wait_for(running, 20.0)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -151,7 +159,7 @@ async def test_random_messages_on_the_worker_ports_harm_nobody(
     runners: Runners, expected: list[list[int]], seed: int
 ) -> None:
     chance = random.Random(seed)
-    async with worker_pair(runners, pair_config(kv_transfer={"claim_timeout_s": 0.2})) as pair:
+    async with worker_pair(runners, pair_config(kv_transfer={"claim_timeout_s": 2.0})) as pair:
         honest = asyncio.create_task(pair.generate_all(PROMPTS, greedy(NUM_TOKENS)))
         await asyncio.gather(*(_intrude(pair, chance) for _ in range(60)))
         assert await honest == expected

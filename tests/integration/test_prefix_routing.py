@@ -11,7 +11,6 @@ import pytest
 
 from cluster.config import RouterConfig
 from cluster.dispatcher import Dispatcher
-from cluster.entry import OpenEntry
 from cluster.generation import GenerationRequest, ModelCard
 from cluster.latency.request_predictions import RequestPredictions
 from cluster.latency_model import LatencyModel
@@ -29,6 +28,7 @@ from engine.timeline import Event, Timeline
 from tests.engine_runs import BLOCK_SIZE
 from tests.fake_workers import make_info
 from tests.integration.worker_pair import TIMEOUT_S, HostedWorker, Runners, worker_pair
+from tests.open_entry import open_entry
 from tests.tiny_models import MAX_POSITIONS, VOCAB_SIZE, random_prompts, tiny_model
 from tests.unit.cluster.fakes import eventually
 
@@ -62,7 +62,7 @@ class AffinityRouter:
         predictions = RequestPredictions(LatencyModel(), metrics.prediction_errors)
         chooser = build_profile(config, predictions.forecaster)
         dispatcher = Dispatcher(self.registry, predictions, chooser, self.index)
-        entry = OpenEntry(dispatcher, self.registry, TIMEOUT_S)
+        entry = open_entry(dispatcher, self.registry, metrics, TIMEOUT_S)
         card = ModelCard("tiny", MAX_POSITIONS, VOCAB_SIZE, 0)
         self.router = Router(card, self.registry, RouterConfig(), metrics, TimelineStore(100), predictions, entry)
         self._ids = itertools.count()

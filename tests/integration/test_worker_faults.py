@@ -45,7 +45,7 @@ def fail(*_: Any) -> Any:
 async def test_faults_are_logged_where_they_happen_and_travel_without_their_text(
     runners: Runners, break_it: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = pair_config(kv_transfer={"claim_timeout_s": 0.5})  # KV that a broken decode worker never claims
+    config = pair_config(kv_transfer={"claim_timeout_s": 2.0})  # KV that a broken decode worker never claims
     async with worker_pair(runners, config) as pair:
         with monkeypatch.context() as patch:
             break_it(pair, patch)

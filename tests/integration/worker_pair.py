@@ -142,7 +142,7 @@ class WorkerPair:
         answers = await asyncio.gather(*(self.generate(prompt, params) for prompt in prompts))
         return [answer.token_ids for answer in answers]
 
-    async def settle(self, timeout_s: float = 5.0) -> None:
+    async def settle(self, timeout_s: float = 30.0) -> None:
         """Waits until neither worker has anything left, then fails unless every block is free or cached."""
         async with asyncio.timeout(timeout_s):
             while not (await self.prefill.is_idle() and await self.decode.is_idle()):  # noqa: ASYNC110

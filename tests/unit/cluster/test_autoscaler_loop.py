@@ -25,6 +25,7 @@ from cluster.registry import WorkerRegistry
 from cluster.slo import INTERACTIVE
 from cluster.traffic import TrafficMeter
 from engine.step_samples import StepSample
+from engine.urgency import Urgency
 from tests.fake_workers import make_info
 
 WORKERS = ("prefill-1", "decode-1")
@@ -37,6 +38,7 @@ class Control:
         self.sizes = dict.fromkeys(POOLS, 1)
         self.calls: list[tuple[dict[str, int], tuple[str, str] | None]] = []
         self.error: Exception | None = None
+        self.refusal: Exception | None = None
 
     async def pool_counts(self):
         if self.error is not None:
@@ -44,6 +46,8 @@ class Control:
         return {name: PoolCounts(size, size) for name, size in self.sizes.items()}, "not here"
 
     async def autoscale(self, targets, move):
+        if self.refusal is not None:
+            raise self.refusal
         self.calls.append((targets, move))
         self.sizes |= targets
 
@@ -132,6 +136,19 @@ async def test_looking_does_not_count_as_time_that_passes():
     assert (await looped.loop.look())["pools"][PREFILL]["target"] == 2
 
 
+async def test_a_change_that_failed_is_not_remembered_as_one():
+    looped = Looped()
+    looped.control.sizes = {PREFILL: 3, DECODE: 3}
+    await looped.loop.step()
+    looped.now_s += 31
+    looped.control.refusal = RuntimeError("not now")
+    with pytest.raises(RuntimeError):
+        await looped.loop.step()
+    looped.control.refusal = None
+    await looped.loop.step()  # at once: nobody was taken away yet
+    assert looped.control.sizes == {PREFILL: 2, DECODE: 2}
+
+
 async def test_advice_comes_from_the_same_observation():
     looped = Looped()
     assert "not enough traffic seen yet" in (await looped.loop.advise())["texts"][0]
@@ -151,6 +168,16 @@ async def test_sequences_decode_only_once_their_prompts_are_computed():
     looped.loop.sample()
     assert looped.traffic.load(PREFILL)[0] == 4
     assert looped.traffic.load(DECODE)[0] == 6
+
+
+async def test_prompts_that_are_less_urgent_than_all_others_are_seen():
+    looped = Looped()
+    nightly = Urgency(-1, looped.now_s + 600.0, 600.0)
+    for index in range(6):
+        looped.ledger.begin_decoding("decode-1", f"r{index}", 100)
+        looped.ledger.begin_prompt("prefill-1", f"r{index}", 100, 0, looped.now_s, nightly)
+    looped.loop.sample()
+    assert (looped.traffic.load(PREFILL)[0], looped.traffic.load(DECODE)[0]) == (6, 0)
 
 
 async def test_requests_that_wait_in_the_router_are_seen():

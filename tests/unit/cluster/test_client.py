@@ -122,10 +122,16 @@ def test_endpoints_are_taken_as_people_write_them(given, expected, monkeypatch):
     assert find_endpoint("http://other:2") == "http://other:2"
 
 
-@pytest.mark.parametrize("given", ["ftp://h", "http://", "://"])
+@pytest.mark.parametrize("given", ["ftp://h", "http://", "://", "localhost:80a", "h:99999", "http://[::1"])
 def test_what_is_no_endpoint_is_refused(given):
     with pytest.raises(ConfigError, match="is not an endpoint"):
         find_endpoint(given)
+
+
+def test_a_client_of_what_is_no_url_is_refused():
+    for endpoint in ("http://[::1", "http://a\x07b"):
+        with pytest.raises(ConfigError, match="is not an endpoint"):
+            RouterClient(endpoint)
 
 
 def test_the_recorded_cluster_is_found_while_it_lives():

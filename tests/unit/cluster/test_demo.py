@@ -11,6 +11,7 @@ from cluster import demo
 from cluster.config import BatonConfig
 from cluster.demo_report import Measurement, cost_table
 from engine.errors import BatonError
+from tests.unit.cluster.command_line import ROOT
 from tests.unit.cluster.fake_router import FakeRouter, running
 
 
@@ -96,6 +97,20 @@ def test_prompts_are_handed_over_unless_the_file_says_otherwise(cluster, monkeyp
     assert config.routing.local_prefill == local_prefill
     assert config.router.port == 0
     assert config.routing.picker == ("random" if text and "random" in text else "best_score")
+
+
+def test_make_demo_shows_the_hand_off(cluster, monkeypatch):
+    """As the Makefile calls it: a file that spells every key out would leave local prefill on."""
+    recipe = next(line for line in (ROOT / "Makefile").read_text().splitlines() if "cluster.demo" in line)
+    words = recipe.replace("$(ARGS)", "").split()
+    started: list[BatonConfig] = []
+    monkeypatch.setattr(demo, "start_cluster", lambda config, report: started.append(config) or cluster)
+    monkeypatch.setattr("sys.argv", words[words.index("cluster.demo") :])
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit) as caught:
+        demo.main()
+    assert not caught.value.code
+    assert started[0].routing.local_prefill == "never"
 
 
 @pytest.mark.parametrize("width", [80, 200])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -20,7 +20,7 @@ from cluster.routing.base import Preference, RouteDecision, RoutingRequest, Work
 from cluster.routing.profile import build_profile
 from cluster.routing_config import RoutingConfig
 from cluster.routing_metrics import RoutingMetrics
-from cluster.slo import INTERACTIVE
+from cluster.slo import BATCH, INTERACTIVE
 from cluster.wire import worker_pb2
 from engine.errors import NoWorkerError
 from engine.request import SamplingParams
@@ -94,10 +94,10 @@ class World:
             RoutingMetrics(self.metrics_registry),
         )
 
-    def journal(self, request_id: str = "r", **changes: Any) -> Journal:
+    def journal(self, request_id: str = "r", max_tokens: int = 40, **changes: Any) -> Journal:
         timeline = Timeline(request_id, clock=self.clock)
         timeline.record(Event.RECEIVED)
-        request = GenerationRequest(request_id, PROMPT, SamplingParams(max_tokens=40), timeline, **changes)
+        request = GenerationRequest(request_id, PROMPT, SamplingParams(max_tokens=max_tokens), timeline, **changes)
         return Journal(request, 100.0, self.clock)
 
     @property
@@ -150,6 +150,18 @@ async def test_local_prefill_is_all_on_the_decode_worker(world: World) -> None:
         assert ledger.batch("d1") == (1, 100)
     assert world.is_idle
     assert world.metrics_registry.get_sample_value("baton_routes_total", {"kind": "local"}) == 1
+
+
+async def test_a_pair_for_one_token_takes_nothing_of_its_decode_worker(world: World) -> None:
+    with world.dispatcher.book(world.journal(max_tokens=1), PAIR) as placement:
+        assert world.in_flight == {"p1": 1, "p2": 0, "d1": 0}
+        assert world.predictions.ledger.batch("d1") == (0, 0)
+        placement.took(1)
+    assert world.is_idle
+    with world.dispatcher.book(world.journal(max_tokens=1), ALONE):
+        assert world.in_flight == {"p1": 0, "p2": 0, "d1": 1}
+        assert world.predictions.ledger.batch("d1") == (1, 100)
+    assert world.is_idle
 
 
 async def test_a_prefill_worker_that_is_kept_stays_busy_beyond_the_release(world: World) -> None:
@@ -214,6 +226,22 @@ async def test_what_policies_see(world: World) -> None:
     assert (d1.tpot_target_s, d1.cached_tokens, d1.kv_bytes_per_token) == (INTERACTIVE.tpot_s, 0, 1)
 
 
+@pytest.mark.parametrize(("ordering", "ahead"), [("edf", 0), ("fcfs", 70)])
+async def test_prompts_ahead_are_those_that_the_prefill_workers_serve_first(
+    world: World, ordering: Literal["edf", "fcfs"], ahead: int
+) -> None:
+    """Decode workers always order by urgency. At work on each is one prompt, of which a step is always ahead."""
+    dispatcher = Dispatcher(
+        world.registry, world.predictions, world.chooser, clock=world.clock, prefill_ordering=ordering
+    )
+    for number, decision in enumerate((PAIR, PAIR, ALONE, ALONE)):
+        world.dispatcher.book(world.journal(str(number), slo=BATCH), decision)
+    dispatcher.forecast(world.journal(slo=INTERACTIVE))
+    snapshots, _ = world.chooser.shown[-1]
+    assert snapshots["p1"].queue.tokens == 70 + ahead
+    assert snapshots["d1"].queue.tokens == 90
+
+
 async def test_a_resumed_request_has_more_to_compute_and_less_to_generate(world: World) -> None:
     journal = world.journal()
     journal.take(worker_pb2.TokenBatch(token_ids=[7, 8, 9]))
@@ -231,10 +259,11 @@ async def test_prefix_caches_of_all_workers_are_looked_up_and_told() -> None:
     world.dispatcher.forecast(world.journal())
     snapshots, _ = world.chooser.shown[-1]
     assert {name: snapshot.cached_tokens for name, snapshot in snapshots.items()} == {"p1": 0, "p2": 64, "d1": 32}
-    world.dispatcher.book(world.journal(), PAIR).release()
-    world.dispatcher.book(world.journal(), ALONE).release()
-    assert [worker_id for worker_id, _ in index.expected] == ["p1", "d1"]
-    assert all(until_s > 50.5 for _, until_s in index.expected)
+    for decision in (PAIR, ALONE):
+        journal = world.journal()
+        world.clock.now_s += 0.4  # in which it has waited, of the half second that was predicted
+        world.dispatcher.book(journal, decision).release()
+    assert index.expected == [("p1", pytest.approx(55.5)), ("d1", pytest.approx(55.9))]
 
 
 async def test_with_the_real_profile_bursts_are_spread_by_what_is_booked() -> None:

@@ -1,4 +1,4 @@
-"""The way in without admission: who waits for a worker is told when there is none, in virtual time as well."""
+"""The way in when admission is off: who waits for a worker is told when there is none, in virtual time as well."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from cluster.dispatcher import Dispatcher
-from cluster.entry import OpenEntry
 from cluster.generation import GenerationRequest
 from cluster.journal import Journal
 from cluster.latency.request_predictions import RequestPredictions
@@ -21,6 +20,7 @@ from engine.errors import BatonError, DeadlineError, NoWorkerError
 from engine.request import SamplingParams
 from engine.timeline import Timeline
 from simulation.virtual_loop import run_virtually
+from tests.open_entry import open_entry
 
 WAIT_S = 5.0
 MOST_LOOKS = 100
@@ -52,7 +52,7 @@ def test_a_wait_ends_when_its_timer_fires_early_by_the_resolution_of_the_clock(
         predictions = RequestPredictions(LatencyModel(clock), metrics.prediction_errors, clock)
         chooser = build_profile(RoutingConfig(), predictions.forecaster)
         dispatcher = LookingDispatcher(registry, predictions, chooser, clock=clock)
-        entry = OpenEntry(dispatcher, registry, worker_wait_s, clock)
+        entry = open_entry(dispatcher, registry, metrics, worker_wait_s, clock)
         request = GenerationRequest("r", (1, 2), SamplingParams(max_tokens=4), Timeline("r", clock=clock))
         waiting = asyncio.ensure_future(entry.admit(Journal(request, timeout_s, clock)))
         await asyncio.sleep(WAIT_S - 5e-10)

@@ -202,7 +202,7 @@ async def test_first_token_is_sent_while_the_rest_is_still_to_come(
 ) -> None:
     generator.script = lambda request: [TokenChunk(tuple(TOKENIZER.encode("hello"))), None]
     async with (
-        asyncio.timeout(3),
+        asyncio.timeout(30),
         http.stream("POST", "/v1/completions", json={**COMPLETION, "stream": True}) as answer,
     ):
         assert answer.headers["content-type"].startswith("text/event-stream")

@@ -85,6 +85,22 @@ async def test_body_limit_holds_without_a_content_length(http: httpx.AsyncClient
     assert (await http.post("/v1/completions", json=COMPLETION)).status_code == 200
 
 
+@pytest.mark.parametrize("headers", [{"Content-Type": "text/plain"}, {"Content-Encoding": "gzip"}])
+async def test_a_body_that_is_refused_by_its_headers_is_read_all_the_same(
+    direct: httpx.AsyncClient, headers: dict[str, str]
+) -> None:
+    """A client that is cut off while it sends may never read the answer."""
+    parts = [b"a" * 1000] * 4
+
+    async def body() -> AsyncIterator[bytes]:
+        while parts:
+            yield parts.pop()
+
+    response = await direct.post("/v1/completions", content=body(), headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_request")
+    assert not parts
+
+
 async def test_body_just_below_the_limit_is_read(http: httpx.AsyncClient) -> None:
     body = json.dumps({**COMPLETION, "user": "a" * (8 * 1024 * 1024 - 200)})
     response = await http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})

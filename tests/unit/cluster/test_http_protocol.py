@@ -161,13 +161,14 @@ async def test_time_in_the_kernel_counts(is_connected: bool) -> None:
         try:
             if is_connected:
                 await asyncio.sleep(0.05)
-            sent_s = time.monotonic()
+            before_s = time.monotonic()
             raw.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            sent_s = time.monotonic()
             time.sleep(_BUSY_S)  # noqa: ASYNC251 - the event loop is busy
             await eventually(lambda: len(seen) == 1)
         finally:
             raw.close()
-    assert seen[0].received_s == pytest.approx(sent_s, abs=_TOLERANCE_S)
+    assert before_s - _TOLERANCE_S <= seen[0].received_s <= sent_s + _TOLERANCE_S
     assert seen[0].accepted_s - seen[0].received_s >= _BUSY_S - _TOLERANCE_S
 
 

@@ -9,15 +9,13 @@ import warnings
 import pytest
 
 from cluster.config import LogConfig
-from cluster.logs import JsonFormatter, RequestLog, configure_logging, describe_fault
-
-PACKAGES = ("engine", "cluster", "prefill_worker", "decode_worker")
+from cluster.logs import PACKAGES, JsonFormatter, RequestLog, configure_logging, describe_fault
 
 
 @pytest.fixture(autouse=True)
 def _restore():
     loggers = [logging.getLogger(name) for name in (None, "ray", *PACKAGES)]
-    before = [(logger, logger.handlers, logger.level, logger.propagate) for logger in loggers]
+    before = [(logger, list(logger.handlers), logger.level, logger.propagate) for logger in loggers]
     yield
     logging.captureWarnings(False)
     for logger, handlers, level, propagate in before:

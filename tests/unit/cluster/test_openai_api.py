@@ -205,6 +205,31 @@ async def test_long_texts_are_tokenized_like_short_ones() -> None:
     assert list(plan.prompts[0].token_ids) == TOKENIZER.encode(text)
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_much"),
+    [
+        ({"prompt": ["hello"] * 10}, False),
+        ({"prompt": ["hello world "] * 400}, True),
+        ({"prompt": [[40] * 20] * 400}, False),
+        ({"prompt": [[40] * 20] * 400, "echo": True}, True),
+    ],
+    ids=["few texts", "many texts", "token ids", "token ids to echo"],
+)
+async def test_much_text_is_tokenized_off_the_loop_in_however_many_prompts(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], is_much: bool
+) -> None:
+    in_threads = []
+
+    async def to_thread(function: Any, *args: Any) -> Any:
+        in_threads.append(function)
+        return function(*args)
+
+    monkeypatch.setattr("asyncio.to_thread", to_thread)
+    plan = await plan_completion(**changes)
+    assert len(plan.prompts) == len(changes["prompt"])
+    assert len(in_threads) == is_much
+
+
 def test_messages_of_earlier_answers_can_be_sent_back() -> None:
     answer = {"role": "assistant", "content": "hi", "refusal": None, "tool_calls": None, "annotations": []}
     assert check_messages([answer]) == [{"role": "assistant", "content": "hi"}]

@@ -74,6 +74,15 @@ def test_a_wrong_label_is_shown_with_what_the_node_has():
     assert "10.0.0.1: 16 CPUs, 8 GPUs (H100), 64.0 GiB: label ray.io/accelerator-type is H100" in text
 
 
+def test_on_a_local_cluster_the_number_of_cpus_is_a_setting():
+    busy = explain_pending("prefill", ResourcesConfig(), [CPU_ONLY], is_local=True)
+    assert "Free resources, raise ray.num_cpus, or lower prefill.workers." in busy
+    too_large = explain_pending("prefill", ResourcesConfig(cpus=5.0), [CPU_ONLY], is_local=True)
+    assert "change prefill.resources, or raise ray.num_cpus." in too_large
+    for other in ({"gpus": 1.0}, {"memory_gib": 9.0}, {"cpus": 5.0, "labels": {"rack": "7"}}):
+        assert "num_cpus" not in explain_pending("prefill", ResourcesConfig(**other), [H100, CPU_ONLY], is_local=True)
+
+
 def test_a_node_that_would_fit_were_it_free_is_told_from_one_that_never_will():
     text = explain_pending("prefill", ResourcesConfig(gpus=1.0), [H100, CPU_ONLY])
     assert "10.0.0.1: 16 CPUs, 8 GPUs (H100), 64.0 GiB: would do, if others left it free" in text

@@ -60,8 +60,8 @@ class TestPools:
     async def start(self, listener):
         pools: list[WorkerPool] = []
 
-        async def start(prefill: int, decode: int, actor_class: type = FakeHost) -> list[WorkerPool]:
-            config = BatonConfig.from_dict({})
+        async def start(prefill: int, decode: int, actor_class: type = FakeHost, cpus: float = 1.0) -> list[WorkerPool]:
+            config = BatonConfig.from_dict({name: {"resources": {"cpus": cpus}} for name in (PREFILL, DECODE)})
             for name, size in ((PREFILL, prefill), (DECODE, decode)):
                 pools.append(WorkerPool(name, config, listener, actor_class, "127.0.0.1"))
                 pools[-1].scale(size)
@@ -131,6 +131,20 @@ class TestPools:
         await until(lambda: len(prefill.status()["workers"]) == 1)
         assert (prefill.counts().ready, decode.counts().ready) == (1, 1)
         assert sorted(listener.ready) == ["decode-1", "prefill-1"]
+
+    async def test_it_comes_instead_of_one_that_found_no_place(self, start, listener):
+        prefill, decode = await start(2, 0, cpus=3.0)
+        pid = listener.ready["prefill-2"].pid
+        decode.scale(1)
+        await until(lambda: decode.counts().pending == 1)
+        decode.adopt(prefill, AskedBy.AUTOSCALER)
+        decode.scale(1)  # what the autoscaler wants is the one, not the other
+        listener.may_drain.set()
+        await decode.wait_until_ready(READY_S)
+        assert ids_in(decode, "ready") == ["decode-2"]
+        assert listener.ready["decode-2"].pid == pid
+        await until(lambda: len(decode.status()["workers"]) == 1)
+        assert (prefill.target, decode.target) == (1, 1)
 
     async def test_the_last_one_stays(self, start, listener):
         prefill, decode = await start(1, 1)

@@ -26,7 +26,7 @@ from tests.fake_hosts import (
     small_ray,
 )
 
-READY_S = 30.0
+READY_S = 120.0
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,6 +42,7 @@ class Listener:
     ready: dict[str, WorkerInfo] = field(default_factory=dict)
     gone: list[str] = field(default_factory=list)
     drained: list[str] = field(default_factory=list)
+    drain_timeouts_s: list[float] = field(default_factory=list)
     reports: list[str] = field(default_factory=list)
     may_drain: asyncio.Event = field(default_factory=asyncio.Event)
     refuse: Exception | None = None
@@ -56,6 +57,7 @@ class Listener:
         self.ready.pop(worker_id, None)
 
     async def drain(self, worker_id: str, timeout_s: float) -> None:
+        self.drain_timeouts_s.append(timeout_s)
         await self.may_drain.wait()
         self.drained.append(worker_id)
 
@@ -72,9 +74,17 @@ def listener():
 async def make_pool(listener):
     pools: list[WorkerPool] = []
 
-    def make(actor_class: type = FakeHost, folder: Path | None = None, **resources: object) -> WorkerPool:
+    def make(
+        actor_class: type = FakeHost, folder: Path | None = None, request_timeout_s: float = 600.0, **resources: object
+    ) -> WorkerPool:
         name = str(folder) if folder else None
-        config = BatonConfig.from_dict({"decode": {"resources": resources}, "served_model_name": name})
+        config = BatonConfig.from_dict(
+            {
+                "decode": {"resources": resources},
+                "served_model_name": name,
+                "router": {"request_timeout_s": request_timeout_s},
+            }
+        )
         pools.append(WorkerPool("decode", config, listener, actor_class, "127.0.0.1"))
         return pools[-1]
 
@@ -177,6 +187,16 @@ async def test_a_leaving_worker_lives_until_it_is_drained(make_pool, listener):
     await until(lambda: not _runs(leaving.pid))
 
 
+async def test_a_drain_lasts_as_long_as_a_request_may(make_pool, listener):
+    pool = make_pool(request_timeout_s=7200.0)
+    listener.may_drain.set()
+    pool.scale(2)
+    await pool.wait_until_ready(READY_S)
+    pool.scale(1)
+    await until(lambda: listener.gone == ["decode-2"])
+    assert listener.drain_timeouts_s == [7200.0]
+
+
 async def test_a_draining_worker_that_dies_is_not_replaced(make_pool, listener):
     pool = make_pool()
     pool.scale(2)
@@ -230,6 +250,25 @@ async def test_a_wrong_configuration_is_said_at_once_and_not_tried_again(make_po
     await until(lambda: ids_in(pool, "dead") == ["decode-1", "decode-2"])
 
 
+class OnceMisconfiguredHost(FakeHost):
+    """The second one finds something wrong on its node."""
+
+    async def start(self):
+        if self.worker_id.endswith("-2"):
+            raise ConfigError("not on this node.")
+        return await super().start()
+
+
+async def test_what_is_wrong_with_one_later_worker_ends_no_pool(make_pool, listener):
+    pool = make_pool(OnceMisconfiguredHost)
+    pool.scale(1)
+    await pool.wait_until_ready(READY_S)
+    kill(listener.ready["decode-1"])
+    await until(lambda: "decode-3" in listener.ready)
+    [failed] = [worker for worker in pool.status()["workers"] if worker["id"] == "decode-2"]
+    assert failed["reason"] == "not on this node."
+
+
 async def test_labels_that_ray_refuses_are_a_configuration_error(make_pool):
     pool = make_pool(labels={"pool": "-not a label-"})
     pool.scale(1)
@@ -253,6 +292,30 @@ async def test_a_worker_that_fails_once_is_started_again(make_pool, listener):
     assert list(listener.ready) == ["decode-2"]
     [dead] = [worker for worker in pool.status()["workers"] if worker["state"] == "dead"]
     assert dead["reason"] == "ValueError: only this once"
+
+
+class UnluckyHost(FakeHost):
+    """The first three fail to start, those after them do not."""
+
+    async def start(self):
+        if int(self.worker_id.split("-")[1]) <= 3:
+            raise ValueError("no luck at first")
+        return await super().start()
+
+
+async def test_starts_that_fail_count_by_worker(make_pool, listener):
+    pool = make_pool(UnluckyHost)
+    pool.scale(3)
+    await pool.wait_until_ready(READY_S)
+    assert sorted(listener.ready) == ["decode-4", "decode-5", "decode-6"]
+
+
+async def test_however_often_starts_have_failed_the_next_one_waits(make_pool):
+    pool = make_pool()
+    pool._num_start_failures = 5000
+    pool.scale(1)
+    await asyncio.sleep(0.1)
+    assert (ids_in(pool, "starting"), ids_in(pool, "dead")) == (["decode-1"], [])
 
 
 async def test_a_worker_that_is_refused_is_started_again(make_pool, listener):

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from engine.async_engine import AsyncEngine
-from engine.errors import WorkerLostError
+from engine.errors import ContextLengthError, WorkerLostError
 from engine.request import Request, SamplingParams
 from engine.scheduler import SchedulerLimits
 from tests.engine_runs import build_runner
@@ -29,3 +29,13 @@ async def test_streams_and_calls_end_when_the_engine_thread_breaks(monkeypatch: 
     await asyncio.wait_for(engine.closed.wait(), 10)
     with pytest.raises(WorkerLostError):
         await engine.stats()
+
+
+def test_requests_that_can_never_fit_are_refused_before_they_are_let_in() -> None:
+    """So that nothing is done for them meanwhile, such as a hand-off."""
+    engine = AsyncEngine(build_runner(tiny_model("llama"), num_blocks=64), SchedulerLimits(64, 4, 64))
+    request = Request("long", [1] * 60, SamplingParams(max_tokens=5))
+    with pytest.raises(ContextLengthError, match="context length is 64 tokens, but the request needs 65"):
+        engine.check_request(request)
+    request.hands_off = True  # needs only its first token here
+    engine.check_request(request)

@@ -93,11 +93,15 @@ def test_what_a_killed_process_left_behind_is_removed(tmp_path, wheels, conversi
     process = multiprocessing.get_context("fork").Process(target=ensure_default_model, args=(tmp_path,))
     process.start()
     models = tmp_path / "models"
-    while not list(models.glob(".*.partial/converted")):
-        assert process.is_alive()
-        time.sleep(0.01)
-    process.kill()
-    process.join()
+    try:
+        give_up_at = time.monotonic() + 60.0
+        while not list(models.glob(".*.partial/converted")):
+            assert process.is_alive()
+            assert time.monotonic() < give_up_at
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        process.join()
     assert list(models.glob("*.partial")), "the killed process had no chance to clean up"
     monkeypatch.setattr(default_model, "convert", whole)
     folder = ensure_default_model(tmp_path)
@@ -106,20 +110,25 @@ def test_what_a_killed_process_left_behind_is_removed(tmp_path, wheels, conversi
 
 def test_processes_at_once_convert_once(tmp_path, wheels, conversions, monkeypatch):
     whole = default_model.convert
+    lines: list[str] = []
+
+    def num_waiting() -> int:
+        return sum("another process" in line and "waiting" in line for line in lines)
 
     def slow(gguf_file: Path, work: Path) -> Path:
-        time.sleep(0.2)
+        give_up_at = time.monotonic() + 30.0
+        while num_waiting() < 3 and time.monotonic() < give_up_at:
+            time.sleep(0.01)
         return whole(gguf_file, work)
 
     monkeypatch.setattr(default_model, "convert", slow)
-    lines: list[str] = []
     threads = [threading.Thread(target=ensure_default_model, args=(tmp_path, lines.append)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert len(conversions) == 1
-    assert sum("another process" in line and "waiting" in line for line in lines) == 3
+    assert num_waiting() == 3
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "no manifest", "other version"])

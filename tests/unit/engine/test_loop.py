@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -66,30 +68,32 @@ def running(runner: ModelRunner) -> Iterator[Running]:
     found.loop.stop()
 
 
-def thread_cpu_s(running: Running) -> float:
-    """Seconds of CPU that the engine's thread has used so far."""
+def share_of_cpu(running: Running) -> float:
+    """What the engine's thread uses of a core during a second."""
 
     def measure() -> float:
         return time.clock_gettime(time.CLOCK_THREAD_CPUTIME_ID)
 
-    return running.loop.submit(measure).result(TIMEOUT_S)
+    gc.disable()  # a collection of all tests' garbage would count as the thread's, should it fall to that
+    try:
+        before_s = running.loop.submit(measure).result(TIMEOUT_S)
+        time.sleep(1.0)
+        return running.loop.submit(measure).result(TIMEOUT_S) - before_s
+    finally:
+        gc.enable()
 
 
 def test_an_idle_thread_uses_no_cpu(running: Running) -> None:
     running.add("warm-up", [5, 6, 7], greedy(4))
     running.finish_of("warm-up")
-    before_s = thread_cpu_s(running)
-    time.sleep(0.5)
-    assert thread_cpu_s(running) - before_s < 0.01
+    assert share_of_cpu(running) < 0.03
 
 
 def test_a_request_that_waits_for_blocks_uses_no_cpu_and_wakes_when_they_come(running: Running) -> None:
     pool = running.engine.scheduler.blocks.pool
     taken = running.loop.submit(lambda: pool.allocate(pool.num_free)).result(TIMEOUT_S)
     running.add("waiting", [5, 6, 7], greedy(4))
-    before_s = thread_cpu_s(running)
-    time.sleep(0.3)
-    assert thread_cpu_s(running) - before_s < 0.01
+    assert share_of_cpu(running) < 0.03
     assert running.engine.scheduler.num_waiting == 1
     running.loop.submit(lambda: pool.release(taken)).result(TIMEOUT_S)
     assert len(running.finish_of("waiting")[0]) == 4
@@ -116,17 +120,16 @@ def test_on_idle_is_called_when_work_runs_out(running: Running) -> None:
     assert running.num_idle >= 1
 
 
-def test_abort_ends_a_request_in_the_middle_and_frees_its_blocks(running: Running) -> None:
+def test_ending_a_request_in_the_middle_frees_its_blocks(running: Running) -> None:
+    def end(name: str) -> list[str]:
+        """By mail, as all who are outside do; returns what is wrong with the blocks then."""
+        running.engine.finish(name, FinishReason.ABORT)
+        return running.engine.scheduler.blocks.check([])
+
     running.add("long", [5, 6], greedy(150))
     assert running.outputs.get(timeout=TIMEOUT_S).request_id == "long"
-    running.loop.abort("long")
-    _, last = running.finish_of("long")
-    assert last.finish_reason is FinishReason.ABORT
-    assert last.token_ids == ()
-    blocks = running.engine.scheduler.blocks
-    assert running.loop.submit(lambda: blocks.check([])).result(TIMEOUT_S) == []
-    running.loop.abort("long")
-    running.loop.abort("never seen")
+    for name in ("long", "long", "never seen"):
+        assert running.loop.submit(partial(end, name)).result(TIMEOUT_S) == []
     running.add("next", [5, 6], greedy(3))
     assert len(running.finish_of("next")[0]) == 3
 

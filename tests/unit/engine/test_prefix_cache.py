@@ -5,17 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.prefix_cache import PrefixCache, hash_block
+from engine.prefix_cache import PrefixCache, hash_blocks
 
 SIZE = 4
 token_lists = st.lists(st.integers(0, 2), max_size=20)
 
 
 def chain_of(tokens: list[int]) -> list[bytes]:
-    chain: list[bytes] = []
-    for start in range(0, len(tokens) // SIZE * SIZE, SIZE):
-        chain.append(hash_block(chain[-1] if chain else None, tokens[start : start + SIZE]))
-    return chain
+    return hash_blocks(tokens, SIZE, len(tokens) // SIZE)
 
 
 def fill(cache: PrefixCache, tokens: list[int], blocks: list[int]) -> None:
@@ -68,3 +65,12 @@ def test_insert_keeps_the_first_block_and_forget_makes_room_for_another() -> Non
     assert cache.find([block_hash], [1] * SIZE) == []
     assert len(cache) == 0
     assert cache.insert(block_hash, None, [1] * SIZE, block=6)
+
+
+@given(tokens=token_lists, num_first=st.integers(0, 5))
+def test_hashes_go_on_where_earlier_ones_ended(tokens: list[int], num_first: int) -> None:
+    num_first = min(num_first, len(tokens) // SIZE)
+    first = hash_blocks(tokens, SIZE, num_first)
+    rest = tokens[num_first * SIZE :]
+    second = hash_blocks(rest, SIZE, len(rest) // SIZE, first[-1] if first else None)
+    assert first + second == chain_of(tokens)

@@ -277,3 +277,16 @@ def test_drafts_stop_at_max_tokens_and_at_free_blocks() -> None:
     advance(scheduler, plan)
     assert scheduler.make_draft_room(scheduler.schedule(), 6) == {"drafting": 2}
     assert scheduler.num_preemptions == 0
+
+
+@pytest.mark.parametrize(("num_blocks", "room"), [(6, 3), (7, 3), (8, 6)])
+def test_drafts_leave_a_free_block_to_each_that_runs(num_blocks: int, room: int) -> None:
+    """Else the one that grows next would take the blocks of another."""
+    scheduler = build(num_blocks)
+    for name in ("first", "second"):
+        scheduler.add(request(name, 4, max_tokens=20))
+    advance(scheduler, scheduler.schedule())
+    plan = scheduler.schedule()  # two of the four slots of two blocks each are left to them
+    given = scheduler.make_draft_room(plan, 6)
+    assert given["second"] == room
+    assert scheduler.blocks.pool.num_free >= 2

@@ -61,6 +61,12 @@ class Sender:
             transfer.cancel()
             await asyncio.gather(transfer, return_exceptions=True)
 
+    async def begun(self) -> None:
+        """Waits for the first event of the transfer."""
+        async with asyncio.timeout(30.0):
+            while not self.events:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
     async def all_given_back(self) -> None:
         usage = await self.engine.call(self.engine.blocks.usage)
         assert usage.used == 0
@@ -176,8 +182,7 @@ async def test_leaving_at_any_moment_gives_every_slot_back(
     async with running_receiver(other_runner) as receiver, kv_server(receiver.importer, SegmentMappings()) as (_, peer):
         async with sending(runner, transport, part_bytes=300, peer=peer) as sender:
             running = asyncio.create_task(sender.run(prompt_request()))
-            while not sender.events:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            await sender.begun()
             for _ in range(num_steps):
                 await asyncio.sleep(0.0005)
             running.cancel()
@@ -265,7 +270,7 @@ async def test_cancelling_at_any_stage_ends_the_leases_and_tells_the_receiver(ru
             transfer.cancel()
         else:
             transfer = asyncio.create_task(sender.run(request))
-            await asyncio.wait_for(transport.reached.wait(), 2.0)
+            await asyncio.wait_for(transport.reached.wait(), 20.0)
             await asyncio.sleep(0.02)  # the engine goes on and takes more leases
             assert sender.exporter.num_active == 1
             transfer.cancel()
@@ -299,8 +304,7 @@ async def test_two_requests_with_one_name_do_not_get_each_others_kv(
         transport = InProcessKVTransport({"receiver": receiver.importer})
         async with sending(runner, transport) as sender:
             first = asyncio.create_task(sender.run(prompt_request("same")))
-            while not sender.events:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            await sender.begun()
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
             await sender.run(prompt_request("same", other), "transfer-2")

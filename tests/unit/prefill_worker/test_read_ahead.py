@@ -39,7 +39,7 @@ class FakeCache:
         assert (block_ids, end, layers) == (BLOCKS, start + 1, range(2))
         self.reads.append(start)
         self.threads.add(threading.get_ident())
-        assert self.gate.wait(5)
+        assert self.gate.wait(30)
         if into is None:
             return memoryview(bytes([start]))
         into[:] = bytes([start])
@@ -77,13 +77,13 @@ class FakeStream:
         return sum(buffer.held for buffer in self.buffers)
 
     async def all_released(self) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while self.num_held:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 
 
 async def all_read(count: int, cache: FakeCache) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while len(cache.reads) < count:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 

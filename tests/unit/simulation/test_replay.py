@@ -9,7 +9,7 @@ from benchmarks.serve.latency import Summary
 from benchmarks.serve.traces import TraceRequest
 from cluster.config import BatonConfig
 from engine.errors import ConfigError
-from simulation.compare import compare, comparison_table, read_stage
+from simulation.compare import compare, comparison_table, measured_requests, read_stage
 from simulation.entry import fit_profile, simulate
 from simulation.replay import ReplaySettings, replay
 from simulation.report import percentiles, table
@@ -88,6 +88,25 @@ def test_the_command_replays_a_file(tmp_path):
     assert document["classes"]["interactive"]["finished"] == 40
     assert document["settings"]["config"]["routing"]["picker"] == "round_robin"
     assert "replaying 40 requests" in said
+    assert document["settings"]["trace_format"] == "auto"
+
+
+def test_the_part_of_a_trace_is_told_and_prompts_that_were_cut(tmp_path):
+    said, file = [], tmp_path / "out.json"
+    options = {
+        "trace": write_trace(tmp_path / "trace.jsonl"),
+        "trace_format": "mooncake",
+        "trace_start_s": 2.0,
+        "trace_seconds": 4.0,
+        "overrides": {"max_model_len": 256},
+        "json_file": file,
+    }
+    simulate(options, said.append)
+    document = json.loads(file.read_text())
+    told = {name: document["settings"][name] for name in ("trace_format", "trace_start_s", "trace_seconds", "stage")}
+    assert told == {"trace_format": "mooncake", "trace_start_s": 2.0, "trace_seconds": 4.0, "stage": None}
+    assert document["replay"]["cut_prompts"] == document["classes"]["all"]["requests"] == 20
+    assert "20 of 20 prompts are cut: they do not fit with their answers" in said
 
 
 @pytest.mark.parametrize(
@@ -97,6 +116,8 @@ def test_the_command_replays_a_file(tmp_path):
         ({"slo_class": "interactiv"}, "Did you mean interactive"),
         ({"profile": "h100"}, "h100-8b"),
         ({"trace": None}, "--trace FILE"),
+        ({"stage": "1"}, "--stage names a stage of the report of --compare-with"),
+        ({"with_samples": True}, "--samples writes every request into the file of --json"),
     ],
 )
 def test_wrong_options_are_refused(tmp_path, options, said):
@@ -158,6 +179,22 @@ def test_a_real_run_is_simulated_and_compared(tmp_path):
     Console(quiet=True).print(comparison_table(document["comparison"]))
 
 
+def test_requests_that_failed_are_sent_again_and_those_of_unknown_length_are_counted(tmp_path):
+    failed = {"input_tokens": None, "output_tokens": 3, "cached_tokens": 0, "wanted_output": 40, "error": "http_429"}
+    samples = [make_sample(index) for index in range(10)]
+    samples += [{**make_sample(10), **failed, "wanted_input": wanted} for wanted in (150, None)]
+    requests, num_left_out = measured_requests({"samples": samples})
+    assert (len(requests), num_left_out) == (11, 1)
+    assert (requests[-1].input_tokens, requests[-1].output_tokens) == (150, 40)
+    file, said = tmp_path / "report.json", []
+    file.write_text(json.dumps(make_report(samples)), encoding="utf-8")
+    simulate({"compare_with": file, "json_file": tmp_path / "out.json"}, said.append)
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert document["settings"]["compare_with"] == str(file)
+    assert document["classes"]["standard"]["requests"] == 6
+    assert "1 requests of the real run are left out: nobody knows how long they were" in said
+
+
 def test_a_report_without_samples_needs_a_trace(tmp_path):
     file = tmp_path / "report.json"
     file.write_text(json.dumps(make_report([])), encoding="utf-8")
@@ -172,7 +209,13 @@ def test_a_report_without_samples_needs_a_trace(tmp_path):
 def test_a_profile_is_written_only_when_something_was_learned(tmp_path, monkeypatch):
     monkeypatch.setenv("BATON_CACHE", str(tmp_path))
     with pytest.raises(ConfigError, match="Nothing is known"):
-        fit_profile(None, {}, "h100-8b", tmp_path / "mine.yaml")
+        fit_profile({"profile": "h100-8b"}, tmp_path / "mine.yaml")
+
+
+def test_fitting_refuses_what_it_has_no_use_for(tmp_path):
+    options = {"profile": "h100-8b", "trace": tmp_path, "rate_scale": "2", "with_samples": True}
+    with pytest.raises(ConfigError, match="leave out --trace, --rate-scale, --samples"):
+        fit_profile(options, tmp_path / "mine.yaml")
 
 
 def test_pools_grow_and_shrink_with_the_load():

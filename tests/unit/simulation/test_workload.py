@@ -24,6 +24,28 @@ def test_equal_hash_ids_are_equal_tokens():
     assert common_prefix(first, second) == 1024
 
 
+def test_scaled_prompts_share_as_much_of_themselves_as_recorded_ones():
+    trace = [TraceRequest(0.0, 2048, 1, (7, 8, 9, 10)), TraceRequest(0.0, 2048, 1, (7, 8, 11, 12))]
+    for scale, shared in ((0.25, 256), (1.0, 1024), (2.0, 2048), (0.1, 102)):
+        first, second = make_arrivals(trace, input_scale=scale, shares=SHARES, max_tokens=10_000)
+        assert len(first.prompt_token_ids) == round(2048 * scale)
+        assert common_prefix(first.prompt_token_ids, second.prompt_token_ids) == shared
+
+
+def test_prompts_that_differ_at_their_end_do_so_when_they_are_cut():
+    trace = [TraceRequest(0.0, 2048, 100, (7, 8, 9, last)) for last in (10, 11)]
+    first, second = make_arrivals(trace, shares=SHARES, max_tokens=1124)
+    assert first.is_cut
+    assert len(first.prompt_token_ids) == 1024
+    assert common_prefix(first.prompt_token_ids, second.prompt_token_ids) == 512
+
+
+def test_what_hash_ids_do_not_reach_is_not_shared():
+    prompts = PromptTokens(0)
+    first, second = (prompts.make(TraceRequest(0.0, 700, 1, (7,)), number) for number in range(2))
+    assert common_prefix(first, second) == 512
+
+
 def test_without_hash_ids_nothing_is_shared():
     prompts = PromptTokens(0)
     made = [prompts.make(TraceRequest(0.0, 5000, 1), number) for number in range(50)]
@@ -46,7 +68,7 @@ def test_a_rate_is_a_faster_clock_and_the_trace_may_run_again():
 
 def test_what_is_too_long_is_cut():
     (arrival,) = make_arrivals([TraceRequest(0.0, 5000, 300)], shares=SHARES, max_tokens=1000)
-    assert (len(arrival.prompt_token_ids), arrival.params.max_tokens) == (700, 300)
+    assert (len(arrival.prompt_token_ids), arrival.params.max_tokens, arrival.is_cut) == (700, 300, True)
 
 
 def test_classes_come_by_their_shares():
@@ -93,3 +115,10 @@ def test_a_real_run_is_repeated_with_what_it_found_cached():
     assert common_prefix(second.prompt_token_ids, third.prompt_token_ids) == 128
     assert common_prefix(first.prompt_token_ids, second.prompt_token_ids) == 0
     assert second.params.max_tokens == 7
+
+
+def test_of_a_real_run_only_what_was_cached_is_shared():
+    measured = [MeasuredRequest(float(index), 400, 7, 256, is_warmup=False) for index in range(40)]
+    prompts = [arrival.prompt_token_ids for arrival in repeat_arrivals(measured, "standard")]
+    assert len({prompt[:256] for prompt in prompts}) == 1
+    assert len({prompt[256:272] for prompt in prompts}) == 40

@@ -300,6 +300,64 @@ def test_what_cannot_be_is_refused_before_anything_is_sent(quick, capsys, argume
     assert fragment in " ".join(capsys.readouterr().err.split())
 
 
+NOBODY = "http://127.0.0.1:9/v1"
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "TRACE").write_text('{"timestamp": 0, "input_length": 5, "output_length": 5}')
+    (tmp_path / "PROMPTS").write_text('{"prompt": "one two"}')
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        (("serve", "--input", "lognorml:median=1,p95=2"), "Did you mean lognormal"),
+        (("serve", "--output", "file:/nowhere"), "--output: cannot read"),
+        (("serve", "--prompts", "/nowhere"), "--prompts: cannot read"),
+        (("serve", "--prompts", "/nowhere", "--trace", "/nowhere"), "both say what is sent"),
+        (("serve", "--prefix-groups", "0"), "--prefix-groups must be at least 1"),
+        (("serve", "--rate", "1", "--burstiness", "0.5"), "--burstiness would do nothing without --arrival bursty"),
+        (("serve", "--rate", "1", "--speed-up", "2"), "--speed-up would do nothing without --arrival trace"),
+        (("serve", "--concurrency", "2", "--max-inflight", "2"), "--max-inflight would do nothing in a closed loop"),
+        (("serve", "--max-inflight", "2"), "--max-inflight would do nothing in a closed loop"),
+        (("serve", "--trace-start", "1", "--trace-format", "azure"), "--trace-format, --trace-start would do nothing"),
+        (("serve", "--trace-seconds", "9"), "--trace-seconds would do nothing without --trace"),
+        (("serve", "--prefix-groups", "3"), "--prefix-groups would do nothing without --prefix-tokens"),
+        (("serve", "--trace", "TRACE", "--input", "9", "--output", "9"), "--input, --output would do nothing"),
+        (("serve", "--trace", "TRACE", "--prefix-tokens", "9"), "--prefix-tokens would do nothing with --trace"),
+        (("serve", "--prompts", "PROMPTS", "--prefix-tokens", "9"), "--prefix-tokens would do nothing with --prompts"),
+        (("serve", "--prompts", "PROMPTS", "--max-input", "9"), "--max-input would do nothing with --prompts"),
+        (("serve", "--prompts", "PROMPTS", "--input-scale", "0.5"), "--input-scale would do nothing with --prompts"),
+        (("serve", "--samples"), "--samples writes every request into the file of --json"),
+        (("sweep", "--slo", "ttft=1s", "--input", "many"), "--input: 'many' is not a number"),
+        (("sweep", "--slo", "ttft=1s", "--burstiness", "2"), "--burstiness would do nothing without --arrival bursty"),
+        (("sweep", "--slo", "ttft=1s", "--trace-seconds", "2"), "--trace-seconds would do nothing without --trace"),
+    ],
+)
+def test_options_are_looked_at_before_the_server_is_asked(files, capsys, arguments, fragment):
+    name, *rest = arguments
+    assert bench(name, "--url", NOBODY, *rest) == 1
+    assert fragment in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("serve", "--rate", "1", "--arrival", "bursty", "--burstiness", "0.5", "--max-inflight", "9"),
+        ("serve", "--trace", "TRACE", "--arrival", "trace", "--speed-up", "2", "--trace-seconds", "9"),
+        ("serve", "--prompts", "PROMPTS", "--output", "9", "--context", "99"),
+        ("serve", "--input", "9", "--input-scale", "0.5", "--prefix-tokens", "3", "--prefix-groups", "2"),
+        ("sweep", "--slo", "ttft=1s", "--max-inflight", "9", "--trace", "TRACE", "--arrival", "constant"),
+    ],
+)
+def test_options_that_are_used_reach_the_server(files, capsys, arguments):
+    name, *rest = arguments
+    assert bench(name, "--url", NOBODY, *rest) == 1
+    assert "Is the server running?" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_prompt_over_the_context_is_refused_before_it_is_written(reference, capsys):
     url = reference(Schedule(0.0, 0.0, max_model_len=512))
     assert bench("serve", "--url", url, "--input", 600, "--output", 4) == 1
@@ -315,5 +373,5 @@ def test_idle_clients_are_noted(quick, capsys):
 
 
 def test_nobody_there_is_said(capsys):
-    assert bench("serve", "--url", "http://127.0.0.1:9/v1") == 1
+    assert bench("serve", "--url", NOBODY) == 1
     assert "Is the server running?" in " ".join(capsys.readouterr().err.split())

@@ -112,7 +112,7 @@ class TestClosedLoop:
         assert "--duration" in " ".join(result.notes)
 
     async def test_time_ends_it_and_late_answers_are_awaited(self):
-        run = await run_with(RecordingSender(0.2), Stage(0, Bounds(seconds=0.05, grace_s=30), concurrency=2))
+        run = await run_with(RecordingSender(1.0), Stage(0, Bounds(seconds=0.5, grace_s=30), concurrency=2))
         assert [sample.error for sample in run.samples] == [None, None]
 
     async def test_what_never_comes_counts_as_failed(self):

@@ -7,10 +7,13 @@ import asyncio
 import pytest
 
 from cluster.admission_config import AdmissionConfig
+from cluster.journal import Journal
+from cluster.routing.base import Preference, RouteDecision
 from cluster.slo import INTERACTIVE, STANDARD, SloClass
 from engine.errors import OverloadedError
 from engine.timeline import Event
-from tests.unit.cluster.admission.fake_cluster import OUTPUT_TOKENS, PROMPT_MS, Scene
+from engine.urgency import Urgency
+from tests.unit.cluster.admission.fake_cluster import OUTPUT_TOKENS, PROMPT_MS, FakePlacement, Scene
 from tests.unit.cluster.admission.scenes import LAX, PATIENT, SHORT, TIGHT, USUAL, fill, play
 
 
@@ -124,7 +127,7 @@ def test_a_deadline_ends_the_wait() -> None:
         assert raised.value.reason == "queue_deadline"
         assert scene.loop.time() == pytest.approx(USUAL.queue_deadline_s, abs=0.6)
 
-    play(script, classes=(USUAL,))
+    play(script, classes=(USUAL,), worker_wait_s=600.0)
 
 
 def test_a_target_that_is_lost_is_no_reason_to_wait_longer() -> None:
@@ -195,6 +198,38 @@ def test_who_is_late_already_does_not_go_before_others_on_workers() -> None:
         assert in_time.priority == PATIENT.priority
 
     play(script, classes=(PATIENT,))
+
+
+def test_what_is_booked_was_forecast_with_the_urgency_that_it_has() -> None:
+    async def script(scene: Scene) -> None:
+        forecast, book = scene.cluster.forecast, scene.cluster.book
+        last: dict[str, Urgency] = {}
+        booked: list[Journal] = []
+        surprised: list[Journal] = []
+
+        def noted(journal: Journal, preferred: Preference | None = None) -> RouteDecision | None:
+            last[journal.request.request_id] = journal.urgency
+            return forecast(journal, preferred)
+
+        def compared(journal: Journal, decision: RouteDecision) -> FakePlacement:
+            surprised.extend([journal] * (journal.urgency != last[journal.request.request_id]))
+            booked.append(journal)
+            return book(journal, decision)
+
+        scene.cluster.forecast, scene.cluster.book = noted, compared  # type: ignore[method-assign]
+        await scene.admission.admit(scene.journal(PATIENT))
+        await asyncio.sleep(2 * PROMPT_MS / 1e3)
+        await scene.admission.admit(scene.journal(HOPELESS))  # lost as it comes
+        await asyncio.sleep(10)
+        await fill(scene, PATIENT)
+        for _ in range(50):  # many of them are lost while they wait
+            scene.ask(PATIENT)
+        await asyncio.sleep(20)
+        assert surprised == []
+        for slo in (PATIENT, HOPELESS):
+            assert slo.priority - 1 in {one.urgency.priority for one in booked if one.request.slo is slo}
+
+    play(script, classes=(PATIENT, HOPELESS))
 
 
 def test_switched_off_everything_goes() -> None:

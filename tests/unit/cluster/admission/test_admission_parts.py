@@ -219,6 +219,10 @@ def test_gaps_follow_bursts_and_forget_them() -> None:
     assert gaps.gap_ms > 500
 
 
+def nobody_computes(worker_id: str) -> bool:
+    return False
+
+
 def test_the_gatherer_asks_the_latency_model() -> None:
     model = LatencyModel()
     model.add_worker("p", WorkerTraits(("prefill",), 512), prior=(20.0, 0.02, 1e-6, 0.1, 1e-4, 0.1))
@@ -226,11 +230,13 @@ def test_the_gatherer_asks_the_latency_model() -> None:
     for number in range(20):
         gatherer.arrived(number * 0.001)
     idle = RouteDecision("p", "d", 0, 25.0, 10.0, idle_ttft_ms=25.0, idle_tpot_ms=10.0)
-    assert gatherer.hold_ms(idle, 32, slack_ms=900, num_prompts=0) > 0
-    assert gatherer.hold_ms(idle, 32, slack_ms=900, num_prompts=0, held_tokens=500) == 0
+    assert gatherer.hold_ms(idle, 32, slack_ms=900, computes_prompts=nobody_computes) > 0
+    assert gatherer.hold_ms(idle, 32, slack_ms=900, computes_prompts=nobody_computes, held_tokens=500) == 0
     busy = RouteDecision("p", "d", 0, 25.0, 10.0, idle_ttft_ms=25.0, idle_tpot_ms=10.0, wait_ms=5.0)
-    assert gatherer.hold_ms(busy, 32, slack_ms=900, num_prompts=1) == 0
+    assert gatherer.hold_ms(busy, 32, slack_ms=900, computes_prompts=nobody_computes) == 0
     two = Gatherer(model, lambda: {"p": 512, "q": 512})
     for number in range(20):
         two.arrived(number * 0.001)
-    assert two.hold_ms(idle, 32, slack_ms=900, num_prompts=0) == 0
+    assert two.hold_ms(idle, 32, slack_ms=900, computes_prompts=nobody_computes) == 0
+    assert two.hold_ms(idle, 32, slack_ms=900, computes_prompts=lambda worker_id: worker_id == "p") == 0
+    assert two.hold_ms(idle, 32, slack_ms=900, computes_prompts=lambda worker_id: worker_id == "q") > 0

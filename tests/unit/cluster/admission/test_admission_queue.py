@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from cluster.admission.gathering import Gatherer
 from cluster.admission_config import AdmissionConfig
 from cluster.journal import Journal
+from cluster.routing.base import Preference, RouteDecision
 from cluster.slo import INTERACTIVE, STANDARD
 from engine.errors import NoWorkerError, OverloadedError
 from tests.unit.cluster.admission.fake_cluster import PROMPT_MS, FakePlacement, Scene
@@ -123,6 +126,45 @@ def test_no_workers_is_a_pause_and_then_an_error() -> None:
     play(script)
 
 
+def test_those_in_the_queue_wait_for_workers_no_longer_than_others() -> None:
+    async def script(scene: Scene) -> None:
+        await fill(scene, PATIENT)
+        _, early = scene.ask(PATIENT)
+        await asyncio.sleep(0)
+        scene.cluster.has_workers = False
+        await asyncio.sleep(4)
+        assert not early.done()
+        scene.cluster.has_workers = True
+        assert (await early).num_releases == 0
+        await fill(scene, PATIENT)
+        late = [scene.ask(PATIENT)[1] for _ in range(3)]
+        await asyncio.sleep(0)
+        scene.cluster.has_workers, began_s = False, scene.loop.time()
+        for result in await asyncio.gather(*late, return_exceptions=True):
+            assert isinstance(result, NoWorkerError)
+            assert "No decode worker took the request within 5 s" in result.message
+        assert scene.loop.time() - began_s == pytest.approx(5.0, abs=1.1)
+        assert scene.admission.num_queued == 0
+
+    play(script, classes=(PATIENT,))
+
+
+def test_an_attempt_after_a_failure_is_no_second_wait() -> None:
+    async def script(scene: Scene) -> None:
+        journal = scene.journal(INTERACTIVE)
+        (await scene.admission.admit(journal)).release()
+        scene.cluster.has_workers = False
+        journal.attempt = 2
+        again = scene.loop.create_task(scene.admission.admit(journal))
+        await asyncio.sleep(2)
+        scene.cluster.has_workers = True
+        await again
+        assert journal.request.timeline.attributes["admission_wait_ms"] == 0
+        assert scene.value("baton_admission_wait_seconds_count", slo_class="interactive") == 1
+
+    play(script)
+
+
 def test_another_attempt_is_not_asked_again() -> None:
     async def script(scene: Scene) -> None:
         await fill(scene, INTERACTIVE)
@@ -144,6 +186,19 @@ def test_the_end_tells_everybody() -> None:
             assert result.reason == "stopping"
         with pytest.raises(OverloadedError):
             await scene.admission.admit(scene.journal(STANDARD))
+
+    play(script)
+
+
+def test_the_end_is_counted_for_those_too_who_wait_for_workers() -> None:
+    async def script(scene: Scene) -> None:
+        scene.cluster.has_workers = False
+        _, task = scene.ask(INTERACTIVE)
+        await asyncio.sleep(0.1)
+        scene.admission.close()
+        with pytest.raises(OverloadedError):
+            await task
+        assert scene.value("baton_admission_refusals_total", slo_class="interactive", reason="stopping") == 1
 
     play(script)
 
@@ -206,6 +261,54 @@ def test_who_gathers_and_finds_no_room_then_is_refused_once() -> None:
     play(script)
 
 
+def test_who_gathers_while_workers_leave_waits_for_them() -> None:
+    async def script(scene: Scene) -> None:
+        scene.admission._gatherer = OneStep()
+        for returns in (True, False):
+            _, task = scene.ask(INTERACTIVE)
+            await asyncio.sleep(0.001)
+            scene.cluster.has_workers = False
+            await asyncio.sleep(2)  # as long as a worker is suspected
+            assert not task.done()
+            scene.cluster.has_workers = returns
+            if returns:
+                assert (await task).num_releases == 0
+            else:
+                with pytest.raises(NoWorkerError, match="No decode worker took the request within 5 s"):
+                    await task
+        assert scene.admission.num_queued == 0
+
+    play(script)
+
+
+def test_only_prefill_workers_with_prompts_are_busy_to_those_that_gather() -> None:
+    busy = []
+
+    class Asking(OneStep):
+        def hold_ms(self, *args: object, **kwargs: Any) -> float:
+            busy.append(kwargs["computes_prompts"]("prefill-0"))
+            return 0.0
+
+    async def script(scene: Scene) -> None:
+        scene.admission._gatherer = Asking()
+        forecast = scene.cluster.forecast
+
+        def local(journal: Journal, preferred: Preference | None = None) -> RouteDecision | None:
+            decision = forecast(journal, preferred)
+            return None if decision is None else replace(decision, prefill_id=None)
+
+        scene.cluster.forecast = local  # type: ignore[method-assign]
+        await scene.admission.admit(scene.journal(STANDARD))
+        scene.cluster.forecast = forecast  # type: ignore[method-assign]
+        await scene.admission.admit(scene.journal(STANDARD))  # a decode worker has the first prompt
+        (await scene.admission.admit(scene.journal(STANDARD))).release()
+        await asyncio.sleep(5 * PROMPT_MS / 1e3)
+        await scene.admission.admit(scene.journal(STANDARD))
+        assert busy == [False, False, True, False]
+
+    play(script)
+
+
 def test_no_wait_is_longer_than_the_request_may_take() -> None:
     async def script(scene: Scene) -> None:
         await fill(scene, PATIENT)
@@ -220,7 +323,7 @@ def test_no_wait_is_longer_than_the_request_may_take() -> None:
         assert "20.0 s that it waited" in raised.value.message
         assert "router.request_timeout_s" in raised.value.message
 
-    play(script, classes=(PATIENT,))
+    play(script, classes=(PATIENT,), worker_wait_s=600.0)
 
 
 def test_what_a_refused_request_is_told_counts_its_own_time_too() -> None:

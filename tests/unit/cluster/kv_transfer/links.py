@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc.aio
 
@@ -22,6 +24,7 @@ from cluster.kv_transfer.grpc_service import KVTransferService
 from cluster.kv_transfer.grpc_transport import METHOD, SERVICE, GrpcKVTransport, GrpcSendStream
 from cluster.kv_transfer.in_process import InProcessKVTransport
 from cluster.kv_transfer.local_memory import LocalMemory
+from cluster.kv_transfer.segment_layout import SEGMENT_NAME
 from cluster.kv_transfer.segment_mappings import SegmentMappings
 from cluster.kv_transfer.shared_segment import SharedSegment
 from cluster.kv_transfer.throttle import Throttle
@@ -76,9 +79,20 @@ async def kv_server(sink: KVSink, mappings: SegmentMappings | None) -> AsyncIter
 
 async def slots_free(segment: SharedSegment) -> None:
     """Waits for the last streams to end; fails when slots are still taken then."""
-    async with asyncio.timeout(2.0):
+    async with asyncio.timeout(20.0):
         while segment.num_free_slots < segment.layout.num_slots:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
+
+
+def num_mappings() -> int:
+    """Of segments, by this process."""
+    return Path("/proc/self/maps").read_text(encoding="utf-8").count(f"memfd:{SEGMENT_NAME}")
+
+
+def num_mappings_before() -> int:
+    """:func:`num_mappings`, to compare with: without those of other tests, which would go at any moment."""
+    gc.collect()
+    return num_mappings()
 
 
 @asynccontextmanager

@@ -22,7 +22,13 @@ from cluster.kv_transfer.segment_mappings import SegmentMappings
 from cluster.wire.kv_pb2 import KVSegment, KVSlot
 from engine.errors import WorkerLostError
 from tests.unit.cluster.kv_transfer.kv_peers import CONTENT, PART_BYTES, send_shared
-from tests.unit.cluster.kv_transfer.links import RecordingSink, kv_server, slots_free
+from tests.unit.cluster.kv_transfer.links import (
+    RecordingSink,
+    kv_server,
+    num_mappings,
+    num_mappings_before,
+    slots_free,
+)
 
 REPOSITORY = Path(__file__).parents[4]
 
@@ -62,12 +68,8 @@ async def kill(process: Process) -> None:
     assert await process.wait() == -signal.SIGKILL
 
 
-def num_mappings() -> int:
-    return Path("/proc/self/maps").read_text(encoding="utf-8").count(f"memfd:{SEGMENT_NAME}")
-
-
 async def unmapped(before: int) -> None:
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(30.0):
         while num_mappings() > before:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -78,7 +80,7 @@ def named_segments() -> list[str]:
 
 
 async def test_memory_of_a_killed_sender_can_still_be_read_and_goes_with_its_last_reader() -> None:
-    before, mappings = num_mappings(), SegmentMappings(idle_s=0.01)
+    before, mappings = num_mappings_before(), SegmentMappings(idle_s=0.01)
     async with peer_process("hold") as sender:
         offer, slot = (bytes.fromhex(word) for word in (await line_of(sender)).split())
         segment = mappings.attach(KVSegment.FromString(offer))
@@ -95,13 +97,13 @@ async def test_memory_of_a_killed_sender_can_still_be_read_and_goes_with_its_las
 
 
 async def test_a_sender_that_is_killed_in_full_flight() -> None:
-    before, mappings = num_mappings(), SegmentMappings(idle_s=0.01)
+    before, mappings = num_mappings_before(), SegmentMappings(idle_s=0.01)
     sink = WatchedSink()
     async with kv_server(sink, mappings) as (_, peer), peer_process("send", peer) as sender:
         await asyncio.wait_for(sink.writing.wait(), 30.0)
         assert (len(mappings), num_mappings(), named_segments()) == (1, before + 1, [])
         await kill(sender)
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(30.0):
             while not sink.aborts:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert sink.aborts == ["the sender went away"]
@@ -122,7 +124,7 @@ async def test_a_receiver_that_is_killed_in_full_flight() -> None:
     async with peer_process("receive") as receiver:
         sending = asyncio.create_task(send_shared(transport, await line_of(receiver), "killed", 100))
         assert await line_of(receiver) == "writing"
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(30.0):
             while segment.layout.num_slots - segment.num_free_slots < 5:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)  # four on their way, and one that waits
         await kill(receiver)

@@ -76,6 +76,40 @@ async def test_every_sample_is_learned_from_once() -> None:
     assert client.asked_after == [0, 10, 10]
 
 
+async def test_the_profile_of_a_worker_that_is_known_but_not_added_yet_is_kept() -> None:
+    """Its clock is measured and its kind's fit is read in between, and a round may come then."""
+    registry, model, client = WorkerRegistry(), LatencyModel(), SamplingClient()
+    feed = SampleFeed(registry, model)
+    client.run(SyntheticWorker().steps(10))
+    worker = add_worker(registry, client)
+    await feed.poll()
+    await feed.add(worker)
+    assert model.num_samples("d1") == 10
+
+
+async def test_a_worker_is_not_asked_again_before_it_has_answered() -> None:
+    answers = asyncio.Event()
+
+    class SlowClient(SamplingClient):
+        async def stats(self, timeout_s: float = 2.0, samples_after: int | None = None) -> worker_pb2.WorkerStats:
+            found = await super().stats(timeout_s, samples_after)
+            await answers.wait()
+            return found
+
+    registry, model, client = WorkerRegistry(), LatencyModel(), SlowClient()
+    feed = SampleFeed(registry, model)
+    client.run(SyntheticWorker().steps(10))
+    adding = asyncio.create_task(feed.add(add_worker(registry, client)))
+    await eventually(lambda: client.asked_after == [0])
+    async with asyncio.timeout(5):
+        await feed.poll()
+    answers.set()
+    await adding
+    await feed.poll()
+    assert client.asked_after == [0, 10]
+    assert model.num_samples("d1") == 10
+
+
 async def test_a_worker_that_does_not_answer_is_asked_again() -> None:
     registry, model, client = WorkerRegistry(), LatencyModel(), SamplingClient()
     feed = SampleFeed(registry, model)
@@ -143,9 +177,11 @@ def test_a_round_asks_one_worker_after_the_other() -> None:
                 return await super().stats(timeout_s, samples_after)
 
         registry = WorkerRegistry()
+        feed = SampleFeed(registry, LatencyModel())
         for number in range(4):
-            add_worker(registry, TimedClient(), f"d{number}")
-        await SampleFeed(registry, LatencyModel()).poll(0.8)
+            await feed.add(add_worker(registry, TimedClient(), f"d{number}"))
+        asked_s.clear()
+        await feed.poll(0.8)
         return asked_s
 
     assert run_virtually(run) == pytest.approx([0.0, 0.2, 0.4, 0.6])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -118,34 +119,49 @@ def test_chunks_repeat_the_fixed_cost_and_nothing_else() -> None:
     assert one_token > 0
 
 
+def behind(model: LatencyModel, uncached_tokens: int, queue: PromptQueue) -> float:
+    """Milliseconds until a prompt behind a queue is computed on the worker ``w``."""
+    return float(model.prompt_costs(["w"], [uncached_tokens], [0], [queue]).ms[0])
+
+
 def test_a_queue_is_waited_for_and_what_is_done_of_it_is_not() -> None:
     model = LatencyModel()
     model.add_worker("w", TRAITS)
-    alone = model.predict_ttft("w", 100).ms
-    queue = PromptQueue(tokens=400, attention_pairs=attention_pairs(400, 0), prompts=1)
-    behind = model.predict_ttft("w", 100, 0, queue).ms
-    assert behind == pytest.approx(alone + model.prefill_ms("w", 400).ms)
-    half_done = PromptQueue(400, attention_pairs(400, 0), 1, elapsed_ms=50.0)
-    assert model.predict_ttft("w", 100, 0, half_done).ms == pytest.approx(behind - 50)
-    stuck = PromptQueue(400, attention_pairs(400, 0), 1, elapsed_ms=1e9)
-    assert model.predict_ttft("w", 100, 0, stuck).ms == pytest.approx(alone)
+    alone, full = model.prefill_ms("w", 100).ms, PromptQueue(400, attention_pairs(400, 0), 1)
+    assert behind(model, 100, PromptQueue()) == pytest.approx(alone)
+    waiting = behind(model, 100, full)
+    assert waiting == pytest.approx(alone + model.prefill_ms("w", 400).ms)
+    assert behind(model, 100, replace(full, elapsed_ms=50.0)) == pytest.approx(waiting - 50)
+    stuck = replace(full, elapsed_ms=1e9)
+    assert behind(model, 100, stuck) == pytest.approx(alone)
 
 
 def test_decoding_sequences_take_their_share_of_the_budget() -> None:
     model = LatencyModel()
     model.add_worker("w", WorkerTraits(("x",), chunk_tokens=64))
-    shared = model.predict_ttft("w", 64, 0, PromptQueue(decoding=32, context_tokens=3200)).ms
-    assert shared > model.predict_ttft("w", 64).ms + model.step_ms("w", 32, 3200).ms
+    shared = behind(model, 64, PromptQueue(decoding=32, context_tokens=3200))
+    assert shared > model.prefill_ms("w", 64).ms + model.step_ms("w", 32, 3200).ms
 
 
 def test_a_target_of_those_who_decode_spreads_a_prompt_over_more_steps() -> None:
     model = LatencyModel()
     model.add_worker("w", WorkerTraits(("x",), chunk_tokens=512))
     free, loose, strict = (
-        model.predict_ttft("w", 1000, 0, PromptQueue(decoding=4, context_tokens=2000, tpot_target_s=target_s)).ms
+        behind(model, 1000, PromptQueue(decoding=4, context_tokens=2000, tpot_target_s=target_s))
         for target_s in (0.0, 0.2, 0.03)
     )
     assert free < loose < strict
+
+
+def test_drafts_of_those_who_decode_lengthen_the_steps_of_a_prompt() -> None:
+    model = LatencyModel()
+    beside = PromptQueue(decoding=2, context_tokens=400)
+    model.add_worker("w", TRAITS)
+    without = behind(model, 100, beside)
+    for _ in range(100):  # five drafted for each of the two; nothing of what steps take is learned
+        model._worker("w").rates.observe(StepSample(30.0, 0, 0, 2, 2, 400, 10, 3))
+    verifying = model.step_ms("w", 2, 400, 10).ms - model.step_ms("w", 2, 400).ms
+    assert behind(model, 100, beside) - without == pytest.approx(verifying, rel=0.1)
 
 
 def test_speculation_divides_the_time_per_token() -> None:
@@ -192,7 +208,7 @@ def test_links_of_workers_that_left_are_not_kept() -> None:
 
 
 def test_an_unknown_worker_is_predicted_too() -> None:
-    assert LatencyModel().predict_ttft("who", 100).ms > 0
+    assert LatencyModel().prefill_ms("who", 100).ms > 0
 
 
 def test_uncertainty_shrinks_with_samples() -> None:
@@ -218,8 +234,10 @@ def test_many_candidates_are_predicted_as_one_by_one() -> None:
         PromptQueue(100, 5050, 1, 0.0, 3, 900, tpot_target_s=0.04),
     ]
     uncached, cached = [30, 700, 1500, 40, 700], [0, 64, 16, 0, 64]
-    many = model.prompt_costs(ids, uncached, cached, queues).ms  # calibration is 1 before the first request
-    one = [model.predict_ttft(*values).ms for values in zip(ids, uncached, cached, queues, strict=True)]
+    many = model.prompt_costs(ids, uncached, cached, queues).ms
+    one = [
+        model.prompt_costs(*([value] for value in row)).ms[0] for row in zip(ids, uncached, cached, queues, strict=True)
+    ]
     assert many == pytest.approx(np.array(one))
     batches, contexts = [1, 4, 16, 2, 8], [100, 900, 9000, 50, 800]
     many = model.token_ms(ids, batches, contexts)
@@ -249,7 +267,6 @@ def test_no_sample_breaks_it(rounds: list[tuple[float, list[StepSample]]]) -> No
         model.prefill_ms("w", 100, 10),
         model.step_ms("w", 4, 1000, 3),
         model.transfer_ms(10**6, ("w", "v")),
-        model.predict_ttft("w", 100),
         model.predict_tpot("w", 4, 1000),
     )
     for estimate in estimates:

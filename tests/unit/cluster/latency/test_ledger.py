@@ -87,6 +87,14 @@ def test_only_what_goes_before_makes_a_prompt_wait() -> None:
     assert ledger.backlog_tokens("p") == 2340
 
 
+def test_first_come_first_served_lets_nobody_pass() -> None:
+    ledger = WorkLedger()
+    ledger.begin_prompt("p", "first", 2000, 0, now_s=0.0, urgency=BATCH)
+    ledger.begin_prompt("p", "second", 300, 0, now_s=0.1, urgency=INTERACTIVE)
+    queue = ledger.queue("p", 0.5, urgency=None, chunk_tokens=500)
+    assert (queue.tokens, queue.prompts, queue.elapsed_ms) == (2300, 2, 500.0)
+
+
 def test_what_a_prompt_that_gives_way_has_had_takes_nothing_off_the_others() -> None:
     ledger = WorkLedger()
     ledger.begin_prompt("p", "long", 20_000, 0, now_s=0.0, urgency=Urgency(0, deadline_s=60.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from contextlib import aclosing
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -12,7 +13,9 @@ from cluster.cli_view import render_status
 from cluster.latency.calibration import Calibration, ErrorWindow, SlidingMedian
 from cluster.latency.error_metrics import TTFT, PredictionErrors
 from cluster.latency.request_predictions import busy_s
+from cluster.outcomes import ENDED_BY
 from engine.errors import BatonError, InternalError, TransferError
+from engine.request import FinishReason
 from engine.timeline import TransferPart
 from tests.fake_workers import FakeCluster, decode_some, failing, handoff_failed, hang, prefill_then, until
 
@@ -39,6 +42,25 @@ async def test_a_request_is_predicted_when_it_is_routed_and_compared_when_it_is_
         assert cluster.is_forgotten
 
 
+async def test_what_ends_at_a_stop_string_is_compared_too() -> None:
+    """The gateway finds it and closes the sequence; what is learned of answers must not leave these out."""
+    async with PredictingCluster() as cluster:
+        await cluster.add_all(["p1", "d1"])
+        request = cluster.request()
+        num_tokens = 0
+        async with aclosing(cluster.stream(request)) as chunks:
+            async for chunk in chunks:
+                num_tokens += len(chunk.token_ids)
+                if num_tokens == 3:
+                    request.timeline.attributes[ENDED_BY] = str(FinishReason.STOP)
+                    break
+        assert request.timeline.attributes["outcome"] == "stop"
+        summary = cluster.metrics.prediction_errors.summary()
+        assert {kind: errors["requests"] for kind, errors in summary.items()} == {"ttft": 1, "tpot": 1}
+        assert cluster.predictions.habits.output_tokens.value == 3
+        assert cluster.is_forgotten
+
+
 async def test_what_is_under_way_makes_the_next_one_wait() -> None:
     async with PredictingCluster() as cluster:
         prefill, _ = await cluster.add_all(["p1", "d1"])
@@ -51,7 +73,7 @@ async def test_what_is_under_way_makes_the_next_one_wait() -> None:
         assert ledger.batch("d1") == (1, 1497)
         short = cluster.request("short")
         await cluster.run(short)
-        alone = cluster.predictions.model.predict_ttft("p1", 4).ms
+        alone = cluster.predictions.model.prefill_ms("p1", 4).ms
         assert short.timeline.attributes["predicted_ttft_ms"] > 2 * alone
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -33,6 +33,7 @@ def test_one_weight_can_come_from_the_command_line() -> None:
         ({"picker": "best"}, r"routing\.picker: there is no picker 'best'\. Did you mean best_score\?"),
         ({"filters": ["accepting", "hasroom"]}, r"there is no filter 'hasroom'\. Did you mean has_room\?"),
         ({"filters": ["untried"]}, "the filter accepting must be there"),
+        ({"filters": ["accepting", "untried", "untried"]}, "the filter untried is there more than once"),
         ({"local_prefill": "maybe"}, r"routing\.local_prefill must be 'auto', 'never' or 'always'"),
         ({"scan_limit": 0}, r"routing\.scan_limit must be greater than or equal to 1"),
         ({"sampel": 3}, r"unknown key routing\.sampel\. Did you mean routing\.sample\?"),
@@ -41,3 +42,9 @@ def test_one_weight_can_come_from_the_command_line() -> None:
 def test_what_is_wrong_is_refused_with_the_nearest_that_is_right(routing: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         BatonConfig.from_dict({"routing": routing})
+
+
+def test_filters_are_asked_in_one_order_whatever_order_they_are_named_in() -> None:
+    """A worker with room that takes no requests must not be the only one that has_room leaves."""
+    named = BatonConfig.from_dict({"routing": {"filters": ["has_room", "accepting"]}}).routing
+    assert named.filters == ["accepting", "has_room"]

@@ -21,6 +21,7 @@ from tests.unit.cluster.routing.worlds import (
     choose,
     decode_pools,
     decode_worker,
+    make_candidates,
     prefill_pools,
     prefill_worker,
     profile,
@@ -129,6 +130,13 @@ class TestLocalPrefill:
     def test_always(self) -> None:
         decision = choose([prefill_worker()], [decode_worker(**BUSY)], local_prefill="always")
         assert chosen_ids(decision) == (None, "decode-0")
+
+
+def test_neighbours_have_usual_answers_left_however_short_this_one_is() -> None:
+    few, many = (
+        make_candidates([], [decode_worker(**BUSY)], replace(REQUEST, output_tokens=tokens)) for tokens in (1.0, 64.0)
+    )
+    assert few.forecasts.neighbour_tpot_ms == pytest.approx(many.forecasts.neighbour_tpot_ms, rel=0.01)
 
 
 def test_the_conversation_stays_where_its_beginning_is() -> None:

@@ -296,14 +296,30 @@ class TestDraftingForANetwork:
         outlook = Outlook({"a": (0.05, 0.0)})
         chosen = [not policy.is_settled() and policy.choose(outlook, (), 1, 1) for _ in range(640)]
         assert 5 <= sum(map(bool, chosen)) <= 15
-        assert not policy.is_hopeless
+        assert policy.num_kept_rows != 1
 
     def test_what_would_not_pay_with_good_drafts_either_is_hardly_ever_probed(self) -> None:
         policy, _ = self.policy(30.0)
         outlook = Outlook({"a": (0.05, 0.0)})
         chosen = [not policy.is_settled() and policy.choose(outlook, (), 1, 1) for _ in range(2100)]
         assert sum(map(bool, chosen)) == 2
-        assert policy.is_hopeless
+        assert policy.num_kept_rows == 1
+
+    def test_after_some_steps_without_drafts_little_is_kept_for_them(self) -> None:
+        policy, _ = self.policy(2.0)
+
+        def step(gain: float) -> int | None:
+            if not policy.is_settled():
+                policy.choose(Outlook({"a": (gain, gain)}), (), 1, 1)
+            return policy.num_kept_rows
+
+        assert [step(0.05) for _ in range(15)] == [None] * 15
+        kept = step(0.05)
+        assert kept is not None
+        assert kept > 1
+        while step(0.9) is not None:
+            pass
+        assert step(0.9) is None
 
 
 class TestController:

@@ -36,7 +36,7 @@ def test_what_followed_last_time_is_guessed(proposer: Proposer) -> None:
 
 
 def test_suffixes_remember_the_outputs_of_earlier_requests() -> None:
-    proposer = SuffixProposer()
+    proposer = SuffixProposer(remembers_outputs=True)
     first = Request("a", [50, 51], SamplingParams(), output_token_ids=[1, 2, 3, 4, 5])
     draft(proposer, first)
     proposer.release("a")
@@ -46,7 +46,7 @@ def test_suffixes_remember_the_outputs_of_earlier_requests() -> None:
 
 def test_a_long_corpus_is_cut_and_matches_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("decode_worker.speculation.suffix._MAX_CORPUS_TOKENS", 20)
-    proposer = SuffixProposer()
+    proposer = SuffixProposer(remembers_outputs=True)
     standing = Request("standing", [1, 2], SamplingParams())
     for number in range(12):
         draft(proposer, standing)
@@ -56,6 +56,27 @@ def test_a_long_corpus_is_cut_and_matches_go_on(monkeypatch: pytest.MonkeyPatch)
         proposer.release(name)
     assert draft(proposer, Request("old", [0, 1, 2], SamplingParams())) == ()
     assert draft(proposer, Request("new", [113, 114], SamplingParams())) == (115, 116, 117)
+
+
+def test_suffixes_forget_earlier_requests_unless_told_otherwise() -> None:
+    proposer = SuffixProposer()
+    draft(proposer, Request("a", [50, 51], SamplingParams(), output_token_ids=[1, 2, 3, 4, 5]))
+    proposer.release("a")
+    assert draft(proposer, Request("b", [60, 1, 2], SamplingParams())) == ()
+
+
+def test_of_a_long_prompt_only_the_end_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("decode_worker.speculation.suffix._MAX_OWN_TOKENS", 10)
+    proposer = SuffixProposer(remembers_outputs=True)
+    far, near = [1, 2, 3, 4], [11, 12, 13, 14, 20, 21]
+    request = Request("a", [*far, *near, 1, 2], SamplingParams())
+    assert draft(proposer, request) == ()
+    request.output_token_ids += [11, 12]
+    assert draft(proposer, request, 3) == (13, 14, 20)
+    request.output_token_ids += [30, 1, 2]
+    assert draft(proposer, request, 2) == (11, 12), "what it has generated since is learned, all of it"
+    proposer.release("a")
+    assert draft(proposer, Request("b", [13, 11, 12], SamplingParams())) == (30, 1, 2), "outputs, and nothing else"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

@@ -112,10 +112,10 @@ def test_another_heads_state_is_refused(tmp_path: Path) -> None:
         worker.state.adopt(arrived(request("source", []), [7, 8, 9]), bytes(12))
 
 
-def test_a_resting_state_keeps_the_last_row_only_and_goes_on_from_there(tmp_path: Path) -> None:
+def test_a_state_at_rest_keeps_the_last_row_only_and_goes_on_from_there(tmp_path: Path) -> None:
     worker = Worker(tmp_path)
     source = request("source", [3, 1, 2, 4, 5])
-    worker.state.rest(resting=True)
+    worker.state.keep(1)
     worker.compute(source)
     waiting = worker.state.waiting("source")
     assert waiting is not None
@@ -140,7 +140,7 @@ def test_steps_at_rest_leave_what_the_last_of_them_left(leaves: str, tmp_path: P
     worker = Worker(tmp_path)
     one, two = request("one", [1, 2, 3, 4, 5]), request("two", [6, 7, 8, 9, 10])
     third = request("third", [11, 12, 13, 14])
-    worker.state.rest(resting=True)
+    worker.state.keep(1)
     for source in (one, two, third):
         worker.compute(source)
     for _ in range(3):
@@ -149,7 +149,7 @@ def test_steps_at_rest_leave_what_the_last_of_them_left(leaves: str, tmp_path: P
         worker.state.release("third")
     else:
         third.num_computed_tokens, third.block_ids = 0, []
-    worker.state.rest(resting=False)
+    worker.state.keep(None)
     for source in (one, two):
         waiting = worker.state.waiting(source.request_id)
         assert waiting is not None
@@ -162,6 +162,25 @@ def test_steps_at_rest_leave_what_the_last_of_them_left(leaves: str, tmp_path: P
     assert grown.token_ids == two.output_token_ids[-2:]
 
 
+def test_of_a_window_the_latest_rows_are_kept_and_none_is_written(tmp_path: Path) -> None:
+    worker = Worker(tmp_path)
+    source = request("source", [3, 1, 2, 4, 5])
+    worker.compute(source)
+    worker.state.keep(3)
+    for _ in range(4):
+        decoded(worker, source)
+    waiting = worker.state.waiting("source")
+    assert waiting is not None
+    assert waiting.token_ids == source.output_token_ids[-3:]
+    assert (waiting.end, waiting.first_key) == (source.num_tokens - 1, waiting.start)
+    worker.state.flush("source")
+    assert worker.state.waiting("source") is waiting
+    assert len(waiting.token_ids) == 3
+    worker.state.keep(None)
+    decoded(worker, source)
+    assert waiting.token_ids == source.output_token_ids[-4:]
+
+
 def test_a_row_kept_at_rest_is_the_sequences_own(tmp_path: Path) -> None:
     rested, awake = Worker(tmp_path / "rested"), Worker(tmp_path / "awake")
     states = []
@@ -170,7 +189,7 @@ def test_a_row_kept_at_rest_is_the_sequences_own(tmp_path: Path) -> None:
         pair[1].prompt_token_ids[3] = 40  # another prompt, so that the rows differ
         for source in pair:
             worker.compute(source)
-        worker.state.rest(resting=worker is rested)
+        worker.state.keep(1 if worker is rested else None)
         decoded(worker, *pair)
         states.append([worker.state.export_state(source.request_id) for source in pair])
     assert states[0] == states[1]

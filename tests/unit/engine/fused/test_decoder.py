@@ -164,6 +164,20 @@ def test_threads_change_nothing(num_threads: int) -> None:
     assert torch.equal(*results)
 
 
+def test_more_threads_than_it_uses(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    for module in ("forward", "decoder"):
+        monkeypatch.setattr(f"engine.fused.{module}.MAX_THREADS", 2)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with caplog.at_level("INFO", "engine.fused.decoder"):
+            runners = both("wide")
+        assert "computes with 2 of 3 threads" in caplog.text
+        assert_as_good(*runners.step((runners.request("a", 40), 40)))
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("block_size", [1, 3, 16, 64])
 def test_any_block_size(block_size: int) -> None:
     runners = both("plain", num_blocks=400 // block_size + 2, block_size=block_size)

@@ -1,0 +1,62 @@
+"""What is said while pools change their size: how far they are, and what holds them up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cluster import cli_scale
+from engine.errors import DeadlineError
+
+NO_PLACE = "A decode worker asks for 9 CPUs, and Ray has not started it yet.\n  here: too few CPUs"
+
+
+def worker(number: int, state: str, reason: str = "") -> dict[str, Any]:
+    return {"id": f"decode-{number}", "state": state, "reason": reason}
+
+
+class Client:
+    """A router whose decode pool is what it is told to be, one status after the other; the last one stays."""
+
+    def __init__(self, *statuses: list[dict[str, Any]]) -> None:
+        self._statuses = list(statuses)
+
+    async def scale(self, targets: dict[str, int]) -> dict[str, Any]:
+        return {"pools": {name: {"target": target} for name, target in targets.items()}}
+
+    async def status(self) -> dict[str, Any]:
+        workers = self._statuses.pop(0) if len(self._statuses) > 1 else self._statuses[0]
+        other = {"id": "prefill-1", "state": "dead", "reason": "of the other pool"}
+        return {"pools": {"decode": {"workers": workers}, "prefill": {"workers": [other]}}}
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch):
+    monkeypatch.setattr(cli_scale, "_POLL_S", 0.0)
+
+
+async def test_reasons_are_told_once_each():
+    client: Any = Client(
+        [worker(1, "dead", "long ago"), worker(2, "starting")],
+        [worker(1, "dead", "long ago"), worker(2, "dead", "its process died"), worker(3, "starting")],
+        [worker(2, "dead", "its process died"), worker(3, "starting", NO_PLACE), worker(4, "starting", NO_PLACE)],
+        [worker(2, "dead", "its process died"), worker(3, "ready"), worker(4, "ready")],
+    )
+    lines: list[str] = []
+    assert await cli_scale.scale(client, {"decode": 2}, 60.0, lines.append) == {"decode": 2}
+    assert lines == [
+        "decode: 1 starting",
+        "decode-2: its process died",
+        "decode: 2 starting",
+        f"decode-3: {NO_PLACE}",
+    ]
+
+
+async def test_the_reasons_are_in_the_error():
+    client: Any = Client([worker(1, "dead", "long ago"), worker(2, "ready"), worker(3, "starting", NO_PLACE)])
+    with pytest.raises(DeadlineError) as raised:
+        await cli_scale.scale(client, {"decode": 2}, 0.0, lambda line: None)
+    assert raised.value.message == (
+        f"The pools did not reach their targets within 0 s. Now: decode: 1 ready, 1 starting.\ndecode-3: {NO_PLACE}"
+    )

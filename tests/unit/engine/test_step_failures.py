@@ -1,0 +1,46 @@
+"""What goes wrong with one request behind a forward, when others already have their tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.engine import Engine
+from engine.request import FinishReason
+from engine.verification import VerifyResult
+from tests.engine_runs import build_engine, build_runner, greedy, run
+from tests.tiny_models import random_prompts, tiny_model
+from tests.toy_proposers import Oracle
+
+PROMPTS = random_prompts((4, 9, 13, 6))
+NUM_TOKENS = 4
+
+
+class _Stumbles(Oracle):
+    """Drafts nothing, and breaks over one request when that has so many tokens."""
+
+    num_before = 0
+
+    def observe(self, result: VerifyResult) -> None:
+        request = result.sequence.request
+        if request.request_id == "request-1" and len(request.output_token_ids) == self.num_before:
+            raise RuntimeError("a bug")
+
+
+@pytest.mark.parametrize("num_before", [0, 2, NUM_TOKENS - 1])
+def test_nobody_else_loses_a_token_or_its_end(num_before: int, caplog: pytest.LogCaptureFixture) -> None:
+    runner = build_runner(tiny_model("llama"))
+    expected = run(build_engine(runner), PROMPTS, greedy(NUM_TOKENS))
+    proposer = _Stumbles({f"request-{index}": () for index in range(len(PROMPTS))}, "silent")
+    proposer.num_before = num_before
+    scheduler = build_engine(runner).scheduler
+    outcomes = run(Engine(runner, scheduler, proposer=proposer), PROMPTS, greedy(NUM_TOKENS))
+    for index, outcome in enumerate(outcomes):
+        if index == 1:
+            assert outcome.finish_reason is FinishReason.ERROR
+            assert "RuntimeError" in (outcome.outputs[-1].error or "")
+            assert outcome.token_ids == expected[index].token_ids[:num_before]
+        else:
+            assert outcome.finish_reason is FinishReason.LENGTH
+            assert outcome.token_ids == expected[index].token_ids
+    assert scheduler.blocks.check([]) == []
+    assert "a bug" in caplog.text
