@@ -30,6 +30,9 @@ class FakeRouter(ThreadingHTTPServer):
         self.admin_answers: dict[str, dict[str, Any]] = {}
         """Path → answer."""
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away in the middle of a request is none of standard error's business."""
+
     def status(self) -> dict[str, Any]:
         return {
             "model": "fake [model]",
