@@ -142,18 +142,11 @@ class KVImporter:
         return None
 
     def _try_reserve(self, holder: Request) -> int | None:
-        """Engine's thread. Cached prefix blocks are shared, the rest is allocated; None when it does not fit."""
-        blocks = self._engine.blocks
-        cached = blocks.find_prefix(holder, holder.num_tokens // blocks.block_size)
-        blocks.pool.share(cached)
-        missing = blocks.num_blocks_for(holder.num_tokens) - len(cached)
-        # Running requests keep a block each to grow into, or a new arrival would only preempt them.
-        if missing > 0 and missing + self._engine.scheduler.num_running > blocks.pool.num_free:
-            blocks.pool.release(cached)
-            return None
-        holder.block_ids = cached + blocks.pool.allocate(missing)
-        self._holders.add(holder)
-        return len(cached) * blocks.block_size
+        """Engine's thread. Leading tokens that are cached; None when the others do not fit."""
+        cached = self._engine.blocks.take_for_import(holder, self._engine.scheduler.num_running)
+        if cached is not None:
+            self._holders.add(holder)
+        return cached
 
     async def write(self, transfer_id: str, header: PartHeader, payload: memoryview, checksum: int) -> None:
         """See :class:`KVSink`. Runs to its end without a pause, so no block can be given away underneath it."""

@@ -96,6 +96,26 @@ class BlockManager:
         request.num_computed_tokens = max(request.num_computed_tokens, cached)
         return True
 
+    def take_for_import(self, holder: Request, num_running: int) -> int | None:
+        """Blocks for KV that comes from elsewhere: cached prefix blocks are shared, the rest is allocated.
+
+        Args:
+            holder: owns them until :meth:`hand_over`.
+            num_running: requests that run here. Each keeps a free block to grow into, or a new arrival would only
+                preempt them.
+
+        Returns:
+            Leading tokens that are cached; None, with nothing taken, when too few blocks are free.
+        """
+        cached = self.find_prefix(holder, holder.num_tokens // self.block_size)
+        self.pool.share(cached)
+        missing = self.num_blocks_for(holder.num_tokens) - len(cached)
+        if missing > 0 and missing + num_running > self.pool.num_free:
+            self.pool.release(cached)
+            return None
+        holder.block_ids = cached + self.pool.allocate(missing)
+        return len(cached) * self.block_size
+
     @staticmethod
     def hand_over(holder: Request, request: Request) -> None:
         """A request takes over the blocks of one that only held them, and starts where their KV ends."""

@@ -91,16 +91,7 @@ class SimulatedKVSink:
 
     def _try_reserve(self, holder: Request) -> int | None:
         """Leading tokens that are cached; None when the others do not fit."""
-        blocks = self._blocks
-        cached = blocks.find_prefix(holder, holder.num_tokens // blocks.block_size)
-        blocks.pool.share(cached)
-        missing = blocks.num_blocks_for(holder.num_tokens) - len(cached)
-        # Running requests keep a block each to grow into, or a new arrival would only preempt them.
-        if missing > 0 and missing + self._engine.num_running > blocks.pool.num_free:
-            blocks.pool.release(cached)
-            return None
-        holder.block_ids = cached + blocks.pool.allocate(missing)
-        return len(cached) * blocks.block_size
+        return self._blocks.take_for_import(holder, self._engine.num_running)
 
     def retry_soon(self) -> None:
         """Blocks have become free: whoever waits for room is asked again, when what frees them has done its work."""

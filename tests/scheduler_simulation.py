@@ -30,6 +30,20 @@ class Arrival:
     tpot_target_s: float = 0.0
 
 
+def shape(plan: list[ScheduledSequence]) -> dict[str, int]:
+    """Tokens of each request in a step."""
+    return {sequence.request.request_id: sequence.num_tokens for sequence in plan}
+
+
+def advance(scheduler: Scheduler, plan: list[ScheduledSequence]) -> None:
+    """A step is over; whoever samples gets the token 3."""
+    for sequence in plan:
+        samples = sequence.samples
+        scheduler.advance(sequence)
+        if samples and (reason := sequence.request.append_output(3)) is not None:
+            scheduler.finish(sequence.request.request_id, reason)
+
+
 class Simulation:
     """Runs a scheduler with tokens drawn at random from a tiny vocabulary, so that prefixes are often shared.
 

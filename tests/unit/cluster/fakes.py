@@ -17,6 +17,7 @@ from engine.request import FinishReason, TokenLogprobs
 from engine.tokenizer import Tokenizer
 
 MODEL = "tiny/model"
+TEXT = "hello world, the quick brown fox"
 CONTEXT_LENGTH = 128
 
 # What a fake sequence does, step by step: give a chunk, raise, or wait for ever.

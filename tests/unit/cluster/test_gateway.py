@@ -17,26 +17,13 @@ from cluster.openai_api.limits import GatewayLimits
 from engine.errors import OverloadedError, WorkerLostError
 from engine.request import FinishReason
 from tests.tiny_tokenizers import byte_level_tokenizer
-from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, Step, eventually, say, serve
+from tests.unit.cluster.fakes import MODEL, TEXT, FakeAdmin, FakeGenerator, Step, eventually, say
 
 TOKENIZER = byte_level_tokenizer()
-TEXT = "hello world, the quick brown fox"
 NUM_TOKENS = len(TOKENIZER.encode(TEXT, add_special_tokens=False))
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 CHAT = {"model": MODEL, "messages": HELLO}
 COMPLETION = {"model": MODEL, "prompt": "hello", "max_tokens": 32}
-
-
-@pytest.fixture
-def generator() -> FakeGenerator:
-    return FakeGenerator(TOKENIZER, say(TOKENIZER, TEXT, cached=16))
-
-
-@pytest.fixture
-async def http(generator: FakeGenerator) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(generator, TOKENIZER, FakeAdmin(), GatewayLimits())
-    async with serve(app) as url, httpx.AsyncClient(base_url=url, timeout=10) as client:
-        yield client
 
 
 @pytest.fixture

@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
-from cluster.gateway import create_app
-from cluster.openai_api.limits import GatewayLimits
 from engine.errors import BatonError, ConfigError
 from tests.tiny_tokenizers import byte_level_tokenizer
-from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, say, serve
+from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator
 
 TOKENIZER = byte_level_tokenizer()
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
-
-
-@pytest.fixture
-def generator() -> FakeGenerator:
-    return FakeGenerator(TOKENIZER, say(TOKENIZER, "hello world"))
-
-
-@pytest.fixture
-def admin() -> FakeAdmin:
-    return FakeAdmin()
-
-
-@pytest.fixture
-async def http(generator: FakeGenerator, admin: FakeAdmin) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(generator, TOKENIZER, admin, GatewayLimits())
-    async with serve(app) as url, httpx.AsyncClient(base_url=url, timeout=10) as client:
-        yield client
 
 
 async def test_health_and_readiness(http: httpx.AsyncClient, generator: FakeGenerator) -> None:

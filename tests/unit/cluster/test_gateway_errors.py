@@ -15,29 +15,11 @@ from cluster.generation import TokenChunk
 from cluster.openai_api.limits import GatewayLimits
 from tests.bad_inputs import BadInput, bad_inputs
 from tests.tiny_tokenizers import byte_level_tokenizer
-from tests.unit.cluster.fakes import CONTEXT_LENGTH, MODEL, FakeAdmin, FakeGenerator, say, serve
+from tests.unit.cluster.fakes import CONTEXT_LENGTH, MODEL, TEXT, FakeAdmin, FakeGenerator
 
 TOKENIZER = byte_level_tokenizer()
-TEXT = "hello world, the quick brown fox"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
 COMPLETION = {"model": MODEL, "prompt": "hello", "max_tokens": 32}
-
-
-@pytest.fixture
-def generator() -> FakeGenerator:
-    return FakeGenerator(TOKENIZER, say(TOKENIZER, TEXT, cached=16))
-
-
-@pytest.fixture
-def admin() -> FakeAdmin:
-    return FakeAdmin()
-
-
-@pytest.fixture
-async def http(generator: FakeGenerator, admin: FakeAdmin) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(generator, TOKENIZER, admin, GatewayLimits())
-    async with serve(app) as url, httpx.AsyncClient(base_url=url, timeout=10) as client:
-        yield client
 
 
 @pytest.fixture

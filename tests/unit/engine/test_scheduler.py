@@ -12,10 +12,10 @@ from engine.block_manager import BlockManager
 from engine.errors import ContextLengthError
 from engine.ordering import ArrivalOrder, EarliestDeadlineFirst, OrderingPolicy
 from engine.request import FinishReason, Request, RequestStatus, SamplingParams
-from engine.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
+from engine.scheduler import Scheduler, SchedulerLimits
 from engine.step_costs import Pace
 from engine.urgency import NOT_URGENT, Urgency
-from tests.scheduler_simulation import EOS, Arrival, Simulation
+from tests.scheduler_simulation import EOS, Arrival, Simulation, advance, shape
 
 arrivals_of = st.lists(
     st.builds(
@@ -91,18 +91,6 @@ def build(num_blocks: int, *, block_size: int = 4, chunk_tokens: int = 64, max_n
 
 def request(name: str, prompt_length: int, max_tokens: int = 8, arrival_s: float = 0.0) -> Request:
     return Request(name, [7] * prompt_length, SamplingParams(max_tokens=max_tokens), arrival_s=arrival_s)
-
-
-def shape(plan: list[ScheduledSequence]) -> dict[str, int]:
-    return {sequence.request.request_id: sequence.num_tokens for sequence in plan}
-
-
-def advance(scheduler: Scheduler, plan: list[ScheduledSequence]) -> None:
-    for sequence in plan:
-        samples = sequence.samples
-        scheduler.advance(sequence)
-        if samples and (reason := sequence.request.append_output(3)) is not None:
-            scheduler.finish(sequence.request.request_id, reason)
 
 
 def test_a_long_prompt_fills_only_what_decoding_leaves_of_the_budget() -> None:

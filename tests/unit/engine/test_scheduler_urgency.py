@@ -15,6 +15,7 @@ from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
 from engine.step_costs import Pace, StepCosts
 from engine.urgency import NOT_URGENT, Urgency
+from tests.scheduler_simulation import advance, shape
 
 CPU = StepCosts(10.0, 0.5, 1e-4, 0.3, 5e-4, 0.5)
 BATCH = Urgency(0, 300.0, 60.0)
@@ -72,18 +73,6 @@ def imported(scheduler: Scheduler, name: str, prompt_length: int, urgency: Urgen
     received.num_computed_tokens = prompt_length
     received.output_token_ids = [5]
     return received
-
-
-def shape(plan: list[ScheduledSequence]) -> dict[str, int]:
-    return {sequence.request.request_id: sequence.num_tokens for sequence in plan}
-
-
-def advance(scheduler: Scheduler, plan: list[ScheduledSequence]) -> None:
-    for sequence in plan:
-        samples = sequence.samples
-        scheduler.advance(sequence)
-        if samples and (reason := sequence.request.append_output(3)) is not None:
-            scheduler.finish(sequence.request.request_id, reason)
 
 
 def step(scheduler: Scheduler) -> dict[str, int]:
