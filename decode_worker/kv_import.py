@@ -7,15 +7,13 @@ part is damaged, nobody claims), the blocks go back to the pool, without any hel
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from cluster.kv_transfer.base import PartHeader, Reservation, TransferOffer
 from cluster.kv_transfer.codec import checksum as compute_checksum
-from cluster.logs import RequestLog
-from cluster.request_ids import request_id_of_call
+from cluster.kv_transfer.pending_imports import PendingImport, PendingImports
 from cluster.rpc import as_baton_error
 from engine.async_engine import AsyncEngine
 from engine.errors import (
@@ -27,36 +25,20 @@ from engine.errors import (
 )
 from engine.request import Request, SamplingParams
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass(slots=True, eq=False)
-class Import:
-    """One transfer.
+class Import(PendingImport):
+    """One transfer. The ``block_ids`` of its holder belong to the engine's thread.
 
     Attributes:
-        holder: owns the reserved blocks; never scheduled. Its ``block_ids`` belong to the engine's thread.
         next_token: for each layer, the position up to which KV has arrived; empty until there is room for it.
-        committed: resolves when the KV is complete, or with the error that ended the transfer.
         takes_draft: whether the draft's KV and state come with the model's.
-        committed_s: when it was complete; monotonic clock.
     """
 
-    transfer_id: str
-    committed: asyncio.Future[None]
-    holder: Request | None = None
     next_token: list[int] = field(default_factory=list)
     num_cached_tokens: int = 0
     takes_draft: bool = False
     draft_state: bytes | None = None
-    committed_s: float = 0.0
-    num_bytes: int = 0
-    claimed: bool = False
-    expiry: asyncio.TimerHandle | None = None
-
-    @property
-    def failed(self) -> bool:
-        return self.committed.done() and (self.committed.cancelled() or self.committed.exception() is not None)
 
 
 class KVImporter:
@@ -76,8 +58,7 @@ class KVImporter:
     ) -> None:
         self._engine = engine
         self._adopt_draft = adopt_draft
-        self._claim_timeout_s = claim_timeout_s
-        self._imports: dict[str, Import] = {}
+        self._imports = PendingImports(Import, self.release, claim_timeout_s)
         self._turn = asyncio.Lock()
         self._holders: set[Request] = set()  # engine's thread
         self.num_bytes_received = 0
@@ -86,7 +67,7 @@ class KVImporter:
     @property
     def num_active(self) -> int:
         """Transfers that hold blocks or wait for some, claimed ones not counted."""
-        return sum(1 for entry in self._imports.values() if entry.holder is not None and not entry.failed)
+        return sum(1 for entry in self._imports.all if entry.holder is not None and not entry.failed)
 
     async def reserve(self, offer: TransferOffer) -> Reservation:
         """See :class:`KVSink`. Waits for room until the offer's deadline."""
@@ -103,7 +84,7 @@ class KVImporter:
                 f"The prompt of {holder.num_tokens} tokens needs {needed} KV blocks, "
                 f"but the decode worker has {self._engine.blocks.pool.num_blocks}."
             )
-        entry = self._entry(offer.transfer_id)
+        entry = self._imports.entry(offer.transfer_id)
         if entry.holder is not None:
             raise TransferError(f"transfer {offer.transfer_id} has begun already.")
         entry.holder = holder
@@ -113,7 +94,9 @@ class KVImporter:
                 raise TransferError(f"transfer {offer.transfer_id} was given up while it waited for room.")
         except BaseException as error:
             went_away = isinstance(error, asyncio.CancelledError)
-            self._fail(entry, "the sender went away" if went_away else as_baton_error(error, offer.transfer_id).message)
+            self._imports.fail(
+                entry, "the sender went away" if went_away else as_baton_error(error, offer.transfer_id).message
+            )
             raise
         entry.num_cached_tokens = cached
         entry.takes_draft = spec.shares_draft_with(offer.spec)
@@ -187,52 +170,18 @@ class KVImporter:
         if entry.committed.done():
             raise TransferError(f"transfer {transfer_id} was given up while it was committed.")
         entry.draft_state = draft_state
-        entry.committed_s = time.monotonic()
-        entry.committed.set_result(None)
-        if not entry.claimed:
-            self._expire_later(entry, "nobody claimed the KV")
+        self._imports.commit(entry, time.monotonic())
         return entry.num_bytes
 
     def abort(self, transfer_id: str, reason: str) -> None:
         """See :class:`KVSink`. A request that waits for the transfer hears the reason."""
         entry = self._imports.get(transfer_id)
         if entry is not None:
-            self._fail(entry, reason)
+            self._imports.fail(entry, reason)
 
     async def claim(self, transfer_id: str) -> Import:
-        """Waits until the transfer is committed; then the caller owns it and must :meth:`release` it.
-
-        Raises:
-            TransferError: it failed, or did not complete in time.
-        """
-        entry = self._entry(transfer_id)
-        if entry.claimed:
-            raise TransferError(f"transfer {transfer_id} has been claimed already.")
-        entry.claimed = True
-        try:
-            await self._wait_for_commit(entry)
-        except BaseException as error:
-            self._forget(entry)
-            if isinstance(error, TimeoutError):
-                raise TransferError(
-                    f"transfer {transfer_id} brought nothing new for {self._claim_timeout_s:g} s."
-                ) from None
-            raise
-        self._drop(entry)
-        return entry
-
-    async def _wait_for_commit(self, entry: Import) -> None:
-        """Raises TimeoutError when the transfer makes no progress; a slow link alone is no reason to give up."""
-        num_bytes = -1
-        while num_bytes < entry.num_bytes:
-            num_bytes = entry.num_bytes
-            try:
-                async with asyncio.timeout(self._claim_timeout_s):
-                    await asyncio.shield(entry.committed)
-                    return
-            except TimeoutError:
-                continue
-        raise TimeoutError
+        """See :meth:`PendingImports.claim`; what is not handed over must be given to :meth:`release`."""
+        return await self._imports.claim(transfer_id)
 
     def hand_over(self, entry: Import, request: Request) -> None:
         """Engine's thread: the blocks now belong to ``request``, which starts where its KV ends."""
@@ -247,53 +196,11 @@ class KVImporter:
         """Gives back what was not handed over."""
         self._engine.post(lambda: self._free(entry))
 
-    def _entry(self, transfer_id: str) -> Import:
-        entry = self._imports.get(transfer_id)
-        if entry is None:
-            entry = Import(transfer_id, asyncio.get_running_loop().create_future())
-            self._imports[transfer_id] = entry
-        return entry
-
     def _open_import(self, transfer_id: str) -> tuple[Import, Request]:
         entry = self._imports.get(transfer_id)
         if entry is None or entry.holder is None or not entry.next_token or entry.committed.done():
             raise TransferError(f"transfer {transfer_id} is not open.")
         return entry, entry.holder
-
-    def _fail(self, entry: Import, reason: str) -> None:
-        """Frees the blocks and keeps the reason for a request that may still come for the KV."""
-        if entry.committed.done():  # what is committed stays good without its sender
-            return
-        entry.committed.set_exception(TransferError(f"The KV transfer broke off: {reason}"))
-        entry.committed.exception()  # nobody may ever ask, which is no fault
-        self.release(entry)
-        if entry.claimed:
-            self._drop(entry)
-        else:
-            self._expire_later(entry, reason)
-
-    def _forget(self, entry: Import) -> None:
-        """Nobody wants it any more; a sender that still pushes hears so with its next part."""
-        self._drop(entry)
-        entry.committed.cancel()
-        self.release(entry)
-
-    def _drop(self, entry: Import) -> None:
-        if entry.expiry is not None:
-            entry.expiry.cancel()
-        if self._imports.get(entry.transfer_id) is entry:
-            del self._imports[entry.transfer_id]
-
-    def _expire_later(self, entry: Import, reason: str) -> None:
-        def expire() -> None:
-            if not entry.claimed:
-                log = RequestLog(logger, request_id_of_call(entry.transfer_id))
-                log.info("KV that nobody claimed is forgotten: %s", reason)
-                self._forget(entry)
-
-        if entry.expiry is not None:
-            entry.expiry.cancel()
-        entry.expiry = asyncio.get_running_loop().call_later(self._claim_timeout_s, expire)
 
     def _free(self, entry: Import) -> None:
         """Engine's thread."""

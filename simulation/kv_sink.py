@@ -4,31 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
 
 from cluster.kv_transfer.base import PartHeader, Reservation, TransferOffer
+from cluster.kv_transfer.pending_imports import PendingImport, PendingImports
 from engine.block_manager import BlockManager
 from engine.errors import ContextLengthError, OutOfBlocksError, TransferError
 from engine.request import Request, SamplingParams
 from simulation.engine import SimulatedEngine
 
 _HOLDER_PARAMS = SamplingParams()
-
-
-@dataclass(slots=True, eq=False)
-class Import:
-    """Room for one prompt.
-
-    Attributes:
-        committed: done when its KV is there; fails when it never will be.
-    """
-
-    transfer_id: str
-    committed: asyncio.Future[None]
-    holder: Request | None = None
-    committed_s: float = 0.0
-    is_claimed: bool = False
-    expiry: asyncio.TimerHandle | None = None
 
 
 class SimulatedKVSink:
@@ -41,20 +25,19 @@ class SimulatedKVSink:
     def __init__(self, engine: SimulatedEngine, blocks: BlockManager, claim_timeout_s: float) -> None:
         self._engine = engine
         self._blocks = blocks
-        self._claim_timeout_s = claim_timeout_s
         self._loop = asyncio.get_running_loop()
-        self._imports: dict[str, Import] = {}
+        self._imports = PendingImports(PendingImport, self.release, claim_timeout_s)
         self._waiting: deque[tuple[Request, asyncio.Future[int]]] = deque()
         self._retry_is_due = False
 
     @property
     def num_active(self) -> int:
         """Transfers that hold blocks or wait for some, claimed ones not counted."""
-        return sum(1 for entry in self._imports.values() if entry.holder is not None)
+        return sum(1 for entry in self._imports.all if entry.holder is not None)
 
     def holders(self) -> list[Request]:
         """Every prompt that holds blocks and is no request's yet."""
-        return [entry.holder for entry in self._imports.values() if entry.holder is not None]
+        return [entry.holder for entry in self._imports.all if entry.holder is not None]
 
     async def reserve(self, offer: TransferOffer) -> Reservation:
         """See :class:`KVSink`. Waits for room until the offer's deadline."""
@@ -64,7 +47,7 @@ class SimulatedKVSink:
                 f"The prompt of {holder.num_tokens} tokens does not fit into this worker's "
                 f"{self._blocks.pool.num_blocks} KV blocks."
             )
-        entry = self._entry(offer.transfer_id)
+        entry = self._imports.entry(offer.transfer_id)
         if entry.holder is not None:
             raise TransferError(f"transfer {offer.transfer_id} has begun already.")
         entry.holder = holder
@@ -120,49 +103,20 @@ class SimulatedKVSink:
         if entry is None or entry.holder is None or entry.committed.done():
             raise TransferError(f"transfer {transfer_id} is not open.")
         self._blocks.remember(entry.holder, entry.holder.num_tokens)
-        entry.committed_s = self._loop.time()
-        entry.committed.set_result(None)
-        if not entry.is_claimed:
-            self._expire_later(entry)
+        self._imports.commit(entry, self._loop.time())
         return 0
 
     def abort(self, transfer_id: str, reason: str) -> None:
         """See :class:`KVSink`. A request that waits for the transfer hears the reason."""
         entry = self._imports.get(transfer_id)
-        if entry is None or entry.committed.done():
-            return
-        entry.committed.set_exception(TransferError(f"The KV transfer broke off: {reason}"))
-        entry.committed.exception()  # nobody may ever ask, which is no fault
-        self.release(entry)
-        if entry.is_claimed:
-            self._drop(entry)
-        else:
-            self._expire_later(entry)
+        if entry is not None:
+            self._imports.fail(entry, reason)
 
-    async def claim(self, transfer_id: str) -> Import:
-        """Waits until the transfer is committed; then the caller owns it and must :meth:`release` it.
+    async def claim(self, transfer_id: str) -> PendingImport:
+        """See :meth:`PendingImports.claim`; what is not handed over must be given to :meth:`release`."""
+        return await self._imports.claim(transfer_id)
 
-        Raises:
-            TransferError: it failed, or did not complete in time.
-        """
-        entry = self._entry(transfer_id)
-        if entry.is_claimed:
-            raise TransferError(f"transfer {transfer_id} has been claimed already.")
-        entry.is_claimed = True
-        try:
-            if not entry.committed.done():
-                await asyncio.wait_for(asyncio.shield(entry.committed), self._claim_timeout_s)
-            entry.committed.result()
-        except BaseException as error:
-            self._forget(entry)
-            if isinstance(error, TimeoutError):
-                waited = f"{self._claim_timeout_s:g} s"
-                raise TransferError(f"transfer {transfer_id} brought nothing within {waited}.") from None
-            raise
-        self._drop(entry)
-        return entry
-
-    def release(self, entry: Import) -> None:
+    def release(self, entry: PendingImport) -> None:
         """Gives back what no request has taken over."""
         holder, entry.holder = entry.holder, None
         if holder is not None:
@@ -170,35 +124,9 @@ class SimulatedKVSink:
             self._engine.wake()
             self.retry_soon()
 
-    def hand_over(self, entry: Import, request: Request) -> None:
+    def hand_over(self, entry: PendingImport, request: Request) -> None:
         """The blocks now belong to ``request``, which starts where its KV ends."""
         holder, entry.holder = entry.holder, None
         if holder is None:
             raise RuntimeError(f"transfer {entry.transfer_id} holds no blocks")
         self._blocks.hand_over(holder, request)
-
-    def _entry(self, transfer_id: str) -> Import:
-        entry = self._imports.get(transfer_id)
-        if entry is None:
-            entry = self._imports[transfer_id] = Import(transfer_id, self._loop.create_future())
-        return entry
-
-    def _forget(self, entry: Import) -> None:
-        self._drop(entry)
-        entry.committed.cancel()
-        self.release(entry)
-
-    def _drop(self, entry: Import) -> None:
-        if entry.expiry is not None:
-            entry.expiry.cancel()
-        if self._imports.get(entry.transfer_id) is entry:
-            del self._imports[entry.transfer_id]
-
-    def _expire_later(self, entry: Import) -> None:
-        def expire() -> None:
-            if not entry.is_claimed:
-                self._forget(entry)
-
-        if entry.expiry is not None:
-            entry.expiry.cancel()
-        entry.expiry = self._loop.call_later(self._claim_timeout_s, expire)

@@ -76,7 +76,7 @@ async def claimed(pair: WorkerPair, transfer_id: str) -> None:
     """Waits until a request on the decode worker waits for its KV."""
     imports = pair.decode.role._importer._imports
     async with asyncio.timeout(TIMEOUT_S):
-        while transfer_id not in imports or not imports[transfer_id].claimed:  # noqa: ASYNC110
+        while (entry := imports.get(transfer_id)) is None or not entry.claimed:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
