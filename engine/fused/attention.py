@@ -54,19 +54,19 @@ def _score(kind, queries, ldq, num_rows, keys, ldk, slots, num_keys, dim, scores
         x, out, left = queries + i * ldq, scores + i * lds, num_rows - i
         if left >= 4:
             for j in range(0, num_keys, 4):
-                dot_tile(kind, 4, 4, 1, 0, x, ldq, keys, ldk, slots + 8 * j, dim, out + 4 * j, lds)
+                dot_tile(kind, 4, 4, 1, 0, x, ldq, keys, ldk, slots + 8 * j, 0, dim, out + 4 * j, lds)
             i += 4
         elif left == 3:
             for j in range(0, num_keys, 4):
-                dot_tile(kind, 3, 4, 1, 0, x, ldq, keys, ldk, slots + 8 * j, dim, out + 4 * j, lds)
+                dot_tile(kind, 3, 4, 1, 0, x, ldq, keys, ldk, slots + 8 * j, 0, dim, out + 4 * j, lds)
             i += 3
         elif left == 2:
             for j in range(0, num_keys, 8):
-                dot_tile(kind, 2, 8, 1, 0, x, ldq, keys, ldk, slots + 8 * j, dim, out + 4 * j, lds)
+                dot_tile(kind, 2, 8, 1, 0, x, ldq, keys, ldk, slots + 8 * j, 0, dim, out + 4 * j, lds)
             i += 2
         else:
             for j in range(0, num_keys, 16):
-                dot_tile(kind, 1, 16, 1, 0, x, ldq, keys, ldk, slots + 8 * j, dim, out + 4 * j, lds)
+                dot_tile(kind, 1, 16, 1, 0, x, ldq, keys, ldk, slots + 8 * j, 0, dim, out + 4 * j, lds)
             i += 1
 
 
@@ -247,6 +247,7 @@ def _attend_split(kind, span, item, shape, scaling, queries, keys, values, first
     q = queries + (item[Item.HEAD] * num_tokens + span[Span.FIRST_TOKEN] + query) * share * ld_query
     offset = item[Item.HEAD] * dim * size
     num_keys = _fill_slots(blocks, block_size, first_split_key, min(KEY_CHUNK, end - first_split_key), slots_at)
+    _ask_for_rows(values + offset, ld_cache, slots_at, min(KEY_CHUNK, end - first_split_key), dim * size)
     # Memory that nobody may look at need not hold numbers, and no weight makes up for that.
     for j in range(min(num_keys, span[Span.FIRST_KEY] - first_split_key)):
         numbers(slots_at, KEY_CHUNK)[j] = _slot(blocks, block_size, span[Span.FIRST_KEY])
@@ -257,8 +258,9 @@ def _attend_split(kind, span, item, shape, scaling, queries, keys, values, first
         if next_key < last:
             next_num_keys = _fill_slots(blocks, block_size, next_key, min(KEY_CHUNK, last - next_key), next_slots_at)
             _ask_for_rows(keys + offset, ld_cache, next_slots_at, next_num_keys, dim * size)
-        _ask_for_rows(values + offset, ld_cache, slots_at, count, dim * size)
         _score(kind, q, ld_query, num_rows, keys + offset, ld_cache, slots_at, num_keys, dim, scores)
+        if next_num_keys:
+            _ask_for_rows(values + offset, ld_cache, next_slots_at, min(KEY_CHUNK, last - next_key), dim * size)
         if first_key + KEY_CHUNK > min(place, span[Span.TREE_START]) or first_key < span[Span.FIRST_KEY]:
             _hide(scores, first_key, num_rows, share, place, span, query)
         for i in range(num_rows):

@@ -50,7 +50,7 @@ def band_product(kind, x, ldx, num_rows, weight, scales, grouped, first, width, 
         return
     w = weight + first * k
     if num_rows == 1 and width == BAND:
-        dot_tile_int8(kind, 16, BAND, x, w, k, k, out)
+        dot_tile_int8(kind, 16, BAND, x, w, k, w + BAND * k, k, out)
     else:
         _widen_band(kind, w, width, k, scratch)
         if width == BAND:
@@ -90,18 +90,34 @@ def _operand_product(kind, x, ldx, num_rows, w, ldw, width, k, out, ldo):
     if width != BAND:
         _single_columns(kind, x, ldx, num_rows, w, ldw, width, k, out, ldo)
         return
+    # The next band is asked for all along: what the first pass alone asks for comes late, and memory rests afterwards.
+    ask = w + BAND * ldw
     if num_rows == 1:
-        dot_tile(kind, 1, 16, 0, BAND, x, ldx, w, ldw, 0, k, out, ldo)
+        dot_tile(kind, 1, 16, 0, BAND, x, ldx, w, ldw, 0, ask, k, out, ldo)
         return
-    # The first pass over the band reads it from memory, and asks for the next.
+    i = 0
     if num_rows < 4:
         for j in range(0, BAND, 8):
-            dot_tile(kind, 2, 8, 0, BAND, x, ldx, w + j * ldw, ldw, 0, k, out + 4 * j, ldo)
+            dot_tile(kind, 2, 8, 0, 8, x, ldx, w + j * ldw, ldw, 0, ask + j * ldw, k, out + 4 * j, ldo)
         i = 2
-    else:
+    elif num_rows < 8:
         for j in range(0, BAND, 4):
-            dot_tile(kind, 4, 4, 0, BAND, x, ldx, w + j * ldw, ldw, 0, k, out + 4 * j, ldo)
+            dot_tile(kind, 4, 4, 0, 4, x, ldx, w + j * ldw, ldw, 0, ask + j * ldw, k, out + 4 * j, ldo)
         i = 4
+    elif num_rows < 16:
+        while i < 8:
+            for j in range(0, BAND, 4):
+                place = out + i * ldo + 4 * j
+                dot_tile(kind, 4, 4, 0, 2, x + i * ldx, ldx, w + j * ldw, ldw, 0, ask, k, place, ldo)
+                ask += 2 * ldw
+            i += 4
+    else:
+        while i < 16:
+            for j in range(0, BAND, 4):
+                place = out + i * ldo + 4 * j
+                dot_tile(kind, 4, 4, 0, 1, x + i * ldx, ldx, w + j * ldw, ldw, 0, ask, k, place, ldo)
+                ask += ldw
+            i += 4
     _tiles(kind, x, ldx, i, num_rows, w, ldw, k, out, ldo)
 
 
@@ -110,21 +126,21 @@ def _tiles(kind, x, ldx, i, num_rows, w, ldw, k, out, ldo):
     """The rows of ``x`` from number ``i`` on, with a whole band."""
     while i + 4 <= num_rows:
         for j in range(0, BAND, 4):
-            dot_tile(kind, 4, 4, 0, 0, x + i * ldx, ldx, w + j * ldw, ldw, 0, k, out + i * ldo + 4 * j, ldo)
+            dot_tile(kind, 4, 4, 0, 0, x + i * ldx, ldx, w + j * ldw, ldw, 0, 0, k, out + i * ldo + 4 * j, ldo)
         i += 4
     if i + 2 <= num_rows:
         for j in range(0, BAND, 8):
-            dot_tile(kind, 2, 8, 0, 0, x + i * ldx, ldx, w + j * ldw, ldw, 0, k, out + i * ldo + 4 * j, ldo)
+            dot_tile(kind, 2, 8, 0, 0, x + i * ldx, ldx, w + j * ldw, ldw, 0, 0, k, out + i * ldo + 4 * j, ldo)
         i += 2
     if i < num_rows:
-        dot_tile(kind, 1, 16, 0, 0, x + i * ldx, ldx, w, ldw, 0, k, out + i * ldo, ldo)
+        dot_tile(kind, 1, 16, 0, 0, x + i * ldx, ldx, w, ldw, 0, 0, k, out + i * ldo, ldo)
 
 
 @njit(error_model="numpy")
 def _single_columns(kind, x, ldx, num_rows, w, ldw, width, k, out, ldo):
     for i in range(num_rows):
         for j in range(width):
-            dot_tile(kind, 1, 1, 0, 0, x + i * ldx, ldx, w + j * ldw, ldw, 0, k, out + i * ldo + 4 * j, ldo)
+            dot_tile(kind, 1, 1, 0, 0, x + i * ldx, ldx, w + j * ldw, ldw, 0, 0, k, out + i * ldo + 4 * j, ldo)
 
 
 @njit(error_model="numpy")

@@ -24,47 +24,47 @@ def is_half(kind: types.Type) -> bool:
 
 
 @intrinsic(prefer_literal=True)
-def dot_tile(typing_context, kind, rows, columns, indexed, ahead, x, ldx, w, ldw, index, k, out, ldo):
+def dot_tile(typing_context, kind, rows, columns, indexed, asked, x, ldx, w, ldw, index, ask, k, out, ldo):
     """``out[i, j] = sum(x[i, :k] * w[j, :k])`` for ``rows * columns`` sums, a multiple of the vector's lanes.
 
     Args:
         kind: a uint16 when the operands are bfloat16, a float32 when they are that.
         indexed: 1: row ``j`` of ``w`` is number ``index[j]`` (int64) instead of ``j``.
-        ahead: how many rows of ``w`` ahead to prefetch; 0: none.
-        x, w, index, out: addresses; ``ldx``, ``ldw``, ``ldo``: bytes from row to row.
+        asked: how many rows of ``w`` to prefetch meanwhile, from the one at ``ask`` on, which need not exist.
+        x, w, index, ask, out: addresses; ``ldx``, ``ldw``, ``ldo``: bytes from row to row.
     """
     num_rows, num_columns = rows.literal_value, columns.literal_value
-    by_index, rows_ahead = bool(indexed.literal_value), int(ahead.literal_value)
+    by_index, num_asked = bool(indexed.literal_value), int(asked.literal_value)
     half = is_half(kind)
-    signature = types.void(kind, rows, columns, indexed, ahead, *[types.int64] * 8)
+    signature = types.void(kind, rows, columns, indexed, asked, *[types.int64] * 9)
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
-        x, ldx, w, ldw, index, k, out, ldo = arguments[5:]
+        x, ldx, w, ldw, index, ask, k, out, ldo = arguments[5:]
         e = Emitter(builder)
         if by_index:
             index_root = builder.inttoptr(index, PTR)
             numbers = [e.load(index_root, I64, 8 * j) for j in range(num_columns)]
         else:
             numbers = [I64(j) for j in range(num_columns)]
-        _emit_tile(e, Dot(e, half=half), num_rows, (x, ldx), (w, ldw), numbers, rows_ahead, k, (out, ldo))
+        _emit_tile(e, Dot(e, half=half), num_rows, (x, ldx), (w, ldw), numbers, (ask, num_asked), k, (out, ldo))
         return context.get_dummy_value()
 
     return signature, codegen
 
 
 @intrinsic(prefer_literal=True)
-def dot_tile_int8(typing_context, kind, columns, ahead, x, w, ldw, k, out):
+def dot_tile_int8(typing_context, kind, columns, asked, x, w, ldw, ask, k, out):
     """:func:`dot_tile` of one row of ``x`` with rows of int8, bit for bit what it gives for the same whole numbers."""
-    num_columns, rows_ahead = columns.literal_value, int(ahead.literal_value)
+    num_columns, num_asked = columns.literal_value, int(asked.literal_value)
     half = is_half(kind)
-    signature = types.void(kind, columns, ahead, *[types.int64] * 5)
+    signature = types.void(kind, columns, asked, *[types.int64] * 6)
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
-        x, w, ldw, k, out = arguments[3:]
+        x, w, ldw, ask, k, out = arguments[3:]
         e = Emitter(builder)
         numbers = [I64(j) for j in range(num_columns)]
         dot = Dot(e, half=half, whole=True)
-        _emit_tile(e, dot, 1, (x, I64(0)), (w, ldw), numbers, rows_ahead, k, (out, I64(0)))
+        _emit_tile(e, dot, 1, (x, I64(0)), (w, ldw), numbers, (ask, num_asked), k, (out, I64(0)))
         return context.get_dummy_value()
 
     return signature, codegen
@@ -77,16 +77,20 @@ def _emit_tile(
     x: tuple[ir.Value, ir.Value],
     w: tuple[ir.Value, ir.Value],
     numbers: Sequence[ir.Value],
-    rows_ahead: int,
+    ask: tuple[ir.Value, int],
     length: ir.Value,
     out: tuple[ir.Value, ir.Value],
 ) -> None:
-    """The tile of the rows of ``x`` and those of ``w`` that ``numbers`` names; matrices are an address and a stride."""
+    """The tile of the rows of ``x`` and those of ``w`` that ``numbers`` names; matrices are an address and a stride.
+
+    Args:
+        ask: address of the first row to prefetch, and how many.
+    """
     x_root, w_root, out_root = (e.b.inttoptr(address, PTR) for address, _ in (x, w, out))
     x_rows = [e.at(x_root, e.b.mul(x[1], I64(i))) for i in range(num_rows)]
     w_rows = [e.at(w_root, e.b.mul(w[1], number)) for number in numbers]
-    distance = e.b.mul(w[1], I64(rows_ahead)) if rows_ahead else None
-    totals = _loop_of_steps(e, dot, x_rows, w_rows, length, ir.VectorType(F32, lanes()), distance)
+    asked = [e.b.inttoptr(e.b.add(ask[0], e.b.mul(w[1], I64(j))), PTR) for j in range(ask[1])]
+    totals = _loop_of_steps(e, dot, x_rows, w_rows, length, ir.VectorType(F32, lanes()), asked)
     e.store_rows(e.fold(totals), num_rows, len(numbers), out_root, out[1])
 
 
@@ -97,9 +101,13 @@ def _loop_of_steps(
     w_rows: list[ir.Value],
     length: ir.Value,
     vector: ir.VectorType,
-    distance: ir.Value | None,
+    asked: Sequence[ir.Value],
 ) -> list[ir.Value]:
-    """The sums, one vector of partial ones for each pair of rows, after all whole steps and the rest."""
+    """The sums, one vector of partial ones for each pair of rows, after all whole steps and the rest.
+
+    Args:
+        asked: rows to prefetch.
+    """
     builder = e.b
     zero = vector([0.0] * vector.count)
     count = len(x_rows) * len(w_rows)
@@ -122,9 +130,9 @@ def _loop_of_steps(
     builder.position_at_end(body)
     weights = [dot.load_weights(row, place) for row in w_rows]
     added = _add_products(dot, totals, [dot.load(row, place) for row in x_rows], weights)
-    if distance is not None and 2 * dot.step * dot.weight_item >= LINE_BYTES:
-        for row in w_rows:
-            ahead = e.at(e.at(row, dot.weight_line(place)), distance)
+    if 2 * dot.step * dot.weight_item >= LINE_BYTES:
+        for row in asked:
+            ahead = e.at(row, dot.weight_line(place))
             e.call("llvm.prefetch.p0", ir.VoidType(), (ahead, I32(0), I32(2), I32(1)))
     place.add_incoming(builder.add(place, I64(dot.step)), builder.block)
     for total, value in zip(totals, added, strict=True):

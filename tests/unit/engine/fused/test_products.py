@@ -45,7 +45,7 @@ def test_products_are_right_and_rows_independent(k: int, dtype: torch.dtype) -> 
     generator = torch.Generator().manual_seed(k)
     for num_columns in (1, 15, 16, 17, 64):
         w = torch.randn(num_columns, k, generator=generator).to(dtype)
-        for num_rows in (1, 2, 3, 4, 5, 7, 9):
+        for num_rows in (1, 2, 3, 4, 5, 7, 9, 17):
             x = torch.randn(num_rows, k, generator=generator).to(dtype)
             result = product(x, w)
             torch.testing.assert_close(result.double(), x.double() @ w.double().T, rtol=1e-5, atol=1e-4)
@@ -60,7 +60,7 @@ def test_int8_gives_the_bits_of_the_same_numbers_as_operands(k: int, dtype: torc
     for num_columns in (1, 15, 16, 17, 64):
         whole = torch.randint(-127, 128, (num_columns, k), generator=generator).to(torch.int8)
         scales = torch.rand(num_columns, generator=generator)
-        for num_rows in (1, 2, 3, 4, 5, 7, 9):
+        for num_rows in (1, 2, 3, 4, 5, 7, 9, 17):
             x = torch.randn(num_rows, k, generator=generator).to(dtype)
             assert torch.equal(product(x, whole, scales), product(x, whole.to(dtype)) * scales)
 
@@ -72,6 +72,6 @@ def test_int4_gives_the_bits_of_what_its_numbers_are_as_operands(k: int, dtype: 
     for num_columns in (1, 15, 16, 17, 64):
         int4 = quantize_linear_int4(Linear(torch.randn(num_columns, k, generator=generator), None))
         same = numbers_of(int4, num_columns, k).to(dtype)
-        for num_rows in (1, 2, 3, 4, 5, 7, 9):
+        for num_rows in (1, 2, 3, 4, 5, 7, 9, 17):
             x = torch.randn(num_rows, k, generator=generator).to(dtype)
             assert torch.equal(product(x, int4.weight, int4.scales, num_columns), product(x, same))
