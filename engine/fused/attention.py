@@ -4,6 +4,9 @@ A work item is one KV head of a few new tokens of one sequence. The query heads 
 each other, so every key is loaded once for all of them. Keys are visited in chunks that start at multiples of
 :data:`KEY_CHUNK`, and summed in splits that start at multiples of :data:`SPLIT_KEYS`, whoever computes them: a query's
 result does not depend on its neighbours, nor on the number of threads.
+
+A token of a tree sees its ancestors where a chain's token would see those before it, so that it gets the bits that it
+would get without the rest of the tree: where a chunk reaches into the tree, each token has a list of slots of its own.
 """
 
 from __future__ import annotations
@@ -126,8 +129,17 @@ def _mix_rest(kind, weights, values, ldv, slots, num_keys, dim, out):
 
 
 @njit(error_model="numpy")
-def _fill_slots(blocks, block_size, first, count, slots_at):
-    """Slots of places ``[first, first + count)``; the rest of a tile repeats the last one."""
+def _slot(blocks, block_size, place):
+    return blocks[place // block_size] * block_size + place % block_size
+
+
+@njit(error_model="numpy")
+def _fill_slots(span, blocks, block_size, first, count, slots_at):
+    """Slots of places ``[first, first + count)``; the rest of a tile repeats the last one.
+
+    Returns:
+        Their number, in whole tiles.
+    """
     out = numbers(slots_at, KEY_CHUNK)
     place = first
     end = first + count
@@ -138,16 +150,30 @@ def _fill_slots(blocks, block_size, first, count, slots_at):
         for p in range(place, stop):
             out[p - first] = base + p
         place = stop
+    return _complete(span, blocks, block_size, first, count, out)
+
+
+@njit(error_model="numpy")
+def _fill_path(span, token, blocks, block_size, first, count, slots_at):
+    """The same for a token of a tree: behind the tree's start come its ancestors, and itself."""
+    out = numbers(slots_at, KEY_CHUNK)
+    tree_start, size = span[Span.TREE_START], span[Span.PATH_SIZE]
+    path = numbers(span[Span.PATHS] + 8 * token * size, size)
+    for p in range(first, first + count):
+        out[p - first] = _slot(blocks, block_size, p if p < tree_start else path[p - tree_start])
+    return _complete(span, blocks, block_size, first, count, out)
+
+
+@njit(error_model="numpy")
+def _complete(span, blocks, block_size, first, count, out):
+    # Memory that nobody may look at need not hold numbers, and no weight makes up for that.
+    for j in range(min(count, span[Span.FIRST_KEY] - first)):
+        out[j] = _slot(blocks, block_size, span[Span.FIRST_KEY])
     j = count
     while j % _TILE_KEYS:
         out[j] = out[count - 1]
         j += 1
     return j
-
-
-@njit(error_model="numpy")
-def _slot(blocks, block_size, place):
-    return blocks[place // block_size] * block_size + place % block_size
 
 
 @njit(error_model="numpy")
@@ -160,21 +186,17 @@ def _ask_for_rows(base, ld, slots_at, count, num_bytes):
 
 
 @njit(error_model="numpy")
-def _hide(scores, first_key, num_rows, share, place, span, query):
-    """Puts out what the rows must not see: later places, those before the first key, a tree's that are no ancestors."""
-    tree_start, size = span[Span.TREE_START], span[Span.TREE_SIZE]
-    before = span[Span.FIRST_KEY] - first_key
+def _hide(scores, num_rows, share, visible, before):
+    """Puts out what the rows must not see: places behind them, and those before the first key.
+
+    Args:
+        visible: keys of the chunk up to the first token's own.
+    """
     for i in range(num_rows):
-        token = i // share
         row = floats(scores + 4 * KEY_CHUNK * i, KEY_CHUNK)
-        visible = place + token - first_key + 1
+        end = visible + i // share
         for j in range(KEY_CHUNK):
-            row[j] = row[j] if (j < visible) & (j >= before) else _MINUS_INFINITY
-        if size > 0 and first_key + KEY_CHUNK > tree_start:
-            hidden = operands(np.uint8(0), span[Span.HIDDEN] + (query + token) * size, size)
-            for j in range(max(0, tree_start - first_key), min(KEY_CHUNK, visible)):
-                if hidden[first_key + j - tree_start]:
-                    row[j] = _MINUS_INFINITY
+            row[j] = row[j] if (j < end) & (j >= before) else _MINUS_INFINITY
 
 
 @njit(error_model="numpy")
@@ -228,16 +250,37 @@ def _finish(kind, num_rows, dim, state, num_heads, head, share, first_token, out
 
 
 @njit(error_model="numpy")
+def _attend_chunk(
+    kind, q, ld_query, num_rows, share, keys, values, ld_cache, slots_at, num_keys, visible, before, dim, lanes,
+    scaling, state, highest, mass, first_row, scores,
+):  # fmt: skip
+    """Adds a chunk of keys to the states of some rows.
+
+    Args:
+        num_keys: slots to score, whole tiles of them.
+        visible: keys up to that of the rows' first token.
+        before: keys before the first that may be seen.
+        state: address of the state of the first of the rows, which is number ``first_row`` of its item.
+    """
+    _score(kind, q, ld_query, num_rows, keys, ld_cache, slots_at, num_keys, dim, scores)
+    if visible < KEY_CHUNK or before > 0:
+        _hide(scores, num_rows, share, visible, before)
+    for i in range(num_rows):
+        _soften(scores + 4 * KEY_CHUNK * i, floats(state + 4 * dim * i, dim), scaling, highest, mass, first_row + i)
+    count = min(KEY_CHUNK, visible + (num_rows - 1) // share)
+    _mix(kind, scores, num_rows, values, ld_cache, slots_at, count, dim, lanes, state)
+
+
+@njit(error_model="numpy")
 def _attend_split(kind, span, item, shape, scaling, queries, keys, values, first_split_key, end, state, scratch):
     """Attends to the keys from ``first_split_key`` up to ``end``, both places; writes the rows' state."""
     num_tokens, num_heads, num_kv_heads, dim, block_size, lanes = shape
     share, size = num_heads // num_kv_heads, item_size(kind)
     query, num_rows = item[Item.FIRST], item[Item.COUNT] * share
-    place = span[Span.START] + query
+    place, last, tree_start = span[Span.START] + query, item[Item.END], span[Span.TREE_START]
     scores, slots_at = scratch, scratch + 4 * MAX_ROWS * KEY_CHUNK
     other_slots_at = slots_at + 8 * KEY_CHUNK
-    last = span[Span.START] + query + item[Item.COUNT]
-    blocks = numbers(span[Span.BLOCKS], (last + block_size - 1) // block_size)
+    blocks = numbers(span[Span.BLOCKS], (place + item[Item.COUNT] + block_size - 1) // block_size)
     highest, mass = floats(state + 4 * num_rows * dim, num_rows), floats(state + 4 * num_rows * (dim + 1), num_rows)
     highest[:] = _MINUS_INFINITY
     mass[:] = _F32
@@ -245,27 +288,34 @@ def _attend_split(kind, span, item, shape, scaling, queries, keys, values, first
 
     ld_query, ld_cache = dim * size, num_kv_heads * dim * size
     q = queries + (item[Item.HEAD] * num_tokens + span[Span.FIRST_TOKEN] + query) * share * ld_query
-    offset = item[Item.HEAD] * dim * size
-    num_keys = _fill_slots(blocks, block_size, first_split_key, min(KEY_CHUNK, end - first_split_key), slots_at)
-    _ask_for_rows(values + offset, ld_cache, slots_at, min(KEY_CHUNK, end - first_split_key), dim * size)
-    # Memory that nobody may look at need not hold numbers, and no weight makes up for that.
-    for j in range(min(num_keys, span[Span.FIRST_KEY] - first_split_key)):
-        numbers(slots_at, KEY_CHUNK)[j] = _slot(blocks, block_size, span[Span.FIRST_KEY])
+    k, v = keys + item[Item.HEAD] * dim * size, values + item[Item.HEAD] * dim * size
+    count = min(KEY_CHUNK, end - first_split_key)
+    num_keys = _fill_slots(span, blocks, block_size, first_split_key, count, slots_at)
+    _ask_for_rows(v, ld_cache, slots_at, count, dim * size)
     for first_key in range(first_split_key, end, KEY_CHUNK):
-        count = min(KEY_CHUNK, end - first_key)
         # Rows of one head lie too far apart for the hardware to foresee.
         next_key, next_slots_at, next_num_keys = first_key + KEY_CHUNK, other_slots_at, 0
         if next_key < last:
-            next_num_keys = _fill_slots(blocks, block_size, next_key, min(KEY_CHUNK, last - next_key), next_slots_at)
-            _ask_for_rows(keys + offset, ld_cache, next_slots_at, next_num_keys, dim * size)
-        _score(kind, q, ld_query, num_rows, keys + offset, ld_cache, slots_at, num_keys, dim, scores)
-        if next_num_keys:
-            _ask_for_rows(values + offset, ld_cache, next_slots_at, min(KEY_CHUNK, last - next_key), dim * size)
-        if first_key + KEY_CHUNK > min(place, span[Span.TREE_START]) or first_key < span[Span.FIRST_KEY]:
-            _hide(scores, first_key, num_rows, share, place, span, query)
-        for i in range(num_rows):
-            _soften(scores + 4 * KEY_CHUNK * i, floats(state + 4 * dim * i, dim), scaling, highest, mass, i)
-        _mix(kind, scores, num_rows, values + offset, ld_cache, slots_at, count, dim, lanes, state)
+            count = min(KEY_CHUNK, last - next_key)
+            next_num_keys = _fill_slots(span, blocks, block_size, next_key, count, next_slots_at)
+            _ask_for_rows(k, ld_cache, next_slots_at, count, dim * size)
+            _ask_for_rows(v, ld_cache, next_slots_at, count, dim * size)
+        before = span[Span.FIRST_KEY] - first_key
+        if first_key + KEY_CHUNK <= tree_start:
+            _attend_chunk(
+                kind, q, ld_query, num_rows, share, k, v, ld_cache, slots_at, num_keys, place + 1 - first_key, before,
+                dim, lanes, scaling, state, highest, mass, 0, scores,
+            )  # fmt: skip
+        else:
+            for token in range(item[Item.COUNT]):
+                visible = numbers(span[Span.VISIBLE], query + token + 1)[query + token] - first_key
+                if visible > 0:
+                    row, count = token * share, min(KEY_CHUNK, visible)
+                    num_keys = _fill_path(span, query + token, blocks, block_size, first_key, count, slots_at)
+                    _attend_chunk(
+                        kind, q + row * ld_query, ld_query, share, share, k, v, ld_cache, slots_at, num_keys, visible,
+                        before, dim, lanes, scaling, state + 4 * dim * row, highest, mass, row, scores,
+                    )  # fmt: skip
         slots_at, other_slots_at, num_keys = next_slots_at, slots_at, next_num_keys
 
 
@@ -288,8 +338,7 @@ def attend(kind, span, item, shape, scaling, queries, keys, values, out, scratch
         scratch: address of :func:`scratch_floats` values.
     """
     num_heads, dim, share = shape[1], shape[3], shape[1] // shape[2]
-    num_rows = item[Item.COUNT] * share
-    end = span[Span.START] + item[Item.FIRST] + item[Item.COUNT]
+    num_rows, end = item[Item.COUNT] * share, item[Item.END]
     if item[Item.STATE]:
         last = min(end, (item[Item.SPLIT] + 1) * SPLIT_KEYS)
         first = _begin(span, item[Item.SPLIT] * SPLIT_KEYS, last)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from engine.attention_groups import Span as AttentionSpan
+from engine.drafts import ROOT, depths_of
 from engine.fused.attention import MAX_ROWS, SPLIT_KEYS, state_floats
 from engine.fused.tables import Item
 
@@ -49,21 +49,23 @@ class AttentionPlan:
         rows: list[tuple[int, ...]] = []
         items: list[tuple[int, ...]] = []
         for number, span in enumerate(spans):
-            tree_start, hidden = _NEVER, 0
+            tree_start, tree = _NEVER, (0, 0, 0)
+            visible = np.arange(span.start + 1, span.end + 1)
             if span.parents:
-                mask: torch.Tensor = span.hidden_tree_keys().contiguous()
-                memory.append(mask)
-                tree_start, hidden = span.tree_start, mask.data_ptr()
-            rows.append((address, span.start, first_token, tree_start, hidden, len(span.parents), span.first_key))
+                tree_start, (paths, visible) = span.tree_start, _tree_of(span)
+                memory += [paths, visible]
+                tree = (int(paths.ctypes.data), paths.shape[1], int(visible.ctypes.data))
+            rows.append((address, span.start, first_token, tree_start, *tree, span.first_key))
             address += 8 * len(span.block_ids)
             first_token += span.num_tokens
             for first in range(0, span.num_tokens, self._queries_per_item):
                 count = min(self._queries_per_item, span.num_tokens - first)
-                items += [(number, head, first, count, 0, 0) for head in range(self._num_kv_heads)]
+                end = int(visible[first : first + count].max())
+                items += [(number, head, first, count, end, 0, 0) for head in range(self._num_kv_heads)]
         joins: list[tuple[int, ...]] = []
         if len(items) < _ITEMS_PER_THREAD * num_threads and num_threads > 1:
-            items, joins = self._split(items, spans, memory)
-        items.sort(key=lambda item: -_num_keys(item, spans) * item[Item.COUNT])
+            items, joins = self._split(items, memory)
+        items.sort(key=lambda item: -item[Item.END] * item[Item.COUNT])
         return AttentionTables(
             np.array(rows, dtype=np.int64),
             np.array(items, dtype=np.int64),
@@ -72,10 +74,10 @@ class AttentionPlan:
         )
 
     def _split(
-        self, items: list[tuple[int, ...]], spans: list[AttentionSpan], memory: list[object]
+        self, items: list[tuple[int, ...]], memory: list[object]
     ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
         """One item for each split of the keys, and what puts them together again."""
-        counts = [-(-_num_keys(item, spans) // SPLIT_KEYS) for item in items]
+        counts = [-(-item[Item.END] // SPLIT_KEYS) for item in items]
         sizes = [4 * state_floats(item[Item.COUNT] * self._share, self._head_dim) for item in items]
         needed = sum(size * count for size, count in zip(sizes, counts, strict=True) if count > 1)
         states = np.empty(needed, dtype=np.uint8)
@@ -93,6 +95,17 @@ class AttentionPlan:
         return parts, joins
 
 
-def _num_keys(item: tuple[int, ...], spans: list[AttentionSpan]) -> int:
-    """Keys that the item's last query sees."""
-    return spans[item[Item.SPAN]].start + item[Item.FIRST] + item[Item.COUNT]
+def _tree_of(span: AttentionSpan) -> tuple[Table, Table]:
+    """For each new token the places of its ancestors in the tree and its own ``[new tokens, depth of the tree]``, and
+    how many keys it sees ``[new tokens]``."""
+    depths = depths_of(span.parents)
+    paths = np.zeros((len(span.parents), 1 + max(depths)), dtype=np.int64)
+    for node, (parent, depth) in enumerate(zip(span.parents, depths, strict=True)):
+        if parent != ROOT:
+            paths[node, :depth] = paths[parent, :depth]
+        paths[node, depth] = span.tree_start + node
+    num_outside = max(0, span.tree_start - span.start)
+    outside = np.arange(span.start + 1, span.start + 1 + num_outside)
+    nodes = range(max(0, span.start - span.tree_start), len(span.parents))
+    visible = np.array([*outside, *(span.tree_start + depths[node] + 1 for node in nodes)], dtype=np.int64)
+    return np.concatenate((np.zeros((num_outside, paths.shape[1]), dtype=np.int64), paths[nodes.start :])), visible

@@ -54,7 +54,7 @@ def band_product(kind, x, ldx, num_rows, weight, scales, grouped, first, width, 
     else:
         _widen_band(kind, w, width, k, scratch)
         if width == BAND:
-            _tiles(kind, x, ldx, 0, num_rows, scratch, ldw, k, out, ldo)
+            _tiles(kind, x, ldx, num_rows, scratch, ldw, w + BAND * k, BAND * k // ldw, k, out, ldo)
         else:
             _single_columns(kind, x, ldx, num_rows, scratch, ldw, width, k, out, ldo)
     factors = floats(scales + 4 * first, width)
@@ -80,7 +80,7 @@ def _grouped_product(kind, x, ldx, num_rows, weight, scales, band, width, k, out
         place = band_operands + group * GROUP * item_size(kind)
         widen_group_int4(kind, w + group * GROUP_BYTES, scratch + group * _WORTH_BYTES, place, ldw)
     if width == BAND:
-        _tiles(kind, x, ldx, 0, num_rows, band_operands, ldw, k, out, ldo)
+        _tiles(kind, x, ldx, num_rows, band_operands, ldw, 0, 0, k, out, ldo)
     else:
         _single_columns(kind, x, ldx, num_rows, band_operands, ldw, width, k, out, ldo)
 
@@ -89,51 +89,53 @@ def _grouped_product(kind, x, ldx, num_rows, weight, scales, band, width, k, out
 def _operand_product(kind, x, ldx, num_rows, w, ldw, width, k, out, ldo):
     if width != BAND:
         _single_columns(kind, x, ldx, num_rows, w, ldw, width, k, out, ldo)
-        return
-    # The next band is asked for all along: what the first pass alone asks for comes late, and memory rests afterwards.
-    ask = w + BAND * ldw
-    if num_rows == 1:
-        dot_tile(kind, 1, 16, 0, BAND, x, ldx, w, ldw, 0, ask, k, out, ldo)
-        return
-    i = 0
-    if num_rows < 4:
-        for j in range(0, BAND, 8):
-            dot_tile(kind, 2, 8, 0, 8, x, ldx, w + j * ldw, ldw, 0, ask + j * ldw, k, out + 4 * j, ldo)
-        i = 2
-    elif num_rows < 8:
-        for j in range(0, BAND, 4):
-            dot_tile(kind, 4, 4, 0, 4, x, ldx, w + j * ldw, ldw, 0, ask + j * ldw, k, out + 4 * j, ldo)
-        i = 4
-    elif num_rows < 16:
-        while i < 8:
-            for j in range(0, BAND, 4):
-                place = out + i * ldo + 4 * j
-                dot_tile(kind, 4, 4, 0, 2, x + i * ldx, ldx, w + j * ldw, ldw, 0, ask, k, place, ldo)
-                ask += 2 * ldw
-            i += 4
+    elif num_rows == 1:
+        dot_tile(kind, 1, 16, 0, BAND, x, ldx, w, ldw, 0, w + BAND * ldw, k, out, ldo)
     else:
-        while i < 16:
-            for j in range(0, BAND, 4):
-                place = out + i * ldo + 4 * j
-                dot_tile(kind, 4, 4, 0, 1, x + i * ldx, ldx, w + j * ldw, ldw, 0, ask, k, place, ldo)
-                ask += ldw
-            i += 4
-    _tiles(kind, x, ldx, i, num_rows, w, ldw, k, out, ldo)
+        _tiles(kind, x, ldx, num_rows, w, ldw, w + BAND * ldw, BAND, k, out, ldo)
 
 
 @njit(error_model="numpy")
-def _tiles(kind, x, ldx, i, num_rows, w, ldw, k, out, ldo):
-    """The rows of ``x`` from number ``i`` on, with a whole band."""
+def _tiles(kind, x, ldx, num_rows, w, ldw, ask, num_asked, k, out, ldo):
+    """A whole band with every row of ``x``.
+
+    Meanwhile memory brings ``num_asked * ldw`` bytes from ``ask`` on, the next band. It has the whole product's time
+    only if every tile asks for a little: what is asked for all at once comes late, and then memory rests.
+    """
+    i, num_tiles = 0, BAND // 4 * min(BAND // 4, max(1, num_rows // 4))
+    each = (num_asked + num_tiles - 1) // num_tiles
     while i + 4 <= num_rows:
         for j in range(0, BAND, 4):
-            dot_tile(kind, 4, 4, 0, 0, x + i * ldx, ldx, w + j * ldw, ldw, 0, 0, k, out + i * ldo + 4 * j, ldo)
+            asked = min(each, num_asked)
+            _square_tile(kind, asked, x + i * ldx, ldx, w + j * ldw, ldw, ask, k, out + i * ldo + 4 * j, ldo)
+            ask += asked * ldw
+            num_asked -= asked
         i += 4
     if i + 2 <= num_rows:
         for j in range(0, BAND, 8):
-            dot_tile(kind, 2, 8, 0, 0, x + i * ldx, ldx, w + j * ldw, ldw, 0, 0, k, out + i * ldo + 4 * j, ldo)
+            x_rows, w_rows, place = x + i * ldx, w + j * ldw, out + i * ldo + 4 * j
+            if num_asked > 0:
+                dot_tile(kind, 2, 8, 0, 8, x_rows, ldx, w_rows, ldw, 0, ask, k, place, ldo)
+                ask += 8 * ldw
+                num_asked -= 8
+            else:
+                dot_tile(kind, 2, 8, 0, 0, x_rows, ldx, w_rows, ldw, 0, 0, k, place, ldo)
         i += 2
     if i < num_rows:
         dot_tile(kind, 1, 16, 0, 0, x + i * ldx, ldx, w, ldw, 0, 0, k, out + i * ldo, ldo)
+
+
+@njit(error_model="numpy")
+def _square_tile(kind, asked, x, ldx, w, ldw, ask, k, out, ldo):
+    """Asks for ``asked`` rows or a few more; each number of them is code of its own."""
+    if asked <= 0:
+        dot_tile(kind, 4, 4, 0, 0, x, ldx, w, ldw, 0, ask, k, out, ldo)
+    elif asked == 1:
+        dot_tile(kind, 4, 4, 0, 1, x, ldx, w, ldw, 0, ask, k, out, ldo)
+    elif asked == 2:
+        dot_tile(kind, 4, 4, 0, 2, x, ldx, w, ldw, 0, ask, k, out, ldo)
+    else:
+        dot_tile(kind, 4, 4, 0, 4, x, ldx, w, ldw, 0, ask, k, out, ldo)
 
 
 @njit(error_model="numpy")
@@ -145,13 +147,10 @@ def _single_columns(kind, x, ldx, num_rows, w, ldw, width, k, out, ldo):
 
 @njit(error_model="numpy")
 def _widen_band(kind, w, width, k, out):
-    """int8 ``[width, k]`` → operands, and asks for the next band."""
+    """int8 ``[width, k]`` → operands."""
     size = item_size(kind)
     for j in range(width):
-        row = w + j * k
-        for place in range(0, k, _LINE_BYTES):
-            prefetch(row + BAND * k + place)
-        _widen_whole(kind, operands(np.int8(0), row, k), operands(kind, out + j * k * size, k))
+        _widen_whole(kind, operands(np.int8(0), w + j * k, k), operands(kind, out + j * k * size, k))
 
 
 @njit(error_model="numpy")

@@ -139,10 +139,11 @@ class Span(IntEnum):
     START = 1  # place of its first new token
     FIRST_TOKEN = 2  # row of that token in the batch
     TREE_START = 3  # place of the first token of its tree; behind the last place when there is none
-    HIDDEN = 4  # address of bool [new tokens, tree tokens]: what a token does not see of the tree
-    TREE_SIZE = 5
-    FIRST_KEY = 6  # place of the first key that may be attended to
-    COLUMNS = 7
+    PATHS = 4  # address of int64 [new tokens, PATH_SIZE]: places of a token's ancestors in the tree, then its own
+    PATH_SIZE = 5
+    VISIBLE = 6  # with a tree: address of int64 [new tokens], the keys that each sees
+    FIRST_KEY = 7  # place of the first key that may be attended to
+    COLUMNS = 8
 
 
 class Item(IntEnum):
@@ -152,9 +153,10 @@ class Item(IntEnum):
     HEAD = 1  # KV head
     FIRST = 2  # first query, counted from the span's first token
     COUNT = 3
-    STATE = 4  # address of the state of a split, else 0: the item is all of its keys
-    SPLIT = 5  # number of the split; where splits are joined, how many there are
-    COLUMNS = 6
+    END = 4  # keys that its queries see, those of the one that sees most
+    STATE = 5  # address of the state of a split, else 0: the item is all of its keys
+    SPLIT = 6  # number of the split; where splits are joined, how many there are
+    COLUMNS = 7
 
 
 class Pool(IntEnum):

@@ -39,6 +39,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "one_kv_head": ("LlamaConfig", {"num_attention_heads": 4, "num_key_value_heads": 1}),
     "no_sharing": ("LlamaConfig", {"num_attention_heads": 4, "num_key_value_heads": 4}),
     "three_share": ("LlamaConfig", {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3}),
+    "heads_of_64": (
+        "LlamaConfig",
+        {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64},
+    ),
+    "heads_of_96": ("LlamaConfig", {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 96}),
     "odd_sizes": ("LlamaConfig", {"hidden_size": 40, "intermediate_size": 52, "head_dim": 20}),
     "head_of_128": ("LlamaConfig", {"head_dim": 128}),
     "head_of_80": ("LlamaConfig", {"head_dim": 80}),
@@ -118,8 +123,9 @@ def test_logits_equal_those_of_transformers(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("length", [7, 61, 64, 70, 257, 300])
-def test_trees_of_drafts_see_their_ancestors_only(length: int, dtype: str) -> None:
-    runners = both("three_share", dtype)
+@pytest.mark.parametrize("name", ["three_share", "heads_of_64"])
+def test_trees_of_drafts_see_their_ancestors_only(name: str, length: int, dtype: str) -> None:
+    runners = both(name, dtype)
     a, b = runners.request("a", length), runners.request("bb", 21)
     runners.step((a, length - 1), (b, 20))
     logits = runners.step((a, 1, TREE), (b, 1, Draft((4, 5))))
@@ -127,11 +133,31 @@ def test_trees_of_drafts_see_their_ancestors_only(length: int, dtype: str) -> No
     assert_as_good(*logits)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("length", [7, 60, 61, 62, 63, 64, 70, 254, 257, 300])
+@pytest.mark.parametrize("name", ["three_share", "heads_of_64"])
+def test_a_token_of_a_tree_gets_the_bits_of_a_chain(name: str, length: int, dtype: str) -> None:
+    loaded = variant(name, dtype)
+    runners = Runners(loaded, "fused")
+    request = runners.request("a", length)
+    runners.step((request, length - 1))
+    [verified] = runners.step((request, 1, TREE))
+    for node in range(len(TREE)):
+        alone = Runners(loaded, "fused")
+        same = alone.request("a", length)
+        alone.step((same, length - 1))
+        path = tuple(TREE.token_ids[above] for above in TREE.path(node))
+        [chain] = alone.step((same, 1, Draft(path)))
+        assert torch.equal(verified[1 + node], chain[-1])
+
+
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("length", [75, 300])
-def test_a_token_computes_to_the_same_bits_alone_and_in_any_company(length: int, dtype: str, weights: str) -> None:
-    loaded = variant("three_share", dtype)
+@pytest.mark.parametrize(("name", "length"), [("three_share", 75), ("three_share", 300), ("heads_of_64", 300)])
+def test_a_token_computes_to_the_same_bits_alone_and_in_any_company(
+    name: str, length: int, dtype: str, weights: str
+) -> None:
+    loaded = variant(name, dtype)
     alone = Runners(loaded, "fused", weights=weights)
     together = Runners(loaded, "fused", num_blocks=256, weights=weights)
     lone = alone.request("a", length)
@@ -205,9 +231,9 @@ def plans(draw: st.DrawFn) -> list[list[tuple[int, int, Draft]]]:
     return [step for step in steps if step]
 
 
-@pytest.fixture(scope="module")
-def shared() -> Runners:
-    return both("head_norms", num_blocks=512)
+@pytest.fixture(scope="module", params=[("head_norms", "float32"), ("heads_of_64", "bfloat16")], ids=lambda p: p[0])
+def shared(request: pytest.FixtureRequest) -> Runners:
+    return both(*request.param, num_blocks=512)
 
 
 @settings(max_examples=40, deadline=None)
