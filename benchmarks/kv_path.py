@@ -2,8 +2,9 @@
 
 Two processes on this machine. One transfer goes through the hand-off's own code (the paged cache is read, cut into
 parts, checksummed, sent over gRPC, checked, and written into another paged cache), another one through memory that both
-processes see, then as many bytes go from a buffer of a megabyte through a TCP connection into another such buffer, in
-turn. Ratios are those of neighbours; medians.
+processes see, with ``--int8`` one more over gRPC as int8, then as many bytes go from a buffer of a megabyte through a
+TCP connection into another such buffer, in turn. Ratios are those of neighbours; medians. GB are those of the cache,
+however they travel.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import statistics
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.ceilings import median_ratio
-from benchmarks.kv_path_ends import BLOCK_SIZE, WAYS, Layout
+from benchmarks.kv_path_ends import BLOCK_SIZE, INT8, WAYS, Layout
 from benchmarks.router_load.processes import Child
 from cluster.placement import worker_variables
 from engine.errors import TransferError
@@ -40,6 +41,7 @@ class Run:
         sender_cpu_s, receiver_cpu_s: processor time of the two processes during the hand-off over gRPC.
         shared_sender_cpu_s, shared_receiver_cpu_s: the same of the hand-off through shared memory.
         shared_share: of the latter's bytes, those that did go through it.
+        int8_s, int8_sender_cpu_s, int8_receiver_cpu_s: of the hand-off as int8; None without one.
     """
 
     tcp_s: float
@@ -50,6 +52,9 @@ class Run:
     shared_sender_cpu_s: float
     shared_receiver_cpu_s: float
     shared_share: float
+    int8_s: float | None = None
+    int8_sender_cpu_s: float | None = None
+    int8_receiver_cpu_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,7 @@ class Result:
     layout: Layout
     part_bytes: int
     runs: tuple[Run, ...]
+    max_bytes_per_second: float | None = None
 
     @property
     def figures(self) -> dict[str, float]:
@@ -69,7 +75,7 @@ class Result:
             return [getattr(run, name) for run in self.runs]
 
         tcp, grpc, shared = values("tcp_s"), values("grpc_s"), values("shared_s")
-        return {
+        figures = {
             "tcp_gb_per_s": giga / statistics.median(tcp),
             "grpc_gb_per_s": giga / statistics.median(grpc),
             "grpc_of_tcp": median_ratio(tcp, grpc),
@@ -82,41 +88,71 @@ class Result:
             "shared_sender_cpu_s_per_gb": statistics.median(values("shared_sender_cpu_s")) / giga,
             "shared_receiver_cpu_s_per_gb": statistics.median(values("shared_receiver_cpu_s")) / giga,
         }
+        if self.has_int8:
+            figures |= {
+                "int8_gb_per_s": giga / statistics.median(values("int8_s")),
+                "int8_of_tcp": median_ratio(tcp, values("int8_s")),
+                "int8_of_grpc": median_ratio(grpc, values("int8_s")),
+                "int8_sender_cpu_s_per_gb": statistics.median(values("int8_sender_cpu_s")) / giga,
+                "int8_receiver_cpu_s_per_gb": statistics.median(values("int8_receiver_cpu_s")) / giga,
+            }
+        return figures
+
+    @property
+    def has_int8(self) -> bool:
+        """Whether there were hand-offs as int8."""
+        return self.runs[0].int8_s is not None
 
 
 async def measure(
-    layout: Layout, part_bytes: int, repeats: int, report: Callable[[Run], None] = lambda run: None
+    layout: Layout,
+    part_bytes: int,
+    repeats: int,
+    report: Callable[[Run], None] = lambda run: None,
+    *,
+    with_int8: bool = False,
+    max_bytes_per_second: float | None = None,
 ) -> Result:
     """Starts both processes and measures; the first transfer each way is only checked, byte by byte.
+
+    Args:
+        max_bytes_per_second: cap of hand-offs, as ``kv_transfer.max_bytes_per_second``.
 
     Raises:
         TransferError: what arrived is not what was sent.
         InternalError: a process did not start, or ended.
     """
     runs = []
-    async with _end("receive", layout, part_bytes) as (receiver, at), _end("send", layout, part_bytes) as (sender, _):
+    receiving = _end("receive", layout, part_bytes)
+    async with receiving as (receiver, at), _end("send", layout, part_bytes, max_bytes_per_second) as (sender, _):
         for way in WAYS:
             await _check_first(sender, receiver, at["peer"], way)
+        if with_int8:
+            await _check_first(sender, receiver, at["peer"], INT8)
         for number in range(repeats):
             tcp_s = (await _ask(sender, {"kind": "tcp", "port": at["port"]}))["seconds"]
             await _ask(receiver, {"kind": "rest"})
             (grpc, grpc_cpu_s), (shared, shared_cpu_s) = [
                 await _hand_over(sender, receiver, at["peer"], way, number) for way in WAYS
             ]
-            runs.append(
-                Run(
-                    tcp_s=tcp_s,
-                    grpc_s=grpc["seconds"],
-                    sender_cpu_s=grpc["cpu_s"],
-                    receiver_cpu_s=grpc_cpu_s,
-                    shared_s=shared["seconds"],
-                    shared_sender_cpu_s=shared["cpu_s"],
-                    shared_receiver_cpu_s=shared_cpu_s,
-                    shared_share=shared["shared_bytes"] / layout.num_bytes,
-                )
+            run = Run(
+                tcp_s=tcp_s,
+                grpc_s=grpc["seconds"],
+                sender_cpu_s=grpc["cpu_s"],
+                receiver_cpu_s=grpc_cpu_s,
+                shared_s=shared["seconds"],
+                shared_sender_cpu_s=shared["cpu_s"],
+                shared_receiver_cpu_s=shared_cpu_s,
+                shared_share=shared["shared_bytes"] / layout.num_bytes,
             )
-            report(runs[-1])
-    return Result(layout, part_bytes, tuple(runs))
+            if with_int8:
+                int8, int8_cpu_s = await _hand_over(sender, receiver, at["peer"], INT8, number)
+                run = replace(
+                    run, int8_s=int8["seconds"], int8_sender_cpu_s=int8["cpu_s"], int8_receiver_cpu_s=int8_cpu_s
+                )
+            runs.append(run)
+            report(run)
+    return Result(layout, part_bytes, tuple(runs), max_bytes_per_second)
 
 
 async def _hand_over(sender: Child, receiver: Child, peer: str, way: str, number: int) -> tuple[dict[str, Any], float]:
@@ -129,21 +165,27 @@ async def _hand_over(sender: Child, receiver: Child, peer: str, way: str, number
 async def _check_first(sender: Child, receiver: Child, peer: str, way: str) -> None:
     await _ask(sender, {"kind": way, "transfer_id": f"{way}-first", "peer": peer})
     taken = await _ask(receiver, {"kind": "take", "transfer_id": f"{way}-first", "with_digest": True})
+    if way == INT8:
+        await _ask(sender, {"kind": "round"})
     sent = await _ask(sender, {"kind": "digest"})
     if taken["digest"] != sent["digest"]:
         raise TransferError("the KV that arrived is not the KV that was sent.")
 
 
 @asynccontextmanager
-async def _end(end: str, layout: Layout, part_bytes: int) -> AsyncIterator[tuple[Child, dict[str, Any]]]:
+async def _end(
+    end: str, layout: Layout, part_bytes: int, max_bytes_per_second: float | None = None
+) -> AsyncIterator[tuple[Child, dict[str, Any]]]:
     """A process, and what it says first."""
-    sizes = {
+    sizes: dict[str, int | float] = {
         "--layers": layout.num_layers,
         "--kv-heads": layout.num_kv_heads,
         "--head-dim": layout.head_dim,
         "--tokens": layout.num_tokens,
         "--part-bytes": part_bytes,
     }
+    if max_bytes_per_second is not None:
+        sizes["--max-bytes-per-second"] = max_bytes_per_second
     options = [text for name, value in sizes.items() for text in (name, str(value))]
     child = await Child.start(_ENDS, [end, *options], worker_variables())
     try:
@@ -165,7 +207,10 @@ def show(result: Result) -> Table:
     size = f"{layout.num_bytes / 1e9:.2f} GB, {layout.num_tokens} tokens, parts of {result.part_bytes / 2**20:g} MiB"
     table = Table("", "GB/s", "of TCP", "sender CPU, s/GB", "receiver CPU, s/GB", title=size, min_width=80)
     table.add_row("plain TCP", f"{figures['tcp_gb_per_s']:.2f}", "1.00", "", "")
-    for name, way, prefix in (("KV over gRPC", "grpc", ""), ("KV through shared memory", "shared", "shared_")):
+    rows = [("KV over gRPC", "grpc", ""), ("KV through shared memory", "shared", "shared_")]
+    if result.has_int8:
+        rows.append(("KV over gRPC as int8", "int8", "int8_"))
+    for name, way, prefix in rows:
         speeds = (figures[f"{way}_gb_per_s"], figures[f"{way}_of_tcp"])
         costs = (figures[f"{prefix}sender_cpu_s_per_gb"], figures[f"{prefix}receiver_cpu_s_per_gb"])
         table.add_row(name, *(f"{value:.2f}" for value in (*speeds, *costs)))
@@ -183,6 +228,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=8192, help="of the prompt, a multiple of 16")
     parser.add_argument("--part-bytes", type=int, default=2**20, help="as kv_transfer.part_bytes")
+    parser.add_argument("--max-bytes-per-second", type=float, help="as kv_transfer.max_bytes_per_second")
+    parser.add_argument("--int8", action="store_true", help="also as kv_transfer.encoding: int8")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", type=Path, help="also write every run here")
     return parser
@@ -194,7 +241,15 @@ def main() -> None:
     if arguments.tokens <= 0 or arguments.tokens % BLOCK_SIZE:
         parser.error(f"--tokens is {arguments.tokens}, but it must be a multiple of {BLOCK_SIZE} above 0.")
     layout = Layout(arguments.layers, arguments.kv_heads, arguments.head_dim, arguments.tokens)
-    result = asyncio.run(measure(layout, arguments.part_bytes, arguments.repeats))
+    result = asyncio.run(
+        measure(
+            layout,
+            arguments.part_bytes,
+            arguments.repeats,
+            with_int8=arguments.int8,
+            max_bytes_per_second=arguments.max_bytes_per_second,
+        )
+    )
     Console(width=_WIDTH).print(show(result))
     if arguments.json:
         document = {"format": "baton-kv-path", **asdict(result), "figures": result.figures}

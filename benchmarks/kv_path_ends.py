@@ -31,15 +31,19 @@ from cluster.rpc import create_server
 from decode_worker.kv_import import KVImporter
 from engine.async_engine import AsyncEngine
 from engine.kv_cache import PagedKVCache
+from engine.kv_spec import KVEncoding
 from engine.model_loader import prepare_model
 from engine.model_runner import ModelRunner
 from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence, SchedulerLimits
+from prefill_worker.encoding_choice import EncodingChoice
 from prefill_worker.kv_export import ExportSummary, KVExporter
 
 BLOCK_SIZE = 16
 WAYS = ("grpc", "shared")
 """How KV travels: in gRPC messages, or through the sender's memory with gRPC for control."""
+INT8 = "int8"
+"""In messages, too, and as int8."""
 _HOST = "127.0.0.1"
 _TIMEOUT_S = 60.0
 _SOCKET_BYTES = 1 << 20
@@ -88,16 +92,24 @@ def make_engine(runner: ModelRunner) -> AsyncEngine:
 class Sender:
     """A prefill worker as far as the hand-off sees it."""
 
-    def __init__(self, layout: Layout, part_bytes: int) -> None:
+    def __init__(self, layout: Layout, part_bytes: int, max_bytes_per_second: float | None = None) -> None:
         self._layout = layout
         self._engine = make_engine(make_runner(layout))
-        # Both ways through one cache. Every exporter listens to the engine's steps, and one alone has a transfer.
+        # All ways through one cache. Every exporter listens to the engine's steps, and one alone has a transfer.
         self._transports = {
-            "grpc": create_transport("grpc", None, _TIMEOUT_S),
-            "shared": create_transport("grpc", None, _TIMEOUT_S, shared_part_bytes=part_bytes),
+            way: create_transport(
+                "grpc", max_bytes_per_second, _TIMEOUT_S, shared_part_bytes=part_bytes if way == "shared" else None
+            )
+            for way in (*WAYS, INT8)
         }
         self._exporters = {
-            way: KVExporter(self._engine, transport, part_bytes, _TIMEOUT_S)
+            way: KVExporter(
+                self._engine,
+                transport,
+                part_bytes,
+                _TIMEOUT_S,
+                choice=EncodingChoice(KVEncoding.INT8 if way == INT8 else KVEncoding.NATIVE),
+            )
             for way, transport in self._transports.items()
         }
         self._request = Request("prompt", [1] * layout.num_tokens, SamplingParams())
@@ -107,7 +119,7 @@ class Sender:
         """Fills the cache with what is to travel."""
         generator = torch.Generator().manual_seed(1)
         for tensor in (*self.cache.keys, *self.cache.values):
-            tensor.view(torch.int16).random_(generator=generator)
+            tensor.uniform_(-1.0, 1.0, generator=generator)
         self._engine.start()
         await self._engine.call(lambda: self._engine.blocks.grow(self._request, self._layout.num_tokens))
 
@@ -117,11 +129,11 @@ class Sender:
             await transport.close()
 
     async def send(self, transfer_id: str, peer: str, way: str) -> ExportSummary:
-        """Moves all of the KV; ``way`` is one of :data:`WAYS`."""
+        """Moves all of the KV; ``way`` is one of :data:`WAYS`, or :data:`INT8`."""
         transfer = self._exporters[way].start(self._request, transfer_id, peer, {})
         await self._engine.call(self._pretend_to_compute)
         summary = await transfer
-        if summary.num_bytes != self._layout.num_bytes:
+        if summary.num_bytes + summary.num_spared_bytes != self._layout.num_bytes:
             raise RuntimeError(f"{summary.num_bytes} of {self._layout.num_bytes} bytes travelled")
         return summary
 
@@ -133,6 +145,10 @@ class Sender:
     def digest(self) -> str:
         """Of what is sent."""
         return digest_of(self.cache, self._request)
+
+    def round(self) -> None:
+        """What is sent from now on is what int8 made of it."""
+        self.cache.pass_through(self._request.block_ids, self._layout.num_tokens, KVEncoding.INT8)
 
     def _pretend_to_compute(self) -> None:
         """Engine's thread: one step, and the whole prompt is there."""
@@ -150,7 +166,7 @@ class Receiver:
 
     def __init__(self, layout: Layout) -> None:
         self._engine = make_engine(make_runner(layout))
-        self._importer = KVImporter(self._engine, _TIMEOUT_S)
+        self._importer = KVImporter(self._engine, _TIMEOUT_S, encodings=(KVEncoding.INT8,))
         self._server = create_server()
 
     async def start(self) -> str:
@@ -239,13 +255,16 @@ def _say(value: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-async def _send(layout: Layout, part_bytes: int) -> None:
-    sender = Sender(layout, part_bytes)
+async def _send(layout: Layout, part_bytes: int, max_bytes_per_second: float | None) -> None:
+    sender = Sender(layout, part_bytes, max_bytes_per_second)
     await sender.start()
 
     async def handle(order: dict[str, Any]) -> dict[str, Any]:
         if order["kind"] == "digest":
             return {"digest": await asyncio.to_thread(sender.digest)}
+        if order["kind"] == "round":
+            await asyncio.to_thread(sender.round)
+            return {}
         if order["kind"] == "tcp":
             return {"seconds": await asyncio.to_thread(send_plainly, order["port"], layout.num_bytes)}
         summary = await sender.send(order["transfer_id"], order["peer"], order["kind"])
@@ -288,10 +307,14 @@ def main() -> None:
     parser.add_argument("--head-dim", type=int, required=True)
     parser.add_argument("--tokens", type=int, required=True)
     parser.add_argument("--part-bytes", type=int, required=True)
+    parser.add_argument("--max-bytes-per-second", type=float)
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # as a worker does for all but its engine's thread
     layout = Layout(arguments.layers, arguments.kv_heads, arguments.head_dim, arguments.tokens)
-    uvloop.run(_send(layout, arguments.part_bytes) if arguments.end == "send" else _receive(layout))
+    if arguments.end == "send":
+        uvloop.run(_send(layout, arguments.part_bytes, arguments.max_bytes_per_second))
+    else:
+        uvloop.run(_receive(layout))
 
 
 if __name__ == "__main__":

@@ -175,6 +175,9 @@ class KVTransferConfig(Section):
     shared_memory: Literal["auto", "off"] = "auto"
     """auto: a decode worker that runs on the same host as the same user reads parts from the prefill worker's memory,
     others get them in messages; off: all get them in messages."""
+    encoding: Literal["native", "int8", "auto"] = "native"
+    """Of KV on its way. native: as it is; int8: LOSSY, half the bytes of bfloat16; auto: LOSSY, int8 where a link is
+    measured to be slower than prefill makes KV. Both ends must be set so that int8 may be used."""
     max_bytes_per_second: Annotated[float, Field(gt=0)] | None = None
     """Cap of each worker's outgoing hand-offs together, for links that others use too."""
     reserve_timeout_s: PositiveSeconds = 30.0

@@ -138,6 +138,7 @@ class HandoffWatch:
         self._timeline.attributes.update(
             kv_bytes=result.num_bytes,
             kv_shared_bytes=result.num_shared_bytes,
+            kv_spared_bytes=result.num_spared_bytes,
             kv_parts=result.num_parts,
             kv_tokens=result.num_tokens,
             kv_cached_tokens=result.num_cached_tokens,

@@ -114,6 +114,9 @@ class RouterMetrics:
         self.transfer_shared_bytes = counter(
             "baton_kv_transfer_shared_bytes", "Of them, those that stayed in memory that both workers see."
         )
+        self.transfer_spared_bytes = counter(
+            "baton_kv_transfer_spared_bytes", "KV bytes that did not cross because of kv_transfer.encoding."
+        )
         self.transfer_tokens = counter("baton_kv_transfer_tokens", "Prompt tokens whose KV crossed.")
         self.transfer_saved_tokens = counter(
             "baton_kv_transfer_saved_tokens", "Prompt tokens whose KV the decode worker held already."
@@ -175,6 +178,7 @@ class RouterMetrics:
         self.transfers.labels("failed" if result.error_code else "ok").inc()
         self.transfer_bytes.inc(result.num_bytes)
         self.transfer_shared_bytes.inc(result.num_shared_bytes)
+        self.transfer_spared_bytes.inc(result.num_spared_bytes)
         if not result.error_code:
             self.transfer_tokens.inc(result.num_tokens)
             self.transfer_saved_tokens.inc(result.num_cached_tokens)

@@ -24,8 +24,8 @@ from cluster.rpc import create_server
 from cluster.wire import worker_pb2_grpc
 from cluster.worker_service import WorkerService
 from engine.draft.loading import LoadedDraft, load_draft
-from engine.errors import ConfigError, InternalError
-from engine.kv_spec import KVCacheSpec
+from engine.errors import ConfigError, InternalError, UnsupportedModelError
+from engine.kv_spec import KVCacheSpec, KVEncoding
 from engine.model_loader import load_model, pick_device
 from engine.model_runner import ModelRunner
 from engine.model_source import ModelSource, resolve_model
@@ -184,6 +184,7 @@ class WorkerHost:
         if config.engine.self_check:
             runner.self_check()
             logger.info("the self-check is passed")
+            self._config = with_checked_encoding(config, runner)
         return source, runner, draft
 
     def _info(self, source: ModelSource, runner: ModelRunner, port: int, context: WorkerContext) -> WorkerInfo:
@@ -208,6 +209,26 @@ class WorkerHost:
             max_num_seqs=context.pool.max_num_seqs,
             kv_blocks=runner.cache.num_blocks,
         )
+
+
+def with_checked_encoding(config: BatonConfig, runner: ModelRunner) -> BatonConfig:
+    """The configuration, with native KV instead of ``kv_transfer.encoding: auto`` where int8 would cost the model too
+    much.
+
+    Raises:
+        UnsupportedModelError: it would, and int8 was asked for.
+    """
+    kv = config.kv_transfer
+    if kv.encoding == "native":
+        return config
+    try:
+        runner.check_encoding(KVEncoding.INT8)
+    except UnsupportedModelError as error:
+        if kv.encoding != "auto":
+            raise
+        logger.warning("no KV travels as int8: %s", error.message)
+        return config.model_copy(update={"kv_transfer": kv.model_copy(update={"encoding": "native"})})
+    return config
 
 
 async def _add_health_service(server: grpc.aio.Server) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from cluster.kv_transfer.base import PartHeader, Reservation, TransferOffer
@@ -23,6 +23,7 @@ from engine.errors import (
     OutOfBlocksError,
     TransferError,
 )
+from engine.kv_spec import KVEncoding
 from engine.request import Request, SamplingParams
 
 
@@ -33,11 +34,13 @@ class Import(PendingImport):
     Attributes:
         next_token: for each layer, the position up to which KV has arrived; empty until there is room for it.
         takes_draft: whether the draft's KV and state come with the model's.
+        encoding: that parts may have; they may be native all the same.
     """
 
     next_token: list[int] = field(default_factory=list)
     num_cached_tokens: int = 0
     takes_draft: bool = False
+    encoding: KVEncoding = KVEncoding.NATIVE
     draft_state: bytes | None = None
 
 
@@ -48,6 +51,7 @@ class KVImporter:
         claim_timeout_s: how long committed KV waits for its request, and a request for its KV.
         adopt_draft: told of every request that gets its KV here, with the draft's state if one came along and the first
             position that travelled; engine's thread.
+        encodings: beside the native one, those that parts may have if their sender likes.
     """
 
     def __init__(
@@ -55,8 +59,10 @@ class KVImporter:
         engine: AsyncEngine,
         claim_timeout_s: float,
         adopt_draft: Callable[[Request, bytes | None, int], None] = lambda request, state, first_new: None,
+        encodings: Collection[KVEncoding] = (),
     ) -> None:
         self._engine = engine
+        self._encodings = encodings
         self._adopt_draft = adopt_draft
         self._imports = PendingImports(Import, self.release, claim_timeout_s)
         self._turn = asyncio.Lock()
@@ -101,7 +107,8 @@ class KVImporter:
         entry.num_cached_tokens = cached
         entry.takes_draft = spec.shares_draft_with(offer.spec)
         entry.next_token = [cached] * len(spec.all_layers if entry.takes_draft else spec.layers)
-        return Reservation(cached, entry.takes_draft)
+        entry.encoding = next((wanted for wanted in offer.encodings if wanted in self._encodings), KVEncoding.NATIVE)
+        return Reservation(cached, entry.takes_draft, entry.encoding)
 
     async def _wait_for_room(self, entry: Import, holder: Request, deadline_s: float) -> int | None:
         """Leading tokens that are cached; None when the transfer fails meanwhile."""
@@ -147,12 +154,14 @@ class KVImporter:
                 f"a KV part brings positions {header.token_start} to {header.token_end}, but position {due[0]} was due "
                 f"in a prompt of {holder.num_tokens} tokens."
             )
+        if header.encoding not in (KVEncoding.NATIVE, entry.encoding):
+            raise TransferError(f"a KV part is encoded as {header.encoding}, which was not agreed on.")
         if len(payload) != header.num_bytes(spec):
             raise TransferError(f"a KV part has {len(payload)} bytes where {header.num_bytes(spec)} were announced.")
         if compute_checksum(payload) != checksum:
             raise ChecksumError(f"a KV part of transfer {transfer_id} was damaged on its way.")
         self._engine.runner.cache.import_bytes(
-            holder.block_ids, header.token_start, header.token_end, header.layers, payload
+            holder.block_ids, header.token_start, header.token_end, header.layers, payload, header.encoding
         )
         for layer in header.layers:
             entry.next_token[layer] = header.token_end

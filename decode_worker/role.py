@@ -18,6 +18,7 @@ from decode_worker.kv_import import KVImporter
 from decode_worker.server import DecodeService
 from decode_worker.speculation.assembly import assemble_speculation
 from engine.async_engine import AsyncEngine
+from engine.kv_spec import KVEncoding
 from engine.ordering import EarliestDeadlineFirst
 from engine.scheduler import SchedulerLimits
 from engine.step_profile import profile_steps
@@ -42,7 +43,8 @@ class DecodeRole:
             num_threads=context.num_threads,
         )
         kv = config.kv_transfer
-        self._importer = KVImporter(self._engine, kv.claim_timeout_s, self._speculation.adopt)
+        encodings = () if kv.encoding == "native" else (KVEncoding.INT8,)
+        self._importer = KVImporter(self._engine, kv.claim_timeout_s, self._speculation.adopt, encodings)
         self._silence_s = config.router.request_timeout_s  # no prompt is computed for longer
         self._capture = partial(
             context.runner.capture_graphs, pool.max_num_seqs, speculation.max_draft_tokens, context.max_model_len

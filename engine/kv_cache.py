@@ -20,8 +20,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.kv_spec import KVCacheSpec
+from engine import kv_int8
+from engine.kv_spec import KVCacheSpec, KVEncoding
 
+_MOST_AT_ONCE = 256 * 1024
+"""Bytes that are encoded or decoded together, so that what lies between stays in the processor's caches."""
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -79,52 +82,104 @@ class PagedKVCache:
             tensor.index_copy_(0, targets, tensor.index_select(0, sources))
 
     def export_bytes(
-        self, block_ids: Sequence[int], start: int, end: int, layers: range, into: memoryview | None = None
+        self,
+        block_ids: Sequence[int],
+        start: int,
+        end: int,
+        layers: range,
+        into: memoryview | None = None,
+        encoding: KVEncoding = KVEncoding.NATIVE,
     ) -> memoryview:
-        """Positions ``[start, end)`` of ``layers`` as raw bytes: for each layer its keys, then its values.
+        """Positions ``[start, end)`` of ``layers`` as bytes: for each layer its keys, then its values.
 
         Safe while the engine runs: the caller leases the blocks, and computed positions never change.
 
         Args:
             into: writable memory of exactly that length (else ValueError) and aligned for the dtype, to use instead of
                 new memory.
+            encoding: of the bytes.
         """
         slots = slots_of(block_ids, start, end, self.spec.block_size).to(self.device)
-        num_bytes = (end - start) * self.spec.layer_bytes_per_token(layers.start, layers.stop)
+        num_bytes = (end - start) * self.spec.layer_bytes_per_token(layers.start, layers.stop, encoding)
         if into is not None and into.nbytes != num_bytes:
             raise ValueError(f"room for a KV part of {num_bytes} bytes was expected, got {into.nbytes}")
         out = torch.empty(num_bytes, dtype=torch.uint8) if into is None else torch.frombuffer(into, dtype=torch.uint8)
         # On a GPU the part is put together there and leaves in one copy, instead of two for each layer.
         gathered = out if self.device.type == "cpu" else torch.empty_like(out, device=self.device)
-        for tensor, place in self._places(layers, end - start):
-            rows = gathered[place].view(tensor.dtype).view(end - start, *tensor.shape[1:])
-            torch.index_select(tensor, 0, slots, out=rows)
+        if encoding is KVEncoding.INT8:
+            for tensors, place in self._int8_places(layers, end - start):
+                vectors = torch.stack([tensor.index_select(0, slots) for tensor in tensors])
+                kv_int8.encode(vectors, gathered[place].view(len(tensors), -1))
+        else:
+            for tensor, place in self._places(layers, end - start):
+                rows = gathered[place].view(tensor.dtype).view(end - start, *tensor.shape[1:])
+                torch.index_select(tensor, 0, slots, out=rows)
         if gathered is not out:
             out.copy_(gathered)
         return out.numpy().data
 
-    def import_bytes(self, block_ids: Sequence[int], start: int, end: int, layers: range, data: memoryview) -> None:
+    def import_bytes(
+        self,
+        block_ids: Sequence[int],
+        start: int,
+        end: int,
+        layers: range,
+        data: memoryview,
+        encoding: KVEncoding = KVEncoding.NATIVE,
+    ) -> None:
         """The reverse of :meth:`export_bytes`; ``data`` has exactly its length, else ValueError."""
-        expected = (end - start) * self.spec.layer_bytes_per_token(layers.start, layers.stop)
+        expected = (end - start) * self.spec.layer_bytes_per_token(layers.start, layers.stop, encoding)
         if data.nbytes != expected:
             raise ValueError(f"a KV part of {expected} bytes was expected, got {data.nbytes}")
         slots = slots_of(block_ids, start, end, self.spec.block_size)
-        if self.device.type == "cpu":
+        on_cpu = self.device.type == "cpu"
+        if on_cpu and encoding is KVEncoding.NATIVE:
             for tensor, place in self._places(layers, end - start):
-                _store_on_cpu(tensor, slots, data[place])
+                _store_on_cpu(tensor, slots, np.frombuffer(data[place], np.uint8))
             return
         slots, received = slots.to(self.device), _as_tensor(data).to(self.device)
-        for tensor, place in self._places(layers, end - start):
-            _store(tensor, slots, received[place])
+        if encoding is KVEncoding.NATIVE:
+            for tensor, place in self._places(layers, end - start):
+                _store(tensor, slots, received[place])
+            return
+        for tensors, place in self._int8_places(layers, end - start):
+            shape = (end - start, *tensors[0].shape[1:])
+            decoded = kv_int8.decode(received[place].view(len(tensors), -1), shape, tensors[0].dtype)
+            for tensor, vectors in zip(tensors, decoded, strict=True):
+                if on_cpu:
+                    _store_on_cpu(tensor, slots, vectors.view(torch.uint8).view(-1).numpy())
+                else:
+                    tensor.index_copy_(0, slots, vectors)
 
-    def _places(self, layers: range, num_tokens: int) -> Iterator[tuple[torch.Tensor, slice]]:
+    def pass_through(self, block_ids: Sequence[int], num_tokens: int, encoding: KVEncoding) -> None:
+        """Makes the model's KV of the first tokens what it would be after a way in that encoding."""
+        layers = range(len(self.spec.layers))
+        data = self.export_bytes(block_ids, 0, num_tokens, layers, encoding=encoding)
+        self.import_bytes(block_ids, 0, num_tokens, layers, data, encoding)
+
+    def _places(
+        self, layers: range, num_tokens: int, encoding: KVEncoding = KVEncoding.NATIVE
+    ) -> Iterator[tuple[torch.Tensor, slice]]:
         """Each tensor of some layers, and where its rows of so many tokens lie among those of all of them, in bytes."""
         offset = 0
         for layer in layers:
             for tensor in (self.keys[layer], self.values[layer]):
-                size = num_tokens * tensor[0].numel() * self.spec.item_size
+                num_heads, dim = tensor.shape[1:]
+                size = num_tokens * num_heads * encoding.vector_bytes(dim, self.spec.item_size)
                 yield tensor, slice(offset, offset + size)
                 offset += size
+
+    def _int8_places(self, layers: range, num_tokens: int) -> Iterator[tuple[list[torch.Tensor], slice]]:
+        """The same for int8, by groups of tensors of one shape: an operation costs as much as thousands of numbers."""
+        group: list[torch.Tensor] = []
+        start = end = 0
+        for tensor, place in self._places(layers, num_tokens, KVEncoding.INT8):
+            if group and (tensor.shape != group[0].shape or place.stop - start > _MOST_AT_ONCE):
+                yield group, slice(start, end)
+                group, start = [], end
+            group.append(tensor)
+            end = place.stop
+        yield group, slice(start, end)
 
 
 def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -135,11 +190,11 @@ def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
     return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=dtype).view(shape)
 
 
-def _store_on_cpu(tensor: torch.Tensor, slots: torch.Tensor, data: memoryview) -> None:
+def _store_on_cpu(tensor: torch.Tensor, slots: torch.Tensor, data: npt.NDArray[np.uint8]) -> None:
     """Row by row, whatever is in them: torch's index_copy_ goes element by element, and takes three times as long."""
     row = np.dtype((np.void, tensor[0].nbytes))
     rows = tensor.view(torch.uint8).view(len(tensor), row.itemsize).numpy().view(row)
-    rows[slots.numpy(), 0] = np.frombuffer(data, row)
+    rows[slots.numpy(), 0] = data.view(row)
 
 
 def _as_tensor(data: memoryview) -> torch.Tensor:

@@ -5,9 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 _ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_SCALE_BYTES = 4
+
+
+class KVEncoding(StrEnum):
+    """How KV is written down outside the cache."""
+
+    NATIVE = "native"
+    """As the cache holds it."""
+    INT8 = "int8"
+    """LOSSY; see :mod:`engine.kv_int8`."""
+
+    def vector_bytes(self, dim: int, item_size: int) -> int:
+        """Of one head's key or value of one token."""
+        return dim + _SCALE_BYTES if self is KVEncoding.INT8 else dim * item_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +33,10 @@ class LayerSpec:
     key_dim: int
     value_dim: int
 
-    @property
-    def elements_per_token(self) -> int:
-        return self.num_kv_heads * (self.key_dim + self.value_dim)
+    def bytes_per_token(self, item_size: int, encoding: KVEncoding) -> int:
+        """Of its keys and values."""
+        keys, values = (encoding.vector_bytes(dim, item_size) for dim in (self.key_dim, self.value_dim))
+        return self.num_kv_heads * (keys + values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +82,10 @@ class KVCacheSpec:
         """Over all layers, keys and values, the draft's included."""
         return self.layer_bytes_per_token(0, len(self.all_layers))
 
-    def layer_bytes_per_token(self, layer_start: int, layer_end: int) -> int:
-        """Bytes that layers ``[layer_start, layer_end)`` keep for one token."""
-        return self.item_size * sum(layer.elements_per_token for layer in self.all_layers[layer_start:layer_end])
+    def layer_bytes_per_token(self, layer_start: int, layer_end: int, encoding: KVEncoding = KVEncoding.NATIVE) -> int:
+        """Bytes that layers ``[layer_start, layer_end)`` keep for one token, or that it takes in another encoding."""
+        layers = self.all_layers[layer_start:layer_end]
+        return sum(layer.bytes_per_token(self.item_size, encoding) for layer in layers)
 
     def fingerprint(self) -> str:
         """Hex digest of all that must be equal where KV is exchanged, that is of everything but the draft."""

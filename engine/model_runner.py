@@ -13,10 +13,12 @@ from engine.batch import ForwardBatch
 from engine.block_manager import BlockManager
 from engine.cuda_graphs import CUDA_GRAPHS, CudaGraphRecorder, GraphedForward, Recorder, make_buckets
 from engine.draft.network import DraftNetwork
+from engine.drafts import Draft
 from engine.errors import ConfigError, UnsupportedModelError
 from engine.feature_tap import HiddenStates
 from engine.forward_pass import DECODERS, WEIGHTS, ForwardPass, NotFusableError, TransformersForward, create_fused
 from engine.kv_cache import PagedKVCache, slot_of
+from engine.kv_spec import KVEncoding
 from engine.model_loader import LoadedModel
 from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence
@@ -30,6 +32,9 @@ _CHECK_CHUNKS = (7, 4, 1, 1)
 _CHECK_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.05}
 # Of quantized weights, in any dtype: what a trained model loses by them stays far below.
 _QUANTIZED_TOLERANCE = 0.25
+# Of KV that has travelled in a lossy encoding, in any dtype.
+_ENCODED_TOLERANCE = 0.1
+_NUM_ENCODED, _NUM_BEHIND = 56, 8
 _FAR_POSITION = 32768
 # What running a model may fail with when it is not what it seems.
 _FAILURES = (ValueError, TypeError, RuntimeError, LookupError, AttributeError)
@@ -224,9 +229,47 @@ class ModelRunner:
                 "in a way that baton does not know. Set engine.self_check: false to serve it all the same."
             )
 
+    def check_encoding(self, encoding: KVEncoding) -> None:
+        """Compares logits behind KV that has been encoded and decoded again with those behind the same KV as it was.
+
+        Costs a short forward and two shorter ones; overwrites the cache's first blocks.
+
+        Raises:
+            UnsupportedModelError: they differ by too much, as where a few numbers of a vector dwarf the others.
+        """
+        error = self.encoding_error(encoding)
+        if not error <= _ENCODED_TOLERANCE:
+            raise UnsupportedModelError(
+                f"{type(self.loaded.model).__name__} gives other logits when its KV travels as {encoding} (relative "
+                f"error {error:.2g}, where {_ENCODED_TOLERANCE:g} is allowed). Set kv_transfer.encoding: native, or "
+                "engine.self_check: false to serve it all the same."
+            )
+
+    @torch.inference_mode()
+    def encoding_error(self, encoding: KVEncoding) -> float:
+        """Of the logits of some tokens behind others, whose KV alone was encoded."""
+        room = min(self.loaded.max_model_len, self.cache.num_blocks * self.spec.block_size)
+        num_encoded = min(_NUM_ENCODED, room - _NUM_BEHIND)
+        if num_encoded <= 0:
+            return 0.0
+        token_ids = self._check_tokens(num_encoded + _NUM_BEHIND)
+        request = Request("encoding-check", token_ids[: num_encoded + 1], SamplingParams())
+        request.block_ids = list(range(-(-len(token_ids) // self.spec.block_size)))
+        self.forward(self.build_batch([ScheduledSequence(request, num_encoded)]))
+        request.num_computed_tokens = num_encoded
+        # The others as a draft, since a step gives logits for all of its tokens.
+        behind = [ScheduledSequence(request, 1, Draft(tuple(token_ids[num_encoded + 1 :])))]
+        expected = self.forward(self.build_batch(behind)).clone()
+        self.cache.pass_through(request.block_ids, num_encoded, encoding)
+        found = self.forward(self.build_batch(behind))
+        return float((found - expected).norm() / expected.norm().clamp_min(1e-9))
+
+    def _check_tokens(self, count: int) -> list[int]:
+        return [(37 * index + 11) % min(self.loaded.vocab_size, 1000) for index in range(count)]
+
     def _relative_error(self, forward_pass: ForwardPass, first_position: int = 0) -> float:
         """Of the last logits of a short input, computed in chunks, against the model's own."""
-        token_ids = [(37 * index + 11) % min(self.loaded.vocab_size, 1000) for index in range(sum(_CHECK_CHUNKS))]
+        token_ids = self._check_tokens(sum(_CHECK_CHUNKS))
         paged = self._chunked_logits(forward_pass, token_ids, first_position)
         expected = self._reference_logits(token_ids, first_position)
         return float((paged - expected).norm() / expected.norm().clamp_min(1e-9))

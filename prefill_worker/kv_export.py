@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 
 from cluster.kv_transfer.base import KVSendStream, KVTransport, PartBuffer, PartHeader, TransferOffer, plan_parts
@@ -20,6 +20,7 @@ from engine.errors import TransferError
 from engine.request import Request
 from engine.scheduler import ScheduledSequence
 from engine.timeline import Event, TransferPart
+from prefill_worker.encoding_choice import EncodingChoice, Passage
 from prefill_worker.part_log import PartLog
 from prefill_worker.read_ahead import read_ahead
 
@@ -43,6 +44,7 @@ class ExportSummary:
         seconds: from asking for room to the acknowledgement.
         parts: when they travelled.
         num_shared_bytes: of ``num_bytes``, those that the receiver read from this process's memory.
+        num_spared_bytes: how many more there would have been natively.
     """
 
     num_bytes: int
@@ -52,6 +54,7 @@ class ExportSummary:
     seconds: float
     parts: tuple[TransferPart, ...] = ()
     num_shared_bytes: int = 0
+    num_spared_bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +91,7 @@ class KVExporter:
         reserve_timeout_s: how long a receiver may wait for room.
         export_draft_state: of a request by its id, once its prompt is computed; None when its draft KV is of no use.
             Called in the engine's thread.
+        choice: of the encodings; None: always native.
     """
 
     def __init__(
@@ -97,12 +101,16 @@ class KVExporter:
         part_bytes: int,
         reserve_timeout_s: float,
         export_draft_state: Callable[[str], bytes | None] = no_draft_state,
+        choice: EncodingChoice | None = None,
     ) -> None:
         self._engine = engine
         self._transport = transport
         self._part_bytes = part_bytes
         self._reserve_timeout_s = reserve_timeout_s
         self._export_draft_state = export_draft_state
+        self._choice = choice or EncodingChoice()
+        self._bytes_per_token = engine.runner.spec.bytes_per_token
+        self._step_began_s = 0.0  # engine's thread
         self._exports: dict[Request, Export] = {}  # by identity: ids may repeat when a request is tried again
         self._loop: asyncio.AbstractEventLoop | None = None
         self.num_bytes_sent = 0
@@ -138,23 +146,14 @@ class KVExporter:
         started_s = time.monotonic()
         export.events[Event.TRANSFER_STARTED] = started_s
         stream = await self._transport.open(self._offer(export), export.peer)
-        committed = False
-        try:
-            export.events[Event.TRANSFER_RESERVED] = time.monotonic()
-            stream.on_acknowledged = export.part_log.acknowledged
-            await self._send_all(export, stream)
-            takes_draft = stream.reservation.takes_draft
-            num_acknowledged = await stream.commit(export.draft_state if takes_draft else None)
-            if num_acknowledged != export.num_bytes:
-                raise TransferError(f"{export.num_bytes} KV bytes were sent, but {num_acknowledged} were acknowledged.")
-            committed = True
-        finally:
-            if not committed:
-                await stream.abort()
+        with closing(self._choice.passage(export.peer, stream.reservation)) as passage:
+            await self._send(export, stream, passage)
         committed_s = time.monotonic()
         export.events[Event.TRANSFER_ACKNOWLEDGED] = committed_s
-        cached = stream.reservation.num_cached_tokens
+        spec, cached = self._engine.runner.spec, stream.reservation.num_cached_tokens
         num_tokens = export.request.num_prompt_tokens - cached
+        num_layers = len(spec.all_layers if stream.reservation.takes_draft else spec.layers)
+        num_native_bytes = num_tokens * spec.layer_bytes_per_token(0, num_layers)
         return ExportSummary(
             num_bytes=export.num_bytes,
             num_parts=export.num_parts,
@@ -163,6 +162,7 @@ class KVExporter:
             seconds=committed_s - started_s,
             parts=tuple(export.part_log.parts()),
             num_shared_bytes=export.num_shared_bytes,
+            num_spared_bytes=max(0, num_native_bytes - export.num_bytes),
         )
 
     def _offer(self, export: Export) -> TransferOffer:
@@ -172,10 +172,34 @@ class KVExporter:
             spec=self._engine.runner.spec,
             token_ids=tuple(export.request.prompt_token_ids),
             deadline_s=self._reserve_timeout_s,
+            encodings=self._choice.offers(export.peer),
         )
 
-    async def _send_all(self, export: Export, stream: KVSendStream) -> None:
+    async def _send(self, export: Export, stream: KVSendStream, passage: Passage) -> None:
+        """The prompt's KV and the commit; whatever goes wrong, the receiver is told."""
+
+        def acknowledged(num_bytes: int) -> None:
+            export.part_log.acknowledged(num_bytes)
+            passage.acknowledged(num_bytes, time.monotonic())
+
+        committed = False
+        try:
+            export.events[Event.TRANSFER_RESERVED] = time.monotonic()
+            stream.on_acknowledged = acknowledged
+            await self._send_all(export, stream, passage)
+            takes_draft = stream.reservation.takes_draft
+            num_acknowledged = await stream.commit(export.draft_state if takes_draft else None)
+            if num_acknowledged != export.num_bytes:
+                raise TransferError(f"{export.num_bytes} KV bytes were sent, but {num_acknowledged} were acknowledged.")
+            committed = True
+        finally:
+            if not committed:
+                await stream.abort()
+
+    async def _send_all(self, export: Export, stream: KVSendStream, passage: Passage) -> None:
         spec, cache = self._engine.runner.spec, self._engine.runner.cache
+        with_draft = stream.reservation.takes_draft
+        encoding = self._choice.encoding(stream.reservation)
 
         def buffer_for(header: PartHeader) -> PartBuffer | None:
             return stream.buffer(header.num_bytes(spec))
@@ -184,12 +208,12 @@ class KVExporter:
         while done < export.request.num_prompt_tokens:
             ready = await export.ranges.get()
             start = max(ready.start, stream.reservation.num_cached_tokens)
-            with_draft = stream.reservation.takes_draft
-            headers = plan_parts(spec, start, ready.end, self._part_bytes, with_draft=with_draft)
+            headers = plan_parts(spec, start, ready.end, self._part_bytes, with_draft=with_draft, encoding=encoding)
             async with aclosing(read_ahead(cache, ready.block_ids, headers, buffer_for)) as parts:
                 async for part in parts:
                     size = len(part.payload)
                     export.part_log.sending(size, part.started_s)
+                    passage.sending(size)
                     await stream.send(part.header, part.payload)
                     export.part_log.sent()
                     export.num_parts += 1
@@ -211,6 +235,7 @@ class KVExporter:
 
     def _on_scheduled(self, plan: Sequence[ScheduledSequence]) -> None:
         """Engine's thread. Room at the receiver is asked for now and not earlier, while the request was queued."""
+        self._step_began_s = time.monotonic()
         for sequence in plan:
             export = self._exports.get(sequence.request)
             if export is not None and self._loop is not None and export.leased_until == 0:
@@ -218,6 +243,8 @@ class KVExporter:
 
     def _on_computed(self, plan: Sequence[ScheduledSequence]) -> None:
         """Engine's thread."""
+        num_bytes = sum(sequence.num_tokens for sequence in plan) * self._bytes_per_token
+        self._choice.prefill.observe(num_bytes, time.monotonic() - self._step_began_s)
         for sequence in plan:
             export = self._exports.get(sequence.request)
             if export is not None and not export.closed:

@@ -99,5 +99,5 @@ class _Reading:
 def _read(cache: PagedKVCache, block_ids: Sequence[int], header: PartHeader, buffer: PartBuffer | None) -> ReadPart:
     started_s = time.monotonic()
     into = None if buffer is None else buffer.view
-    payload = cache.export_bytes(block_ids, header.token_start, header.token_end, header.layers, into)
+    payload = cache.export_bytes(block_ids, header.token_start, header.token_end, header.layers, into, header.encoding)
     return ReadPart(header, payload if buffer is None else buffer, started_s)

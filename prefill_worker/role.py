@@ -15,6 +15,7 @@ from engine.async_engine import AsyncEngine
 from engine.draft.states import create_draft_state
 from engine.scheduler import SchedulerLimits
 from engine.step_profile import profile_steps
+from prefill_worker.encoding_choice import EncodingChoice
 from prefill_worker.kv_export import KVExporter, no_draft_state
 from prefill_worker.ordering.registry import create_ordering
 from prefill_worker.prompt_draft import PromptDraft
@@ -50,6 +51,7 @@ class PrefillRole:
             kv.part_bytes,
             kv.reserve_timeout_s,
             self._draft.export_state if self._draft else no_draft_state,
+            EncodingChoice(kv.encoding),
         )
 
     async def start(self, server: grpc.aio.Server) -> None:

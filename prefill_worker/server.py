@@ -88,7 +88,8 @@ def _log_event(log: RequestLog, event: worker_pb2.PrefillEvent) -> None:
         log.info("a hand-off failed: %s", event.handoff.error_message, extra={"code": event.handoff.error_code})
     else:
         duration_ms = round(event.handoff.seconds * 1e3, 1)
-        sizes = {"bytes": event.handoff.num_bytes, "shared_bytes": event.handoff.num_shared_bytes}
+        names = ("num_bytes", "num_shared_bytes", "num_spared_bytes")
+        sizes = {name.removeprefix("num_"): getattr(event.handoff, name) for name in names}
         log.info("a hand-off ended", extra={**sizes, "duration_ms": duration_ms})
 
 
@@ -111,5 +112,6 @@ async def _handoff_result(transfer: asyncio.Task[ExportSummary], call_id: str) -
             seconds=done.seconds,
             parts=pack_parts(done.parts),
             num_shared_bytes=done.num_shared_bytes,
+            num_spared_bytes=done.num_spared_bytes,
         )
     return worker_pb2.HandoffResult(error_code=error.code, error_message=error.message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager
 
 import torch
@@ -13,7 +13,7 @@ from decode_worker.kv_import import Import, KVImporter
 from decode_worker.speculation.verification import SampleAndMatch
 from engine.async_engine import AsyncEngine
 from engine.kv_cache import PagedKVCache
-from engine.kv_spec import KVCacheSpec
+from engine.kv_spec import KVCacheSpec, KVEncoding
 from engine.model_runner import ModelRunner
 from engine.scheduler import SchedulerLimits
 from tests.engine_runs import build_runner
@@ -62,14 +62,18 @@ class Receiver:
 
 @asynccontextmanager
 async def running_receiver(
-    runner: ModelRunner, *, claim_timeout_s: float = CLAIM_TIMEOUT_S, prefix_caching: bool = True
+    runner: ModelRunner,
+    *,
+    claim_timeout_s: float = CLAIM_TIMEOUT_S,
+    prefix_caching: bool = True,
+    encodings: Collection[KVEncoding] = (),
 ) -> AsyncIterator[Receiver]:
     """A receiver with an empty cache."""
     for tensor in (*runner.cache.keys, *runner.cache.values):
         tensor.fill_(torch.nan)
     limits = SchedulerLimits(64, 16, runner.loaded.max_model_len)
     engine = AsyncEngine(runner, limits, prefix_caching=prefix_caching, verifier=SampleAndMatch(), num_threads=1)
-    importer = KVImporter(engine, claim_timeout_s)
+    importer = KVImporter(engine, claim_timeout_s, encodings=encodings)
     engine.start()
     try:
         yield Receiver(engine, importer)
@@ -99,15 +103,25 @@ class SourceKV:
     def layers(self) -> list[bytes]:
         return read_layers(self._cache, self._block_ids, len(self.token_ids))
 
-    def offer(self, transfer_id: str = "transfer-1", deadline_s: float = 2.0) -> TransferOffer:
-        return TransferOffer(transfer_id, f"request of {transfer_id}", self.spec, tuple(self.token_ids), deadline_s)
+    def offer(
+        self, transfer_id: str = "transfer-1", deadline_s: float = 2.0, encodings: tuple[KVEncoding, ...] = ()
+    ) -> TransferOffer:
+        name = f"request of {transfer_id}"
+        return TransferOffer(transfer_id, name, self.spec, tuple(self.token_ids), deadline_s, encodings)
 
     def payload(self, header: PartHeader) -> bytearray:
-        return self._cache.export_bytes(self._block_ids, header.token_start, header.token_end, header.layers)
+        span = (header.token_start, header.token_end)
+        return self._cache.export_bytes(self._block_ids, *span, header.layers, encoding=header.encoding)
 
-    def parts(self, start: int = 0, part_bytes: int = 700) -> Iterator[tuple[PartHeader, bytearray]]:
-        for header in plan_parts(self.spec, start, len(self.token_ids), part_bytes):
+    def parts(
+        self, start: int = 0, part_bytes: int = 700, encoding: KVEncoding = KVEncoding.NATIVE
+    ) -> Iterator[tuple[PartHeader, bytearray]]:
+        for header in plan_parts(self.spec, start, len(self.token_ids), part_bytes, encoding=encoding):
             yield header, self.payload(header)
+
+    def pass_through(self, encoding: KVEncoding) -> None:
+        """It becomes what arrives of it in that encoding."""
+        self._cache.pass_through(self._block_ids, len(self.token_ids), encoding)
 
 
 def read_layers(cache: PagedKVCache, block_ids: Sequence[int], num_tokens: int) -> list[bytes]:

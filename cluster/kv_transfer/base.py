@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.kv_spec import KVCacheSpec
+from engine.kv_spec import KVCacheSpec, KVEncoding
 
 Payload = bytes | bytearray | memoryview
 
@@ -18,6 +18,7 @@ class TransferOffer:
     Attributes:
         token_ids: the whole prompt, so that the receiver can say which prefix it holds already.
         deadline_s: how long the receiver may wait for room.
+        encodings: those that the sender would use, the best one first. Beside them there is always the native one.
     """
 
     transfer_id: str
@@ -25,6 +26,7 @@ class TransferOffer:
     spec: KVCacheSpec
     token_ids: tuple[int, ...]
     deadline_s: float
+    encodings: tuple[KVEncoding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class PartHeader:
     token_count: int
     layer_start: int
     layer_end: int
+    encoding: KVEncoding = KVEncoding.NATIVE
 
     @property
     def token_end(self) -> int:
@@ -45,7 +48,7 @@ class PartHeader:
         return range(self.layer_start, self.layer_end)
 
     def num_bytes(self, spec: KVCacheSpec) -> int:
-        return self.token_count * spec.layer_bytes_per_token(self.layer_start, self.layer_end)
+        return self.token_count * spec.layer_bytes_per_token(self.layer_start, self.layer_end, self.encoding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +58,14 @@ class Reservation:
     Attributes:
         num_cached_tokens: leading tokens that need not travel.
         takes_draft: whether the KV of the draft's layers, and its state, should travel with the model's.
+        encoding: of those offered, the one that parts may have; they may be native all the same.
+        shares_memory: whether it reads parts from the sender's memory; the transport knows.
     """
 
     num_cached_tokens: int
     takes_draft: bool = False
+    encoding: KVEncoding = KVEncoding.NATIVE
+    shares_memory: bool = False
 
 
 class KVSink(Protocol):
@@ -158,7 +165,13 @@ class KVTransport(Protocol):
 
 
 def plan_parts(
-    spec: KVCacheSpec, start: int, end: int, part_bytes: int, *, with_draft: bool = False
+    spec: KVCacheSpec,
+    start: int,
+    end: int,
+    part_bytes: int,
+    *,
+    with_draft: bool = False,
+    encoding: KVEncoding = KVEncoding.NATIVE,
 ) -> Iterator[PartHeader]:
     """Cuts positions ``[start, end)`` of the model's layers, and of the draft's if wanted, into parts.
 
@@ -167,13 +180,15 @@ def plan_parts(
     A part spans as many layers as fit; where one layer alone is too large, its tokens are split. One token of one
     layer is never split, however small ``part_bytes`` is.
     """
-    num_layers = len(spec.all_layers if with_draft else spec.layers)
+    layers = spec.all_layers if with_draft else spec.layers
+    sizes = [layer.bytes_per_token(spec.item_size, encoding) for layer in layers]
     layer = 0
-    while layer < num_layers and start < end:
-        layer_end = layer + 1
-        while layer_end < num_layers and (end - start) * spec.layer_bytes_per_token(layer, layer_end + 1) <= part_bytes:
+    while layer < len(sizes) and start < end:
+        layer_end, token_bytes = layer + 1, sizes[layer]
+        while layer_end < len(sizes) and (end - start) * (token_bytes + sizes[layer_end]) <= part_bytes:
+            token_bytes += sizes[layer_end]
             layer_end += 1
-        tokens = max(1, min(end - start, part_bytes // spec.layer_bytes_per_token(layer, layer_end)))
+        tokens = max(1, min(end - start, part_bytes // token_bytes))
         for token in range(start, end, tokens):
-            yield PartHeader(token, min(tokens, end - token), layer, layer_end)
+            yield PartHeader(token, min(tokens, end - token), layer, layer_end, encoding)
         layer = layer_end

@@ -13,6 +13,7 @@ import xxhash
 from cluster.kv_transfer.base import Payload
 from cluster.wire import kv_pb2
 from engine.errors import TransferError
+from engine.kv_spec import KVEncoding
 
 _PAYLOAD_FIELD = 15
 _LENGTH_DELIMITED = 2
@@ -71,6 +72,7 @@ def pack_header(
     layer_end: int,
     digest: int,
     slot: kv_pb2.KVSlot | None = None,
+    encoding: KVEncoding = KVEncoding.NATIVE,
 ) -> kv_pb2.KVFrame:
     """The header of a part, whose payload follows or is in ``slot``."""
     return kv_pb2.KVFrame(
@@ -81,8 +83,22 @@ def pack_header(
             layer_end=layer_end,
             checksum=digest,
             slot=slot,
+            encoding=encoding_name(encoding),
         )
     )
+
+
+def encoding_name(encoding: KVEncoding) -> str:
+    """As on the wire, where nothing stands for native."""
+    return "" if encoding is KVEncoding.NATIVE else encoding.value
+
+
+def encoding_of(name: str) -> KVEncoding:
+    """The reverse of :func:`encoding_name`. Raises :class:`TransferError` for names that this version does not know."""
+    try:
+        return KVEncoding(name or KVEncoding.NATIVE)
+    except ValueError:
+        raise TransferError(f"KV is encoded as {name[:40]!r}, which is not known here.") from None
 
 
 def _varint(value: int) -> bytes:

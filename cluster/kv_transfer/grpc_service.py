@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from cluster.kv_transfer.base import KVSink, PartHeader, TransferOffer
-from cluster.kv_transfer.codec import decode_frame
+from cluster.kv_transfer.codec import decode_frame, encoding_name, encoding_of
 from cluster.kv_transfer.grpc_transport import METHOD, SERVICE
 from cluster.kv_transfer.segment_mappings import MappedSegment, SegmentMappings
 from cluster.logs import RequestLog
@@ -18,11 +18,12 @@ from cluster.request_ids import request_id_of_call
 from cluster.rpc import as_baton_error, reporting_errors
 from cluster.wire import kv_pb2
 from engine.errors import BatonError, LayoutMismatchError, TransferError
-from engine.kv_spec import KVCacheSpec
+from engine.kv_spec import KVCacheSpec, KVEncoding
 
 logger = logging.getLogger(__name__)
 
 _MAX_DEADLINE_S = 86_400.0
+_KNOWN_ENCODINGS = {encoding.value: encoding for encoding in KVEncoding}
 SILENCE_S = 600.0
 """What ``router.request_timeout_s`` is by default."""
 
@@ -77,6 +78,7 @@ class KVTransferService:
                 num_cached_tokens=reservation.num_cached_tokens,
                 takes_draft=reservation.takes_draft,
                 takes_segment=segment is not None,
+                encoding=encoding_name(reservation.encoding),
             )
             await _reply(context, kv_pb2.KVReply(reserved=reserved))
             draft_state = await self._take_parts(context, offer.transfer_id, segment)
@@ -147,7 +149,8 @@ class KVTransferService:
         self, transfer_id: str, segment: MappedSegment | None, part: kv_pb2.KVPart, payload: memoryview
     ) -> int:
         """The bytes written."""
-        header = PartHeader(part.token_start, part.token_count, part.layer_start, part.layer_end)
+        encoding = encoding_of(part.encoding)
+        header = PartHeader(part.token_start, part.token_count, part.layer_start, part.layer_end, encoding)
         if not part.HasField("slot"):
             await self._sink.write(transfer_id, header, payload, part.checksum)
             return len(payload)
@@ -212,4 +215,11 @@ def _offer_of(reserve: kv_pb2.KVReserve) -> TransferOffer:
         raise LayoutMismatchError(f"the sender's KV layout cannot be read: {error}") from error
     if fingerprint != reserve.spec_fingerprint:
         raise LayoutMismatchError("the sender's KV layout does not match its own fingerprint.")
-    return TransferOffer(reserve.transfer_id, reserve.request_id, spec, tuple(reserve.token_ids), reserve.deadline_s)
+    return TransferOffer(
+        reserve.transfer_id,
+        reserve.request_id,
+        spec,
+        tuple(reserve.token_ids),
+        reserve.deadline_s,
+        tuple(_KNOWN_ENCODINGS[name] for name in reserve.encodings if name in _KNOWN_ENCODINGS),
+    )

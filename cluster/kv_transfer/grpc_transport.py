@@ -17,7 +17,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from cluster.kv_transfer.base import PartBuffer, PartHeader, Payload, Reservation, TransferOffer
-from cluster.kv_transfer.codec import checksum, encode_frame, pack_header
+from cluster.kv_transfer.codec import checksum, encode_frame, encoding_name, encoding_of, pack_header
 from cluster.kv_transfer.local_memory import LocalMemory, SlotsInFlight
 from cluster.kv_transfer.peer_channels import PeerChannels
 from cluster.kv_transfer.shared_segment import Slot
@@ -27,6 +27,7 @@ from cluster.request_ids import request_id_of_call
 from cluster.rpc import as_baton_error, error_from_rpc
 from cluster.wire import kv_pb2
 from engine.errors import BatonError, TransferError, WorkerLostError, rebuild_error
+from engine.kv_spec import KVEncoding
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +109,7 @@ class GrpcSendStream:
         self._max_inflight_bytes = max_inflight_bytes
         self._slots = slots
         self._transfer_id = ""
+        self._offered: tuple[KVEncoding, ...] = ()
         self._reservation: Reservation | None = None
         self._num_parts = 0
         self._num_bytes = 0
@@ -129,7 +131,7 @@ class GrpcSendStream:
 
     async def reserve(self, offer: TransferOffer) -> None:
         """Asks for room and waits for the answer."""
-        self._transfer_id = offer.transfer_id
+        self._transfer_id, self._offered = offer.transfer_id, offer.encodings
         request = kv_pb2.KVReserve(
             transfer_id=offer.transfer_id,
             request_id=offer.request_id,
@@ -138,6 +140,7 @@ class GrpcSendStream:
             token_ids=offer.token_ids,
             deadline_s=offer.deadline_s,
             segment=self._slots.offer,
+            encodings=map(encoding_name, offer.encodings),
         )
         await self._write(encode_frame(kv_pb2.KVFrame(reserve=request)))
         await self._until(lambda: self._reservation is not None, offer.deadline_s + self._timeout_s)
@@ -172,6 +175,7 @@ class GrpcSendStream:
             header.layer_end,
             checksum(payload),
             slot,
+            header.encoding,
         )
         self._num_parts += 1
         self._num_bytes += len(payload)
@@ -262,9 +266,9 @@ class GrpcSendStream:
     def _take(self, reply: kv_pb2.KVReply) -> None:
         kind = reply.WhichOneof("kind")
         if kind == "reserved":
-            self._reservation = Reservation(reply.reserved.num_cached_tokens, reply.reserved.takes_draft)
             if reply.reserved.takes_segment:
                 self._slots.accept()
+            self._reservation = self._reservation_of(reply.reserved)
         elif kind == "received":
             self._num_bytes_received = reply.received.num_bytes
             self._slots.acknowledged(self._num_bytes_received)
@@ -276,3 +280,9 @@ class GrpcSendStream:
             raise rebuild_error(reply.failed.code, reply.failed.message)
         else:
             raise TransferError(f"the worker at {self._peer} answers in another version of the protocol.")
+
+    def _reservation_of(self, reply: kv_pb2.KVReserved) -> Reservation:
+        encoding = encoding_of(reply.encoding)
+        if encoding not in (KVEncoding.NATIVE, *self._offered):
+            raise TransferError(f"the worker at {self._peer} wants KV as {encoding}, which was not offered.")
+        return Reservation(reply.num_cached_tokens, reply.takes_draft, encoding, self._slots.accepted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from cluster.journal import Journal
 from cluster.latency.booking import Booking
@@ -86,7 +86,8 @@ class RequestPredictions:
         sent = [part for part in timeline.parts if part.acknowledged_s]
         if sent and booking.prefill_id:
             link = (booking.prefill_id, booking.decode_id)
-            self.model.observe_transfer(link, sum(part.num_bytes for part in sent), busy_s(sent) * 1e3)
+            num_bytes = sum(part.num_bytes for part in sent) * _native_share(timeline.attributes)
+            self.model.observe_transfer(link, round(num_bytes), busy_s(sent) * 1e3)
 
     def _learn_request(self, booking: Booking, journal: Journal, timeline: Timeline) -> None:
         num_output, forecast, habits = len(journal.token_ids), booking.forecast, self.habits
@@ -108,6 +109,12 @@ class RequestPredictions:
         if tpot_ms is not None:
             self.errors.observe(TPOT, forecast.tpot_ms, tpot_ms)
             self.model.tpot_calibration.of(**regime).observe(forecast.model_tpot_ms, tpot_ms)
+
+
+def _native_share(attributes: Mapping[str, str | int | float | bool]) -> float:
+    """How many bytes of KV as workers hold it a byte on its way stands for; predictions count the former."""
+    moved, spared = (attributes.get(name, 0) for name in ("kv_bytes", "kv_spared_bytes"))
+    return 1 + float(spared) / float(moved) if moved else 1.0
 
 
 def busy_s(parts: list[TransferPart]) -> float:

@@ -19,7 +19,7 @@ class KVFrame(_message.Message):
     def __init__(self, reserve: _Optional[_Union[KVReserve, _Mapping]] = ..., part: _Optional[_Union[KVPart, _Mapping]] = ..., commit: _Optional[_Union[KVCommit, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class KVReserve(_message.Message):
-    __slots__ = ("transfer_id", "request_id", "spec_json", "spec_fingerprint", "token_ids", "deadline_s", "segment")
+    __slots__ = ("transfer_id", "request_id", "spec_json", "spec_fingerprint", "token_ids", "deadline_s", "segment", "encodings")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class KVReserve(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    ENCODINGS_FIELD_NUMBER: _ClassVar[int]
     transfer_id: str
     request_id: str
     spec_json: str
@@ -34,7 +35,8 @@ class KVReserve(_message.Message):
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     deadline_s: float
     segment: KVSegment
-    def __init__(self, transfer_id: _Optional[str] = ..., request_id: _Optional[str] = ..., spec_json: _Optional[str] = ..., spec_fingerprint: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., deadline_s: _Optional[float] = ..., segment: _Optional[_Union[KVSegment, _Mapping]] = ...) -> None: ...
+    encodings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, transfer_id: _Optional[str] = ..., request_id: _Optional[str] = ..., spec_json: _Optional[str] = ..., spec_fingerprint: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., deadline_s: _Optional[float] = ..., segment: _Optional[_Union[KVSegment, _Mapping]] = ..., encodings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class KVSegment(_message.Message):
     __slots__ = ("pid", "fd", "token", "num_slots", "slot_bytes")
@@ -51,20 +53,22 @@ class KVSegment(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., token: _Optional[bytes] = ..., num_slots: _Optional[int] = ..., slot_bytes: _Optional[int] = ...) -> None: ...
 
 class KVPart(_message.Message):
-    __slots__ = ("token_start", "token_count", "layer_start", "layer_end", "checksum", "slot")
+    __slots__ = ("token_start", "token_count", "layer_start", "layer_end", "checksum", "slot", "encoding")
     TOKEN_START_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     LAYER_START_FIELD_NUMBER: _ClassVar[int]
     LAYER_END_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
     token_start: int
     token_count: int
     layer_start: int
     layer_end: int
     checksum: int
     slot: KVSlot
-    def __init__(self, token_start: _Optional[int] = ..., token_count: _Optional[int] = ..., layer_start: _Optional[int] = ..., layer_end: _Optional[int] = ..., checksum: _Optional[int] = ..., slot: _Optional[_Union[KVSlot, _Mapping]] = ...) -> None: ...
+    encoding: str
+    def __init__(self, token_start: _Optional[int] = ..., token_count: _Optional[int] = ..., layer_start: _Optional[int] = ..., layer_end: _Optional[int] = ..., checksum: _Optional[int] = ..., slot: _Optional[_Union[KVSlot, _Mapping]] = ..., encoding: _Optional[str] = ...) -> None: ...
 
 class KVSlot(_message.Message):
     __slots__ = ("index", "generation", "num_bytes")
@@ -99,14 +103,16 @@ class KVReply(_message.Message):
     def __init__(self, reserved: _Optional[_Union[KVReserved, _Mapping]] = ..., committed: _Optional[_Union[KVCommitted, _Mapping]] = ..., received: _Optional[_Union[KVReceived, _Mapping]] = ..., failed: _Optional[_Union[KVFailed, _Mapping]] = ...) -> None: ...
 
 class KVReserved(_message.Message):
-    __slots__ = ("num_cached_tokens", "takes_draft", "takes_segment")
+    __slots__ = ("num_cached_tokens", "takes_draft", "takes_segment", "encoding")
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TAKES_DRAFT_FIELD_NUMBER: _ClassVar[int]
     TAKES_SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
     num_cached_tokens: int
     takes_draft: bool
     takes_segment: bool
-    def __init__(self, num_cached_tokens: _Optional[int] = ..., takes_draft: _Optional[bool] = ..., takes_segment: _Optional[bool] = ...) -> None: ...
+    encoding: str
+    def __init__(self, num_cached_tokens: _Optional[int] = ..., takes_draft: _Optional[bool] = ..., takes_segment: _Optional[bool] = ..., encoding: _Optional[str] = ...) -> None: ...
 
 class KVCommitted(_message.Message):
     __slots__ = ("num_bytes",)

@@ -162,7 +162,7 @@ class PrefillEvent(_message.Message):
     def __init__(self, first_token: _Optional[_Union[TokenBatch, _Mapping]] = ..., handoff: _Optional[_Union[HandoffResult, _Mapping]] = ..., events: _Optional[_Iterable[_Union[TimedEvent, _Mapping]]] = ...) -> None: ...
 
 class HandoffResult(_message.Message):
-    __slots__ = ("num_bytes", "num_parts", "num_tokens", "num_cached_tokens", "seconds", "error_code", "error_message", "parts", "num_shared_bytes")
+    __slots__ = ("num_bytes", "num_parts", "num_tokens", "num_cached_tokens", "seconds", "error_code", "error_message", "parts", "num_shared_bytes", "num_spared_bytes")
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +172,7 @@ class HandoffResult(_message.Message):
     ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPARED_BYTES_FIELD_NUMBER: _ClassVar[int]
     num_bytes: int
     num_parts: int
     num_tokens: int
@@ -181,7 +182,8 @@ class HandoffResult(_message.Message):
     error_message: str
     parts: _containers.RepeatedCompositeFieldContainer[TransferPart]
     num_shared_bytes: int
-    def __init__(self, num_bytes: _Optional[int] = ..., num_parts: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[TransferPart, _Mapping]]] = ..., num_shared_bytes: _Optional[int] = ...) -> None: ...
+    num_spared_bytes: int
+    def __init__(self, num_bytes: _Optional[int] = ..., num_parts: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[TransferPart, _Mapping]]] = ..., num_shared_bytes: _Optional[int] = ..., num_spared_bytes: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("sequence", "transfer_id")

@@ -38,6 +38,16 @@ async def test_all_of_the_kv_travels_every_time(ends: tuple[Sender, Receiver, st
         assert await receiver.take("transfer", with_digest=True) == expected
 
 
+async def test_int8_brings_all_of_it_rounded_in_fewer_bytes(ends: tuple[Sender, Receiver, str]) -> None:
+    sender, receiver, peer = ends
+    exact = sender.digest()
+    summary = await sender.send("transfer", peer, "int8")
+    assert summary.num_bytes == LAYOUT.num_bytes * (8 + 4) // 16
+    found = await receiver.take("transfer", with_digest=True)
+    sender.round()
+    assert found == sender.digest() != exact
+
+
 async def test_the_digest_tells_what_arrived_from_what_did_not(ends: tuple[Sender, Receiver, str]) -> None:
     sender, receiver, peer = ends
     await sender.send("one", peer, "shared")
@@ -75,3 +85,15 @@ def test_figures_are_medians_and_ratios_those_of_neighbours() -> None:
     assert figures["shared_sender_cpu_s_per_gb"] == pytest.approx(0.2)
     assert figures["shared_receiver_cpu_s_per_gb"] == pytest.approx(0.2)
     assert figures["shared_share"] == pytest.approx(0.9)
+    assert "int8_gb_per_s" not in figures
+
+
+def test_figures_of_int8_count_the_caches_bytes() -> None:
+    layout = Layout(1, 1, 250, 1_000_000)
+    run = Run(0.2, 0.4, 0.3, 0.2, 0.1, 0.1, 0.2, 1.0, int8_s=0.25, int8_sender_cpu_s=0.5, int8_receiver_cpu_s=0.1)
+    figures = Result(layout, 1 << 20, (run,)).figures
+    assert figures["int8_gb_per_s"] == pytest.approx(4.0)
+    assert figures["int8_of_grpc"] == pytest.approx(1.6)
+    assert figures["int8_of_tcp"] == pytest.approx(0.8)
+    assert figures["int8_sender_cpu_s_per_gb"] == pytest.approx(0.5)
+    assert figures["int8_receiver_cpu_s_per_gb"] == pytest.approx(0.1)

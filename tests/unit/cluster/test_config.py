@@ -72,6 +72,10 @@ def test_a_configuration_cannot_be_changed():
         ("prefill: {ordering: lifo}", "prefill.ordering must be 'edf' or 'fcfs', got 'lifo'."),
         ("kv_transfer: {transport: nixl}", "kv_transfer.transport must be 'grpc', got 'nixl'."),
         ("kv_transfer: {shared_memory: always}", "kv_transfer.shared_memory must be 'auto' or 'off', got 'always'."),
+        (
+            "kv_transfer: {encoding: int4}",
+            "kv_transfer.encoding must be 'native', 'int8' or 'auto', got 'int4'. Did you mean int8?",
+        ),
         ("engine: {prefix_caching: 1}", "engine.prefix_caching must be a valid boolean, got 1."),
         ("model: null", "model must be a valid string, got nothing (null)."),
         ("model: ''", "model must have at least 1 character, got ''."),

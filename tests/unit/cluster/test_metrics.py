@@ -89,13 +89,16 @@ def test_the_first_token_and_the_gaps_are_booked_as_they_happen_on_the_clock_of_
 
 def test_handoffs_are_booked_by_outcome():
     metrics = RouterMetrics()
-    moved = worker_pb2.HandoffResult(num_bytes=100, num_shared_bytes=60, num_tokens=7, num_cached_tokens=2, seconds=0.5)
+    moved = worker_pb2.HandoffResult(
+        num_bytes=100, num_shared_bytes=60, num_spared_bytes=80, num_tokens=7, num_cached_tokens=2, seconds=0.5
+    )
     metrics.observe_handoff(moved)
     metrics.observe_handoff(worker_pb2.HandoffResult(error_code="kv_transfer_failed"))
     assert value(metrics, "baton_kv_transfers_total", outcome="ok") == 1
     assert value(metrics, "baton_kv_transfers_total", outcome="failed") == 1
     assert value(metrics, "baton_kv_transfer_bytes_total") == 100
     assert value(metrics, "baton_kv_transfer_shared_bytes_total") == 60
+    assert value(metrics, "baton_kv_transfer_spared_bytes_total") == 80
     assert value(metrics, "baton_kv_transfer_tokens_total") == 7
     assert value(metrics, "baton_kv_transfer_saved_tokens_total") == 2
     assert value(metrics, "baton_kv_transfer_seconds_sum") == 0.5

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine import kv_int8
 from engine.kv_cache import TORCH_DTYPES, PagedKVCache, _store, slots_of
-from engine.kv_spec import KVCacheSpec, LayerSpec
+from engine.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
 
 CPU = torch.device("cpu")
 LAYERS = (LayerSpec(2, 3, 3), LayerSpec(1, 5, 2), LayerSpec(2, 4, 1))
 NUM_BLOCKS = 8
+INT8 = KVEncoding.INT8
 
 
 def build(dtype: str, block_size: int, *, seed: int | None = None) -> PagedKVCache:
@@ -140,3 +144,73 @@ def test_write_puts_keys_and_values_at_their_slots() -> None:
     assert torch.equal(cache.keys[0][slots], keys)
     assert torch.equal(cache.values[0][slots], values)
     assert slots.tolist() == [23, 8, 9]
+
+
+@settings(deadline=None)
+@given(
+    dtype=st.sampled_from(sorted(TORCH_DTYPES)),
+    source_blocks=st.permutations(range(NUM_BLOCKS)),
+    target_blocks=st.permutations(range(NUM_BLOCKS)),
+    span=st.tuples(st.integers(0, 31), st.integers(1, 32)).map(lambda pair: (pair[0], min(32, sum(pair)))),
+    layers=st.sampled_from([range(1), range(1, 3), range(3)]),
+)
+def test_int8_arrives_as_what_it_makes_of_each_vector_and_nowhere_else(
+    dtype: str, source_blocks: list[int], target_blocks: list[int], span: tuple[int, int], layers: range
+) -> None:
+    source, target = build(dtype, 4, seed=1), build(dtype, 4)
+    exported = source.export_bytes(source_blocks, *span, layers, encoding=INT8)
+    size = (span[1] - span[0]) * source.spec.layer_bytes_per_token(layers.start, layers.stop, INT8)
+    assert len(exported) == size
+    target.import_bytes(target_blocks, *span, layers, memoryview(bytes(exported)), INT8)
+
+    from_slots, to_slots = slots_of(source_blocks, *span, 4), slots_of(target_blocks, *span, 4)
+    untouched = torch.ones(NUM_BLOCKS * 4, dtype=torch.bool)
+    untouched[to_slots] = False
+    for layer in range(len(LAYERS)):
+        for there, here in ((source.keys, target.keys), (source.values, target.values)):
+            if layer in layers:
+                assert torch.equal(here[layer][to_slots], rounded(there[layer][from_slots]))
+                assert not here[layer][untouched].any()
+            else:
+                assert not here[layer].any()
+
+
+def rounded(vectors: torch.Tensor) -> torch.Tensor:
+    """What int8 makes of them, one vector after the other."""
+    found = torch.empty_like(vectors)
+    for token, head in product(*map(range, vectors.shape[:2])):
+        vector = vectors[token, head]
+        data = torch.empty(1, len(vector) + 4, dtype=torch.uint8)
+        kv_int8.encode(vector[None, None, None], data)
+        found[token, head] = kv_int8.decode(data, (1, 1, len(vector)), vector.dtype)
+    return found
+
+
+@pytest.mark.parametrize("dtype", sorted(TORCH_DTYPES))
+def test_int8_is_written_into_given_memory_at_any_address(dtype: str) -> None:
+    source = build(dtype, 4, seed=2)
+    blocks, layers = [6, 1, 3], range(len(LAYERS))
+    expected = source.export_bytes(blocks, 1, 11, layers, encoding=INT8)
+    room = bytearray(len(expected) + 64)
+    into = memoryview(room)[1 : len(expected) + 1]
+    assert source.export_bytes(blocks, 1, 11, layers, into, INT8) == expected == into
+    assert room[len(expected) + 1 :] == bytes(63)
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_int8_of_a_wrong_length_is_refused(change: int) -> None:
+    cache = build("float32", 4)
+    size = 8 * cache.spec.layer_bytes_per_token(0, len(LAYERS), INT8)
+    with pytest.raises(ValueError, match=f"{size} bytes was expected, got {size + change}"):
+        cache.import_bytes([0, 1], 0, 8, range(len(LAYERS)), memoryview(bytearray(size + change)), INT8)
+
+
+def test_passing_through_changes_the_first_tokens_and_native_nothing() -> None:
+    cache, before = build("float32", 4, seed=5), build("float32", 4, seed=5)
+    cache.pass_through([2, 5], 7, KVEncoding.NATIVE)
+    assert all(torch.equal(*pair) for pair in zip(cache.keys, before.keys, strict=True))
+    cache.pass_through([2, 5], 7, INT8)
+    changed = slots_of([2, 5], 0, 7, 4)
+    expected = before.values[1].clone()
+    expected[changed] = rounded(expected[changed])
+    assert torch.equal(cache.values[1], expected)

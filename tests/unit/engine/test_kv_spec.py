@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.kv_spec import KVCacheSpec, LayerSpec
+from engine.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
 
 SPEC = KVCacheSpec("abc", "bfloat16", 16, (LayerSpec(2, 64, 64), LayerSpec(2, 64, 32)))
 CHANGES = {
@@ -24,6 +24,15 @@ def test_sizes_in_bytes() -> None:
     assert SPEC.layer_bytes_per_token(1, 1) == 0
     assert SPEC.bytes_per_token == 2 * 2 * (64 + 64 + 64 + 32)
     assert replace(SPEC, dtype="float32").bytes_per_token == 2 * SPEC.bytes_per_token
+
+
+def test_int8_is_a_byte_for_each_number_and_four_for_each_vector() -> None:
+    assert SPEC.layer_bytes_per_token(0, 1, KVEncoding.INT8) == 2 * (64 + 4 + 64 + 4)
+    assert SPEC.layer_bytes_per_token(0, 2, KVEncoding.INT8) == 2 * (64 + 4 + 64 + 4) + 2 * (64 + 4 + 32 + 4)
+    assert replace(SPEC, dtype="float32").layer_bytes_per_token(1, 2, KVEncoding.INT8) == 2 * (64 + 4 + 32 + 4)
+    for dtype in ("float32", "bfloat16"):
+        spec = replace(SPEC, dtype=dtype)
+        assert spec.layer_bytes_per_token(0, 2, KVEncoding.NATIVE) == spec.bytes_per_token
 
 
 def test_json_keeps_everything() -> None:

@@ -21,6 +21,7 @@ from engine.model_runner import ModelRunner
 from engine.request import FinishReason, Request
 from engine.scheduler import SchedulerLimits
 from engine.timeline import Event
+from prefill_worker.encoding_choice import EncodingChoice
 from prefill_worker.kv_export import ExportSummary, KVExporter
 from tests.engine_runs import BLOCK_SIZE, build_runner, greedy
 from tests.kv_receiver import Receiver, read_layers, receiver_runner, running_receiver
@@ -83,10 +84,11 @@ async def sending(
     part_bytes: int = 1000,
     prefix_caching: bool = True,
     peer: str = "receiver",
+    choice: EncodingChoice | None = None,
 ) -> AsyncIterator[Sender]:
     limits = SchedulerLimits(CHUNK, 8, runner.loaded.max_model_len)
     engine = AsyncEngine(runner, limits, prefix_caching=prefix_caching, num_threads=1)
-    exporter = KVExporter(engine, transport, part_bytes, 1.0)  # type: ignore[arg-type]
+    exporter = KVExporter(engine, transport, part_bytes, 1.0, choice=choice)  # type: ignore[arg-type]
     engine.start()
     try:
         yield Sender(engine, exporter, peer)

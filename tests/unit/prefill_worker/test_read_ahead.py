@@ -10,10 +10,11 @@ from contextlib import aclosing
 import pytest
 
 from cluster.kv_transfer.base import PartHeader, Payload
+from engine.kv_spec import KVEncoding
 from prefill_worker.read_ahead import PARTS_AT_ONCE, ReadPart, read_ahead
 
 BLOCKS = (4, 2)
-HEADERS = [PartHeader(token, 1, 0, 2) for token in range(3 * PARTS_AT_ONCE)]
+HEADERS = [PartHeader(token, 1, 0, 2, KVEncoding.INT8) for token in range(3 * PARTS_AT_ONCE)]
 
 
 class FakeCache:
@@ -32,11 +33,17 @@ class FakeCache:
         self._broken_at = broken_at
 
     def export_bytes(
-        self, block_ids: Sequence[int], start: int, end: int, layers: range, into: memoryview | None = None
+        self,
+        block_ids: Sequence[int],
+        start: int,
+        end: int,
+        layers: range,
+        into: memoryview | None,
+        encoding: KVEncoding,
     ) -> memoryview:
         if start == self._broken_at:
             raise ValueError(f"position {start} cannot be read")
-        assert (block_ids, end, layers) == (BLOCKS, start + 1, range(2))
+        assert (block_ids, end, layers, encoding) == (BLOCKS, start + 1, range(2), KVEncoding.INT8)
         self.reads.append(start)
         self.threads.add(threading.get_ident())
         assert self.gate.wait(30)

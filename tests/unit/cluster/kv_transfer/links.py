@@ -125,7 +125,8 @@ async def link(
 
 async def send_all(stream: KVSendStream, source: SourceKV, part_bytes: int = 700) -> int:
     """Every missing part, then the commit; returns the acknowledged bytes."""
-    for header, payload in source.parts(stream.reservation.num_cached_tokens, part_bytes):
+    reservation = stream.reservation
+    for header, payload in source.parts(reservation.num_cached_tokens, part_bytes, reservation.encoding):
         await stream.send(header, payload)
     return await stream.commit()
 

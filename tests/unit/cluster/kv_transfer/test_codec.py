@@ -7,14 +7,17 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.kv_transfer.codec import checksum, decode_frame, encode_frame, pack_header
+from cluster.kv_transfer.codec import checksum, decode_frame, encode_frame, encoding_name, encoding_of, pack_header
 from cluster.wire.kv_pb2 import KVCommit, KVFrame, KVReserve
 from engine.errors import TransferError
+from engine.kv_spec import KVEncoding
 
 uint32 = st.integers(0, 2**32 - 1)
 uint64 = st.integers(0, 2**64 - 1)
 headers = st.one_of(
-    st.builds(pack_header, uint32, uint32, uint32, uint32, uint64),
+    st.builds(
+        pack_header, uint32, uint32, uint32, uint32, uint64, slot=st.none(), encoding=st.sampled_from(KVEncoding)
+    ),
     st.builds(lambda parts, size: KVFrame(commit=KVCommit(num_parts=parts, num_bytes=size)), uint32, uint64),
     st.builds(
         lambda name, spec, tokens, deadline: KVFrame(
@@ -43,6 +46,15 @@ def test_a_frame_is_what_protobuf_itself_would_write_and_read(header: KVFrame, p
     data = encode_frame(header, payload)
     assert data == whole.SerializeToString()
     assert KVFrame.FromString(data) == whole
+
+
+@pytest.mark.parametrize("encoding", KVEncoding)
+def test_names_of_encodings_come_back_and_native_has_none(encoding: KVEncoding) -> None:
+    name = encoding_name(encoding)
+    assert encoding_of(name) is encoding
+    assert (name == "") == (encoding is KVEncoding.NATIVE)
+    with pytest.raises(TransferError, match="encoded as 'int3'"):
+        encoding_of("int3")
 
 
 @pytest.mark.parametrize("length", [0, 1, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152])

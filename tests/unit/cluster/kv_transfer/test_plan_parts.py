@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.kv_transfer.base import PartHeader, plan_parts
-from engine.kv_spec import KVCacheSpec, LayerSpec
+from engine.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
 
 layers = st.lists(
     st.builds(LayerSpec, st.integers(1, 8), st.integers(1, 64), st.integers(1, 64)), min_size=1, max_size=6
@@ -20,16 +20,18 @@ specs = st.builds(
 )
 ranges = st.tuples(st.integers(0, 200), st.integers(0, 300)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 part_sizes = st.one_of(st.integers(1, 5000), st.integers(1, 1_000_000))
+encodings = st.sampled_from(KVEncoding)
 
 
-@given(specs, ranges, part_sizes)
+@given(specs, ranges, part_sizes, encodings)
 def test_parts_cover_every_position_of_every_layer_once_and_in_order(
-    spec: KVCacheSpec, span: tuple[int, int], part_bytes: int
+    spec: KVCacheSpec, span: tuple[int, int], part_bytes: int, encoding: KVEncoding
 ) -> None:
     start, end = span
     due = [start] * len(spec.layers)
-    for part in plan_parts(spec, start, end, part_bytes):
+    for part in plan_parts(spec, start, end, part_bytes, encoding=encoding):
         assert part.token_count > 0
+        assert part.encoding is encoding
         assert 0 <= part.layer_start < part.layer_end <= len(spec.layers)
         for layer in part.layers:
             assert due[layer] == part.token_start
@@ -37,20 +39,20 @@ def test_parts_cover_every_position_of_every_layer_once_and_in_order(
     assert all(position == end for position in due)
 
 
-@given(specs, ranges, part_sizes)
+@given(specs, ranges, part_sizes, encodings)
 def test_parts_keep_to_their_size_unless_one_token_of_one_layer_is_larger(
-    spec: KVCacheSpec, span: tuple[int, int], part_bytes: int
+    spec: KVCacheSpec, span: tuple[int, int], part_bytes: int, encoding: KVEncoding
 ) -> None:
-    for part in plan_parts(spec, *span, part_bytes):
+    for part in plan_parts(spec, *span, part_bytes, encoding=encoding):
         indivisible = part.token_count == 1 and len(part.layers) == 1
         assert part.num_bytes(spec) <= part_bytes or indivisible
 
 
-@given(specs, ranges, part_sizes)
+@given(specs, ranges, part_sizes, encodings)
 def test_no_two_neighbours_would_have_fitted_into_one(
-    spec: KVCacheSpec, span: tuple[int, int], part_bytes: int
+    spec: KVCacheSpec, span: tuple[int, int], part_bytes: int, encoding: KVEncoding
 ) -> None:
-    parts = list(plan_parts(spec, *span, part_bytes))
+    parts = list(plan_parts(spec, *span, part_bytes, encoding=encoding))
     for first, second in pairwise(parts):
         if first.layers == second.layers and second.token_end < span[1]:
             assert first.token_count == second.token_count

@@ -13,7 +13,9 @@ from cluster.cli_view import render_status
 from cluster.latency.calibration import Calibration, ErrorWindow, SlidingMedian
 from cluster.latency.error_metrics import TTFT, PredictionErrors
 from cluster.latency.request_predictions import busy_s
+from cluster.latency_model import LatencyModel
 from cluster.outcomes import ENDED_BY
+from cluster.wire import worker_pb2
 from engine.errors import BatonError, InternalError, TransferError
 from engine.request import FinishReason
 from engine.timeline import TransferPart
@@ -105,6 +107,22 @@ async def test_a_failed_handoff_is_no_sample_of_a_link() -> None:
         prefill.scripts.append(prefill_then(handoff_failed(TransferError("no"))))
         await cluster.run()
         assert cluster.predictions.model._links == {}
+
+
+async def test_links_are_learned_in_bytes_of_kv_as_workers_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predictions know what a prompt's KV takes in a cache, and not how it will be encoded on its way."""
+    learned: list[int] = []
+    monkeypatch.setattr(LatencyModel, "observe_transfer", lambda self, link, num_bytes, ms: learned.append(num_bytes))
+    for spared in (0, 960):
+        async with PredictingCluster() as cluster:
+            prefill, _ = await cluster.add_all(["p1", "d1"])
+            part = worker_pb2.TransferPart(num_bytes=1000, num_parts=1, started_s=1.0, sent_s=2.0, acknowledged_s=3.0)
+            result = worker_pb2.HandoffResult(num_bytes=1000, num_spared_bytes=spared, num_parts=1, parts=[part])
+            prefill.scripts.append(prefill_then(worker_pb2.PrefillEvent(handoff=result)))
+            request = cluster.request()
+            await cluster.run(request)
+            assert request.timeline.attributes["kv_spared_bytes"] == spared
+    assert learned == [1000, 1960]
 
 
 def test_parts_that_overlap_are_counted_once() -> None:

@@ -1,0 +1,142 @@
+"""How KV is encoded for its way: as configured or, for ``auto``, as int8 where the link is too slow for the rest.
+
+KV that leaves as fast as prefill makes it hides behind the prefill. Both speeds are measured, in bytes per second: of
+steps that compute prompts, and of acknowledgements behind which more was waiting to be sent. So whatever is slow in
+between counts (link, cap, receiver), and what a single part takes from end to end does not.
+"""
+
+from __future__ import annotations
+
+from cluster.kv_transfer.base import Reservation
+from engine.kv_spec import KVEncoding
+
+AUTO = "auto"
+BACK_TO_NATIVE = 1.25
+"""How much faster than prefill a link must be before its hand-offs are native again."""
+_WINDOW_S = 1.0
+_LEAST_S = 0.05
+_MAX_LINKS = 256
+
+
+class Speed:
+    """Bytes per second of the last second or so in which there was something to do.
+
+    Attributes:
+        bytes_per_second: None until it has been watched for a twentieth of a second.
+    """
+
+    def __init__(self) -> None:
+        self.bytes_per_second: float | None = None
+        self._num_bytes = 0.0
+        self._seconds = 0.0
+
+    def observe(self, num_bytes: int, seconds: float) -> None:
+        """So much was done in so long."""
+        if self._seconds > _WINDOW_S:
+            self._num_bytes /= 2
+            self._seconds /= 2
+        self._num_bytes += num_bytes
+        self._seconds += seconds
+        if self._seconds >= _LEAST_S:
+            self.bytes_per_second = self._num_bytes / self._seconds
+
+
+class Link:
+    """The way to one receiver, and all transfers on it together.
+
+    Attributes:
+        speed: at which KV arrives there while more of it waits here.
+        is_slow: whether the last hand-off was better encoded.
+    """
+
+    def __init__(self) -> None:
+        self.speed = Speed()
+        self.is_slow = False
+        self._num_waiting = 0
+        self._since_s: float | None = None
+
+    def waits(self, num_bytes: int) -> None:
+        """So much is ready to be sent."""
+        self._num_waiting += num_bytes
+
+    def arrived(self, num_bytes: int, now_s: float) -> None:
+        """So much of it is acknowledged."""
+        if self._since_s is not None:
+            self.speed.observe(num_bytes, now_s - self._since_s)
+        self._num_waiting -= num_bytes
+        self._since_s = now_s if self._num_waiting > 0 else None
+
+    def dropped(self, num_bytes: int) -> None:
+        """So much of it will never arrive."""
+        if num_bytes:
+            self._num_waiting -= num_bytes
+            self._since_s = None
+
+
+class Passage:
+    """One transfer on a link."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._num_sent = self._num_arrived = 0
+
+    def sending(self, num_bytes: int) -> None:
+        """A part is given to the transport."""
+        self._num_sent += num_bytes
+        self._link.waits(num_bytes)
+
+    def acknowledged(self, num_bytes: int, now_s: float) -> None:
+        """The receiver has written the transfer's first ``num_bytes``."""
+        self._link.arrived(num_bytes - self._num_arrived, now_s)
+        self._num_arrived = num_bytes
+
+    def close(self) -> None:
+        """The transfer is over, however it ended."""
+        self._link.dropped(self._num_sent - self._num_arrived)
+        self._num_sent = self._num_arrived
+
+
+class EncodingChoice:
+    """
+    Args:
+        setting: ``native``, ``int8`` or ``auto``.
+
+    Attributes:
+        prefill: the speed at which it makes KV, in native bytes. Another thread may observe it.
+    """
+
+    def __init__(self, setting: str = KVEncoding.NATIVE) -> None:
+        self._setting = setting
+        self.prefill = Speed()
+        self._links: dict[str, Link] = {}
+
+    def offers(self, peer: str) -> tuple[KVEncoding, ...]:
+        """What the next hand-off to ``peer`` should be encoded as; empty: native alone."""
+        if self._setting == AUTO:
+            return (KVEncoding.INT8,) if self._is_slow(self.link(peer)) else ()
+        return (KVEncoding.INT8,) if self._setting == KVEncoding.INT8 else ()
+
+    def encoding(self, reservation: Reservation) -> KVEncoding:
+        """Of a hand-off that the receiver has answered. Memory that it shares is never too slow."""
+        if self._setting == AUTO and reservation.shares_memory:
+            return KVEncoding.NATIVE
+        return reservation.encoding
+
+    def link(self, peer: str) -> Link:
+        """The way to ``peer``; those not used for longest are forgotten."""
+        link = self._links.pop(peer, None) or Link()
+        self._links[peer] = link
+        if len(self._links) > _MAX_LINKS:
+            del self._links[next(iter(self._links))]
+        return link
+
+    def passage(self, peer: str, reservation: Reservation) -> Passage:
+        """Watches a hand-off. Through memory that is shared, it says nothing of the link."""
+        return Passage(Link() if reservation.shares_memory else self.link(peer))
+
+    def _is_slow(self, link: Link) -> bool:
+        made, sent = self.prefill.bytes_per_second, link.speed.bytes_per_second
+        if made is None or sent is None:
+            return False
+        link.is_slow = sent < made * (BACK_TO_NATIVE if link.is_slow else 1)
+        return link.is_slow

@@ -1,0 +1,66 @@
+"""Before KV travels as int8, a worker looks at what that does to its model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cluster.config import BatonConfig
+from cluster.worker_host import with_checked_encoding
+from engine.errors import UnsupportedModelError
+from engine.kv_spec import KVEncoding
+from engine.model_loader import prepare_model
+from engine.model_runner import ModelRunner
+from tests.tiny_models import tiny_model
+
+
+def runner_of(name: str, *, broken: bool = False, num_blocks: int = 16, dtype: str = "float32") -> ModelRunner:
+    """Broken: one number of each key dwarfs the others, as the biases of some models make it."""
+    model = tiny_model(name)
+    if broken:
+        for layer in model.get_decoder().layers:
+            with torch.no_grad():
+                layer.self_attn.k_proj.bias[::2] = 1e4
+    return ModelRunner(prepare_model(model.to(getattr(torch, dtype)), dtype), num_blocks, 16)
+
+
+def config(encoding: str) -> BatonConfig:
+    return BatonConfig.from_dict({"kv_transfer": {"encoding": encoding}})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_a_model_that_loses_little_passes(name: str, dtype: str) -> None:
+    runner = runner_of(name, dtype=dtype)
+    assert 0 < runner.encoding_error(KVEncoding.INT8) < 0.05
+    runner.check_encoding(KVEncoding.INT8)
+    assert runner.encoding_error(KVEncoding.NATIVE) == 0
+
+
+def test_a_model_that_loses_too_much_is_refused_by_int8_and_native_under_auto(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    runner = runner_of("qwen2", broken=True)
+    with pytest.raises(UnsupportedModelError, match=r"other logits when its KV travels as int8.*kv_transfer\.encoding"):
+        with_checked_encoding(config("int8"), runner)
+    assert with_checked_encoding(config("auto"), runner) == config("native")
+    assert "no KV travels as int8" in caplog.text
+    assert with_checked_encoding(config("native"), runner) == config("native")
+
+
+def test_settings_of_models_that_pass_stay() -> None:
+    runner = runner_of("llama")
+    for encoding in ("native", "int8", "auto"):
+        assert with_checked_encoding(config(encoding), runner) == config(encoding)
+
+
+@pytest.mark.parametrize("num_blocks", [2, 3])
+def test_the_smallest_caches_have_room_for_the_check(num_blocks: int) -> None:
+    assert runner_of("llama", num_blocks=num_blocks).encoding_error(KVEncoding.INT8) > 0
+
+
+def test_logits_that_are_no_numbers_do_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = runner_of("llama")
+    monkeypatch.setattr(runner, "encoding_error", lambda encoding: float("nan"))
+    with pytest.raises(UnsupportedModelError):
+        runner.check_encoding(KVEncoding.INT8)

@@ -1,0 +1,97 @@
+"""KV as int8: near enough, never better than it was, and in as many bytes as the layout says."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine import kv_int8
+from engine.kv_cache import TORCH_DTYPES
+from engine.kv_spec import KVEncoding
+
+DTYPES = sorted(TORCH_DTYPES)
+# Of the dtype itself, and of numbers that are too small for a scale.
+ROUNDING = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-10}
+TOO_SMALL = {"float32": 1e-35, "bfloat16": 1e-35, "float16": 2.0**-24}
+
+shapes = st.tuples(st.integers(1, 5), st.integers(1, 4), st.sampled_from([1, 2, 3, 5, 8, 17, 64]))
+magnitudes = st.sampled_from([0.0, 1e-42, 1e-38, 1e-20, 1e-3, 1.0, 50.0, 6e4, 1e20, 3.3e38])
+
+
+def passed(vectors: torch.Tensor, offset: int = 0) -> torch.Tensor:
+    """Encoded, moved to any address, and decoded."""
+    tokens, heads, dim = vectors.shape
+    room = torch.empty(offset + tokens * heads * KVEncoding.INT8.vector_bytes(dim, 0), dtype=torch.uint8)
+    kv_int8.encode(vectors[None], room[None, offset:])
+    return kv_int8.decode(room[None, offset:], (tokens, heads, dim), vectors.dtype)[0]
+
+
+def assert_near(vectors: torch.Tensor, dtype: str) -> None:
+    found, true = passed(vectors).double(), vectors.double()
+    largest = true.abs().amax(-1, keepdim=True)
+    bound = largest / 254 * (1 + 1e-4) + found.abs() * ROUNDING[dtype] + TOO_SMALL[dtype]
+    assert torch.isfinite(found).all()
+    assert ((found - true).abs() <= bound).all()
+
+
+@settings(deadline=None)
+@given(st.sampled_from(DTYPES), shapes, st.lists(magnitudes, min_size=20, max_size=20), st.integers(0, 2**32))
+def test_a_number_is_off_by_a_254th_of_its_vectors_largest_at_most(
+    dtype: str, shape: tuple[int, int, int], sizes: list[float], seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    numbers = torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1
+    numbers *= torch.tensor(sizes, dtype=torch.float64)[: shape[0] * shape[1]].view(shape[0], shape[1], 1)
+    limit = torch.finfo(TORCH_DTYPES[dtype]).max
+    assert_near(numbers.clamp(-limit, limit).to(TORCH_DTYPES[dtype]), dtype)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_whatever_the_numbers_are(data: st.DataObject) -> None:
+    dtype = data.draw(st.sampled_from(["float32", "float16"]))
+    floats = st.floats(width=32 if dtype == "float32" else 16, allow_nan=False, allow_infinity=False)
+    numbers = data.draw(st.lists(floats, min_size=3, max_size=3))
+    assert_near(torch.tensor(numbers, dtype=TORCH_DTYPES[dtype]).view(1, 1, 3), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_largest_number_stays_what_it_was(dtype: str) -> None:
+    """To a millionth, which is less than half precision tells apart; and it does not become infinite."""
+    limits = torch.finfo(TORCH_DTYPES[dtype])
+    vectors = torch.tensor([[[limits.max, 0.0, -1.0]], [[-limits.max, 5.0, 5.0]], [[7.0, 1.0, 2.0]]])
+    vectors = vectors.to(TORCH_DTYPES[dtype])
+    torch.testing.assert_close(passed(vectors)[:, 0, 0], vectors[:, 0, 0], rtol=2e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+def test_a_vector_with_a_number_that_is_none_becomes_one_of_none_and_others_do_not(dtype: str, broken: float) -> None:
+    vectors = torch.randn(4, 3, 5, generator=torch.Generator().manual_seed(3)).to(TORCH_DTYPES[dtype])
+    vectors[2, 1, 4] = broken
+    vectors[3, 2] = broken
+    found = passed(vectors)
+    hurt = torch.zeros(4, 3, dtype=torch.bool)
+    hurt[2, 1] = hurt[3, 2] = True
+    assert not torch.isfinite(found[hurt]).any()
+    assert torch.isfinite(found[~hurt]).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zeros_stay_zeros(dtype: str) -> None:
+    vectors = torch.ones(3, 2, 5, dtype=TORCH_DTYPES[dtype])
+    vectors[1] = 0
+    found = passed(vectors)
+    assert not found[1].any()
+    torch.testing.assert_close(found[0], vectors[0], rtol=2e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("offset", [1, 2, 3])
+def test_addresses_do_not_matter(dtype: str, offset: int) -> None:
+    vectors = torch.randn(7, 3, 5, generator=torch.Generator().manual_seed(4)).to(TORCH_DTYPES[dtype])
+    assert torch.equal(passed(vectors, offset), passed(vectors))
