@@ -14,7 +14,15 @@ from engine.errors import ConfigError
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """PyYAML keeps the last of two equal keys without a word; this one refuses them."""
+    """PyYAML keeps the last of two equal keys without a word; this one refuses them.
+
+    Its booleans are YAML 1.2's, true and false: ``off`` is a word, and the value of some keys.
+    """
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own form
+        first: [(tag, pattern) for tag, pattern in resolvers if first in "tTfF" or tag != "tag:yaml.org,2002:bool"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[object] = set()
@@ -110,6 +118,8 @@ def _explain_one(path: str, fault: dict[str, Any], schema: type[BaseModel]) -> s
         return f"{path} is missing; it has no default."
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return f"{path} must be a section with keys of its own, got {_shown(value)}."
+    if kind in ("bool_parsing", "bool_type"):
+        return f"{path} must be true or false, got {_shown(value)}."
     text = message.replace("Input should be", "must be").replace("String should have", "must have")
     near = _nearest(value, fault.get("ctx", {}).get("expected", ""))
     return f"{path} {text}, got {_shown(value)}.{near}"

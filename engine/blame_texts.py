@@ -39,11 +39,11 @@ def reason_for(stage: Stage, timeline: Timeline, failures: Sequence[FailedAttemp
     clause, hint = _PLAIN[stage]
     return Reason(
         clause.format(
-            prefill=_worker(timeline, "prefill_worker", "the prefill worker"),
+            prefill=_computing_worker(timeline),
             decode=_worker(timeline, "decode_worker", "the decode worker"),
             prompt=timeline.attributes.get("prompt_tokens", "its"),
         ),
-        hint,
+        _for_its_pool(timeline, hint),
     )
 
 
@@ -73,7 +73,7 @@ _PLAIN: dict[Stage, tuple[str, str]] = {
     Stage.ADMISSION_QUEUE: (
         "it waited in the router's queue until a route had room for it, or it was refused",
         "More workers in the pool that is full (`baton scale`), or an SLO class of higher priority or wider targets; "
-        "see baton_admission_refusals and docs/admission.md.",
+        "see baton_admission_refusals_total and docs/admission.md.",
     ),
     Stage.ROUTE: (
         "no worker was there to take it",
@@ -120,8 +120,7 @@ def _prefill(timeline: Timeline) -> Reason:
     rows = list(timeline.prefill_steps)
     own = sum(row.num_computed for row in rows)
     cached = timeline.attributes.get("cached_tokens", 0)
-    worker = _worker(timeline, "prefill_worker", "the prefill worker")
-    clause = f"{worker} computed its prompt"
+    clause = f"{_computing_worker(timeline)} computed its prompt"
     if rows:
         clause += f", {own:.0f} tokens in {_count(len(timeline.prefill_steps), 'step')}"
         clause += f" ({cached} more were cached)" if cached else ""
@@ -130,14 +129,17 @@ def _prefill(timeline: Timeline) -> Reason:
             clause += f", in company of other prompts with {others:.0f} tokens"
             return Reason(
                 clause,
-                "More prefill workers (`baton scale prefill=N`), or a smaller prefill.max_num_seqs: then prompts share "
-                "their steps with fewer others.",
+                _for_its_pool(
+                    timeline,
+                    "More prefill workers (`baton scale prefill=N`), or a smaller prefill.max_num_seqs: then prompts "
+                    "share their steps with fewer others.",
+                ),
             )
-    return Reason(
-        clause,
+    hint = (
         "A shorter prompt, a beginning that others share (the prefix cache keeps it), or a faster device for the "
-        "prefill pool.",
+        "prefill pool."
     )
+    return Reason(clause, _for_its_pool(timeline, hint))
 
 
 def _kv_wait(timeline: Timeline) -> Reason:
@@ -271,6 +273,28 @@ def wait_reason(timeline: Timeline, row: StepRow, before: StepRow) -> Reason:
         "CPU time",
         "On one machine, prefill and decode workers share its cores (engine.threads). Else see how busy the worker's "
         "process is.",
+    )
+
+
+def _is_local(timeline: Timeline) -> bool:
+    """Whether the decode worker computed the prompt."""
+    return "prefill_worker" not in timeline.attributes and "decode_worker" in timeline.attributes
+
+
+def _computing_worker(timeline: Timeline) -> str:
+    attribute = "decode_worker" if _is_local(timeline) else "prefill_worker"
+    return _worker(timeline, attribute, "the prefill worker")
+
+
+def _for_its_pool(timeline: Timeline, hint: str) -> str:
+    """A hint about the pool whose worker computed the prompt, which is written for the prefill pool."""
+    if not _is_local(timeline):
+        return hint
+    return (
+        hint.replace("prefill pool", "decode pool")
+        .replace("prefill workers", "decode workers")
+        .replace("prefill=N", "decode=N")
+        .replace("prefill.", "decode.")
     )
 
 

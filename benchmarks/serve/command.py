@@ -92,7 +92,7 @@ def run_serve(
             results, session = runner.run(_measure(target, workload, plan, stages, slo, console))
     except InterruptedBeforeLoadError:
         return ServeOutcome(Text("interrupted before the load began"), (), is_interrupted=True)
-    notes = [*plan_notes(load), *session.notes]
+    notes = [*plan_notes(load, plan.trace_length), *session.notes]
     if num_left := len(stages) - len(results):
         notes.append(f"interrupted: {num_left} of {len(stages)} stages have no figures")
     shown = render_run(results, slo, session.target, notes)

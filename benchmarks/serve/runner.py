@@ -165,12 +165,14 @@ def _schedule_end_s(bounds: Bounds, times: Sequence[float]) -> float:
 
 
 def _unrolled(at_s: Sequence[float]) -> list[float]:
-    """Times that go on growing where a trace begins again."""
+    """Times that go on growing where a trace begins again, its usual gap behind its last request."""
     unrolled: list[float] = []
-    offset_s = 0.0
-    for previous, moment in zip([0.0, *at_s], at_s, strict=False):
+    offset_s, first = 0.0, 0
+    for index, (previous, moment) in enumerate(zip([0.0, *at_s], at_s, strict=False)):
         if moment < previous:
-            offset_s += previous
+            num_gaps = index - 1 - first
+            offset_s += previous + (previous - at_s[first]) / max(1, num_gaps) - moment
+            first = index
         unrolled.append(offset_s + moment)
     return unrolled
 

@@ -189,7 +189,8 @@ def _window(run: StageRun, answered: Sequence[Sample]) -> Window:
         # An open loop begins with an empty server, from which fewer answers come than requests go in.
         start_s = max(start_s, run.samples[0].intended_s + typical_s)
     steady = Window(start_s, run.load_end_s, is_steady=True)
-    if answered and steady.seconds >= 2 * typical_s:
+    num_held = sum(steady.holds(sample.finished_s) for sample in answered)
+    if answered and steady.seconds >= 2 * typical_s and 2 * num_held >= len(answered):
         return steady
     last_s = max((sample.finished_s or 0.0 for sample in run.samples), default=run.load_end_s)
     return Window(run.load_start_s, max(last_s, run.load_end_s), is_steady=False)

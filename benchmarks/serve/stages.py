@@ -120,7 +120,9 @@ def plan_stages(settings: LoadSettings, trace_length: int | None) -> list[Stage]
     if settings.concurrency and (settings.rate or arrival):
         raise ConfigError("--concurrency is a closed loop, --rate and --arrival are an open one. Give one of them.")
     if arrival == TRACE:
-        if settings.rate or trace_length is None:
+        if trace_length is None:
+            raise ConfigError("--arrival trace replays the times of a trace. Name its file: --trace FILE.")
+        if settings.rate:
             raise ConfigError("--arrival trace replays the times of --trace and takes no --rate. Use --speed-up.")
         return [_open_stage(settings, 0, TRACE, 0.0, _trace_bounds(settings, trace_length))]
     if arrival and not settings.rate:
@@ -135,8 +137,12 @@ def plan_stages(settings: LoadSettings, trace_length: int | None) -> list[Stage]
     return _closed_stages(settings)
 
 
-def plan_notes(settings: LoadSettings) -> list[str]:
-    """What :func:`plan_stages` does otherwise than was asked for."""
+def plan_notes(settings: LoadSettings, trace_length: int | None = None) -> list[str]:
+    """What :func:`plan_stages` does otherwise than was asked for, or than one might think."""
+    if settings.arrival == TRACE and trace_length and (settings.requests or 0) > trace_length:
+        return [
+            f"the trace has {trace_length} requests and begins again behind them: --requests is {settings.requests}"
+        ]
     room = _room_for_clients(settings)
     capped = [str(wanted) for wanted in settings.concurrency if wanted > room]
     if not capped:

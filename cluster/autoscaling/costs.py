@@ -12,8 +12,8 @@ from cluster.registry import WorkerInfo
 
 _REFERENCE_TOKENS = 256
 _REFERENCE_BATCH = 8
-MIN_STEP_SAMPLES = 24
-"""A worker's profile at its start brings more than that; fewer say nothing."""
+MIN_STEP_SAMPLES = 8
+"""A slow worker's profile at its start brings more than that too, and it may be all that an idle pool has."""
 
 
 class PoolCosts(Protocol):

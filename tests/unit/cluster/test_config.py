@@ -76,7 +76,7 @@ def test_a_configuration_cannot_be_changed():
             "kv_transfer: {encoding: int4}",
             "kv_transfer.encoding must be 'native', 'int8' or 'auto', got 'int4'. Did you mean int8?",
         ),
-        ("engine: {prefix_caching: 1}", "engine.prefix_caching must be a valid boolean, got 1."),
+        ("engine: {prefix_caching: 1}", "engine.prefix_caching must be true or false, got 1."),
         ("model: null", "model must be a valid string, got nothing (null)."),
         ("model: ''", "model must have at least 1 character, got ''."),
         ("prefill: {resources: {labels: {a: 1}}}", "prefill.resources.labels.a must be a valid string, got 1."),
@@ -172,3 +172,17 @@ def test_hub_ids_and_the_default_name_stay_as_they_are(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert load_config(overrides={"model": "organization/name"}).model == "organization/name"
     assert load_config().model == "smollm2-135m-instruct"
+
+
+@pytest.mark.parametrize("key", ["admission.mode", "kv_transfer.shared_memory", "engine.cuda_graphs"])
+def test_off_is_a_word(key: str, tmp_path: Path) -> None:
+    section, name = key.split(".")
+    file = tmp_path / "baton.yaml"
+    file.write_text(f"{section}:\n  {name}: off\n", encoding="utf-8")
+    for config in (load_config(file), load_config(None, dict([parse_override(f"{key}=off")]))):
+        assert getattr(getattr(config, section), name) == "off"
+
+
+def test_booleans_are_true_and_false(tmp_path: Path) -> None:
+    assert load_config(None, dict([parse_override("autoscaler.enabled=true")])).autoscaler.enabled
+    assert "must be true or false, got 'on'" in error_for(tmp_path, "autoscaler:\n  enabled: on\n")

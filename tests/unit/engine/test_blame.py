@@ -201,3 +201,14 @@ def test_nothing_is_blamed_for_what_did_not_happen() -> None:
     shown = explain(timeline)
     assert shown["time_to_first_token"] is None
     assert shown["slowest_gap"] is None
+
+
+def test_a_prompt_that_the_decode_worker_computed_is_laid_at_its_door() -> None:
+    timeline = served()
+    timeline.attributes.pop("prefill_worker", None)
+    timeline.attributes["decode_worker"] = "decode-2"
+    for stage in (Stage.PREFILL, Stage.PREFILL_QUEUE, Stage.PREFILL_WAIT):
+        reason = reason_for(stage, timeline)
+        assert "decode-2" in reason.clause
+        assert "prefill pool" not in reason.hint
+        assert "scale prefill" not in reason.hint

@@ -79,6 +79,14 @@ def test_a_stage_that_is_too_short_goes_on_to_its_end():
     assert any("too short" in note for note in result.notes)
 
 
+def test_a_window_with_few_of_the_answers_in_it_is_not_steady():
+    """Four due within 0.4 s, three of which end behind it."""
+    samples = [answered(0.0, 0.05, 0.0), *(answered(0.1 * index, 0.45 - 0.1 * index, 0.05) for index in (1, 2, 3))]
+    result = evaluate(run_of(samples, 0.0, 0.4, Stage(0, Bounds(), "trace")))
+    assert not result.window.is_steady
+    assert result.requests_per_s == pytest.approx(4 / result.window.seconds)
+
+
 def test_the_warm_up_is_in_no_latency():
     slow = answered(0.0, ttft_s=50.0, is_warmup=True)
     result = evaluate(run_of([slow, *(answered(1.0 + second) for second in range(9))], 1.0, 9.0))
