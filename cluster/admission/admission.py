@@ -194,7 +194,7 @@ class Admission(Generic[PlacementT]):
 
     def _note_shortage(self, check: RoomCheck) -> None:
         """Those who are lost do not count: they find no room because others do not."""
-        if check.shortage is not None and not check.is_lost:
+        if check.shows_crowd:
             self._shortage_s = self._clock()
 
     def _decide(self, asking: Asking[PlacementT], decision: RouteDecision) -> PlacementT | None:

@@ -46,6 +46,8 @@ class RoomCheck:
         limit_tpot_ms: what the prediction was compared with: this, or less if others on the worker are stricter.
         is_near_ttft, is_near_tpot: the prediction is near its limit, so that a hit says something about the margin.
         is_lost: its class's target for the first token cannot be kept, whatever else runs.
+        shows_crowd: load is to blame for the shortage: not who is lost, nor who has so little time to spare that it is
+            late although it would wait for others by no more than the slack.
     """
 
     shortage: Shortage | None
@@ -58,6 +60,7 @@ class RoomCheck:
     is_near_ttft: bool
     is_near_tpot: bool
     is_lost: bool
+    shows_crowd: bool
 
 
 _NEAR = 0.5
@@ -158,4 +161,6 @@ def check_room(
         is_near_ttft=decision.ttft_ms > _NEAR * limits.ttft_ms,
         is_near_tpot=decision.tpot_ms > _NEAR * limit_tpot_ms,
         is_lost=limits.is_lost,
+        shows_crowd=not limits.is_lost
+        and (shortage is Shortage.DECODE or (shortage is not None and decision.ttft_ms > limits.feasible_ttft_ms)),
     )

@@ -79,6 +79,16 @@ def test_a_lost_target_gives_way_to_what_is_possible() -> None:
     assert busy.over_ms == pytest.approx(10)
 
 
+@pytest.mark.parametrize(
+    ("ttft_ms", "idle_ttft_ms", "shows_crowd"),
+    [(1034, 990, False), (1600, 990, True), (1034, 300, True), (900, 300, False), (1700, 1100, False)],
+    ids=["hardly waits", "waits long", "time to spare", "in time", "lost"],
+)
+def test_who_is_late_by_itself_shows_no_crowd(ttft_ms: float, idle_ttft_ms: float, shows_crowd: bool) -> None:
+    check = check_room(decision(ttft_ms, 1, idle_ttft_ms=idle_ttft_ms), INTERACTIVE, 0.0, 0.5, NO_MARGIN, max_tokens=9)
+    assert check.shows_crowd is shows_crowd
+
+
 def test_who_is_lost_has_no_room_while_others_find_none() -> None:
     lost = decision(1200, 1, idle_ttft_ms=1100)  # beyond a second, even alone
     assert check_room(lost, INTERACTIVE, 0.0, 0.5, NO_MARGIN, max_tokens=9).shortage is None
