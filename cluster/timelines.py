@@ -54,7 +54,8 @@ class TimelineStore:
         if found is None:
             raise NotFoundError(
                 f"No request {request_id[:80]!r} is known. The timelines of the last {self._capacity} sequences are "
-                f"kept (router.timelines_kept); {len(self)} are there. GET /v1/requests lists them.",
+                f"kept (router.timelines_kept); {len(self)} are there. A request that was refused for what it asked "
+                "has none. GET /v1/requests lists them.",
                 param="request_id",
             )
         return found

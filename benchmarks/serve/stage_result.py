@@ -215,7 +215,8 @@ def _notes(run: StageRun, answered: Sequence[Sample], window: Window) -> list[st
     notes: list[str] = []
     if run.is_interrupted:
         num_cut_off = sum(_is_cut_off(run, sample) for sample in run.samples)
-        notes.append(f"interrupted: these are the figures so far, without {num_cut_off} requests in flight")
+        left_out = f", without {num_cut_off} requests in flight" if num_cut_off else ""
+        notes.append(f"interrupted: these are the figures so far{left_out}")
     if not run.is_interrupted and all(sample.is_warmup for sample in run.samples):
         notes.append(
             "no request was measured: all of them were warm-up, or none was due in time. Give a longer --duration, a "
@@ -224,7 +225,7 @@ def _notes(run: StageRun, answered: Sequence[Sample], window: Window) -> list[st
     if answered and not window.is_steady:
         notes.append("too short for a steady state: throughput is over the whole stage, its end included")
     if 0 < len(answered) < _FEW_FOR_P99:
-        notes.append(f"{len(answered)} answers: p99 is hardly more than the slowest one")
+        notes.append(f"{len(answered)} answered: too few for a p99, which is about the slowest of them")
     if by_chunks := sum(sample.counts_are_chunks for sample in answered):
         notes.append(f"{by_chunks} answers came without usage: their tokens are counted as chunks, and TPOT with them")
     if other := sum(sample.output_tokens != sample.wanted_output for sample in answered):
@@ -235,9 +236,11 @@ def _notes(run: StageRun, answered: Sequence[Sample], window: Window) -> list[st
         notes.append(f"{other} prompts have another length than was wanted, by up to {farthest} tokens")
     if run.num_clipped:
         notes.append(f"{run.num_clipped} of {len(run.samples)} requests were cut to the length limits")
-    if run.client.cpu_share > _BUSY_CPU_SHARE or run.client.loop_lag_p99_ms > _LATE_LOOP_MS:
+    if run.client.cpu_share > _BUSY_CPU_SHARE:
+        notes.append(f"the client was busy ({run.client.cpu_share:.0%} of a core): latencies may be the client's")
+    elif run.client.loop_lag_p99_ms > _LATE_LOOP_MS:
         notes.append(
-            f"the client was busy ({run.client.cpu_share:.0%} of a core, timers up to "
-            f"{run.client.loop_lag_p99_ms:.0f} ms late): latencies may be the client's"
+            f"the client's machine was busy (timers up to {run.client.loop_lag_p99_ms:.0f} ms late): latencies may be "
+            "the client's"
         )
     return notes
