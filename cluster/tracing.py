@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cluster.config import TelemetryConfig
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_EXPORT_LOGGERS = ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.sdk._shared_internal")
+_QUIET_S = 300.0
+"""Between two words of one of them about a collector that cannot be reached."""
 _SETTLE_S = 1.0
 """The last word of a hand-off may come behind the answer that did not need it."""
 _SHUTDOWN_S = 2.0
@@ -73,11 +77,32 @@ def _create_provider(config: TelemetryConfig, endpoint: str) -> TracerProvider:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+    for name in _EXPORT_LOGGERS:
+        speaker = logging.getLogger(name)
+        if not any(isinstance(one, SeldomFilter) for one in speaker.filters):
+            speaker.addFilter(SeldomFilter(_QUIET_S))
     url = endpoint if endpoint.endswith(_TRACES_PATH) else endpoint.rstrip("/") + _TRACES_PATH
     resource = Resource.create({"service.name": config.service_name, "service.version": package_version()})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(url, timeout=config.otlp_timeout_s)))
     return provider
+
+
+class SeldomFilter(logging.Filter):
+    """Lets a record through when the last one is ``pause_s`` ago: the exporter says of every batch that it failed."""
+
+    def __init__(self, pause_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._pause_s = pause_s
+        self._clock = clock
+        self._last_s = -math.inf
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now_s = self._clock()
+        if now_s - self._last_s < self._pause_s:
+            return False
+        self._last_s = now_s
+        return True
 
 
 class OtlpTracer:

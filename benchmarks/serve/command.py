@@ -18,7 +18,13 @@ from benchmarks.serve.open_files import make_room_for_connections
 from benchmarks.serve.progress import show_progress
 from benchmarks.serve.reports import plan_report
 from benchmarks.serve.runner import StageRun
-from benchmarks.serve.session import InterruptedBeforeLoadError, Session, open_session, stop_on_signals
+from benchmarks.serve.session import (
+    InterruptedBeforeLoadError,
+    Session,
+    open_session,
+    stop_on_signals,
+    without_interruption,
+)
 from benchmarks.serve.settings import TargetSettings, WorkloadSettings
 from benchmarks.serve.slo import Slo, parse_slo
 from benchmarks.serve.stage_result import StageResult, evaluate
@@ -95,18 +101,21 @@ def run_serve(
     notes = [*plan_notes(load, plan.trace_length), *session.notes]
     if num_left := len(stages) - len(results):
         notes.append(f"interrupted: {num_left} of {len(stages)} stages have no figures")
-    shown = render_run(results, slo, session.target, notes)
-    try:
-        if output.json_file is not None:
-            document = serve_document(
-                target, workload, load, slo, session.target, notes, results, with_samples=output.with_samples
-            )
-            write_json(document, output.json_file)
-        if report.files and results:
-            report.write(f"{session.target['model']} under load", shown, make_charts(results))
-    except OSError as error:
-        console.print(shown)
-        raise ConfigError(f"A report cannot be written: {error}. The tables above are what was measured.") from error
+    with without_interruption():
+        shown = render_run(results, slo, session.target, notes)
+        try:
+            if output.json_file is not None:
+                document = serve_document(
+                    target, workload, load, slo, session.target, notes, results, with_samples=output.with_samples
+                )
+                write_json(document, output.json_file)
+            if report.files and results:
+                report.write(f"{session.target['model']} under load", shown, make_charts(results))
+        except OSError as error:
+            console.print(shown)
+            raise ConfigError(
+                f"A report cannot be written: {error}. The tables above are what was measured."
+            ) from error
     for file in filter(None, (output.json_file, *(report.files if results else ()))):
         console.print(Text(f"wrote {file}"), soft_wrap=True)
     is_interrupted = num_left > 0 or any(result.run.is_interrupted for result in results)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -14,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from cluster.config import BatonConfig, TelemetryConfig
 from cluster.generation import FinishedRequest, GenerationRequest
-from cluster.tracing import NoTracer, OtlpTracer, create_tracer
+from cluster.tracing import NoTracer, OtlpTracer, SeldomFilter, create_tracer
 from engine.errors import ConfigError
 from engine.request import SamplingParams
 from engine.timeline import Event, Timeline
@@ -223,3 +224,13 @@ async def test_the_endpoint_may_name_the_path_or_not(collector: Collector, suffi
     tracer.submit(finished(served()))
     await tracer.stop()
     assert collector.paths == ["/v1/traces"]
+
+
+def test_a_collector_that_is_gone_is_reported_now_and_then() -> None:
+    now_s = [0.0]
+    seldom = SeldomFilter(300.0, lambda: now_s[0])
+    record = logging.LogRecord("exporter", logging.WARNING, "", 0, "gone", None, None)
+    passed = []
+    for now_s[0] in (5.0, 6.0, 304.0, 305.0, 400.0):
+        passed.append(seldom.filter(record))
+    assert passed == [True, False, False, True, False]

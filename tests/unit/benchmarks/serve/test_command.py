@@ -19,6 +19,7 @@ from benchmarks.serve.charts import Chart, Series
 from benchmarks.serve.document import environment
 from benchmarks.serve.png_report import write_png
 from benchmarks.serve.reference_server import ReferenceServer, Schedule
+from benchmarks.serve.session import without_interruption
 from benchmarks.serve.stage_result import evaluate
 from cluster.cli import run
 from tests.serving_reference import serving
@@ -375,3 +376,10 @@ def test_idle_clients_are_noted(quick, capsys):
 def test_nobody_there_is_said(capsys):
     assert bench("serve", "--url", NOBODY) == 1
     assert "Is the server running?" in " ".join(capsys.readouterr().err.split())
+
+
+def test_reports_are_written_whatever_is_pressed():
+    before = signal.getsignal(signal.SIGINT)
+    with without_interruption():
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
