@@ -11,25 +11,21 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 from rich.console import Console
 
+from benchmarks import quality_text
 from benchmarks.perplexity import Quality, show, windows_of
-from cluster.cores import usable_cores
 from engine.drafts import Draft
-from engine.errors import ConfigError
 from engine.kv_spec import KVEncoding
 from engine.model_loader import load_model, pick_device
 from engine.model_runner import ModelRunner
 from engine.model_source import resolve_model
 from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence
-from engine.tokenizer import Tokenizer
 
 _BLOCK_SIZE = 16
-_DEFAULT_TEXT = Path(__file__).parent / "perplexity_text.txt"
 _WIDTH = 110
 _LEAST_WINDOW = 4
 
@@ -66,13 +62,8 @@ def measure(runner: ModelRunner, token_ids: Sequence[int], window: int) -> list[
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="default")
+    quality_text.add_options(parser)
     parser.add_argument("--dtypes", choices=["float32", "bfloat16"], nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--text", type=Path, nargs="+", default=[_DEFAULT_TEXT], help="files, read one after the other")
-    parser.add_argument("--window", type=int, default=512, help="tokens")
-    parser.add_argument("--tokens", type=int, default=16384, help="most that are read")
-    parser.add_argument("--threads", type=int, default=usable_cores())
-    parser.add_argument("--json", type=Path, help="also write all sums here")
     return parser
 
 
@@ -80,10 +71,7 @@ def main() -> None:
     arguments = _parser().parse_args()
     torch.set_num_threads(arguments.threads)
     source = resolve_model(arguments.model)
-    text = "\n\n".join(path.read_text(encoding="utf-8") for path in arguments.text)
-    token_ids = Tokenizer.load(source.path).encode(text)[: arguments.tokens]
-    if min(len(token_ids), arguments.window) < _LEAST_WINDOW:
-        raise ConfigError(f"There is nothing to predict: --text and --window need {_LEAST_WINDOW} tokens at least.")
+    token_ids = quality_text.read_tokens(arguments, source, _LEAST_WINDOW)
     console = Console(width=_WIDTH)
     console.print(f"{source.name}, {len(token_ids):,} tokens in windows of {arguments.window}")
     found: list[Quality] = []

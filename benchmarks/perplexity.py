@@ -13,25 +13,21 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from cluster.cores import usable_cores
+from benchmarks import quality_text
 from engine.drafts import Draft
-from engine.errors import ConfigError
 from engine.forward_pass import WEIGHTS
 from engine.model_loader import load_model, pick_device
 from engine.model_runner import ModelRunner
 from engine.model_source import resolve_model
 from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence
-from engine.tokenizer import Tokenizer
 
 _BLOCK_SIZE = 16
-_DEFAULT_TEXT = Path(__file__).parent / "perplexity_text.txt"
 _WIDTH = 110
 
 
@@ -144,14 +140,9 @@ def _precision(text: str) -> Precision:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="default")
+    quality_text.add_options(parser)
     defaults = [Precision("float32"), *(Precision("bfloat16", weights) for weights in WEIGHTS)]
     parser.add_argument("--precisions", type=_precision, nargs="+", default=defaults)
-    parser.add_argument("--text", type=Path, nargs="+", default=[_DEFAULT_TEXT], help="files, read one after the other")
-    parser.add_argument("--window", type=int, default=512, help="tokens")
-    parser.add_argument("--tokens", type=int, default=16384, help="most that are read")
-    parser.add_argument("--threads", type=int, default=usable_cores())
-    parser.add_argument("--json", type=Path, help="also write all sums here")
     return parser
 
 
@@ -159,10 +150,7 @@ def main() -> None:
     arguments = _parser().parse_args()
     torch.set_num_threads(arguments.threads)
     source = resolve_model(arguments.model)
-    text = "\n\n".join(path.read_text(encoding="utf-8") for path in arguments.text)
-    token_ids = Tokenizer.load(source.path).encode(text)[: arguments.tokens]
-    if len(token_ids) < 2 or arguments.window < 2:
-        raise ConfigError("There is nothing to predict: give a longer --text, and a --window of two tokens at least.")
+    token_ids = quality_text.read_tokens(arguments, source, 2)
     blocks = -(-arguments.window // _BLOCK_SIZE)
     loaded = {p.dtype: load_model(source, p.dtype, pick_device("cpu")) for p in arguments.precisions}
     runners = {

@@ -43,7 +43,7 @@ def reason_for(stage: Stage, timeline: Timeline, failures: Sequence[FailedAttemp
             decode=_worker(timeline, "decode_worker", "the decode worker"),
             prompt=timeline.attributes.get("prompt_tokens", "its"),
         ),
-        _for_its_pool(timeline, hint),
+        hint.format(pool=_computing_pool(timeline)),
     )
 
 
@@ -82,12 +82,12 @@ _PLAIN: dict[Stage, tuple[str, str]] = {
     Stage.TO_PREFILL: ("it was on its way to {prefill}", _WORKER_BUSY),
     Stage.PREFILL_QUEUE: (
         "it waited in the queue of {prefill}, behind other prompts",
-        "More prefill workers (`baton scale prefill=N`); larger prefill.chunk_tokens or max_num_seqs if its steps "
+        "More {pool} workers (`baton scale {pool}=N`); larger {pool}.chunk_tokens or max_num_seqs if its steps "
         "have room.",
     ),
     Stage.PREFILL_WAIT: (
         "between the chunks of its prompt, {prefill} was busy with others",
-        "More prefill workers (`baton scale prefill=N`), or larger prefill.chunk_tokens, so that prompts need fewer "
+        "More {pool} workers (`baton scale {pool}=N`), or larger {pool}.chunk_tokens, so that prompts need fewer "
         "chunks.",
     ),
     Stage.FIRST_TOKEN_DELIVERY: ("the first token was on its way from {prefill} to the router", _WORKER_BUSY),
@@ -120,6 +120,7 @@ def _prefill(timeline: Timeline) -> Reason:
     rows = list(timeline.prefill_steps)
     own = sum(row.num_computed for row in rows)
     cached = timeline.attributes.get("cached_tokens", 0)
+    pool = _computing_pool(timeline)
     clause = f"{_computing_worker(timeline)} computed its prompt"
     if rows:
         clause += f", {own:.0f} tokens in {_count(len(timeline.prefill_steps), 'step')}"
@@ -129,17 +130,14 @@ def _prefill(timeline: Timeline) -> Reason:
             clause += f", in company of other prompts with {others:.0f} tokens"
             return Reason(
                 clause,
-                _for_its_pool(
-                    timeline,
-                    "More prefill workers (`baton scale prefill=N`), or a smaller prefill.max_num_seqs: then prompts "
-                    "share their steps with fewer others.",
-                ),
+                f"More {pool} workers (`baton scale {pool}=N`), or a smaller {pool}.max_num_seqs: then prompts share "
+                "their steps with fewer others.",
             )
-    hint = (
+    return Reason(
+        clause,
         "A shorter prompt, a beginning that others share (the prefix cache keeps it), or a faster device for the "
-        "prefill pool."
+        f"{pool} pool.",
     )
-    return Reason(clause, _for_its_pool(timeline, hint))
 
 
 def _kv_wait(timeline: Timeline) -> Reason:
@@ -282,20 +280,12 @@ def _is_local(timeline: Timeline) -> bool:
 
 
 def _computing_worker(timeline: Timeline) -> str:
-    attribute = "decode_worker" if _is_local(timeline) else "prefill_worker"
-    return _worker(timeline, attribute, "the prefill worker")
+    pool = _computing_pool(timeline)
+    return _worker(timeline, f"{pool}_worker", f"the {pool} worker")
 
 
-def _for_its_pool(timeline: Timeline, hint: str) -> str:
-    """A hint about the pool whose worker computed the prompt, which is written for the prefill pool."""
-    if not _is_local(timeline):
-        return hint
-    return (
-        hint.replace("prefill pool", "decode pool")
-        .replace("prefill workers", "decode workers")
-        .replace("prefill=N", "decode=N")
-        .replace("prefill.", "decode.")
-    )
+def _computing_pool(timeline: Timeline) -> str:
+    return "decode" if _is_local(timeline) else "prefill"
 
 
 def _worker(timeline: Timeline, attribute: str, otherwise: str) -> str:

@@ -166,6 +166,7 @@ def _fill_path(span, token, blocks, block_size, first, count, slots_at):
 
 @njit(error_model="numpy")
 def _complete(span, blocks, block_size, first, count, out):
+    """Puts slots that may be read where there are none to see: before the first key, and behind the last one."""
     # Memory that nobody may look at need not hold numbers, and no weight makes up for that.
     for j in range(min(count, span[Span.FIRST_KEY] - first)):
         out[j] = _slot(blocks, block_size, span[Span.FIRST_KEY])

@@ -49,8 +49,7 @@ class AttentionPlan:
         rows: list[tuple[int, ...]] = []
         items: list[tuple[int, ...]] = []
         for number, span in enumerate(spans):
-            tree_start, tree = _NEVER, (0, 0, 0)
-            visible = np.arange(span.start + 1, span.end + 1)
+            tree_start, tree, visible = _NEVER, (0, 0, 0), None
             if span.parents:
                 tree_start, (paths, visible) = span.tree_start, _tree_of(span)
                 memory += [paths, visible]
@@ -60,7 +59,7 @@ class AttentionPlan:
             first_token += span.num_tokens
             for first in range(0, span.num_tokens, self._queries_per_item):
                 count = min(self._queries_per_item, span.num_tokens - first)
-                end = int(visible[first : first + count].max())
+                end = span.start + first + count if visible is None else int(visible[first : first + count].max())
                 items += [(number, head, first, count, end, 0, 0) for head in range(self._num_kv_heads)]
         joins: list[tuple[int, ...]] = []
         if len(items) < _ITEMS_PER_THREAD * num_threads and num_threads > 1:

@@ -23,23 +23,13 @@ from engine.scheduler import SchedulerLimits
 from engine.timeline import Event
 from prefill_worker.encoding_choice import EncodingChoice
 from prefill_worker.kv_export import ExportSummary, KVExporter
-from tests.engine_runs import BLOCK_SIZE, build_runner, greedy
-from tests.kv_receiver import Receiver, read_layers, receiver_runner, running_receiver
-from tests.tiny_models import random_prompts, tiny_model
+from tests.engine_runs import BLOCK_SIZE, greedy
+from tests.kv_receiver import Receiver, read_layers, running_receiver
+from tests.tiny_models import random_prompts
 from tests.unit.cluster.kv_transfer.links import kv_server, slots_free
 
 CHUNK = 8
 PROMPT = random_prompts((45,))[0]
-
-
-@pytest.fixture(scope="module")
-def runner() -> ModelRunner:
-    return build_runner(tiny_model("llama"), 24)
-
-
-@pytest.fixture(scope="module")
-def other_runner() -> ModelRunner:
-    return receiver_runner()
 
 
 @dataclass(slots=True)

@@ -16,23 +16,12 @@ from cluster.kv_transfer.throttle import Throttle
 from engine.kv_spec import KVCacheSpec, KVEncoding
 from engine.model_runner import ModelRunner
 from prefill_worker.encoding_choice import EncodingChoice
-from tests.engine_runs import build_runner
-from tests.kv_receiver import Receiver, receiver_runner, running_receiver
-from tests.tiny_models import random_prompts, tiny_model
+from tests.kv_receiver import Receiver, running_receiver
+from tests.tiny_models import random_prompts
 from tests.unit.cluster.kv_transfer.links import kv_server
 from tests.unit.prefill_worker.test_kv_export import PROMPT, prompt_request, received, sending, true_kv
 
 INT8 = KVEncoding.INT8
-
-
-@pytest.fixture(scope="module")
-def runner() -> ModelRunner:
-    return build_runner(tiny_model("llama"), 24)
-
-
-@pytest.fixture(scope="module")
-def other_runner() -> ModelRunner:
-    return receiver_runner()
 
 
 @pytest.fixture

@@ -1,0 +1,18 @@
+"""The two ends of a hand-off."""
+
+import pytest
+
+from engine.model_runner import ModelRunner
+from tests.engine_runs import build_runner
+from tests.kv_receiver import receiver_runner
+from tests.tiny_models import tiny_model
+
+
+@pytest.fixture(scope="module")
+def runner() -> ModelRunner:
+    return build_runner(tiny_model("llama"), 24)
+
+
+@pytest.fixture(scope="module")
+def other_runner() -> ModelRunner:
+    return receiver_runner()
