@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,6 +23,7 @@ from rich.table import Table
 
 from benchmarks.ceilings import Ceilings, measure_ceilings, median_ratio
 from cluster.cores import usable_cores
+from cluster.worker_environment import become_like_a_worker
 from engine.block_manager import BlockManager
 from engine.drafts import ROOT, Draft
 from engine.forward_pass import DECODERS, WEIGHTS
@@ -36,7 +35,6 @@ from engine.scheduler import ScheduledSequence
 
 _BLOCK_SIZE = 16
 _WARM_UPS = 2
-_SPIN = "GOMP_SPINCOUNT"
 _WIDTH = 110
 
 
@@ -195,11 +193,6 @@ def show(results: Sequence[Result], decoders: Sequence[str], console: Console) -
     console.print(table)
 
 
-def _worker_variables() -> dict[str, str]:
-    """A worker's environment: threads of torch that have nothing to do sleep, instead of taking cores from others."""
-    return {**os.environ, _SPIN: "1000"}
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="default")
@@ -220,8 +213,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     arguments = _parser().parse_args()
-    if _SPIN not in os.environ:  # read when torch is loaded; workers are started with it
-        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.engine_steps", *sys.argv[1:]], _worker_variables())
+    become_like_a_worker()
     torch.set_num_threads(arguments.threads)
     loaded = load_model(resolve_model(arguments.model), arguments.dtype, pick_device(arguments.device))
     cases = cases_of(arguments)

@@ -25,7 +25,7 @@ from rich.table import Table
 from benchmarks.ceilings import median_ratio
 from benchmarks.kv_path_ends import BLOCK_SIZE, INT8, WAYS, Layout
 from benchmarks.router_load.processes import Child
-from cluster.placement import worker_variables
+from cluster.worker_environment import worker_variables
 from engine.errors import TransferError
 
 _ENDS = "benchmarks.kv_path_ends"

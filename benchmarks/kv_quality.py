@@ -17,6 +17,7 @@ from rich.console import Console
 
 from benchmarks import quality_text
 from benchmarks.perplexity import Quality, show, windows_of
+from cluster.worker_environment import become_like_a_worker
 from engine.drafts import Draft
 from engine.kv_spec import KVEncoding
 from engine.model_loader import load_model, pick_device
@@ -69,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     arguments = _parser().parse_args()
+    become_like_a_worker()
     torch.set_num_threads(arguments.threads)
     source = resolve_model(arguments.model)
     token_ids = quality_text.read_tokens(arguments, source, _LEAST_WINDOW)

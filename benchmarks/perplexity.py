@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import quality_text
+from cluster.worker_environment import become_like_a_worker
 from engine.drafts import Draft
 from engine.forward_pass import WEIGHTS
 from engine.model_loader import load_model, pick_device
@@ -148,6 +149,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     arguments = _parser().parse_args()
+    become_like_a_worker()
     torch.set_num_threads(arguments.threads)
     source = resolve_model(arguments.model)
     token_ids = quality_text.read_tokens(arguments, source, 2)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
-import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from cluster.placement import worker_variables
+from cluster.worker_environment import become_like_a_worker
 from engine.block_manager import BlockManager
 from engine.engine import Engine
 from engine.forward_pass import DECODERS
@@ -191,10 +189,7 @@ def main() -> None:
     parser.add_argument("--operations", action="store_true", help="torch's operations too")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
-    variables = worker_variables()
-    if any(os.environ.get(name) != value for name, value in variables.items()):  # read when a process starts
-        command = [sys.executable, "-m", "benchmarks.step_profile", *sys.argv[1:]]
-        os.execve(sys.executable, command, {**os.environ, **variables})
+    become_like_a_worker()
     torch.set_num_threads(arguments.threads)
     loaded = load_model(resolve_model(arguments.model), arguments.dtype, pick_device(arguments.device))
     num_steps = _WARM_UPS + 3 * arguments.steps

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from cluster.config import load_config
+from cluster.worker_environment import become_like_a_worker
 from engine.errors import ConfigError
 
 REPORT_COLUMNS = 140
@@ -35,6 +36,7 @@ def bench_speculation(
     Raises:
         BatonError: something that was asked for is not known or cannot run.
     """
+    become_like_a_worker()
     result: RenderableType = load_benchmark(_SPECULATION)(load_config(config, overrides), report, **settings)
     return result
 
@@ -47,6 +49,7 @@ def bench_lossless(
     Raises:
         BatonError: model or draft cannot be loaded.
     """
+    become_like_a_worker()
     result: tuple[RenderableType, bool] = load_benchmark(_LOSSLESSNESS)(
         load_config(config, overrides), report, draws, seeds
     )

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cluster.stop_signals import StopSignals
+from cluster.worker_environment import become_like_a_worker
 from engine.default_model import DEFAULT_MODEL_NAME
 from engine.errors import BatonError
 
@@ -198,6 +199,7 @@ def _train(kind: str, context: typer.Context, given: Mapping[str, Any], method: 
     from cluster.cli_bench import REPORT_COLUMNS, numbers
 
     console = Console(stderr=True)
+    become_like_a_worker()
     run = _load(_RUN)
     with StopSignals() as signals:
         try:

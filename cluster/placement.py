@@ -10,20 +10,11 @@ from typing import Any
 import ray
 
 from cluster.config import ResourcesConfig
+from cluster.worker_environment import worker_variables
 
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
 _GIB = 2**30
 _TOO_FEW_CPUS = "too few CPUs"
-_ENVIRONMENT = {
-    # How often an OpenMP thread looks for work before it sleeps. With libgomp's default two busy workers on one machine
-    # spend their time waiting for each other's waiting threads: a step of 25 ms was seen to take 2 s.
-    "GOMP_SPINCOUNT": "1000",
-    # glibc gives large blocks back to the system at once and gets them anew, page by page, in the next step. Sampling
-    # 32 rows of 49,152 logits takes 13.5 ms that way and 2.1 ms when the memory is kept.
-    "MALLOC_MMAP_THRESHOLD_": str(2**30),
-    "MALLOC_TRIM_THRESHOLD_": str(2**31),
-}
-"""Of worker processes, unless the user's own says otherwise."""
 
 
 def actor_options(resources: ResourcesConfig) -> dict[str, Any]:
@@ -36,11 +27,6 @@ def actor_options(resources: ResourcesConfig) -> dict[str, Any]:
         options["label_selector"] = selector
     options["runtime_env"] = {"env_vars": worker_variables()}
     return options
-
-
-def worker_variables() -> dict[str, str]:
-    """Environment variables that a worker's process is started with, beside this one's own."""
-    return {name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()}
 
 
 def label_selector(resources: ResourcesConfig) -> dict[str, str]:

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from cluster.logs import PACKAGES
+from cluster.worker_environment import worker_variables
 
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+os.environ.update(worker_variables())
 settings.register_profile("shared", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, rms_norm
 from transformers import PreTrainedModel
 
 from engine.draft.checkpoint import fingerprint
@@ -174,8 +174,10 @@ class EagleHead(nn.Module):
         if self.settings.norm_before_fc:
             features = self.input_norm(features)
         elif self.settings.fc_norm:
-            chunks = features.chunk(len(self.fc_norm), dim=-1)
-            features = torch.cat([norm(chunk) for norm, chunk in zip(self.fc_norm, chunks, strict=True)], dim=-1)
+            # All at once: for a row or two, what counts is the number of calls.
+            parts = features.reshape(*features.shape[:-1], len(self.fc_norm), -1)
+            weights = torch.stack([norm.get_parameter("weight") for norm in self.fc_norm])
+            features = (rms_norm(parts, parts.shape[-1:], eps=self.settings.layers.rms_norm_eps) * weights).flatten(-2)
         fused: torch.Tensor = self.fc(features)
         return fused
 

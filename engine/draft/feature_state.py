@@ -109,19 +109,20 @@ class FeatureState:
     Args:
         head: what reads them.
         runner: of the target, built with ``head`` as its draft.
+        weights: of the head where a compiled program computes it; see :func:`~.head_pass.create_head_pass`.
 
     Raises:
         ValueError: the runner has no such draft.
     """
 
-    def __init__(self, head: EagleHead, runner: ModelRunner) -> None:
+    def __init__(self, head: EagleHead, runner: ModelRunner, weights: str = "int8") -> None:
         if runner.features is None:
             raise ValueError("the runner was built without this draft")
         self.head = head
         self._features: HiddenStates = runner.features
         self._runner = runner
         self._modules = ModuleHeadPass(head, runner.cache, runner.backend, len(runner.spec.layers))
-        self._pass = create_head_pass(head, runner, self._modules)
+        self._pass = create_head_pass(head, runner, self._modules, weights)
         self._waiting: dict[str, WaitingRows] = {}
         num_slots = runner.cache.num_blocks * runner.spec.block_size
         self._has_kv = np.zeros(num_slots, dtype=np.bool_)

@@ -82,14 +82,18 @@ class ModuleHeadPass:
         return DraftRows.build(spans, self._cache.spec.block_size, self._cache.device, keys.dtype)
 
 
-def create_head_pass(head: EagleHead, runner: ModelRunner, modules: ModuleHeadPass) -> HeadPass:
-    """The compiled program where the target is computed by one and the head can be, else ``modules``."""
+def create_head_pass(head: EagleHead, runner: ModelRunner, modules: ModuleHeadPass, weights: str = "int8") -> HeadPass:
+    """The compiled program where the target is computed by one and the head can be, else ``modules``.
+
+    Args:
+        weights: that the program computes with, ``int8`` or ``native``.
+    """
     if not runner.is_fused:
         return modules
     try:
         from engine.fused.eagle_head import FusedHeadPass  # needs numba, which not every platform has
 
-        return FusedHeadPass(head, runner.cache, len(runner.spec.layers))
+        return FusedHeadPass(head, runner.cache, len(runner.spec.layers), weights)
     except NotFusableError as reason:
         logger.info("the draft head is computed by its own modules: %s", reason)
         return modules

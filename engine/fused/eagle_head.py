@@ -1,4 +1,7 @@
-"""EAGLE-3 heads as a compiled program: the decoder's, for one layer that reads a hidden state beside each token."""
+"""EAGLE-3 heads as a compiled program: the decoder's, for one layer that reads a hidden state beside each token.
+
+Its linear layers are computed as int8: half as much to read for every pass, and a guess need not be exact.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from engine.draft.eagle import FINAL_HIDDEN, EagleHead
 from engine.forward_pass import NotFusableError
 from engine.fused.decoder import feature_columns
 from engine.fused.forward import FusedForward
+from engine.fused.quantization import quantize
 from engine.fused.structure import (
     Decoder,
     DecoderLayer,
@@ -30,14 +34,17 @@ class FusedHeadPass:
     Args:
         cache: has the head's layer behind the model's; it must outlive all passes.
         layer: its index there.
+        weights: ``int8``, or ``native`` for those of the head itself.
 
     Raises:
         NotFusableError: the head has a part that the program does not know, or it cannot be compiled.
     """
 
-    def __init__(self, head: EagleHead, cache: PagedKVCache, layer: int) -> None:
+    def __init__(self, head: EagleHead, cache: PagedKVCache, layer: int, weights: str = "int8") -> None:
         decoder = _read_head(head)
         self._dtype = decoder.embedding.dtype
+        if weights != "native":
+            decoder = quantize(decoder, weights)
         if cache.keys[layer].dtype != self._dtype:
             raise NotFusableError(f"the head computes in {self._dtype}, its cache holds {cache.keys[layer].dtype}")
         self._block_size = cache.spec.block_size

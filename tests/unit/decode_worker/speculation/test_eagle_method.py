@@ -45,7 +45,9 @@ class Setup:
         self.runner = ModelRunner(prepare_model(target, "float32"), 96, BLOCK_SIZE, draft=self.head)
         for tensor in (*self.runner.cache.keys, *self.runner.cache.values):
             tensor.fill_(torch.nan)  # whatever is read without having been written shows
-        self.proposer = EagleProposer(FeatureState(self.head, self.runner), DraftPasses(StepCost()), draws=draws)
+        self.proposer = EagleProposer(
+            FeatureState(self.head, self.runner, weights="native"), DraftPasses(StepCost()), draws=draws
+        )
         self.drafted: dict[tuple[str, int], Draft] = {}
 
     def engine(self, *, speculate: bool, chunk_tokens: int = 32, num_blocks: int = 96) -> Engine:

@@ -80,7 +80,7 @@ class Setup:
         target = tiny_target()
         self.head: EagleHead = load_eagle(make().write(folder), target, torch.float32, torch.device("cpu"))
         self.runner = ModelRunner(prepare_model(target, "float32"), NUM_BLOCKS, BLOCK_SIZE, draft=self.head)
-        state, self.passes = FeatureState(self.head, self.runner), DraftPasses(StepCost())
+        state, self.passes = FeatureState(self.head, self.runner, weights="native"), DraftPasses(StepCost())
         self.settings = own
         self.proposer = Spy(state, self.passes, EagleProposer(state, self.passes), own)
 

@@ -27,7 +27,7 @@ class Worker:
         target = tiny_target()
         head = load_eagle(tiny_eagle3().write(folder), target, torch.float32, torch.device("cpu"))
         self.runner = ModelRunner(prepare_model(target, "float32"), 16, BLOCK_SIZE, draft=head)
-        self.state = FeatureState(head, self.runner)
+        self.state = FeatureState(head, self.runner, weights="native")
 
     def compute(self, request: Request) -> None:
         """All of a request's known tokens in one step."""

@@ -31,6 +31,7 @@ from tests.tiny_drafts import (
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 160
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.03}
+INT8_TOLERANCE = 0.05
 DRAFTS: dict[str, Callable[[], TinyDraft]] = {
     "plain": tiny_eagle3,
     "normed output": lambda: tiny_eagle3(fc_norm=True, norm_output=True),
@@ -43,7 +44,9 @@ DRAFTS: dict[str, Callable[[], TinyDraft]] = {
 class Passes:
     """Both passes of one head, each over a cache of its own that holds no numbers at first."""
 
-    def __init__(self, folder: Path, make: Callable[[], TinyDraft], dtype: torch.dtype) -> None:
+    def __init__(
+        self, folder: Path, make: Callable[[], TinyDraft], dtype: torch.dtype, weights: str = "native"
+    ) -> None:
         target = tiny_target().to(dtype)
         self.head: EagleHead = load_eagle(make().write(folder), target, dtype, torch.device("cpu"))
         name = "bfloat16" if dtype == torch.bfloat16 else "float32"
@@ -54,8 +57,8 @@ class Passes:
                 tensor.fill_(torch.nan)
         layer = len(runner.spec.layers)
         self.modules = ModuleHeadPass(self.head, self.caches[0], create_backend("auto", self.caches[0]), layer)
-        self.fused = FusedHeadPass(self.head, self.caches[1], layer)
-        self.tolerance = TOLERANCE[dtype]
+        self.fused = FusedHeadPass(self.head, self.caches[1], layer, weights)
+        self.tolerance = INT8_TOLERANCE if weights == "int8" else TOLERANCE[dtype]
         self._generator = torch.Generator().manual_seed(0)
 
     def hidden(self, num_rows: int) -> torch.Tensor:
@@ -87,6 +90,20 @@ def test_chains_of_several_sequences(name: str, dtype: torch.dtype, tmp_path: Pa
     fed = passes.run(spans, passes.hidden(27), only_last=True)
     fed = passes.run([Span(a, 1, 1), Span(b, 9, 1, first_key=6), Span(c, 23, 1)], fed)
     passes.run([Span(b, 10, 1, first_key=6), Span(c, 24, 1)], fed[1:])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_int8_is_what_it_computes_unless_told_otherwise(dtype: torch.dtype, tmp_path: Path) -> None:
+    passes = Passes(tmp_path, tiny_eagle3, dtype, "int8")
+    own, spans = blocks(0, 40), [Span(blocks(0, 40), 0, 23)]
+    hidden = passes.hidden(23)
+    fed = passes.run(spans, hidden, only_last=True)
+    passes.run([Span(own, 23, 1)], fed)
+    default = FusedHeadPass(passes.head, passes.caches[1], len(passes.caches[1].keys) - 1)
+    tokens = list(range(23))
+    with torch.inference_mode():
+        assert torch.equal(default.run(spans, tokens, hidden)[1], passes.fused.run(spans, tokens, hidden)[1])
+        assert not torch.equal(default.run(spans, tokens, hidden)[1], passes.modules.run(spans, tokens, hidden)[1])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

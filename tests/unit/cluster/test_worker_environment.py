@@ -1,0 +1,48 @@
+"""What workers are started with, and that a process which lacks it starts anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cluster.worker_environment import become_like_a_worker, worker_variables
+
+_SHOW = """
+import json, os, sys
+from cluster.worker_environment import become_like_a_worker
+become_like_a_worker()
+print(json.dumps([os.getpid(), sys.argv[1:], {name: os.environ.get(name) for name in sys.argv[1:]}]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_variables_of_the_shell(monkeypatch):
+    for name in worker_variables():
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_variable_of_the_users_own_counts_more(monkeypatch):
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    assert worker_variables()["GOMP_SPINCOUNT"] == "7"
+
+
+def test_a_process_that_lacks_them_starts_anew_with_the_same_command_line():
+    names = list(worker_variables())
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), names[0]: "7"}
+    with subprocess.Popen([sys.executable, "-c", _SHOW, *names], env=environment, stdout=subprocess.PIPE) as process:
+        output, _ = process.communicate(timeout=60)
+    pid, arguments, variables = json.loads(output)
+    assert pid == process.pid
+    assert arguments == names
+    assert variables == {**worker_variables(), names[0]: "7"}
+
+
+def test_a_process_that_has_them_goes_on(monkeypatch):
+    for name, value in worker_variables().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "execve", lambda *arguments: pytest.fail("started anew"))
+    become_like_a_worker()
