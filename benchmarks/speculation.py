@@ -57,7 +57,7 @@ class SpeculationSettings:
     prompts: tuple[str, ...] = ()
     temperatures: tuple[float, ...] = (0.0, 0.8)
     batches: tuple[int, ...] = (1, 4, 16)
-    max_tokens: int = 64
+    max_tokens: int = 256
     rounds: int = 3
     out: Path = Path("out")
 

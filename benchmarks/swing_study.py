@@ -135,7 +135,7 @@ class Study:
     def follow(self, swing: str) -> ReplayResult:
         """The autoscaler's way through a swing."""
         pools = {f"{pool}.workers": self.begin for pool in POOLS}
-        return self._replay(self.arrivals(swing), {"autoscaler.enabled": True, **pools}, 0.0)
+        return self._replay(self.arrivals(swing), {"autoscaler.enabled": True, **pools}, ReplaySettings())
 
     def oracle(self, phase: tuple[str, int, tuple[int, int]]) -> tuple[tuple[int, int], float | None]:
         """(the smallest pools for a phase, what they attain); ``phase``: swing, number, pools to begin the search with.
@@ -150,10 +150,14 @@ class Study:
             if since_s <= arrival.at_s < until_s
         ]
 
+        # Pools that are far too small take longest, and nobody wants to know how bad they are.
+        num_counted = sum(arrival.at_s >= SETTLE_S for arrival in arrivals)
+        most_missed = int((1 - OBJECTIVE) * num_counted) + 1
+
         @cache
         def attained(prefill: int, decode: int) -> float | None:
             pools = {"autoscaler.enabled": False, "prefill.workers": prefill, "decode.workers": decode}
-            return attainment(self._replay(arrivals, pools, SETTLE_S).requests)
+            return attainment(self._replay(arrivals, pools, ReplaySettings(SETTLE_S, most_missed=most_missed)).requests)
 
         pools = smallest_pools(lambda prefill, decode: (attained(prefill, decode) or 0.0) >= OBJECTIVE, begin)
         return pools, attained(*pools)
@@ -187,10 +191,12 @@ class Study:
     def _config(self, overrides: Mapping[str, Any]) -> BatonConfig:
         return load_config(self.config, {**self.overrides, **overrides})
 
-    def _replay(self, arrivals: Sequence[Arrival], overrides: Mapping[str, Any], warmup_s: float) -> ReplayResult:
+    def _replay(
+        self, arrivals: Sequence[Arrival], overrides: Mapping[str, Any], settings: ReplaySettings
+    ) -> ReplayResult:
         config = self._config(overrides)
         profile = load_profile(config.simulation.profile or DEFAULT_PROFILE)
-        return replay(config, profile, arrivals, ReplaySettings(warmup_s))
+        return replay(config, profile, arrivals, settings)
 
 
 def begun_elsewhere(trace: Sequence[TraceRequest], seed: int) -> list[TraceRequest]:

@@ -288,7 +288,7 @@ def bench_speculation(
     ] = None,
     temperatures: Annotated[str, typer.Option(help="0 is greedy.")] = "0,0.8",
     batches: Annotated[str, typer.Option(help="Sequences at once.")] = "1,4,16",
-    max_tokens: Annotated[int, typer.Option(help="Of each answer, if the model does not end it before.")] = 64,
+    max_tokens: Annotated[int, typer.Option(help="Of each answer, if the model does not end it before.")] = 256,
     rounds: Annotated[int, typer.Option(help="Runs with and without speculation, in turn, behind one to warm up.")] = 3,
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder for speculation.json and .png.")] = Path("out"),
 ) -> None:

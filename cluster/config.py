@@ -116,9 +116,8 @@ class SpeculationConfig(Section):
     """Of a chain, per request and step."""
     max_tree_tokens: Annotated[int, Field(ge=1, le=64)] = 16
     """The same for methods that draft trees."""
-    tree_max_batch: Annotated[int, Field(ge=0, le=64)] = 0
-    """EAGLE heads draft trees while a step has no more sequences than that, and chains beyond; 0: always chains. In
-    half precision a tree's logits round otherwise than those of plain decoding."""
+    tree_max_batch: Annotated[int, Field(ge=0, le=64)] = 1
+    """EAGLE heads draft trees while a step has no more sequences than that, and chains beyond; 0: always chains."""
     acceptance: AcceptanceRule = "match"
     """match: the model draws its own token at every place, and drafts are kept as long as they equal it; seeds give the
     same tokens as without speculation. residual: drafts are drawn too, and accepted or corrected so that the

@@ -30,10 +30,13 @@ class ReplaySettings:
     Attributes:
         warmup_s: requests that arrive before are served and left out of all figures.
         poll_s: how often step samples are fetched; a real router does so every second.
+        most_missed: counted requests that may miss their targets; with the next one the replay breaks off, and its
+            figures are of what was over by then. None: it goes on to its end.
     """
 
     warmup_s: float = 0.0
     poll_s: float = 5.0
+    most_missed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,8 @@ class _Replay:
         self.requests: list[ReplayedRequest] = []
         self._tasks = BackgroundTasks()
         self._failures: deque[BaseException] = deque(maxlen=1)
+        self._num_missed = 0
+        self._missed_too_many = asyncio.Event()
 
     async def run(self, arrivals: Sequence[Arrival]) -> dict[str, Any]:
         await self._plane.start()
@@ -85,11 +90,12 @@ class _Replay:
             delay_s = origin_s + arrival.at_s - self._loop.time()
             if delay_s > 0:
                 await asyncio.sleep(delay_s)
+            if self._missed_too_many.is_set():
+                break
             task = self._tasks.spawn(self._send(f"replay-{number}", arrival, origin_s + self._settings.warmup_s))
             running.add(task)
             task.add_done_callback(running.discard)
-        while running:
-            await asyncio.wait(running)
+        await self._until_over(running)
         if self._failures:
             raise InternalError(f"a replayed request failed: {self._failures[0]!r}") from self._failures[0]
         ended_s = self._loop.time()
@@ -114,6 +120,19 @@ class _Replay:
             "preemptions": sum(worker.engine.num_preemptions for worker in self._plane.cluster.workers),
         }
 
+    async def _until_over(self, running: set[asyncio.Task[None]]) -> None:
+        """Waits for requests under way, and ends them when too many have missed their targets."""
+        if not running:
+            return
+        over = asyncio.ensure_future(asyncio.wait(set(running)))
+        missed = asyncio.ensure_future(self._missed_too_many.wait())
+        await asyncio.wait((over, missed), return_when=asyncio.FIRST_COMPLETED)
+        missed.cancel()
+        if self._missed_too_many.is_set():
+            for task in list(running):
+                task.cancel()
+        await over
+
     async def _send(self, request_id: str, arrival: Arrival, counted_from_s: float) -> None:
         slo = self._slo_classes[arrival.slo]
         try:
@@ -124,6 +143,8 @@ class _Replay:
         if answer.timeline.origin_s >= counted_from_s:
             outcome = REJECTED if isinstance(answer.error, OverloadedError) else answer.outcome
             num_prompt, now_s = len(arrival.prompt_token_ids), self._loop.time()
-            self.requests.append(
-                ReplayedRequest.of(answer.timeline, slo, outcome, num_prompt, answer.num_tokens, now_s)
-            )
+            request = ReplayedRequest.of(answer.timeline, slo, outcome, num_prompt, answer.num_tokens, now_s)
+            self.requests.append(request)
+            self._num_missed += request.is_met is False
+            if self._settings.most_missed is not None and self._num_missed > self._settings.most_missed:
+                self._missed_too_many.set()

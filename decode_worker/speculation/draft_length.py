@@ -32,8 +32,10 @@ _MIN_NETWORK_GAIN = 0.06
 # steps when it has been the same for long.
 _STEPS_PER_DECISION = 4
 _STEPS_PER_LATER_DECISION = 16
-# Steps without drafting of which one tries it all the same, to notice when drafts have become better.
+# Steps without drafting after which some try it all the same, to notice when drafts have become better: the first of
+# them finds the network cold and far behind.
 _STEPS_PER_PROBE = 64
+_STEPS_OF_PROBE = 2
 # The same where nothing is to be gained as far as is known, which may be wrong.
 _STEPS_PER_HOPELESS_PROBE = 1024
 # Drafts accepted by pass where they are good, as they may be again with the next text.
@@ -43,6 +45,8 @@ _HOPELESS_DECISIONS = 4
 # sequence that it must still have seen when it is tried again.
 _STEPS_TO_IDLE = 16
 _ROWS_WHILE_IDLE = 32
+# The first passes of a network are cold: at their word, it would not be tried again for long.
+_COLD_PASSES = 3
 # Decisions against drafts in a row, after which drafts are looked for only now and then; and how rarely at most: large
 # batches take longer to look through and gain less.
 _PATIENCE = 16
@@ -93,12 +97,13 @@ class DraftPasses:
 
     def record(self, num_sequences: int, ms: float) -> None:
         """Books a pass."""
-        self._pass_cost.record(num_sequences, num_sequences, ms)
         self.num_passes += 1
+        if self.num_passes > _COLD_PASSES:
+            self._pass_cost.record(num_sequences, num_sequences, ms)
 
     def ms(self, num_sequences: int) -> float:
-        """Of one pass; 0 while nothing was measured."""
-        return self._pass_cost.ms(num_sequences, num_sequences) if self.num_passes else 0.0
+        """Of one pass; 0 before a warm one was measured."""
+        return self._pass_cost.ms(num_sequences, num_sequences) if self.num_passes > _COLD_PASSES else 0.0
 
     def another(self, chances: Sequence[float]) -> bool:
         """Whether a pass that adds a draft to each of some sequences pays.
@@ -128,6 +133,7 @@ class DraftingPolicy:
         self._num_refusals = 0  # steps without drafts, since the last one with
         self._next_decision = 0  # those two in terms of it
         self._last_probe = 0
+        self._num_probed = 0
         self._num_hopeless = 0
         self._pause = 0
         self._num_paused = 0
@@ -184,7 +190,7 @@ class DraftingPolicy:
             return set(ranked[: max(count, len(named))])
         self._is_drafting = rate / plain - 1 > (_MIN_NETWORK_GAIN / 2 if self._is_drafting else _MIN_NETWORK_GAIN)
         if self._is_drafting:
-            self._num_hopeless = self._num_refusals = self._next_decision = self._last_probe = 0
+            self._num_hopeless = self._num_refusals = self._next_decision = self._last_probe = self._num_probed = 0
             return set(ranked[:count])
         good = [tuple(map(max, own, _GOOD_GAINS)) for own in gains]
         has_hope = self._best(good, 0, outlook.nodes_per_pass, num_sequences, num_tokens)[0] > plain
@@ -195,7 +201,11 @@ class DraftingPolicy:
         self._next_decision = self._num_refusals + (_STEPS_PER_LATER_DECISION if is_late else _STEPS_PER_DECISION) - 1
         if self._num_refusals - self._last_probe < period - _STEPS_PER_DECISION:
             return set()
-        self._last_probe = self._num_refusals
+        self._num_probed += 1
+        if self._num_probed < _STEPS_OF_PROBE:
+            self._next_decision = self._num_refusals
+        else:
+            self._num_probed, self._last_probe = 0, self._num_refusals
         return set(ranked[:1])
 
     def _best(

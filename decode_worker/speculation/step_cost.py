@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 _SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
 _LEARNING_RATE = 0.15
-# A step that takes longer than this many times the usual says more of the machine than of its size.
+# A step that takes longer than this many times the usual says more of the machine than of its size; and where a step
+# takes less than the usual by that factor, the usual was the outlier: a worker's first passes are cold.
 _OUTLIER = 2.0
 # The same for the first step of a size, which may have been a cold one: at its word it would never be tried again.
 _COLD_OUTLIER = 1.5
@@ -59,7 +60,8 @@ class StepCost:
         else:
             known.count += 1
             known.newest = self._num_steps
-            known.ms += max(_LEARNING_RATE, 1 / known.count) * (min(ms, _OUTLIER * known.ms) - known.ms)
+            usual = min(known.ms, _OUTLIER * ms)
+            known.ms = usual + max(_LEARNING_RATE, 1 / known.count) * (min(ms, _OUTLIER * usual) - usual)
         if self._num_steps % _MEMORY_STEPS == 0:
             self._forget()
         self._curves.clear()

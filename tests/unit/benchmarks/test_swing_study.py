@@ -162,19 +162,21 @@ def test_the_oracle_must_keep_what_the_autoscaler_must(trace, config, monkeypatc
     class Nothing:
         requests = ()
 
-    def replayed(self, arrivals, overrides, warmup_s):
-        seen.append((arrivals[0].at_s, arrivals[-1].at_s, len(arrivals), warmup_s))
+    def replayed(self, arrivals, overrides, settings):
+        seen.append((arrivals[0].at_s, arrivals[-1].at_s, len(arrivals), settings))
         return Nothing()
 
     monkeypatch.setattr(Study, "_replay", replayed)
     monkeypatch.setattr(swing_study, "attainment", lambda requests: 1.0)
     study = Study(trace, config, 1.0, 60.0, 2, 0)
     assert study.oracle(("load", 1, (1, 1))) == ((1, 1), 1.0)
-    ((first_s, last_s, number, warmup_s),) = seen
+    ((first_s, last_s, number, settings),) = seen
     assert 0 <= first_s < 0.2
     assert 59.8 < last_s < 60.0
     assert number == pytest.approx(480, abs=2)
-    assert warmup_s == 5.0
+    assert settings.warmup_s == 5.0
+    counted = number * 55 / 60
+    assert settings.most_missed == pytest.approx(0.05 * counted, abs=2)
 
 
 def test_the_command_writes_what_it_shows(trace, config, tmp_path, capsys, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import get_args
 
 import pytest
@@ -136,7 +137,8 @@ class TestDraftingForANetwork:
                 if num_tokens >= num_sequences:
                     cost.record(num_sequences, num_tokens, 20.0 + 0.5 * num_tokens)
         passes = DraftPasses(cost)
-        passes.record(1, pass_ms)
+        for _ in range(8):
+            passes.record(1, pass_ms)
         return DraftingPolicy(cost, passes), passes
 
     def test_drafting_that_pays_is_done_and_raises_the_bar_for_more_passes(self) -> None:
@@ -200,15 +202,25 @@ class TestDraftingForANetwork:
         policy, _ = self.policy(2.0)
         outlook = Outlook({"a": (0.05, 0.0)})
         chosen = [not policy.is_settled() and policy.choose(outlook, (), 1, 1) for _ in range(640)]
-        assert 5 <= sum(map(bool, chosen)) <= 15
+        assert 10 <= sum(map(bool, chosen)) <= 24
+        assert any(first and second for first, second in pairwise(chosen)), "the first pass after a pause is a cold one"
         assert policy.num_kept_rows != 1
 
     def test_what_would_not_pay_with_good_drafts_either_is_hardly_ever_probed(self) -> None:
         policy, _ = self.policy(30.0)
         outlook = Outlook({"a": (0.05, 0.0)})
         chosen = [not policy.is_settled() and policy.choose(outlook, (), 1, 1) for _ in range(2100)]
-        assert sum(map(bool, chosen)) == 2
+        assert sum(map(bool, chosen)) == 4
         assert policy.num_kept_rows == 1
+
+    def test_cold_passes_do_not_speak_against_a_network(self) -> None:
+        passes = DraftPasses(StepCost())
+        for ms in (5000.0, 80.0, 40.0):
+            passes.record(1, ms)
+        assert passes.ms(1) == 0.0
+        for _ in range(3):
+            passes.record(1, 2.0)
+        assert passes.ms(1) == pytest.approx(2.0)
 
     def test_after_some_steps_without_drafts_little_is_kept_for_them(self) -> None:
         policy, _ = self.policy(2.0)

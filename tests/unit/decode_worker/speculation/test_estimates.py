@@ -34,6 +34,13 @@ def test_costs_are_learned_and_interpolated() -> None:
     assert cost.ms(1, 1) < 20_000.0
 
 
+def test_a_step_that_took_less_by_far_says_that_the_usual_was_none() -> None:
+    cost = StepCost()
+    for ms in (60.0, 60.0, 60.0, 8.0):
+        cost.record(1, 1, ms)
+    assert cost.ms(1, 1) < 17.0
+
+
 def test_costs_are_found_where_they_were_booked() -> None:
     cost = StepCost()
     cost.record(6, 6, 60.0)
