@@ -35,6 +35,7 @@ from engine.errors import ConfigError
 JSON_NAME = "speculation.json"
 PLOT_NAME = "speculation.png"
 Report = Callable[[str], None]
+_LEAST_REQUESTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ class SpeculationSettings:
         workloads: names; empty for the known ones and those of ``prompts``.
         prompts: ``NAME=FILE``, see :func:`benchmarks.speculation_workloads.parse_prompt_files`.
         max_tokens: of each answer, which ends before where the model says so.
-        rounds: pairs of runs of each cell. Every pair has other prompts, as far as there are enough.
+        rounds: pairs of runs of each cell, and more of small batches, until it has eight requests: prompts differ more
+            than runs do. Every pair has other prompts, as far as there are enough.
         out: folder of the JSON report and the plot.
 
     Raises:
@@ -137,7 +139,8 @@ def _measure(
     settings: SpeculationSettings,
     eos_token_ids: frozenset[int],
 ) -> CellResult:
-    batches = [workload.take(index * cell.batch, cell.batch) for index in range(settings.rounds)]
+    rounds = max(settings.rounds, -(-_LEAST_REQUESTS // cell.batch))
+    batches = [workload.take(index * cell.batch, cell.batch) for index in range(rounds)]
     result = measure(cell, plain, speculative.engine, speculative.meter, batches, settings.max_tokens, eos_token_ids)
     result.num_failures = speculative.controller.num_failures
     return result
