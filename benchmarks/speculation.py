@@ -1,8 +1,8 @@
 """``baton bench speculation``: what each speculation method is worth, by workload, temperature and batch.
 
 One process and one engine step at a time, prefill and decode together, without Ray: what is measured is decoding.
-Every cell of the table alternates runs without and with speculation over the same requests, so that both see the same
-machine. TPOT counts from when every request of a run has its first token.
+Every cell of the table computes the same requests without and with speculation, a few steps of either in turn, so that
+both see the same machine. TPOT counts from when every request of a run has its first token.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from engine.errors import ConfigError
 JSON_NAME = "speculation.json"
 PLOT_NAME = "speculation.png"
 Report = Callable[[str], None]
-_LEAST_REQUESTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +45,8 @@ class SpeculationSettings:
         workloads: names; empty for the known ones and those of ``prompts``.
         prompts: ``NAME=FILE``, see :func:`benchmarks.speculation_workloads.parse_prompt_files`.
         max_tokens: of each answer, which ends before where the model says so.
-        rounds: pairs of runs of each cell, and more of small batches, until it has eight requests: prompts differ more
-            than runs do. Every pair has other prompts, as far as there are enough.
+        rounds: pairs of runs of each cell. Every pair has other prompts, as far as there are enough.
+        requests: of each cell, at least: small batches get more rounds, since prompts differ more than runs do.
         out: folder of the JSON report and the plot.
 
     Raises:
@@ -61,6 +60,7 @@ class SpeculationSettings:
     batches: tuple[int, ...] = (1, 4, 16)
     max_tokens: int = 256
     rounds: int = 3
+    requests: int = 8
     out: Path = Path("out")
 
     def __post_init__(self) -> None:
@@ -69,8 +69,8 @@ class SpeculationSettings:
         for name, values in (("--batches", self.batches), ("--temperatures", self.temperatures)):
             if not values:
                 raise ConfigError(f"{name} needs at least one number.")
-        if min(self.batches) < 1 or self.rounds < 1:
-            raise ConfigError("--batches and --rounds must be at least 1.")
+        if min(self.batches) < 1 or self.rounds < 1 or self.requests < 1:
+            raise ConfigError("--batches, --rounds and --requests must be at least 1.")
         if self.max_tokens < 2:
             raise ConfigError("--max-tokens must be at least 2: the first token is the prefill's.")
         if not all(0 <= temperature <= 100 for temperature in self.temperatures):
@@ -139,7 +139,7 @@ def _measure(
     settings: SpeculationSettings,
     eos_token_ids: frozenset[int],
 ) -> CellResult:
-    rounds = max(settings.rounds, -(-_LEAST_REQUESTS // cell.batch))
+    rounds = max(settings.rounds, -(-settings.requests // cell.batch))
     batches = [workload.take(index * cell.batch, cell.batch) for index in range(rounds)]
     result = measure(cell, plain, speculative.engine, speculative.meter, batches, settings.max_tokens, eos_token_ids)
     result.num_failures = speculative.controller.num_failures

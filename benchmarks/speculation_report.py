@@ -43,8 +43,8 @@ _HEADINGS = (
 _LEGEND = """\
 tau: tokens per sequence and step, 1 without speculation. % at position: of the drafts that are so long, those accepted
 up to the first, second, ... token. drafted, verified, right: tokens. draft and verify: median milliseconds of a step.
-TPOT: median milliseconds per token, prefill excluded. speed-up: median over pairs of runs and lowest-highest. differ:
-requests that got other tokens than without speculation."""
+TPOT: median milliseconds per token, prefill excluded. speed-up: geometric mean over the requests of a pair of runs, and
+of these the median and lowest-highest. differ: requests that got other tokens than without speculation."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Runs the same requests with and without speculation, in turn, and compares."""
+"""Runs the same requests with and without speculation, a few steps of either in turn, and compares."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 
 from benchmarks.speculation_rounds import RoundMeter, RoundTally, merged
 from engine.engine import Engine
@@ -13,6 +14,8 @@ from engine.errors import ConfigError, InternalError
 from engine.request import Request, SamplingParams
 
 _SEED = 1000
+_STEPS_OF_A_TURN = 4
+"""What a slow moment of the machine does to one of a pair, it does to the other as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +42,20 @@ class RunResult:
 
     Attributes:
         token_ids: of each request, in the order in which they were given.
-        tpots_ms: of each request, milliseconds per token up to its last one.
+        tpots_ms: of each request, milliseconds per token up to its last one; None: it was over with its first.
         decode_ms: until the last request was done.
         num_decode_tokens: of all requests together, in that time.
     """
 
     token_ids: tuple[tuple[int, ...], ...]
-    tpots_ms: tuple[float, ...]
+    tpots_ms: tuple[float | None, ...]
     decode_ms: float
     num_decode_tokens: int
 
     @property
     def tpot_ms(self) -> float:
         """Median over the requests."""
-        return statistics.median(self.tpots_ms)
+        return _median((self,))
 
 
 @dataclass(slots=True)
@@ -73,20 +76,17 @@ class CellResult:
     @property
     def plain_tpot_ms(self) -> float:
         """Median over all requests."""
-        return statistics.median(ms for run in self.plain for ms in run.tpots_ms)
+        return _median(self.plain)
 
     @property
     def tpot_ms(self) -> float:
         """Median over all requests."""
-        return statistics.median(ms for run in self.speculative for ms in run.tpots_ms)
+        return _median(self.speculative)
 
     @property
     def speedups(self) -> list[float]:
-        """TPOT without speculation over TPOT with it, of each pair of runs: what a slow minute does to one of the
-        pair it mostly does to the other as well."""
-        return [
-            plain.tpot_ms / speculative.tpot_ms for plain, speculative in zip(self.plain, self.speculative, strict=True)
-        ]
+        """Of each pair of runs, TPOT without speculation over TPOT with it: the geometric mean over its requests."""
+        return [_speedup(plain, speculative) for plain, speculative in zip(self.plain, self.speculative, strict=True)]
 
     @property
     def speedup(self) -> float:
@@ -117,6 +117,17 @@ class CellResult:
         )
 
 
+def _median(runs: Sequence[RunResult]) -> float:
+    return statistics.median(ms for run in runs for ms in run.tpots_ms if ms is not None)
+
+
+def _speedup(plain: RunResult, speculative: RunResult) -> float:
+    pairs = zip(plain.tpots_ms, speculative.tpots_ms, strict=True)
+    return statistics.geometric_mean(
+        without / with_it for without, with_it in pairs if without is not None and with_it is not None
+    )
+
+
 def _ms_per_token(runs: Sequence[RunResult]) -> float:
     return sum(run.decode_ms for run in runs) / sum(run.num_decode_tokens for run in runs)
 
@@ -130,13 +141,14 @@ def measure(
     max_tokens: int,
     eos_token_ids: frozenset[int] = frozenset(),
 ) -> CellResult:
-    """Plain and speculative runs in turn over the same requests, a pair for each of ``batches``.
+    """Plain and speculative runs over the same requests, a pair for each of ``batches``.
 
-    A pair that is not counted goes first, over the last of the batches, so that costs and acceptance at this size are
+    The two engines take turns of a few steps, and each has a clock that stands while the other one computes. A pair
+    that is not counted goes first, over the last of the batches, so that costs and acceptance at this size are
     known to the method as they are to a worker that has served for a while.
 
     Args:
-        speculative: has ``meter`` as its proposer.
+        plain, speculative: with caches of their own; the latter has ``meter`` as its proposer.
         batches: of prompts.
         max_tokens: of each answer.
         eos_token_ids: that end one before.
@@ -144,10 +156,15 @@ def measure(
     result = CellResult(cell)
     tallies: list[RoundTally] = []
     for number, prompts in enumerate([batches[-1], *batches]):
-        without = run_batch(plain, list(_requests(cell, prompts, max_tokens, eos_token_ids)))
-        with_drafts = run_batch(speculative, list(_requests(cell, prompts, max_tokens, eos_token_ids)), meter)
+        requests = [list(_requests(cell, prompts, max_tokens, eos_token_ids)) for _ in range(2)]
+        runs = (_Run(plain, requests[0]), _Run(speculative, requests[1], meter))
+        for turn in cycle((0, 1, 1, 0)):
+            runs[turn].advance(_STEPS_OF_A_TURN)
+            if all(run.is_over for run in runs):
+                break
+        without, with_drafts = (run.result() for run in runs)
         tally = meter.stop()
-        if number and without.tpots_ms and with_drafts.tpots_ms:  # else every answer was over with its first token
+        if number and without.num_decode_tokens and with_drafts.num_decode_tokens:
             result.plain.append(without)
             result.speculative.append(with_drafts)
             tallies.append(tally)
@@ -158,33 +175,65 @@ def measure(
 
 
 def run_batch(engine: Engine, requests: Sequence[Request], meter: RoundMeter | None = None) -> RunResult:
-    """Decodes requests to their end.
-
-    Args:
-        meter: the engine's proposer; begins to count, and to draft, when every request has its first token.
+    """Decodes requests to their end; see :class:`_Run`.
 
     Raises:
         InternalError: a request failed, or nothing can be scheduled.
     """
-    for request in requests:
-        engine.scheduler.add(request)
-    while not all(request.output_token_ids for request in requests):
-        _step(engine)
-    known = {request.request_id: len(request.output_token_ids) for request in requests}
-    if meter is not None:
-        meter.start()
-    started_s = time.perf_counter()
-    ended_s = dict.fromkeys(known, started_s)
-    while engine.scheduler.has_work():
-        progressed = _step(engine)
-        ended_s |= dict.fromkeys(progressed, time.perf_counter())
-    new = {request.request_id: len(request.output_token_ids) - known[request.request_id] for request in requests}
-    return RunResult(
-        token_ids=tuple(tuple(request.output_token_ids) for request in requests),
-        tpots_ms=tuple((ended_s[name] - started_s) * 1e3 / count for name, count in new.items() if count),
-        decode_ms=(max(ended_s.values()) - started_s) * 1e3,
-        num_decode_tokens=sum(new.values()),
-    )
+    run = _Run(engine, requests, meter)
+    while not run.is_over:
+        run.advance(1)
+    return run.result()
+
+
+class _Run:
+    """Some requests on their way through an engine. Its clock stands between two turns.
+
+    Args:
+        requests: are added, and computed until each of them has its first token.
+        meter: the engine's proposer; begins to count, and to draft, then.
+
+    Raises:
+        InternalError: as every other call that computes: a request failed, or nothing can be scheduled.
+    """
+
+    def __init__(self, engine: Engine, requests: Sequence[Request], meter: RoundMeter | None = None) -> None:
+        self._engine = engine
+        self._requests = requests
+        for request in requests:
+            engine.scheduler.add(request)
+        while not all(request.output_token_ids for request in requests):
+            _step(engine)
+        self._known = {request.request_id: len(request.output_token_ids) for request in requests}
+        self._ms = 0.0
+        self._ended_ms = dict.fromkeys(self._known, 0.0)
+        if meter is not None:
+            meter.start()
+
+    @property
+    def is_over(self) -> bool:
+        return not self._engine.scheduler.has_work()
+
+    def advance(self, num_steps: int) -> None:
+        """So many steps, or those that are left."""
+        for _ in range(num_steps):
+            if self.is_over:
+                return
+            started_s = time.perf_counter()
+            progressed = _step(self._engine)
+            self._ms += (time.perf_counter() - started_s) * 1e3
+            self._ended_ms |= dict.fromkeys(progressed, self._ms)
+
+    def result(self) -> RunResult:
+        """Of a run that is over."""
+        requests, known = self._requests, self._known
+        new = {request.request_id: len(request.output_token_ids) - known[request.request_id] for request in requests}
+        return RunResult(
+            token_ids=tuple(tuple(request.output_token_ids) for request in requests),
+            tpots_ms=tuple(self._ended_ms[name] / count if count else None for name, count in new.items()),
+            decode_ms=max(self._ended_ms.values()),
+            num_decode_tokens=sum(new.values()),
+        )
 
 
 def _step(engine: Engine) -> list[str]:

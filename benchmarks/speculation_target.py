@@ -35,15 +35,16 @@ class Target:
     tokenizer: Tokenizer
     draft: LoadedDraft | None
 
-    def runner(self, num_blocks: int) -> ModelRunner:
+    def runner(self, num_blocks: int, *, with_draft: bool = True) -> ModelRunner:
         """What computes it, with a cache of so many blocks and the engine's settings."""
         engine = self.config.engine
+        draft = self.draft if with_draft else None
         return ModelRunner(
             self.loaded,
             num_blocks,
             engine.block_size,
             engine.attention_backend,
-            None if self.draft is None else self.draft.network,
+            None if draft is None else draft.network,
             engine.decoder,
             engine.weights,
         )
@@ -76,7 +77,8 @@ def load_target(config: BatonConfig) -> Target:
 
 
 class EngineFactory:
-    """Builds engines that share one cache; only one of them may have requests at a time.
+    """Builds engines. Speculative ones share one cache, so that only one of them may have requests at a time; the plain
+    one has a cache of its own, and nothing of a draft.
 
     Args:
         batch: most sequences at once.
@@ -101,13 +103,14 @@ class EngineFactory:
         self._max_draft_tokens = max(speculation.max_draft_tokens, speculation.max_tree_tokens)
         num_blocks = 1 + batch * -(-(longest + self._max_draft_tokens) // config.engine.block_size)
         self._runner = target.runner(num_blocks)
+        self._plain_runner = target.runner(num_blocks, with_draft=False)
         # All prompts in one step, if that is no monster: then no sequence waits for another's prefill while it decodes.
         chunk_tokens = min(batch * prompt_tokens, _MOST_PREFILL_TOKENS)
         self._limits = SchedulerLimits(max(chunk_tokens, config.decode.chunk_tokens), batch, loaded.max_model_len)
 
     def plain(self) -> Engine:
         """Without anything of speculation."""
-        return Engine(self._runner, self._scheduler())
+        return Engine(self._plain_runner, self._scheduler())
 
     def speculative(self, method: str) -> SpeculativeEngine:
         """With a method as the default of its requests.

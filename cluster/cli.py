@@ -289,15 +289,15 @@ def bench_speculation(
     temperatures: Annotated[str, typer.Option(help="0 is greedy.")] = "0,0.8",
     batches: Annotated[str, typer.Option(help="Sequences at once.")] = "1,4,16",
     max_tokens: Annotated[int, typer.Option(help="Of each answer, if the model does not end it before.")] = 256,
-    rounds: Annotated[
-        int, typer.Option(help="Runs with and without speculation, in turn; of small batches more, for eight requests.")
-    ] = 3,
+    rounds: Annotated[int, typer.Option(help="Runs with and without speculation, behind one to warm up.")] = 3,
+    requests: Annotated[int, typer.Option(help="Of each cell, at least: small batches get more rounds.")] = 8,
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder for speculation.json and .png.")] = Path("out"),
 ) -> None:
     """Measure every speculation method against plain decoding: accepted lengths, milliseconds, TPOT.
 
     Loads the model into this process, without Ray, and wants the machine for itself. Everything at its default takes
-    some four hours on a small CPU, with --methods auto half an hour; the JSON report is there after the first cell, and grows.
+    some four hours on a small CPU, with --methods auto half an hour; the JSON report is there after the first cell, and
+    grows.
     """
     from cluster.cli_bench import REPORT_COLUMNS, bench_speculation, integers, names, numbers
     from cluster.config_reading import parse_override
@@ -310,7 +310,7 @@ def bench_speculation(
             config, overrides, report,
             methods=names(methods), workloads=names(workloads), prompts=tuple(prompts or ()),
             temperatures=numbers("--temperatures", temperatures), batches=integers("--batches", batches),
-            max_tokens=max_tokens, rounds=rounds, out=out,
+            max_tokens=max_tokens, rounds=rounds, requests=requests, out=out,
         )  # fmt: skip
     Console(width=max(_output().width, REPORT_COLUMNS)).print(shown)
 

@@ -77,6 +77,8 @@ def _heading(timeline: Mapping[str, Any]) -> Text:
         words.append(f"{attributes.get('accepted_tokens', 0)} of {drafted} drafts accepted")
     workers = [str(attributes[key]) for key in ("prefill_worker", "decode_worker") if key in attributes]
     heading = Text.assemble((str(timeline["request_id"]), "bold"), f": {outcome}\n", ", ".join(words))
+    if "error_message" in attributes:
+        heading.append(f"\n{attributes['error_message']}")
     if workers:
         heading.append("\n" + " → ".join(workers))
     promise = slo_sentence(attributes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from engine.errors import BatonError, ConfigError, DeadlineError
 
 LOG_FILE_VARIABLE = "BATON_RUN_LOG"
 """Set for the process that runs a detached cluster: where its output goes."""
+_PROFILES = "simulation.profile"
 _POLL_S = 0.2
 _LOG_LINES_SHOWN = 15
 
@@ -58,6 +60,7 @@ def start_cluster(config: BatonConfig, report: Report) -> RunningCluster:
         BatonError: the port is taken, the model cannot be had, the draft does not fit it, or something cannot start.
     """
     if config.ray.address is None:
+        _check_profile(config)
         listen(config.router.host, config.router.port).close()
         folder = pull(config.model, report)
         if config.simulation.profile is None:  # simulated workers load no draft
@@ -65,6 +68,11 @@ def start_cluster(config: BatonConfig, report: Report) -> RunningCluster:
     from cluster.launch import Cluster  # ray takes a second to import, and most commands need none of it
 
     return Cluster.start(config, report)
+
+
+def _check_profile(config: BatonConfig) -> None:
+    if config.simulation.profile is not None:
+        importlib.import_module(_PROFILES).load_profile(config.simulation.profile)
 
 
 def _check_draft(config: BatonConfig, model_folder: Path, report: Report) -> None:

@@ -133,6 +133,7 @@ class Router:
                     yield chunk
         except BatonError as error:
             outcome = error.code
+            request.timeline.attributes["error_message"] = error.message
             raise
         except Exception as error:
             outcome = InternalError.code

@@ -91,7 +91,7 @@ def _load(pool: str, observation: Observation, needs: Requirement) -> str:
     if pool == DECODE:
         part = (
             f"{work} are {_number(now.concurrency)} sequences at a time; a worker keeps the targets with "
-            f"{now.per_worker:.3g}, which is {_percent(now.utilisation)} of {_workers(now.workers)}"
+            f"{now.per_worker:.3g}; the load is {_percent(now.utilisation)} of what {_workers(now.workers)} can do so"
         )
     else:
         part = f"{work} are {_percent(now.utilisation)} of {_workers(now.workers)}"

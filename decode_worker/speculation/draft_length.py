@@ -33,7 +33,7 @@ _MIN_NETWORK_GAIN = 0.06
 _STEPS_PER_DECISION = 4
 _STEPS_PER_LATER_DECISION = 16
 # Steps without drafting after which some try it all the same, to notice when drafts have become better: the first of
-# them finds the network cold and far behind.
+# them finds the network cold and far behind. The next try comes after twice as many, and so on.
 _STEPS_PER_PROBE = 64
 _STEPS_OF_PROBE = 2
 # The same where nothing is to be gained as far as is known, which may be wrong.
@@ -134,6 +134,7 @@ class DraftingPolicy:
         self._next_decision = 0  # those two in terms of it
         self._last_probe = 0
         self._num_probed = 0
+        self._probe_period = _STEPS_PER_PROBE
         self._num_hopeless = 0
         self._pause = 0
         self._num_paused = 0
@@ -191,11 +192,12 @@ class DraftingPolicy:
         self._is_drafting = rate / plain - 1 > (_MIN_NETWORK_GAIN / 2 if self._is_drafting else _MIN_NETWORK_GAIN)
         if self._is_drafting:
             self._num_hopeless = self._num_refusals = self._next_decision = self._last_probe = self._num_probed = 0
+            self._probe_period = _STEPS_PER_PROBE
             return set(ranked[:count])
         good = [tuple(map(max, own, _GOOD_GAINS)) for own in gains]
         has_hope = self._best(good, 0, outlook.nodes_per_pass, num_sequences, num_tokens)[0] > plain
         self._num_hopeless = 0 if has_hope else self._num_hopeless + 1
-        period = _STEPS_PER_PROBE if has_hope else _STEPS_PER_HOPELESS_PROBE
+        period = self._probe_period if has_hope else _STEPS_PER_HOPELESS_PROBE
         is_late = self._num_refusals >= _STEPS_PER_PROBE
         self._num_refusals += 1
         self._next_decision = self._num_refusals + (_STEPS_PER_LATER_DECISION if is_late else _STEPS_PER_DECISION) - 1
@@ -206,6 +208,7 @@ class DraftingPolicy:
             self._next_decision = self._num_refusals
         else:
             self._num_probed, self._last_probe = 0, self._num_refusals
+            self._probe_period = min(2 * self._probe_period, _STEPS_PER_HOPELESS_PROBE)
         return set(ranked[:1])
 
     def _best(

@@ -56,7 +56,7 @@ def workloads() -> list[Workload]:
 @pytest.fixture(scope="module")
 def found(target, tmp_path_factory) -> SpeculationReport:
     settings = SpeculationSettings(
-        batches=(1, 3), max_tokens=MAX_TOKENS, rounds=2, out=tmp_path_factory.mktemp("out") / "new"
+        batches=(1, 3), max_tokens=MAX_TOKENS, rounds=2, requests=2, out=tmp_path_factory.mktemp("out") / "new"
     )
     return run_on(target, workloads(), settings, lambda line: None)
 
@@ -186,7 +186,20 @@ def prompts(tmp_path) -> Path:
 
 
 def options(model_folder: Path, prompts: Path) -> list[str]:
-    sizes = ["--batches", "2", "--temperatures", "0", "--max-tokens", "6", "--rounds", "1", "--threads", "1"]
+    sizes = [
+        "--batches",
+        "2",
+        "--temperatures",
+        "0",
+        "--max-tokens",
+        "6",
+        "--rounds",
+        "1",
+        "--requests",
+        "1",
+        "--threads",
+        "1",
+    ]
     return [
         *sizes,
         "--model",
@@ -230,7 +243,7 @@ def test_without_matplotlib_it_says_what_to_install(baton, model_folder, prompts
         (["--workloads", "poems"], "no workload 'poems'; known are: chat, code, summarise, story."),
         (["--workloads", "mine", "--prompts", "my=x.jsonl"], "known are: chat, code, summarise, story, my."),
         (["--batches", "1,two"], "--batches takes whole numbers"),
-        (["--batches", "0"], "--batches and --rounds must be at least 1"),
+        (["--batches", "0"], "--batches, --rounds and --requests must be at least 1"),
         (["--batches", ""], "--batches needs at least one number"),
         (["--temperatures", "hot"], "--temperatures takes numbers"),
         (["--temperatures", "-1"], "--temperatures must be between"),

@@ -279,8 +279,9 @@ class TestLimits:
                 yield
 
             decode.scripts = [slow_failure] * 100
-            with pytest.raises(DeadlineError):
-                await cluster.run()
+            with pytest.raises(DeadlineError) as raised:
+                await cluster.run(cluster.request("late"))
+            assert cluster.timelines.to_dict("late")["attributes"]["error_message"] == raised.value.message
 
     async def test_too_many_requests_are_refused(self):
         async with fresh(max_inflight=2) as cluster:

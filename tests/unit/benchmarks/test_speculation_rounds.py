@@ -145,7 +145,7 @@ def test_a_pair_of_runs_gets_the_same_requests_and_the_first_pair_is_not_counted
             seen.append(request_id)
 
     meter = RoundMeter(Listening({"request-0": ()}, "silent"))
-    plain = build_engine(runner, prefix_caching=False)
+    plain = build_engine(build_runner(tiny_model("llama")), prefix_caching=False)
     result = measure(Cell("toy", "none", 0.8, 1), plain, speculative(runner, meter), meter, batches, 4)
     assert len(seen) == 4
     assert [run.token_ids for run in result.plain] == [run.token_ids for run in result.speculative]

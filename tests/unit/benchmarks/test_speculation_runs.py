@@ -88,6 +88,14 @@ def test_speed_up_is_the_median_over_pairs():
     assert result.ms_per_token == pytest.approx(58 / 12)
 
 
+def test_a_pairs_speed_up_is_the_geometric_mean_over_its_requests():
+    """One that was over with its first token says nothing."""
+    result = CellResult(Cell("m", "w", 0.0, 3))
+    result.plain = [RunResult(((1,),) * 3, (10.0, 10.0, None), 60.0, 6)]
+    result.speculative = [RunResult(((1,),) * 3, (2.5, 10.0, None), 60.0, 6)]
+    assert result.speedup == pytest.approx(2.0)
+
+
 def test_requests_with_other_tokens_are_counted_one_by_one():
     result = CellResult(Cell("m", "w", 0.0, 2))
     result.plain = [run_of(1.0), run_of(1.0)]

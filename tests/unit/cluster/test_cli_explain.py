@@ -60,6 +60,13 @@ def test_it_says_whether_the_promise_was_kept(timeline: dict[str, Any]) -> None:
     assert "SLO class standard missed: TTFT 3.5 s, 500 ms over the target of 3 s; TPOT 40 ms, 60 ms under" in text
 
 
+def test_it_says_why_a_request_was_refused_or_failed(timeline: dict[str, Any]) -> None:
+    timeline["attributes"] |= {"outcome": "rejected", "error_message": "There is no room for class interactive."}
+    text = printed(timeline, 80)
+    assert ": rejected\n" in text
+    assert "\nThere is no room for class interactive." in text
+
+
 def test_bars_lie_where_the_time_went(timeline: dict[str, Any]) -> None:
     lines = printed(timeline, 100).splitlines()
     bars = {line[:20].strip(): (line.find("━"), line.count("━")) for line in lines if "━" in line}
