@@ -188,6 +188,7 @@ class Dispatcher:
             queue=queue,
             batch=queue.decoding,
             context_tokens=queue.context_tokens,
+            final_tokens=ledger.final_tokens(worker_id),
             cached_tokens=cached.get(worker_id, 0),
             kv_tokens=info.kv_blocks * info.block_size,
             max_num_seqs=info.max_num_seqs,

@@ -36,10 +36,13 @@ class _Prompts:
 
 @dataclass(slots=True)
 class _Sequences:
-    """That decode on one worker: tokens of each and of all, and how many have which target."""
+    """That decode on one worker: tokens of each and of all, the same as expected in the end, and how many have which
+    target."""
 
     tokens: dict[str, int] = field(default_factory=dict)
     context_tokens: int = 0
+    final: dict[str, int] = field(default_factory=dict)
+    final_tokens: int = 0
     targets: dict[str, float] = field(default_factory=dict)
     num_with_target: Counter[float] = field(default_factory=Counter)
 
@@ -85,15 +88,20 @@ class WorkLedger:
         if not prompts.waiting:
             del self._prompts[worker_id]
 
-    def begin_decoding(self, worker_id: str, name: str, num_tokens: int, tpot_target_s: float = inf) -> None:
+    def begin_decoding(
+        self, worker_id: str, name: str, num_tokens: int, tpot_target_s: float = inf, expected_tokens: int = 0
+    ) -> None:
         """A sequence decodes on a worker, or will as soon as its prompt is computed.
 
         Args:
             num_tokens: of the sequence at present, its prompt included; :meth:`grow` adds to them.
+            expected_tokens: that will be added.
         """
         sequences = self._decoding.setdefault(worker_id, _Sequences())
         sequences.tokens[name] = num_tokens
         sequences.context_tokens += num_tokens
+        sequences.final[name] = num_tokens + expected_tokens
+        sequences.final_tokens += num_tokens + expected_tokens
         sequences.targets[name] = tpot_target_s
         sequences.num_with_target[tpot_target_s] += 1
 
@@ -103,12 +111,16 @@ class WorkLedger:
         if sequences is not None and name in sequences.tokens:
             sequences.tokens[name] += num_tokens
             sequences.context_tokens += num_tokens
+            beyond = max(0, sequences.tokens[name] - sequences.final[name])
+            sequences.final[name] += beyond
+            sequences.final_tokens += beyond
 
     def end_decoding(self, worker_id: str, name: str) -> None:
         sequences = self._decoding.get(worker_id)
         if sequences is None or name not in sequences.tokens:
             return
         sequences.context_tokens -= sequences.tokens.pop(name)
+        sequences.final_tokens -= sequences.final.pop(name)
         target = sequences.targets.pop(name)
         sequences.num_with_target[target] -= 1
         if not sequences.num_with_target[target]:
@@ -165,6 +177,11 @@ class WorkLedger:
         """(sequences that decode there or will, tokens of all of them together)."""
         sequences = self._decoding.get(worker_id)
         return (len(sequences.tokens), sequences.context_tokens) if sequences is not None else (0, 0)
+
+    def final_tokens(self, worker_id: str) -> int:
+        """Tokens that the sequences which decode there are expected to have in the end, all together."""
+        sequences = self._decoding.get(worker_id)
+        return sequences.final_tokens if sequences is not None else 0
 
     def tpot_target_s(self, worker_id: str) -> float:
         """The strictest target of those that decode on the worker; infinity without any."""

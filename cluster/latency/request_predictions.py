@@ -52,7 +52,10 @@ class RequestPredictions:
         cached = decision.cached_tokens
         self.ledger.begin_prompt(booking.computing_id, name, num_known - cached, cached, self._clock(), journal.urgency)
         if decodes:
-            self.ledger.begin_decoding(booking.decode_id, name, num_known, journal.request.slo.tpot_s)
+            usual, most = self.habits.output_tokens.value, journal.request.params.max_tokens - len(journal.token_ids)
+            self.ledger.begin_decoding(
+                booking.decode_id, name, num_known, journal.request.slo.tpot_s, max(0, int(min(usual, most)))
+            )
         journal.booking = booking
         if decision.forecast is not UNKNOWN_FORECAST and not journal.token_ids:
             journal.request.timeline.attributes.update(

@@ -36,7 +36,8 @@ class WorkerSnapshot:
         assigned: requests ever assigned to it.
         queue: prompts that it would compute before this request's.
         batch: sequences that decode there or will.
-        context_tokens: of these sequences together.
+        context_tokens: of these sequences together, at present.
+        final_tokens: the same in the end, as far as answers have their usual lengths.
         cached_tokens: of this request's prompt, as far as the worker's prefix cache holds it.
         kv_tokens: size of its KV cache; 0 when that is not known.
         max_num_seqs: sequences that one of its steps may have.
@@ -55,6 +56,7 @@ class WorkerSnapshot:
     queue: PromptQueue = EMPTY_QUEUE
     batch: int = 0
     context_tokens: int = 0
+    final_tokens: int = 0
     cached_tokens: int = 0
     kv_tokens: int = 0
     max_num_seqs: int = 64
@@ -67,8 +69,12 @@ class WorkerSnapshot:
     last_assigned_s: float = -inf
 
     def has_seat(self, num_tokens: float) -> bool:
-        """Whether its steps have a place for one more sequence, and its KV cache room for so many more tokens."""
-        has_kv = not self.kv_tokens or self.context_tokens + num_tokens <= self.kv_tokens
+        """Whether its steps have a place for one more sequence, and its KV cache room for so many more tokens when all
+        sequences that are there have come to their ends as well.
+
+        With less room some would soon be preempted, and whoever comes waits behind them.
+        """
+        has_kv = not self.kv_tokens or max(self.context_tokens, self.final_tokens) + num_tokens <= self.kv_tokens
         return has_kv and self.batch < self.max_num_seqs
 
 

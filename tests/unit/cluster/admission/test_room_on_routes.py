@@ -202,6 +202,6 @@ async def test_whose_turn_has_no_seat_takes_another(info: dict[str, int], occupi
 
 
 async def test_a_single_token_needs_no_room_for_the_usual_answer() -> None:
-    cluster = Cluster(IN_TURN, kv_blocks=20)
+    cluster = Cluster(IN_TURN, kv_blocks=25)
     cluster.occupy(200, computed=True)
     assert (await cluster.admit(max_tokens=1)).decode.info.worker_id == "decode-1"

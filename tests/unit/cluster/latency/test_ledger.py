@@ -145,3 +145,19 @@ def test_the_short_way_counts_what_the_long_one_does(
     queue = ledger.queue("p", now_s, urgency, chunk_tokens=10_000)
     assert (queue.tokens, queue.prompts) == (sum(ahead), len(ahead))
     assert queue.attention_pairs == sum(attention_pairs(tokens, 0) for tokens in ahead)
+
+
+def test_sequences_are_expected_to_grow_and_may_surpass_that():
+    ledger = WorkLedger()
+    assert ledger.final_tokens("d") == 0
+    ledger.begin_decoding("d", "a", 100, expected_tokens=20)
+    ledger.begin_decoding("d", "b", 50, expected_tokens=5)
+    ledger.grow("d", "a", 20)
+    assert (ledger.batch("d")[1], ledger.final_tokens("d")) == (170, 175)
+    ledger.grow("d", "a", 7)
+    ledger.grow("d", "b", 4)
+    assert (ledger.batch("d")[1], ledger.final_tokens("d")) == (181, 182)
+    ledger.end_decoding("d", "a")
+    assert (ledger.batch("d")[1], ledger.final_tokens("d")) == (54, 55)
+    ledger.end_decoding("d", "b")
+    assert ledger.final_tokens("d") == 0

@@ -252,3 +252,10 @@ def test_a_round_robin_goes_round() -> None:
             for workers in (prefill, decode)
         )
     assert len(set(seen)) == 6
+
+
+@pytest.mark.parametrize("final_tokens", [535, 536, 537])
+def test_a_seat_has_room_for_those_that_are_there_to_grow(final_tokens: int) -> None:
+    decision = choose([], [decode_worker(kv_tokens=1000, context_tokens=100, final_tokens=final_tokens)])
+    assert decision is not None
+    assert decision.has_seat == (final_tokens + 400 + 64 <= 1000)
