@@ -81,7 +81,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledTok
 
 def _largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Of each row the highest logit, or NaN if there is one, and its column: the first one of several."""
-    if logits.is_cuda:
+    if logits.device.type != "cpu":
         best, choice = logits.max(dim=-1)
         return best, choice
     choice = torch.from_numpy(logits.numpy().argmax(axis=-1))  # a tenth of the time that torch takes
