@@ -1,11 +1,13 @@
 """EAGLE-3 heads as a compiled program: the decoder's, for one layer that reads a hidden state beside each token.
 
-Its linear layers are computed as int8: half as much to read for every pass, and a guess need not be exact.
+Its linear layers, but for keys and values, are computed as int8: half as much to read for every pass, and a guess need
+not be exact.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,7 +46,10 @@ class FusedHeadPass:
         decoder = _read_head(head)
         self._dtype = decoder.embedding.dtype
         if weights != "native":
+            # Keys and values stay: those in the cache are the same whether this pass wrote them or the head's modules.
+            (own,) = decoder.layers
             decoder = quantize(decoder, weights)
+            decoder = replace(decoder, layers=(replace(decoder.layers[0], k=own.k, v=own.v),))
         if cache.keys[layer].dtype != self._dtype:
             raise NotFusableError(f"the head computes in {self._dtype}, its cache holds {cache.keys[layer].dtype}")
         self._block_size = cache.spec.block_size
