@@ -21,6 +21,7 @@ import torch
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from benchmarks.serve.document import check_writable
 from benchmarks.speculation_plot import HOW_TO_INSTALL, can_plot, plot
 from benchmarks.speculation_report import SpeculationReport
 from benchmarks.speculation_runs import Cell, CellResult, measure
@@ -102,6 +103,7 @@ def run(config: BatonConfig, report: Report, **settings: Any) -> RenderableType:
     wanted = SpeculationSettings(**settings)
     if not can_plot():
         report(HOW_TO_INSTALL)
+    check_writable("--out", wanted.out / JSON_NAME)
     report(f"loading {config.model}")
     target = load_target(config)
     names = wanted.workloads or wanted.known_workloads
@@ -124,7 +126,12 @@ def run_on(
     for number, (workload, temperature, batch, (method, engine)) in enumerate(cells, start=1):
         cell = Cell(method, workload.name, temperature, batch)
         report(f"{number} of {len(cells)}: {cell}")
-        result = _measure(cell, plain, engine, workload, settings, target.loaded.eos_token_ids)
+        try:
+            result = _measure(cell, plain, engine, workload, settings, target.loaded.eos_token_ids)
+        except KeyboardInterrupt:
+            kept = f"; {settings.out / JSON_NAME} has those before" if found.results else ""
+            report(f"stopped in cell {number} of {len(cells)}{kept}")
+            raise
         found.results.append(result)
         found.write(settings.out / JSON_NAME)
         report(f"{number} of {len(cells)}: {cell}: tau {result.tally.tau:.2f}, speed-up {result.speedup:.2f}")

@@ -91,4 +91,7 @@ def check_method(method: str, draft: str | None, name: str | None) -> None:
     """
     if method in DRAFT_METHODS and draft != method:
         loaded = "no draft is loaded" if draft is None else f"{name} is for the method {draft}"
-        raise ConfigError(f"speculation.method is {method}, but {loaded}. Set speculation.draft to such a checkpoint.")
+        raise ConfigError(
+            f"speculation.method is {method}, but {loaded}. Set speculation.draft to a checkpoint "
+            "of that kind (auto: the EAGLE-3 head that comes with the default model), or choose another method."
+        )

@@ -226,6 +226,14 @@ def test_the_command_measures_a_model_folder(baton, model_folder, prompts, tmp_p
     assert (tmp_path / "results" / "speculation.png").is_file()
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_a_model_is_loaded(baton, tmp_path):
+    (tmp_path / "file").write_text("")
+    status, _, err = baton("--out", str(tmp_path / "file" / "out"))
+    assert status == 1
+    assert "--out cannot be written" in err
+    assert "loading" not in err
+
+
 def test_without_matplotlib_it_says_what_to_install(baton, model_folder, prompts, tmp_path, monkeypatch):
     monkeypatch.setattr(speculation, "can_plot", lambda: False)
     status, out, err = baton(*options(model_folder, prompts), "--methods", "suffix")
