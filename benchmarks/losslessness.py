@@ -33,6 +33,7 @@ _LENGTH = 3
 _TREE_TOKENS = 4
 _PROMPT = "Tell me about a city that you like."
 _SUSPICIOUS = 1e-3
+_REPORTS_OF_A_CASE = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +99,18 @@ def run(config: BatonConfig, report: Callable[[str], None], draws: int, seeds: i
         raise ConfigError(f"--seeds must be from 1 to as many as --draws, which is {draws}; got {seeds}.")
     settings = LosslessnessSettings(draws, seeds)
     exact = config.model_copy(update={"dtype": "float32"}) if config.dtype == "auto" else config
+    report(f"loading {exact.model}")
     bench = _Bench(load_target(exact), settings, report)
     table = Table(title=f"Triples of tokens, {settings.draws} answers per case")
     for heading in ("case", "accepted / drafted", "chi-square", "degrees", "p-value", "p-values by seed"):
         table.add_column(heading)
     is_sound = True
-    for case in bench.cases():
-        outcome = bench.test(case)
+    cases = list(bench.cases())
+    for number, case in enumerate(cases, start=1):
+        place = f"{number} of {len(cases)}: {case.name}"
+        outcome = bench.test(case, place)
         is_sound = is_sound and not outcome.is_suspicious
-        report(f"{case.name}: p = {outcome.together.p_value:.3g}")
+        report(f"{place}: p = {outcome.together.p_value:.3g}")
         style = "bold red" if outcome.is_suspicious else ""
         table.add_row(
             case.name,
@@ -126,6 +130,27 @@ def group_sizes(draws: int, seeds: int) -> list[int]:
     return [each + (seed < rest) for seed in range(seeds)]
 
 
+class _Progress:
+    """Reports now and then how many answers of a case there are."""
+
+    def __init__(self, name: str, total: int, report: Callable[[str], None]) -> None:
+        self._name = name
+        self._total = total
+        self._report = report
+        self._num_done = 0
+        self._show()
+
+    def count(self) -> None:
+        """One more answer."""
+        self._num_done += 1
+        reports = self._num_done * _REPORTS_OF_A_CASE // self._total
+        if reports != (self._num_done - 1) * _REPORTS_OF_A_CASE // self._total:
+            self._show()
+
+    def _show(self) -> None:
+        self._report(f"{self._name}: {self._num_done:,} of {self._total:,} answers")
+
+
 class _Bench:
     """One model, one prompt, and the probabilities of all triples behind it."""
 
@@ -136,6 +161,7 @@ class _Bench:
         # With whole blocks of it in the prefix cache, an answer costs its own tokens only.
         self._prompt = _behind_whole_blocks(self._encode(), target.config.engine.block_size)
         self._runner = target.runner(4 + settings.batch * 8)
+        report(f"computing the model's own probabilities of {settings.top_k**_LENGTH} answers")
         self._expected = dict(self._extend([((), 1.0)], _LENGTH))
 
     def cases(self) -> Iterator[Case]:
@@ -149,8 +175,13 @@ class _Bench:
             if draft.method != "medusa":
                 yield Case(draft.method, "residual")
 
-    def test(self, case: Case) -> Outcome:
+    def test(self, case: Case, place: str = "") -> Outcome:
+        """
+        Args:
+            place: what progress is reported as.
+        """
         settings = self._settings
+        progress = _Progress(place or case.name, settings.draws, self._report)
         limits = SpeculationLimits(
             max_draft_tokens=_LENGTH - 1,
             max_tree_tokens=_TREE_TOKENS,
@@ -161,8 +192,7 @@ class _Bench:
         verifier = create_verifier(case.acceptance)
         groups: list[Counter[tuple[int, ...]]] = []
         for seed, count in enumerate(group_sizes(settings.draws, settings.seeds)):
-            groups.append(self._draw(verifier, controller, count, seed))
-            self._report(f"{case.name}: {sum(map(Counter.total, groups)):,} of {settings.draws:,} answers")
+            groups.append(self._draw(verifier, controller, count, seed, progress))
         tests = tuple(chi_square(group, self._expected) for group in groups)
         together: Counter[tuple[int, ...]] = sum(groups, Counter())
         counts = controller.counts.values()
@@ -176,7 +206,7 @@ class _Bench:
         )
 
     def _draw(
-        self, verifier: Verifier, controller: SpeculationController, count: int, seed: int
+        self, verifier: Verifier, controller: SpeculationController, count: int, seed: int, progress: _Progress
     ) -> Counter[tuple[int, ...]]:
         blocks = BlockManager(self._runner.cache.num_blocks, self._runner.spec.block_size)
         limits = SchedulerLimits(4096, self._settings.batch, self._target.loaded.max_model_len)
@@ -199,6 +229,7 @@ class _Bench:
                 request = open_requests[output.request_id]
                 if len(request.output_token_ids) >= _LENGTH:
                     found[tuple(open_requests.pop(output.request_id).output_token_ids[:_LENGTH])] += 1
+                    progress.count()
                     if output.finish_reason is None:  # the tokens behind were asked for to have room for drafts only
                         engine.finish(request.request_id, FinishReason.ABORT)
 

@@ -186,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--parts", default=",".join(_PARTS))
     parser.add_argument("--scales", default="1.5,2,2.5,3,4,5,6,7,8", help="rates, as multiples of the recorded one")
     parser.add_argument("--scale", type=float, default=5.0, help="of the ablation")
-    parser.add_argument("--full-scale", type=float, default=6.0, help="what the pools can bear; of the overload")
+    parser.add_argument("--full-scale", type=float, default=18.0, help="what the pools can bear; of the overload")
     parser.add_argument("--requests", type=int, default=3000, help="that count, in each replay")
     parser.add_argument("--warm-up", type=int, default=300, help="requests before them")
     parser.add_argument("--seed", type=int, default=0)

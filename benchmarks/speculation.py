@@ -29,6 +29,7 @@ from benchmarks.speculation_target import EngineFactory, SpeculativeEngine, Targ
 from benchmarks.speculation_workloads import WORKLOADS, Workload, check_names, load_workloads, parse_prompt_files
 from cluster.config import BatonConfig
 from cluster.garbage import rare_collections
+from decode_worker.speculation.controller import NONE
 from decode_worker.speculation.registry import method_names
 from engine.engine import Engine
 from engine.errors import ConfigError
@@ -70,6 +71,10 @@ class SpeculationSettings:
         for name, values in (("--batches", self.batches), ("--temperatures", self.temperatures)):
             if not values:
                 raise ConfigError(f"{name} needs at least one number.")
+        if self.methods and set(self.methods) <= {NONE}:
+            raise ConfigError(
+                "--methods none would measure plain decoding against itself. Name a method that drafts, such as auto."
+            )
         if min(self.batches) < 1 or self.rounds < 1 or self.requests < 1:
             raise ConfigError("--batches, --rounds and --requests must be at least 1.")
         if self.max_tokens < 2:
@@ -101,6 +106,12 @@ def run(config: BatonConfig, report: Report, **settings: Any) -> RenderableType:
         BatonError: settings, model, draft or prompts cannot be used; the message says why.
     """
     wanted = SpeculationSettings(**settings)
+    largest, most = max(wanted.batches), config.decode.max_num_seqs
+    if largest > most:
+        raise ConfigError(
+            f"--batches has {largest}, but an engine computes at most {most} sequences at once (decode.max_num_seqs). "
+            f"Give smaller ones, or add --set decode.max_num_seqs={largest}."
+        )
     if not can_plot():
         report(HOW_TO_INSTALL)
     check_writable("--out", wanted.out / JSON_NAME)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import psutil
 import torch
 
 from benchmarks.speculation_rounds import RoundMeter
@@ -76,6 +77,27 @@ def load_target(config: BatonConfig) -> Target:
     return Target(config, loaded, Tokenizer.load(source.path), draft)
 
 
+def _check_room(target: Target, num_blocks: int, batch: int) -> None:
+    """Of two caches, one of them with the draft's layers."""
+    engine, draft = target.config.engine, target.draft
+    spec = target.loaded.kv_spec(engine.block_size, engine.weights)
+    whole = spec if draft is None else spec.with_draft("", draft.network.layer_specs)
+    needed = num_blocks * engine.block_size * (spec.bytes_per_token + whole.bytes_per_token)
+    free = _free_memory(target.loaded.model.device)
+    if needed > free:
+        raise ConfigError(
+            f"{batch} sequences at once need two KV caches of {needed / 2**30:.1f} GiB together, but only "
+            f"{free / 2**30:.1f} GiB of memory are free. Give smaller --batches, a lower --max-tokens or shorter "
+            "--prompts."
+        )
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
 class EngineFactory:
     """Builds engines. Speculative ones share one cache, so that only one of them may have requests at a time; the plain
     one has a cache of its own, and nothing of a draft.
@@ -86,7 +108,8 @@ class EngineFactory:
         max_tokens: of each answer.
 
     Raises:
-        ConfigError: prompt and answer are longer than the model's context.
+        ConfigError: prompt and answer are longer than the model's context, or the memory that is free cannot hold so
+            many.
     """
 
     def __init__(self, target: Target, batch: int, prompt_tokens: int, max_tokens: int) -> None:
@@ -102,6 +125,7 @@ class EngineFactory:
         speculation = config.speculation
         self._max_draft_tokens = max(speculation.max_draft_tokens, speculation.max_tree_tokens)
         num_blocks = 1 + batch * -(-(longest + self._max_draft_tokens) // config.engine.block_size)
+        _check_room(target, num_blocks, batch)
         self._runner = target.runner(num_blocks)
         self._plain_runner = target.runner(num_blocks, with_draft=False)
         # All prompts in one step, if that is no monster: then no sequence waits for another's prefill while it decodes.

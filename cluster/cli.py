@@ -21,8 +21,9 @@ from rich.text import Text
 
 from cluster.cli_bench_router import bench_router
 from cluster.cli_bench_serve import bench_compare, bench_serve, bench_sweep
-from cluster.cli_common import EndpointOption, JsonOption, with_client
+from cluster.cli_common import ERROR_PREFIX, EndpointOption, JsonOption, with_client
 from cluster.cli_plan import advise, move, plan
+from cluster.cli_reporter import Reporter, error_console
 from cluster.cli_simulate import simulate
 from cluster.cli_train import app as train_app
 from cluster.state import find_endpoint
@@ -60,7 +61,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         app(args=list(arguments), prog_name="baton")
     except BatonError as error:
-        _errors().print(Text("error: ", style="bold red") + Text(error.message, style="red"), soft_wrap=True)
+        error_console().print(Text(ERROR_PREFIX, style="bold red") + Text(error.message, style="red"), soft_wrap=True)
         return 1
     except SystemExit as exit_request:
         return exit_request.code if isinstance(exit_request.code, int) else 1
@@ -76,23 +77,24 @@ def up(
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when ready; the cluster runs on.")] = False,
 ) -> None:
     """Start a cluster and print its endpoint. Ctrl-C shuts it down."""
-    from cluster.cli_up import run_detached, run_in_foreground
+    from cluster.cli_up import check_configuration, run_detached, run_in_foreground
     from cluster.config import load_config
     from cluster.config_reading import parse_override
 
     assignments = assignments or []
     settings = load_config(config, dict(parse_override(text) for text in assignments))
+    check_configuration(settings)
     if not detach:
-        with _Reporter() as report:
+        with Reporter() as report:
             run_in_foreground(settings, report, lambda endpoint: _say_ready(report, endpoint, "Ctrl-C"))
         return
     arguments = [] if config is None else ["--config", str(config)]
     for text in assignments:
         arguments += ["--set", text]
-    with _Reporter() as report:
+    with Reporter() as report:
         state = run_detached(arguments, report)
         _say_ready(report, state.endpoint or "", "baton down")
-    _errors().print(Text(f"log: {state.log_file}"), soft_wrap=True)
+    error_console().print(Text(f"log: {state.log_file}"), soft_wrap=True)
 
 
 @app.command()
@@ -102,7 +104,7 @@ def down(
     """Stop the cluster that `baton up` runs on this machine."""
     from cluster.cli_up import stop_cluster
 
-    with _Reporter() as report:
+    with Reporter() as report:
         outcome = stop_cluster(timeout, report)
     _output().print(Text(outcome), soft_wrap=True)
 
@@ -162,6 +164,9 @@ def submit(
     ] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the most likely tokens of this mass.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer, at any temperature.")] = None,
+    service_tier: Annotated[
+        str | None, typer.Option(metavar="CLASS", help="SLO class, or another service_tier. Default: the server's.")
+    ] = None,
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="Requests in flight at once, with --file. Default: 8.")
     ] = None,
@@ -173,7 +178,8 @@ def submit(
     is_sampled = top_p is not None or seed is not None
     if temperature is None and not is_sampled:
         temperature = 0.0
-    given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    given: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    given["service_tier"] = service_tier
     options = {name: value for name, value in given.items() if value is not None}
     if (prompt is None) == (file is None):
         raise typer.BadParameter("give either a PROMPT or --file.")
@@ -206,7 +212,9 @@ def _submit_one(endpoint: str | None, prompt: str, options: dict[str, Any], *, c
     )
     sys.stdout.write("\n")
     if answer.finish_reason == "length":
-        _errors().print(Text(f"(cut after {answer.usage.get('completion_tokens', '?')} tokens; see --max-tokens)"))
+        error_console().print(
+            Text(f"(cut after {answer.usage.get('completion_tokens', '?')} tokens; see --max-tokens)")
+        )
 
 
 def _submit_file(
@@ -216,7 +224,7 @@ def _submit_file(
 
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TimeRemainingColumn(), console=_errors(),
+        TimeRemainingColumn(), console=error_console(),
     )  # fmt: skip
     with bar:
         task = bar.add_task("prompts", total=None)
@@ -227,7 +235,7 @@ def _submit_file(
                 on_progress=lambda done, total: bar.update(task, completed=done, total=total),
             ),
         )  # fmt: skip
-    _errors().print(Text(f"{result.num_answered} answered, {result.num_failed} failed: {output}"), soft_wrap=True)
+    error_console().print(Text(f"{result.num_answered} answered, {result.num_failed} failed: {output}"), soft_wrap=True)
     if result.num_failed:
         raise typer.Exit(1)
 
@@ -246,8 +254,9 @@ def scale(
     from cluster.cli_scale import scale as scale_pools
 
     numbers = parse_targets(targets)
-    with _Reporter() as report:
-        reached = with_client(endpoint, lambda client: scale_pools(client, numbers, timeout if wait else None, report))
+    with Reporter() as report:
+        wait_s = timeout if wait else None
+        reached = with_client(endpoint, lambda client: scale_pools(client, numbers, wait_s, report, report.note))
     _output().print(Text(", ".join(f"{pool}: {number}" for pool, number in reached.items())))
 
 
@@ -261,7 +270,7 @@ def model_pull(
     """Fetch or convert a model and print its folder."""
     from cluster.cli_model import pull
 
-    with _Reporter() as report:
+    with Reporter() as report:
         folder = pull(name, report, verify=verify)
     sys.stdout.write(f"{folder}\n")
 
@@ -278,10 +287,12 @@ def bench_speculation(
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="As --set dtype=... With float32, tokens must be equal.")] = None,
     threads: Annotated[int | None, typer.Option(help="The same as --set engine.threads=...")] = None,
-    methods: Annotated[str, typer.Option(help="Such as auto,ngram. Default: all that can run with this draft.")] = "",
+    methods: Annotated[
+        str | None, typer.Option(help="Such as auto,ngram. Default: all that can run with this draft.")
+    ] = None,
     workloads: Annotated[
-        str, typer.Option(help="Of chat,code,summarise,story and those of --prompts. Default: all of them.")
-    ] = "",
+        str | None, typer.Option(help="Of chat,code,summarise,story and those of --prompts. Default: all of them.")
+    ] = None,
     prompts: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=FILE", help='One more workload, or another NAME: JSONL of {"prompt": ...}.'),
@@ -299,16 +310,17 @@ def bench_speculation(
     some four hours on a small CPU, with --methods auto half an hour; the JSON report is there after the first cell, and
     grows.
     """
-    from cluster.cli_bench import REPORT_COLUMNS, bench_speculation, integers, names, numbers
+    from cluster.cli_bench import REPORT_COLUMNS, bench_speculation, integers, names_if_given, numbers
     from cluster.config_reading import parse_override
 
     overrides = dict(parse_override(text) for text in assignments or [])
     given = {"model": model, "speculation.draft": draft, "dtype": dtype, "engine.threads": threads}
     overrides |= {key: value for key, value in given.items() if value is not None}
-    with _Reporter() as report:
+    with Reporter() as report:
         shown = bench_speculation(
             config, overrides, report,
-            methods=names(methods), workloads=names(workloads), prompts=tuple(prompts or ()),
+            methods=names_if_given("--methods", methods), workloads=names_if_given("--workloads", workloads),
+            prompts=tuple(prompts or ()),
             temperatures=numbers("--temperatures", temperatures), batches=integers("--batches", batches),
             max_tokens=max_tokens, rounds=rounds, requests=requests, out=out,
         )  # fmt: skip
@@ -329,7 +341,7 @@ def bench_lossless(
     from cluster.config_reading import parse_override
 
     overrides = dict(parse_override(text) for text in assignments or [])
-    with _Reporter() as report:
+    with Reporter() as report:
         shown, is_sound = bench_lossless(config, overrides, report, draws=draws, seeds=seeds)
     _output().print(shown)
     if not is_sound:
@@ -344,44 +356,15 @@ def version() -> None:
     sys.stdout.write("\n".join(lines) + "\n")
 
 
-class _Reporter:
-    """Progress on stderr: one line that changes on a terminal, one line after another elsewhere."""
-
-    def __init__(self) -> None:
-        self._console = _errors()
-        self._status = self._console.status("") if self._console.is_terminal else None
-
-    def __enter__(self) -> _Reporter:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def __call__(self, line: str) -> None:
-        if self._status is None:
-            self._console.print(Text(line), soft_wrap=True)
-        else:
-            self._status.update(Text(line))
-            self._status.start()
-
-    def close(self) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-
-def _say_ready(report: _Reporter, endpoint: str, how_to_stop: str) -> None:
+def _say_ready(report: Reporter, endpoint: str, how_to_stop: str) -> None:
     report.close()
     sys.stdout.write(f"{endpoint}\n")
     sys.stdout.flush()
-    _errors().print(Text(f'ready: baton submit "Hello" --stream    stop: {how_to_stop}'), soft_wrap=True)
+    error_console().print(Text(f'ready: baton submit "Hello" --stream    stop: {how_to_stop}'), soft_wrap=True)
 
 
 def _output() -> Console:
     return Console()
-
-
-def _errors() -> Console:
-    return Console(stderr=True)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,16 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
+def names_if_given(option: str, text: str | None) -> tuple[str, ...]:
+    """As :func:`names`; none where the option was left out. :class:`ConfigError` for one that was given without any."""
+    found = names(text or "")
+    if text is not None and not found:
+        raise ConfigError(
+            f"{option} is empty. Give names with commas between, or leave the option out for all of them."
+        )
+    return found
+
+
 def integers(option: str, text: str) -> tuple[int, ...]:
     """``"1,4"`` → ``(1, 4)``. Raises :class:`ConfigError`, which names ``option``, for anything else."""
     try:

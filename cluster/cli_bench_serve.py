@@ -31,6 +31,10 @@ Temperature = Annotated[float, typer.Option(min=0, help="0: always the likeliest
 ExactLengths = Annotated[
     bool, typer.Option("--exact-lengths/--free-lengths", help="Ask for ignore_eos and min_tokens, or let answers end.")
 ]
+ServiceTier = Annotated[
+    str | None,
+    typer.Option(metavar="CLASS", help="SLO class of every request, or another service_tier of the server's."),
+]
 ExtraBody = Annotated[str, typer.Option(metavar="JSON", help="Laid over the body of every request.")]
 TimeoutS = Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds for each request.")]
 Input = Annotated[
@@ -83,6 +87,7 @@ def bench_serve(
     tokenizer: Tokenizer = None,
     temperature: Temperature = 0.0,
     exact_lengths: ExactLengths = True,
+    service_tier: ServiceTier = None,
     extra_body: ExtraBody = "",
     timeout_s: TimeoutS = 600.0,
     input: Input = "lognormal:median=200,p95=800",
@@ -145,6 +150,7 @@ def bench_sweep(
     tokenizer: Tokenizer = None,
     temperature: Temperature = 0.0,
     exact_lengths: ExactLengths = True,
+    service_tier: ServiceTier = None,
     extra_body: ExtraBody = "",
     timeout_s: TimeoutS = 600.0,
     input: Input = "lognormal:median=200,p95=800",

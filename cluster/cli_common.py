@@ -13,6 +13,9 @@ from cluster.state import find_endpoint
 
 T = TypeVar("T")
 
+ERROR_PREFIX = "error: "
+"""Before the message that a command ends with."""
+
 EndpointOption = Annotated[
     str | None,
     typer.Option(help="Base URL of the router. Else BATON_ENDPOINT, else the cluster that `baton up` started here."),

@@ -72,9 +72,8 @@ def _heading(timeline: Mapping[str, Any]) -> Text:
         tokens,
         f"{attributes.get('output_tokens', '?')} output",
     ]
-    drafted = attributes.get("drafted_tokens")
-    if drafted:
-        words.append(f"{attributes.get('accepted_tokens', 0)} of {drafted} drafts accepted")
+    if attributes.get("drafted_tokens"):
+        words.append(_drafts(attributes, timeline.get("drafts") or {}))
     workers = [str(attributes[key]) for key in ("prefill_worker", "decode_worker") if key in attributes]
     heading = Text.assemble((str(timeline["request_id"]), "bold"), f": {outcome}\n", ", ".join(words))
     if "error_message" in attributes:
@@ -85,6 +84,18 @@ def _heading(timeline: Mapping[str, Any]) -> Text:
     if promise is not None:
         heading.append(f"\n{promise}")
     return heading
+
+
+def _drafts(attributes: Mapping[str, Any], by_method: Mapping[str, Mapping[str, int]]) -> str:
+    """Older routers and workers name no method."""
+    text = f"{attributes.get('accepted_tokens', 0)} of {attributes['drafted_tokens']} drafts accepted"
+    if len(by_method) == 1:
+        return f"{text} (by {next(iter(by_method))})"
+    shares = [
+        f"{method} {counts['accepted_tokens']} of {counts['drafted_tokens']}"
+        for method, counts in sorted(by_method.items())
+    ]
+    return f"{text} ({', '.join(shares)})" if shares else text
 
 
 def _waterfall(timeline: Mapping[str, Any], width: int) -> Table:

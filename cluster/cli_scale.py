@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster.client import RouterClient
 from cluster.config import POOLS
-from engine.errors import ConfigError, DeadlineError
+from engine.errors import BatonError, ConfigError, DeadlineError
 
 _POLL_S = 0.5
 _AUTO = "auto"
@@ -43,9 +43,17 @@ def parse_targets(assignments: Sequence[str]) -> dict[str, int | str]:
 
 
 async def scale(
-    client: RouterClient, targets: Mapping[str, int | str], wait_s: float | None, report: Callable[[str], None]
+    client: RouterClient,
+    targets: Mapping[str, int | str],
+    wait_s: float | None,
+    report: Callable[[str], None],
+    note: Callable[[str], None],
 ) -> dict[str, int]:
     """Sets the targets and, unless ``wait_s`` is None, waits until so many workers are ready and the others gone.
+
+    Args:
+        report: gets progress, of which only the last line matters.
+        note: gets what the user should know of the pools from now on.
 
     Returns:
         every pool's target.
@@ -56,11 +64,27 @@ async def scale(
     answer = await client.scale(targets)
     for name, pool in answer["pools"].items():
         if name in targets and pool.get("pinned"):
-            report(f"{name} keeps that size until `baton scale {name}=auto` hands it back to the autoscaler")
+            note(f"{name} keeps that size until `baton scale {name}=auto` hands it back to the autoscaler")
+    if _AUTO in targets.values():
+        await _foretell([name for name, target in targets.items() if target == _AUTO], client, note)
     numbers = {name: target for name, target in targets.items() if isinstance(target, int)}
     if wait_s is not None and numbers:
         await _wait(client, numbers, wait_s, report)
     return {name: int(pool["target"]) for name, pool in answer["pools"].items()}
+
+
+async def _foretell(pools: Sequence[str], client: RouterClient, note: Callable[[str], None]) -> None:
+    """What the autoscaler does next with pools that are handed back to it: it may well shrink them at once."""
+    try:
+        plans: Mapping[str, Any] = (await client.plan())["pools"]
+    except BatonError as error:
+        plans = {}
+        note(f"the autoscaler's plan cannot be shown: {error.message}")
+    for name in pools:
+        texts = plans[name]["texts"] if name in plans else ()
+        next_step = f"; its next step: {' '.join(texts)}" if texts else "."
+        note(f"{name} is handed back to the autoscaler{next_step}")
+    note("`baton plan` shows what the autoscaler would do next, and why")
 
 
 async def _wait(client: RouterClient, targets: Mapping[str, int], wait_s: float, report: Callable[[str], None]) -> None:

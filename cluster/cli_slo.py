@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -13,14 +13,20 @@ _NOTHING = "-"
 _WHY_IT_MISSED = {"rejected": "it was turned away", "failed": "it failed"}
 
 
-def slo_table(classes: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Targets, attainment and goodput by class and window; ``slo`` in the answer of GET /admin/status."""
+def slo_table(classes: Mapping[str, Mapping[str, Any]], *, is_narrow: bool = False) -> Table:
+    """Targets, attainment and goodput by class and window; ``slo`` in the answer of GET /admin/status.
+
+    Args:
+        is_narrow: 80 columns must do: percent signs only in the headings, and long names are broken.
+    """
     windows = list(next(iter(classes.values()))["windows"]) if classes else []
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("SLO\nclass", no_wrap=True)
-    headings = ["\nTTFT", "\nTPOT", "\ngoal", *_headings("met in", windows), *_headings("goodput/s", windows)]
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0 if is_narrow else (0, 1, 0, 0), pad_edge=False)
+    table.add_column("SLO\nclass", overflow="fold")
+    goal_heading, met_heading = ("goal\n%", "met %") if is_narrow else ("\ngoal", "met in")
+    headings = ["\nTTFT", "\nTPOT", goal_heading, *_headings(met_heading, windows), *_headings("goodput/s", windows)]
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
+    percent = _bare_percent if is_narrow else _percent
     for name, slo in classes.items():
         goal = float(slo["percentile"]) / 100
         figures = [slo["windows"][window] for window in windows]
@@ -28,8 +34,8 @@ def slo_table(classes: Mapping[str, Mapping[str, Any]]) -> Table:
             Text(name),
             _ms(float(slo["ttft_target_ms"])),
             _ms(float(slo["tpot_target_ms"])),
-            _percent(goal),
-            *(_attained(entry["attainment"], goal) for entry in figures),
+            percent(goal),
+            *(_attained(entry["attainment"], goal, percent) for entry in figures),
             *(_rate(entry) for entry in figures),
         )
     return table
@@ -45,14 +51,18 @@ def _headings(title: str, windows: Sequence[str]) -> list[str]:
     return [f"{title if index == 0 else ''}\n{window}" for index, window in enumerate(windows)]
 
 
-def _attained(attainment: float | None, goal: float) -> Text:
+def _attained(attainment: float | None, goal: float, percent: Callable[[float], str]) -> Text:
     if attainment is None:
         return Text(_NOTHING, style="dim")
-    return Text(_percent(attainment), style="green" if attainment >= goal else "red")
+    return Text(percent(attainment), style="green" if attainment >= goal else "red")
 
 
 def _rate(figures: Mapping[str, Any]) -> Text:
-    return Text(f"{figures['goodput_per_s']:.3g}") if figures["requests"] else Text(_NOTHING, style="dim")
+    """Six characters at most, for up to a million a second."""
+    if not figures["requests"]:
+        return Text(_NOTHING, style="dim")
+    rate = float(figures["goodput_per_s"])
+    return Text(f"{round(rate, 4):.3g}" if rate < 1000 else f"{rate:.0f}")
 
 
 def slo_sentence(attributes: Mapping[str, Any]) -> str | None:
@@ -92,6 +102,13 @@ def _percent(share: float) -> str:
     return f"{share * 100:.4g} %"
 
 
+def _bare_percent(share: float) -> str:
+    """Five characters at most."""
+    return f"{round(share * 100, 2):.4g}"
+
+
 def _ms(value: float) -> str:
-    """A duration with three digits: ``42 ms``, ``1.25 s``."""
+    """A duration with three digits: ``42 ms``, ``1.25 s``; in whole seconds from 1000 s on."""
+    if value >= 1e6:
+        return f"{value / 1e3:.0f} s"
     return f"{value / 1e3:.3g} s" if value >= 1000 else f"{value:.3g} ms"

@@ -15,12 +15,15 @@ from typing import Protocol
 
 import psutil
 
+from cluster.cli_common import ERROR_PREFIX
 from cluster.cli_model import pull
 from cluster.config import BatonConfig
 from cluster.listening import listen
 from cluster.state import RunState, clear_state, read_state, run_folder, write_state
 from cluster.stop_signals import StopSignals
+from engine.default_model import default_model_folder, is_default_model
 from engine.errors import BatonError, ConfigError, DeadlineError
+from engine.model_source import is_hub_id, resolve_model
 
 LOG_FILE_VARIABLE = "BATON_RUN_LOG"
 """Set for the process that runs a detached cluster: where its output goes."""
@@ -70,6 +73,29 @@ def start_cluster(config: BatonConfig, report: Report) -> RunningCluster:
     return Cluster.start(config, report)
 
 
+def check_configuration(config: BatonConfig) -> None:
+    """Refuses what can be seen to be wrong without fetching, converting or starting anything, even beside a cluster.
+
+    Raises:
+        BatonError: there is no such model, profile or draft, or the draft does not fit the model or the method.
+    """
+    if config.ray.address is not None:
+        return
+    _check_profile(config)
+    if not is_default_model(config.model) and not config.model.endswith(".gguf"):
+        resolve_model(config.model)
+    if config.simulation.profile is not None:
+        return
+    draft = config.speculation.draft
+    takes_time = is_default_model(draft) or draft.endswith(".gguf") or is_hub_id(draft)
+    if Path(draft).is_dir() or not takes_time:
+        from engine.draft.preflight import check_draft
+
+        # Not there yet: what the draft is for is checked again when it is.
+        folder = default_model_folder() if is_default_model(config.model) else Path(config.model)
+        check_draft(draft, config.speculation.method, config.model, folder)
+
+
 def _check_profile(config: BatonConfig) -> None:
     if config.simulation.profile is not None:
         importlib.import_module(_PROFILES).load_profile(config.simulation.profile)
@@ -77,7 +103,6 @@ def _check_profile(config: BatonConfig) -> None:
 
 def _check_draft(config: BatonConfig, model_folder: Path, report: Report) -> None:
     from engine.draft.preflight import check_draft
-    from engine.model_source import is_hub_id
 
     draft = config.speculation.draft
     if is_hub_id(draft) and not Path(draft).is_dir():
@@ -148,8 +173,12 @@ def run_detached(arguments: Sequence[str], report: Report) -> RunState:
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], log_file: Path, report: Report) -> RunState:
+    # What may be why the cluster ends is not reported while it may be: the error below says it.
+    last_words: list[str] = []
     with log_file.open(encoding="utf-8", errors="replace") as log:
-        while process.poll() is None:
+        has_ended = False
+        while not has_ended:
+            has_ended = process.poll() is not None  # asked first, so that nothing of its log is missed
             news = log.read()
             state = read_state()
             ready = state if state is not None and state.pid == process.pid and state.endpoint is not None else None
@@ -158,11 +187,18 @@ def _wait_until_ready(process: subprocess.Popen[bytes], log_file: Path, report: 
             for line in filter(None, map(str.strip, news.splitlines())):
                 if ready is not None and line == ready.endpoint:
                     break  # from there on, the process itself says that it is ready
-                report(line)
+                if last_words or line.startswith(ERROR_PREFIX):
+                    last_words.append(line)
+                else:
+                    report(line)
             if ready is not None:
+                for line in last_words:
+                    report(line)
                 return ready
-            time.sleep(_POLL_S)
-    tail = "\n".join(f"  {line}" for line in _last_lines(log_file, _LOG_LINES_SHOWN)) or "  (nothing)"
+            if not has_ended:
+                time.sleep(_POLL_S)
+    lines = last_words[-_LOG_LINES_SHOWN:] or _last_lines(log_file, _LOG_LINES_SHOWN)
+    tail = "\n".join(f"  {line}" for line in lines) or "  (nothing)"
     raise StartError(
         f"The cluster ended with exit status {process.returncode} before it was ready. "
         f"The last lines of {log_file}:\n{tail}"

@@ -50,7 +50,7 @@ def render_status(status: Mapping[str, Any], endpoint: str, width: int) -> Rende
     if told := _predictions(status.get("predictions") or {}):
         parts.append(Text(told))
     if status.get("slo"):
-        parts += [Text(""), slo_table(status["slo"])]
+        parts += [Text(""), slo_table(status["slo"], is_narrow=width < _WIDE)]
     if waiting := queue_sentence(status.get("admission") or {}):
         parts.append(Text(waiting))
     return Group(*parts, *([Text("")] if notes else []), *notes)

@@ -16,7 +16,7 @@ from cluster.admission_config import AdmissionConfig
 from cluster.api_keys import ApiKeyConfig, ApiKeys
 from cluster.autoscaler_config import AutoscalerConfig
 from cluster.config_reading import explain, merge_overrides, read_yaml
-from cluster.config_section import NonEmptyString, PositiveInt, PositiveSeconds, Section
+from cluster.config_section import DraftReference, NonEmptyString, PositiveInt, PositiveSeconds, Section
 from cluster.routing_config import RoutingConfig
 from cluster.simulation_config import SimulationConfig
 from cluster.slo_config import SloConfig
@@ -107,7 +107,7 @@ class SpeculationConfig(Section):
 
     method: SpeculationMethod = "auto"
     """auto: whatever promises most tokens per millisecond, or nothing; none; or the name of a method."""
-    draft: NonEmptyString = "auto"
+    draft: DraftReference = "auto"
     """A draft checkpoint (EAGLE or Medusa heads, or a smaller model of the same vocabulary): a folder or a hub id.
     auto: the one that comes with the default model, for other models none. none: no such draft."""
     draft_on_prefill: bool = True
@@ -377,5 +377,7 @@ def _locate(key: str, reference: str, folders: Sequence[Path]) -> str:
             return str(candidate.resolve())
     if expanded.is_absolute() or reference.startswith((".", "~")) or expanded.suffix == ".gguf":
         looked = " and ".join(str(folder / expanded) for folder in folders)
-        raise ConfigError(f"{key}: {reference} names a local folder or file, but there is none at {looked}.")
+        raise ConfigError(
+            f"{key}: {reference} names a local folder or file, but there is none at {looked}. Correct the path."
+        )
     return reference

@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)")
 _MAX_DURATION_S = 86_400.0
+_NOTHING = ("null", "none", "nil", "~", "off", "no", "false")
 
 
 class Section(BaseModel):
@@ -65,9 +66,21 @@ def _at_least(shortest_s: float) -> Callable[[object], float]:
     return parse
 
 
+def _draft_reference(value: object) -> object:
+    """Words that mean nothing elsewhere would be taken for folders here."""
+    if value is None or value is False or (isinstance(value, str) and value.lower() in _NOTHING and value != "none"):
+        shown = "null" if value is None else str(value).lower() if value is False else value
+        raise ValueError(
+            f"{shown} names no draft; write none to go without one, auto for the one that comes with the default "
+            "model, or a folder or a hub id"
+        )
+    return value
+
+
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveSeconds = Annotated[float, Field(gt=0, le=86_400)]
 NonEmptyString = Annotated[str, Field(min_length=1)]
+DraftReference = Annotated[NonEmptyString, BeforeValidator(_draft_reference)]
 _AsText = PlainSerializer(format_duration, return_type=str, when_used="json")
 Duration = Annotated[float, BeforeValidator(_at_least(1e-3)), _AsText]
 """Seconds, written with a unit; at least a millisecond."""

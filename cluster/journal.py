@@ -13,7 +13,7 @@ from cluster.timers import is_over
 from cluster.wire import worker_pb2
 from engine.errors import DeadlineError
 from engine.request import FinishReason
-from engine.timeline import Event
+from engine.timeline import DraftCounts, Event
 from engine.urgency import Urgency
 
 
@@ -33,6 +33,8 @@ class Journal:
         self.num_cached_tokens = 0
         self.num_drafted = 0
         self.num_accepted = 0
+        self.drafts: dict[str, DraftCounts] = {}
+        """By speculation method, as far as workers tell."""
         self.attempt = 0
         self.failed_on: set[str] = set()
         """Ids of the workers that attempts failed on."""
@@ -76,6 +78,10 @@ class Journal:
         self.finish_reason = unpack_finish_reason(batch)
         self.num_drafted += num_drafted
         self.num_accepted += num_accepted
+        if num_drafted and (method := batch.drafted_by):
+            counts = self.drafts.setdefault(method, DraftCounts())
+            counts.num_drafted += num_drafted
+            counts.num_accepted += num_accepted
         return TokenChunk(
             token_ids, unpack_logprobs(batch), self.finish_reason, self.num_cached_tokens, num_drafted, num_accepted
         )

@@ -115,6 +115,7 @@ def pack_output(output: TokenOutput) -> worker_pb2.TokenBatch:
         num_cached_tokens=output.num_cached_tokens,
         num_drafted=output.num_drafted,
         num_accepted=output.num_accepted,
+        drafted_by=output.drafted_by,
         steps=[_pack_step(share) for share in output.steps],
     )
 

@@ -46,13 +46,13 @@ class PoolMember:
         self.since_s = time.monotonic()
         self.task: asyncio.Task[None] | None = None
         self._actor: Any = None
-        self._is_placed = False
+        self._is_decided = False  # whether it has a place
         self._inherited = asyncio.Event()
 
     @property
     def is_pending(self) -> bool:
-        """Ray was asked for it, and its process does not run yet."""
-        return self._actor is not None and not self._is_placed
+        """Ray was asked for it, and its process neither runs yet nor has failed to."""
+        return self._actor is not None and not self._is_decided
 
     def create(
         self,
@@ -83,8 +83,12 @@ class PoolMember:
 
     async def placed(self) -> None:
         """Returns when the actor's process runs. Raises ``RayError`` when it cannot be created."""
-        await _result(self._actor.__ray_ready__.remote())
-        self._is_placed = True
+        try:
+            await _result(self._actor.__ray_ready__.remote())
+        except RayError:
+            self._is_decided = True
+            raise
+        self._is_decided = True
 
     def pass_on(self) -> bool:
         """Gives the process to the heir. False: it was not drained, or the heir does not want it any more."""
@@ -94,7 +98,7 @@ class PoolMember:
         wanted = self.is_drained and heir.state is WorkerState.STARTING and not heir.leaving.is_set()
         if wanted:
             heir._actor, self._actor = self._actor, None
-            heir._is_placed = True
+            heir._is_decided = True
         heir._inherited.set()
         return wanted
 
@@ -117,7 +121,8 @@ class PoolMember:
         await _result(self._actor.wait.remote())
 
     async def kill(self) -> None:
-        """Ends the process, gently when it serves already."""
+        """Ends the process, gently when it serves already, and at once when it does not run yet."""
+        is_pending = self.is_pending
         actor, self._actor = self._actor, None
         if actor is None:
             return
@@ -128,7 +133,7 @@ class PoolMember:
             logger.info("a worker did not stop by itself", extra={"worker": self.worker_id})
         finally:
             if isinstance(actor, SharedActor):
-                await actor.release()
+                await actor.release(is_pending=is_pending)
             else:
                 ray.kill(actor, no_restart=True)
 

@@ -171,6 +171,7 @@ class Router:
             attempts=journal.attempt,
             outcome=outcome,
         )
+        timeline.drafts = journal.drafts
         slo, num_tokens = journal.request.slo, len(journal.token_ids)
         add_outcome(timeline, num_tokens)
         self._metrics.observe_end(timeline, outcome, num_tokens, journal.num_cached_tokens, slo)

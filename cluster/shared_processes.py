@@ -35,6 +35,7 @@ class SharedProcesses:
         self._path = process_path
         self._per_process = per_process
         self._workers: dict[Any, set[str]] = {}
+        self._actor_class: Any = None
         self._num_started = 0
 
     def place(self, worker_id: str, pool: str, bind_host: str | None) -> SharedActor:
@@ -46,10 +47,11 @@ class SharedProcesses:
 
     def _create(self) -> Any:
         self._num_started += 1
-        actor_class: Any = ray.remote(_import(self._path)).options(
-            num_cpus=0, max_concurrency=_MAX_CONCURRENT_CALLS * self._per_process
-        )
-        process = actor_class.remote(self._config.to_dict(), f"workers-{self._num_started}")
+        if self._actor_class is None:  # Ray stores the code of a class anew with each that is made of it
+            self._actor_class = ray.remote(_import(self._path)).options(
+                num_cpus=0, max_concurrency=_MAX_CONCURRENT_CALLS * self._per_process
+            )
+        process = self._actor_class.remote(self._config.to_dict(), f"workers-{self._num_started}")
         self._workers[process] = set()
         return process
 
@@ -91,10 +93,16 @@ class SharedActor:
     def __getattr__(self, name: str) -> _Call:
         return _Call(getattr(self._process, name), self._worker_id)
 
-    async def release(self) -> None:
-        """Takes the worker out of its process."""
+    async def release(self, *, is_pending: bool) -> None:
+        """Takes the worker out of its process.
+
+        Args:
+            is_pending: the process does not run yet. It knows nothing of the worker then, and to ask it would take as
+                long as its start.
+        """
         try:
-            await self._process.stop.remote(self._worker_id)
+            if not is_pending:
+                await self._process.stop.remote(self._worker_id)
         except RayError as error:
             logger.info("a process of workers is lost: %s", error, extra={"worker": self._worker_id})
             self._processes.broken(self._process)

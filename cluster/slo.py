@@ -111,7 +111,6 @@ class SloClasses:
     def _of_tier(self, tier: str | None) -> SloClass | None:
         if tier is None or tier == AUTO_TIER:
             return None
-        # A class may have the name of a tier; the tier was configured on purpose.
         found = self._default if tier == DEFAULT_TIER else self._by_tier.get(tier) or self._by_name.get(tier)
         if found is None:
             known = dict.fromkeys((AUTO_TIER, DEFAULT_TIER, *self._by_tier, *self._by_name))

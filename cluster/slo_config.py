@@ -53,7 +53,18 @@ class SloConfig(Section):
     """Laid over the built-in ``interactive``, ``standard`` and ``batch``: these are always there, and keep the values
     that are not given. Further classes need their two targets."""
     service_tiers: dict[str, str] = Field(default_factory=lambda: dict(BUILTIN_TIERS))
-    """Value of ``service_tier`` → class. ``auto``, ``default`` and the names of classes need no entry."""
+    """Value of ``service_tier`` → class. ``auto``, ``default`` and the names of classes need no entry, and cannot stand
+    for anything else. Without this key: the built-in ``flex`` and ``priority``, where they are no classes."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_built_in_tier_over_a_class(cls, given: object) -> object:
+        if not isinstance(given, Mapping) or "service_tiers" in given:
+            return given
+        classes = given.get("classes")
+        taken = set(BUILTIN_TIERS).intersection(classes if isinstance(classes, Mapping) else ())
+        tiers = {tier: name for tier, name in BUILTIN_TIERS.items() if tier not in taken}
+        return {**given, "service_tiers": tiers} if taken else given
 
     @field_validator("classes", mode="before")
     @classmethod
@@ -86,6 +97,11 @@ class SloConfig(Section):
                 raise ValueError(f"service_tiers cannot redefine {tier}; set slo.default instead")
             if name not in self.classes:
                 raise ValueError(f"service_tiers.{tier} is {name!r}, which is no class; choose one of {known}")
+            if tier in self.classes and tier != name:
+                raise ValueError(
+                    f"service_tiers.{tier} is {name!r}, but {tier} is itself a class, and its name stands for it; "
+                    f"leave the tier out, give it another name, or change the targets in slo.classes.{tier}"
+                )
         return self
 
     def to_classes(self) -> SloClasses:

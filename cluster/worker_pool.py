@@ -19,7 +19,7 @@ from ray.exceptions import ActorDiedError, RayError
 from cluster.autoscaling.observation import PoolCounts
 from cluster.cluster_metrics import PoolFigures
 from cluster.config import BatonConfig
-from cluster.placement import explain_pending, fits_somewhere, living_nodes
+from cluster.placement import Node, explain_pending, fits_somewhere, living_nodes
 from cluster.pool_member import PoolMember
 from cluster.registry import WorkerInfo, WorkerState
 from cluster.role_change import AskedBy
@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 _HOPELESS_NOTICE_S = 5.0
 _BUSY_NOTICE_S = 20.0
 """A process may take that long to start, so only then is a lack of free resources likely."""
+_NODES_KNOWN_S = 1.0
 _MAX_BACKOFF_S = 30.0
 _MAX_DOUBLINGS = 10.0
 """Of the first pause of a second: by then it has long been the longest, and 2.0 ** 1024 would be no number."""
@@ -108,6 +109,8 @@ class WorkerPool:
         self._num_scaled = {"up": 0, "down": 0}
         self._num_adopted = dict.fromkeys(map(str, AskedBy), 0)
         self._was_complete = False
+        self._known_nodes: list[Node] = []
+        self._nodes_until_s = 0.0
         self._fatal: BatonError | None = None
         self._changed = asyncio.Event()
 
@@ -301,7 +304,7 @@ class WorkerPool:
         placed = asyncio.ensure_future(member.placed())
         try:
             await asyncio.wait({placed}, timeout=_HOPELESS_NOTICE_S)
-            if not placed.done() and fits_somewhere(self._resources, living_nodes(ray.nodes())):
+            if not placed.done() and fits_somewhere(self._resources, self._nodes()):
                 await asyncio.wait({placed}, timeout=_BUSY_NOTICE_S - _HOPELESS_NOTICE_S)
             if not placed.done():
                 member.reason = self._explain_pending()
@@ -324,13 +327,20 @@ class WorkerPool:
             if not was_serving:
                 self._num_start_failures += 1
             self._dead = [*self._dead, member][-_DEAD_KEPT:]
-        if self._fatal is None:
-            self._reconcile()
+            if self._fatal is None:  # of those that stay, one is missing now
+                self._reconcile()
         self._notify()
 
     def _explain_pending(self) -> str:
         is_local = self._config.ray.address is None
-        return explain_pending(self.name, self._resources, living_nodes(ray.nodes()), is_local=is_local)
+        return explain_pending(self.name, self._resources, self._nodes(), is_local=is_local)
+
+    def _nodes(self) -> list[Node]:
+        """Those that live. Thousands of workers may ask at the same moment, and each question blocks the event loop."""
+        now_s = time.monotonic()
+        if now_s >= self._nodes_until_s:
+            self._known_nodes, self._nodes_until_s = living_nodes(ray.nodes()), now_s + _NODES_KNOWN_S
+        return self._known_nodes
 
     def _why_not_ready(self, timeout_s: float) -> str:
         pending = [member for member in self._members.values() if member.is_pending]

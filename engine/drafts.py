@@ -10,7 +10,7 @@ nodes     in the order of their slots, parents before children
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -31,12 +31,14 @@ class Draft:
             last ones are left out where not all can be verified.
         probs: ``[len(token_ids), vocab_size]``, the processed distribution that each node was drawn from, together
             with its siblings and without replacement; None for guesses that were not drawn.
+        method: who guessed, where several could; told on with what came of it.
     """
 
     token_ids: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     confidences: tuple[float, ...] = ()
     probs: torch.Tensor | None = None
+    method: str = field(default="", compare=False)
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -68,7 +70,12 @@ class Draft:
             self.parents[:count],
             self.confidences[:count],
             None if self.probs is None else self.probs[:count],
+            self.method,
         )
+
+    def guessed_by(self, method: str) -> Draft:
+        """The same draft with the name of its method."""
+        return Draft(self.token_ids, self.parents, self.confidences, self.probs, method)
 
 
 NO_DRAFT = Draft()

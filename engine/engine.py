@@ -165,6 +165,7 @@ class Engine:
             num_cached_tokens=request.num_cached_tokens,
             num_drafted=result.num_drafted,
             num_accepted=min(len(result.accepted), len(kept)),
+            drafted_by=result.sequence.draft.method,
             error=error,
             steps=steps,
         )

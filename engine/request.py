@@ -233,6 +233,7 @@ class TokenOutput:
         finish_reason: set on the last output of the request.
         num_cached_tokens: prompt tokens that the prefix cache held.
         num_drafted: tokens that were guessed and verified in this step; ``num_accepted`` of them were right.
+        drafted_by: the speculation method that guessed them; empty without any.
         error: message when ``finish_reason`` is ``ERROR``.
         steps: the engine's steps since the output before, and what the request had of each.
     """
@@ -244,5 +245,6 @@ class TokenOutput:
     num_cached_tokens: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+    drafted_by: str = ""
     error: str | None = None
     steps: tuple[StepShare, ...] = ()

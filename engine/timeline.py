@@ -101,6 +101,18 @@ class TransferPart:
         }
 
 
+@dataclass(slots=True)
+class DraftCounts:
+    """What came of the tokens that a speculation method guessed for a request, and that were verified."""
+
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+    def to_dict(self) -> dict[str, int]:
+        """JSON-ready."""
+        return {"drafted_tokens": self.num_drafted, "accepted_tokens": self.num_accepted}
+
+
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
     """An attempt of the router that failed, and that another one followed.
@@ -121,6 +133,7 @@ class Timeline:
     Attributes:
         prefill_steps, decode_steps: the steps of the engines that the sequence took part in.
         parts: of the hand-off; the sender bounds their number.
+        drafts: by speculation method, what it guessed; there when the request is over.
         routing: how the workers were chosen, JSON-ready; see ``docs/routing.md``.
         group: id of the HTTP request, where that has several sequences.
         clock: monotonic seconds; a simulation brings its own.
@@ -133,6 +146,7 @@ class Timeline:
     decode_steps: StepLog = field(default_factory=StepLog)
     parts: list[TransferPart] = field(default_factory=list)
     failed_attempts: list[FailedAttempt] = field(default_factory=list)
+    drafts: Mapping[str, DraftCounts] = field(default_factory=dict)
     routing: Mapping[str, object] = field(default_factory=dict)
     group: str | None = None
     clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
@@ -220,6 +234,7 @@ class Timeline:
                 }
                 for attempt in self.failed_attempts
             ],
+            "drafts": {method: counts.to_dict() for method, counts in self.drafts.items()},
             "attributes": dict(self.attributes),
             "routing": dict(self.routing),
         }

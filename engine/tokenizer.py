@@ -58,15 +58,18 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}
 
     @classmethod
-    def load(cls, path: str | Path) -> Tokenizer:
+    def load(cls, path: str | Path, *, only_local: bool = False) -> Tokenizer:
         """Loads the tokenizer that lies in the folder ``path`` (or that a hub id names).
+
+        Args:
+            only_local: of a hub id only what this machine has; the hub is not asked.
 
         Raises:
             OSError: nothing usable is there.
         """
         from transformers import AutoTokenizer
 
-        return cls(AutoTokenizer.from_pretrained(str(path)))
+        return cls(AutoTokenizer.from_pretrained(str(path), local_files_only=only_local))
 
     def save(self, folder: Path) -> None:
         """Writes the files from which :meth:`load` makes the same tokenizer."""

@@ -17,7 +17,7 @@ from cluster.config import BatonConfig, load_config
 from engine.errors import ConfigError
 from simulation.compare import compare, comparison_table, measured_requests, read_stage
 from simulation.fitting import fitted_profile, newest_fits, profile_text
-from simulation.profile import DEFAULT_PROFILE, TimingProfile, load_profile
+from simulation.profile import DEFAULT_PROFILE, TimingProfile, load_profile, profile_names
 from simulation.replay import ReplaySettings, replay
 from simulation.report import table
 from simulation.schedule import parse_schedule
@@ -125,7 +125,12 @@ def simulate(options: Mapping[str, Any], report: Callable[[str], None]) -> Rende
         raise ConfigError("--samples writes every request into the file of --json. Name that file, or leave it out.")
     if chosen.json_file is not None:
         check_writable("--json", chosen.json_file)
-    config, profile = _config_of(chosen)
+    config, profile, name = _config_of(chosen)
+    if name is None:
+        report(
+            f"no profile is named, so workers take the times of {DEFAULT_PROFILE}; name one by --profile or "
+            f"simulation.profile: {', '.join(profile_names())}, or a YAML file"
+        )
     stage = None if chosen.compare_with is None else read_stage(chosen.compare_with, chosen.stage)
     report("reading the requests")
     requests = _requests_of(chosen, config, profile, stage)
@@ -157,17 +162,18 @@ def fit_profile(options: Mapping[str, Any], file: Path) -> str:
     if given := chosen.given(_OF_REPLAYS):
         raise ConfigError(f"--fit writes a profile and replays nothing, so leave out {', '.join(given)}.")
     check_writable("--fit", file)
-    base = _config_of(chosen)[1]
+    _, base, name = _config_of(chosen)
     text = profile_text(fitted_profile(base, newest_fits()))
     file.write_text(text, encoding="utf-8")
-    return f"{file}: step costs of real workers; all else is that of the profile it began with.\n{text}"
+    return f"{file}: step costs of real workers; all else is that of the profile {name or DEFAULT_PROFILE}.\n{text}"
 
 
-def _config_of(options: SimulateOptions) -> tuple[BatonConfig, TimingProfile]:
+def _config_of(options: SimulateOptions) -> tuple[BatonConfig, TimingProfile, str | None]:
+    """Configuration, profile and what names it; None: nothing does."""
     router = known_name("--router", options.router, ROUTERS)
     config = load_config(options.config, {**ROUTERS[router], **(options.overrides or {})})
-    profile = load_profile(options.profile or config.simulation.profile or DEFAULT_PROFILE)
-    return config, profile
+    name = options.profile or config.simulation.profile
+    return config, load_profile(name or DEFAULT_PROFILE), name
 
 
 def _requests_of(
@@ -192,6 +198,11 @@ def _requests_of(
         max_tokens=longest_request(config, profile),
         seed=options.seed,
     )
+    if arrivals[-1].at_s < options.warmup_s:
+        raise ConfigError(
+            f"--warmup {options.warmup_s:g} leaves out every request: the last one comes after {arrivals[-1].at_s:.1f} "
+            "s of virtual time. Give fewer seconds, or more requests (--requests, --trace-seconds)."
+        )
     return _Requests(arrivals, options.warmup_s)
 
 

@@ -76,6 +76,12 @@ class SimulatedKVSink:
         """Leading tokens that are cached; None when the others do not fit."""
         return self._blocks.take_for_import(holder, self._engine.num_running)
 
+    def _stop_waiting(self, given_up: Request, transfer_id: str) -> None:
+        """Nobody would give back what it got now."""
+        for holder, room in self._waiting:
+            if holder is given_up and not room.done():
+                room.set_exception(TransferError(f"transfer {transfer_id} was given up while it waited for room."))
+
     def retry_soon(self) -> None:
         """Blocks have become free: whoever waits for room is asked again, when what frees them has done its work."""
         if self._waiting and not self._retry_is_due:
@@ -121,6 +127,7 @@ class SimulatedKVSink:
         holder, entry.holder = entry.holder, None
         if holder is not None:
             self._blocks.free(holder)
+            self._stop_waiting(holder, entry.transfer_id)
             self._engine.wake()
             self.retry_soon()
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,14 @@ class Description:
         tag: by which model hubs find it.
         text: one sentence or more.
         rows: names and values, of this very draft.
+        settings: what became of settings that the target or the draft to start from decides.
     """
 
     title: str
     tag: str
     text: str
     rows: tuple[tuple[str, str], ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,21 +121,26 @@ Mean accepted length counts the target's own token.
 {facts.command}
 ```
 
-Settings: `{json.dumps(_shown(numbers.settings))}`
+Settings: `{json.dumps(_shown(numbers.settings, description))}`
 """
     (folder / CARD_NAME).write_text(text, encoding="utf-8")
 
 
-def write_log(path: Path, settings: TrainingSettings, log: Sequence[dict[str, Any]], evaluation: Evaluation) -> None:
-    """Writes everything that was reported, and the evaluation, as JSON."""
-    content = {
-        "settings": _shown(settings),
-        "acceptance": {
+def write_log(
+    path: Path,
+    settings: TrainingSettings,
+    description: Description,
+    log: Sequence[dict[str, Any]],
+    evaluation: Evaluation | None,
+) -> None:
+    """Writes everything that was reported, and the evaluation (null before it), as JSON."""
+    acceptance = None
+    if evaluation is not None:
+        acceptance = {
             "greedy": _numbers(evaluation.greedy, evaluation.greedy_tree),
             "sampled": _numbers(evaluation.sampled, evaluation.sampled_tree),
-        },
-        "log": list(log),
-    }
+        }
+    content = {"settings": _shown(settings, description), "acceptance": acceptance, "log": list(log)}
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
@@ -170,9 +177,9 @@ def _numbers(found: Acceptance, tree: TreeAcceptance | None) -> dict[str, Any]:
     return numbers if tree is None else numbers | {"tree": asdict(tree)}
 
 
-def _shown(settings: TrainingSettings) -> dict[str, Any]:
-    """The settings without the folders of the machine that trained."""
-    shown = asdict(settings)
+def _shown(settings: TrainingSettings, description: Description) -> dict[str, Any]:
+    """The settings as they took effect, without the folders of the machine that trained."""
+    shown = {**asdict(settings), **description.settings}
     if shown.get("start_from") is not None:
         shown["start_from"] = Path(shown["start_from"]).name
     return shown

@@ -24,7 +24,8 @@ from training.display import Display, summary
 from training.draft_model import DraftModelMethod
 from training.eagle3 import Eagle3Method
 from training.medusa import MedusaMethod
-from training.options import TrainOptions, check_output
+from training.options import TrainOptions
+from training.output_folder import check_output
 from training.prompts import ChatFormat, PlainFormat, PromptFormat, read_prompts
 from training.run import Method, train
 from training.settings import DraftModelSettings, Eagle3Settings, MedusaSettings
@@ -74,10 +75,12 @@ def _run(
     kind: str, options: TrainOptions, stop: Stop, on_ready: Callable[[], None], display: Display
 ) -> RenderableType:
     make_method = _prepare(kind, options)
+    if options.out is not None:
+        check_output(options.out, kind)  # before a model is fetched
     prompts = read_prompts(options.prompts)
     source = resolve_model(options.model, display.say)
     output = options.out or Path("out") / f"{Path(source.name).name}-{kind}"
-    check_output(output)
+    check_output(output, kind)
     display.say(f"loading {source.name}")
     target = load_model(source, options.dtype, pick_device(options.device))
     tokenizer = Tokenizer.load(source.path)

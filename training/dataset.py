@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from engine.draft.checkpoint import write_tensors
 from engine.errors import ConfigError
+from training.option_names import what_differs
 
 _META_NAME = "dataset.json"
 
@@ -106,14 +107,10 @@ class AnswerDataset:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"training data: {path} cannot be read: {error}") from error
         if settings != self._settings:
-            names = sorted(
-                name
-                for name in settings.keys() | self._settings.keys()
-                if settings.get(name) != self._settings.get(name)
-            )
             raise ConfigError(
-                f"training data: {self.folder} was collected with other settings ({', '.join(names)} differ). "
-                "Use another folder, or delete it to start again."
+                f"training data: {self.folder} was collected with other options: "
+                f"{what_differs(settings, self._settings)}. Give the same as before, name another folder with --work, "
+                "or delete this one to collect anew."
             )
 
     def _shard_path(self, index: int) -> Path:

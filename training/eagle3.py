@@ -94,13 +94,17 @@ class Eagle3Method:
         return evaluate(head, held_out.batches(), self.settings.num_draft_tokens)
 
     def describe(self, network: nn.Module) -> Description:
+        shape = self._shape
         return Description(
             title="EAGLE-3.1 draft head",
             tag="eagle3",
             text=self._flags() if self._start is None else f"{self._flags()} Trained further from an earlier head.",
-            rows=(
-                ("draft vocabulary", f"{self._shape.draft_vocab_size:,} tokens, {self._coverage:.2%} of the answers"),
-            ),
+            rows=(("draft vocabulary", f"{shape.draft_vocab_size:,} tokens, {self._coverage:.2%} of the answers"),),
+            settings={
+                "draft_vocab_size": shape.draft_vocab_size,
+                "feature_layers": list(shape.feature_layers),
+                "num_kv_heads": shape.layers.num_kv_heads,
+            },
         )
 
     def _flags(self) -> str:

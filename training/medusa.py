@@ -86,6 +86,7 @@ class MedusaMethod:
                 ("heads", f"{settings.num_heads}, each of {settings.num_blocks} residual blocks"),
                 ("draft vocabulary", f"{size:,} tokens, {self._coverage:.2%} of the answers"),
             ),
+            settings={"draft_vocab_size": size},
         )
 
 

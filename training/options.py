@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from engine.errors import ConfigError
-from training.card import LOG_NAME
 
 _DTYPES = ("auto", "float32", "bfloat16")
 _DEVICES = ("auto", "cpu", "cuda")
@@ -87,17 +86,6 @@ class TrainOptions:
             "seed": self.seed,
         }
         return {name: value for name, value in {**chosen, **self.method}.items() if value is not None}
-
-
-def check_output(folder: Path) -> None:
-    """Raises :class:`ConfigError` for a folder whose files are not those of an earlier training."""
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / LOG_NAME).is_file():
-        raise ConfigError(
-            f"--out: {folder} has files that no training wrote (it lacks {LOG_NAME}), and a checkpoint could replace "
-            "some of them. Name an empty folder, or one that does not exist yet."
-        )
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--out: {folder} is a file. Name a folder.")
 
 
 def _check(name: str, value: object, is_good: bool, expected: str) -> None:

@@ -181,6 +181,9 @@ def train(
 
     network = trainer.trained_network()
     description = method.describe(network)
+    output.mkdir(parents=True, exist_ok=True)
+    # First of all: by the log, the same command knows the folder as its own when the evaluation was interrupted.
+    write_log(output / LOG_NAME, settings, description, trainer.state.log, None)
     method.write(network, output, facts.target_name)
     groups = group_by_rows(held_out[: settings.num_evaluated_samples], samples, settings.rows_per_batch)
     evaluation = method.evaluate(output, HeldOut(data, groups, report, stop))
@@ -195,7 +198,7 @@ def train(
         elapsed_s=trainer.state.elapsed_s,
         num_parameters=sum(parameter.numel() for parameter in network.parameters()),
     )
-    write_log(output / LOG_NAME, settings, trainer.state.log, evaluation)
+    write_log(output / LOG_NAME, settings, description, trainer.state.log, evaluation)
     write_card(output, facts, description, numbers, evaluation)
     return TrainingResult(output, trainer.state.num_steps, trainer.state.elapsed_s, evaluation)
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from engine.errors import ConfigError
+from training.option_names import what_differs
 
 _ADVICE = "Delete it to start from the beginning."
 
@@ -68,9 +69,9 @@ def load_state(path: Path, identity: dict[str, Any]) -> tuple[TrainingState, dic
     except (OSError, RuntimeError, LookupError, TypeError, EOFError) as error:
         raise ConfigError(f"training: {path} cannot be read: {error}. {_ADVICE}") from error
     if stored != identity:
-        names = sorted(name for name in stored.keys() | identity.keys() if stored.get(name) != identity.get(name))
         raise ConfigError(
-            f"training: {path} belongs to a run with other settings ({', '.join(names)} differ). "
-            "Use another work folder, or delete the file to start from the beginning."
+            f"training: {path} belongs to a run with other options: {what_differs(stored, identity)}. Give the same "
+            "as before to go on with it, name another folder with --work, or delete the file to start from the "
+            "beginning."
         )
     return state, optimizer

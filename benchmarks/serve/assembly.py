@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.serve.discovery import count_prompt, find_tokenizer_aside
+from benchmarks.serve.discovery import count_prompt
 from benchmarks.serve.endpoint import Endpoint
 from benchmarks.serve.lengths import LengthDistribution, parse_lengths
 from benchmarks.serve.prompts import COMMON_WORDS, PromptWriter, calibrated_writer, sample_texts, writer_for_tokenizer
 from benchmarks.serve.scaling import LengthLimits, check_room, make_limits, scale_to_longest
 from benchmarks.serve.settings import TargetSettings, WorkloadSettings
+from benchmarks.serve.target_tokenizer import find_tokenizer_aside
 from benchmarks.serve.traces import TraceRequest, cut_trace, read_trace
 from benchmarks.serve.workload import FileWorkload, SyntheticWorkload, TraceWorkload, Workload, read_prompts
 from engine.errors import ConfigError
@@ -87,9 +88,16 @@ def _settled_limits(settings: WorkloadSettings, trace: Sequence[TraceRequest] | 
 
 
 async def assemble_workload(
-    target: TargetSettings, settings: WorkloadSettings, plan: WorkloadPlan, endpoint: Endpoint
+    target: TargetSettings,
+    settings: WorkloadSettings,
+    plan: WorkloadPlan,
+    endpoint: Endpoint,
+    report: Callable[[str], None],
 ) -> AssembledWorkload:
     """Prompts from a file, a trace, or distributions; whichever is asked for.
+
+    Args:
+        report: gets a line before what takes seconds.
 
     Raises:
         BatonError: lengths that the model cannot hold, or nobody can count tokens.
@@ -105,7 +113,7 @@ async def assemble_workload(
     else:
         # Of recorded traffic some requests may fit and others not: the server says which.
         check_room(limits, max(request.input_tokens for request in plan.trace), 1.0, None)
-    writer = await _make_writer(target, settings, endpoint)
+    writer = await _make_writer(target, settings, endpoint, report)
     counting = {
         "tokenizer": writer.source,
         "tokens_per_word": writer.tokens_per_word,
@@ -121,9 +129,11 @@ async def assemble_workload(
     return AssembledWorkload(synthetic, counting, notes)
 
 
-async def _make_writer(target: TargetSettings, settings: WorkloadSettings, endpoint: Endpoint) -> PromptWriter:
+async def _make_writer(
+    target: TargetSettings, settings: WorkloadSettings, endpoint: Endpoint, report: Callable[[str], None]
+) -> PromptWriter:
     salt = settings.salt or secrets.token_hex(8)
-    found = await find_tokenizer_aside(target, endpoint)
+    found = await find_tokenizer_aside(target, endpoint, report)
     if found is not None:
         tokenizer, name = found
         return writer_for_tokenizer(tokenizer, endpoint.kind, salt, name)

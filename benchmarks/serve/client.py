@@ -90,8 +90,7 @@ class LoadClient:
         answer = _Answer(sample)
         async with self._http.post(self._endpoint.generate_url, data=body) as response:
             if response.status != 200:
-                text = (await response.text(errors="replace"))[:_MAX_ERROR_CHARS]
-                raise StreamError(f"http_{response.status}", text)
+                raise StreamError(f"http_{response.status}", _error_message(await response.read()))
             splitter = EventSplitter()
             async for data in response.content.iter_any():
                 now_s = time.perf_counter() - epoch_s
@@ -180,6 +179,16 @@ class _Answer:
         sample.output_tokens = reported or len(sample.chunk_times_s)
         sample.input_tokens = usage.input_tokens
         sample.cached_tokens = usage.cached_tokens
+
+
+def _error_message(content: bytes) -> str:
+    """What an answer that is an error says: OpenAI's ``error.message``, else all of it."""
+    try:
+        failure = error_in(parse_event(content))
+    except ValueError:
+        failure = None
+    text = failure[1] if failure is not None else ""
+    return (text or content.decode(errors="replace"))[:_MAX_ERROR_CHARS]
 
 
 def _fail(sample: Sample, kind: str, message: str) -> None:

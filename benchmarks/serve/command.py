@@ -102,7 +102,7 @@ def run_serve(
     if num_left := len(stages) - len(results):
         notes.append(f"interrupted: {num_left} of {len(stages)} stages have no figures")
     with without_interruption():
-        shown = render_run(results, slo, session.target, notes)
+        shown = render_run(results, slo, session.target, notes) if results else _nothing_measured(len(stages))
         try:
             if output.json_file is not None:
                 document = serve_document(
@@ -120,6 +120,11 @@ def run_serve(
         console.print(Text(f"wrote {file}"), soft_wrap=True)
     is_interrupted = num_left > 0 or any(result.run.is_interrupted for result in results)
     return ServeOutcome(shown, results, is_interrupted)
+
+
+def _nothing_measured(num_stages: int) -> Text:
+    stages = "the only stage" if num_stages == 1 else f"the first of {num_stages} stages"
+    return Text(f"interrupted before {stages} had a figure: nothing was measured")
 
 
 async def _measure(
@@ -143,6 +148,7 @@ async def _measure(
                 run = StageRun(stage)
                 async with show_progress(run, console):
                     await session.run(run, stop)
-                if run.num_measured or not run.is_interrupted:
-                    results.append(evaluate(run, slo))
+                result = evaluate(run, slo)
+                if result.num_measured or not run.is_interrupted:
+                    results.append(result)
     return results, session

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import replace
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -17,10 +15,8 @@ from benchmarks.serve.option_text import known_name
 from benchmarks.serve.request_spec import RequestSpec
 from benchmarks.serve.sample import Sample
 from benchmarks.serve.settings import TargetSettings
-from cluster.state import find_endpoint, read_state
+from cluster.state import find_endpoint
 from engine.errors import BatonError, ConfigError
-from engine.model_source import resolve_model
-from engine.tokenizer import Tokenizer
 
 _LIST_TIMEOUT_S = 30.0
 _REFUSED = ("http_400", "http_422")
@@ -56,6 +52,7 @@ def describe_endpoint(settings: TargetSettings) -> Endpoint:
         settings.api_key,
         settings.temperature,
         settings.exact_lengths,
+        service_tier=settings.service_tier,
         extra_body=extra,
     )
 
@@ -135,46 +132,6 @@ async def _ask(endpoint: Endpoint, text: str, output_tokens: int) -> Sample:
     async with LoadClient(endpoint, _LIST_TIMEOUT_S * 4) as client:
         await client.send(RequestSpec(text, None, output_tokens), sample, time.perf_counter())
     return sample
-
-
-def find_tokenizer(settings: TargetSettings, endpoint: Endpoint) -> tuple[Tokenizer, str] | None:
-    """The server's tokenizer and its name; None when none was named and none is found on this machine.
-
-    Raises:
-        ConfigError: ``--tokenizer`` names nothing that can be loaded.
-    """
-    if settings.tokenizer is not None:
-        try:
-            return _load_tokenizer(settings.tokenizer), settings.tokenizer
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"--tokenizer: nothing to load in {settings.tokenizer!r}: {error}") from error
-    for reference in filter(None, (_model_of_local_cluster(endpoint), endpoint.model)):
-        try:
-            return _load_tokenizer(reference), reference
-        except (BatonError, OSError, ValueError):
-            continue
-    return None
-
-
-async def find_tokenizer_aside(settings: TargetSettings, endpoint: Endpoint) -> tuple[Tokenizer, str] | None:
-    """:func:`find_tokenizer`, in a thread: it may read for seconds."""
-    return await asyncio.to_thread(find_tokenizer, settings, endpoint)
-
-
-def _load_tokenizer(reference: str) -> Tokenizer:
-    folder = Path(reference).expanduser()
-    if (folder / "tokenizer.json").is_file() or (folder / "tokenizer_config.json").is_file():
-        return Tokenizer.load(folder)
-    return Tokenizer.load(resolve_model(reference).path)
-
-
-def _model_of_local_cluster(endpoint: Endpoint) -> str | None:
-    """What the cluster that ``baton up`` runs here was told to serve, if it is the target."""
-    state = read_state()
-    if state is None or state.endpoint is None or f"{state.endpoint}/v1" != endpoint.base_url or not state.is_running():
-        return None
-    model = state.config.get("model")
-    return model if isinstance(model, str) else None
 
 
 def _contexts_by_model(content: bytes) -> dict[str, int | None]:

@@ -28,6 +28,7 @@ class Endpoint:
         temperature: 0 is greedy.
         exact_lengths: ask for answers of exactly the wanted length, with ``ignore_eos`` and ``min_tokens``.
         asks_usage: ask for token counts at the end of a stream, with ``stream_options.include_usage``.
+        service_tier: sent with every request; None sends none.
         extra_body: laid over the body of every request.
         max_model_len: most tokens of prompt and answer together; None when the server does not tell.
     """
@@ -39,6 +40,7 @@ class Endpoint:
     temperature: float = 0.0
     exact_lengths: bool = True
     asks_usage: bool = True
+    service_tier: str | None = None
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     max_model_len: int | None = None
 
@@ -72,6 +74,8 @@ class Endpoint:
             values["messages"] = [{"role": "user", "content": spec.prompt}]
         else:
             values["prompt"] = spec.prompt
+        if self.service_tier is not None:
+            values["service_tier"] = self.service_tier
         if self.asks_usage:
             values["stream_options"] = {"include_usage": True}
         if self.exact_lengths:

@@ -75,7 +75,7 @@ async def open_session(
 async def _prepare(target: TargetSettings, settings: WorkloadSettings, plan: WorkloadPlan, report: Report) -> _Prepared:
     endpoint, notes = await settle(await find_model(describe_endpoint(target)))
     report(f"{endpoint.generate_url}, model {endpoint.model}")
-    return endpoint, notes, await assemble_workload(target, settings, plan, endpoint)
+    return endpoint, notes, await assemble_workload(target, settings, plan, endpoint, report)
 
 
 async def _unless_stopped(preparation: Coroutine[Any, Any, _Prepared], stop: asyncio.Event) -> _Prepared:

@@ -22,6 +22,7 @@ class TargetSettings:
         chat: ask for chats, through the chat template; else for completions.
         tokenizer: a model's name, hub id or folder; None for the one of the served model.
         exact_lengths: ask for answers of exactly the wanted length.
+        service_tier: what requests ask for by that name, with baton an SLO class; None: nothing.
         extra_body: a JSON object that is laid over every request's body.
         timeout_s: of each request.
     """
@@ -33,6 +34,7 @@ class TargetSettings:
     tokenizer: str | None = None
     temperature: float = 0.0
     exact_lengths: bool = True
+    service_tier: str | None = None
     extra_body: str = ""
     timeout_s: float = 600.0
 

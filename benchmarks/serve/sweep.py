@@ -204,7 +204,8 @@ def _render(result: SearchResult, probes: Sequence[StageResult], slo: Slo, sweep
     for verdict in sorted(result.verdicts, key=lambda verdict: verdict.rate):
         own = [probe for probe in probes if probe.run.stage.rate == verdict.rate]
         table.add_row(*_cells(verdict, own, sweep.percentile), style=None if verdict.holds else "dim")
-    return Group(table, Text(""), Text(_answer(result, slo, sweep), style="bold"))
+    answer = Text(_answer(result, slo, sweep), style="bold")
+    return Group(table, Text(""), answer) if result.verdicts else answer
 
 
 def _cells(verdict: RateVerdict, probes: Sequence[StageResult], percentile: float) -> list[str]:
@@ -233,6 +234,8 @@ def _answer(result: SearchResult, slo: Slo, sweep: SweepSettings) -> str:
             f"No request was measured at {result.unmeasured_at:.3g}/s, which is no verdict; {known}. Give probes a "
             "longer --duration or less warm-up, or search from a higher --min-rate and --start-rate."
         )
+    if not result.verdicts:
+        return "The search was interrupted before any rate had a verdict: nothing is known of the goodput."
     if result.goodput is None:
         return f"No rate that was probed keeps {what}." + ("" if result.is_complete else " The search did not end.")
     above = "no rate above was allowed" if result.failed_at is None else f"{result.failed_at:.3g}/s does not"

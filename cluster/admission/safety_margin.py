@@ -16,6 +16,8 @@ from cluster.slo import SloClass
 
 LARGEST_FACTOR = 3.0
 _STEP = 0.06
+_AIM = 0.75
+"""Of the misses that are allowed, so many are aimed at: what comes scatters about the aim, and it is a promise."""
 _SMALLEST_MISS_SHARE = 0.005
 _FIRST_SD = 0.08
 """Relative; of outcomes around predictions, while nothing is known of it."""
@@ -66,7 +68,7 @@ class ClassMargins:
     """The margins of one class. Its percentile is about both targets, so each may cost half of the misses."""
 
     def __init__(self, slo: SloClass) -> None:
-        miss_share = (1 - slo.objective) / 2
+        miss_share = _AIM * (1 - slo.objective) / 2
         self.ttft = SafetyMargin(miss_share)
         self.tpot = SafetyMargin(miss_share)
 

@@ -6,9 +6,9 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, get_args
 
-from cluster.config import DRAFT_METHODS
+from cluster.config import DRAFT_METHODS, SpeculationMethod
 from cluster.generation import ModelCard
 from cluster.openai_api.json_body import shown
 from cluster.openai_api.limits import GatewayLimits
@@ -22,6 +22,8 @@ from engine.tokenizer import Tokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16
 """What OpenAI generates for a completion that does not say ``max_tokens``."""
+
+AUTO, NONE = "auto", "none"
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -215,10 +217,13 @@ def _speculation_method(request: BaseRequest, card: ModelCard) -> str | None:
     """Raises :class:`InvalidRequestError` for a method whose draft the cluster does not have."""
     method = request.speculation.method if request.speculation else None
     if method in DRAFT_METHODS and method not in card.draft_methods:
-        loaded = ", ".join(sorted(card.draft_methods)) or "none"
+        loaded = ", ".join(sorted(card.draft_methods))
+        here = f"the draft loaded here is for {loaded}" if loaded else "no draft is loaded here"
+        others = set(get_args(SpeculationMethod)) - (set(DRAFT_METHODS) - card.draft_methods) - {AUTO, NONE}
         raise InvalidRequestError(
-            f"speculation.method {method} needs a draft of its kind, but the drafts loaded here are for: {loaded}. "
-            "Choose auto, none, or a method without a draft.",
+            f"speculation.method {method} needs a draft of its kind, but {here}. Available are {AUTO}, {NONE}, "
+            f"{', '.join(sorted(others))}; for {method}, the cluster must be started with such a draft in its "
+            "configuration (speculation.draft).",
             param="speculation",
         )
     return method

@@ -194,7 +194,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, sequence: _Optional[_Union[Sequence, _Mapping]] = ..., transfer_id: _Optional[str] = ...) -> None: ...
 
 class TokenBatch(_message.Message):
-    __slots__ = ("token_ids", "logprobs", "finish_reason", "num_cached_tokens", "events", "num_drafted", "num_accepted", "steps")
+    __slots__ = ("token_ids", "logprobs", "finish_reason", "num_cached_tokens", "events", "num_drafted", "num_accepted", "steps", "drafted_by")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -203,6 +203,7 @@ class TokenBatch(_message.Message):
     NUM_DRAFTED_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_BY_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     finish_reason: str
@@ -211,7 +212,8 @@ class TokenBatch(_message.Message):
     num_drafted: int
     num_accepted: int
     steps: _containers.RepeatedCompositeFieldContainer[EngineStep]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., num_cached_tokens: _Optional[int] = ..., events: _Optional[_Iterable[_Union[TimedEvent, _Mapping]]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[EngineStep, _Mapping]]] = ...) -> None: ...
+    drafted_by: str
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., num_cached_tokens: _Optional[int] = ..., events: _Optional[_Iterable[_Union[TimedEvent, _Mapping]]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[EngineStep, _Mapping]]] = ..., drafted_by: _Optional[str] = ...) -> None: ...
 
 class PingRequest(_message.Message):
     __slots__ = ()

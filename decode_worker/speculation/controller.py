@@ -202,7 +202,8 @@ class SpeculationController:
                     named.add(request_id)
         num_tokens += sum(len(draft) for draft in chosen.values())
         lengths = self._verification.choose(weighed, named, num_sequences, num_tokens, is_drafting=bool(chosen))
-        return chosen | {request_id: weighed[request_id].first(count) for request_id, count in lengths.items()}
+        chosen |= {request_id: weighed[request_id].first(count) for request_id, count in lengths.items()}
+        return {request_id: draft.guessed_by(best[request_id][1]) for request_id, draft in chosen.items()}
 
     def _ask_network(
         self,
@@ -216,7 +217,7 @@ class SpeculationController:
         named = {s.request.request_id for s in wanting if self._chosen_method(s.request) == network.name}
         candidates = [s.request for s in wanting if self._may_use(s.request, network.name, is_automatic=True)]
         chosen: set[str] = set()
-        if candidates and self._drafting is not None and (named or not self._drafting.is_settled()):
+        if candidates and self._drafting is not None and (named or not self._drafting.is_settled(num_sequences)):
             most = self._room_of(network.name, candidates, room)
             outlook = self._guard(network.name, lambda: network.proposer.outlook(candidates, most), Outlook({}))
             gains = {

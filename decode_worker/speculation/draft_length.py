@@ -41,6 +41,8 @@ _STEPS_PER_HOPELESS_PROBE = 1024
 # Drafts accepted by pass where they are good, as they may be again with the next text.
 _GOOD_GAINS = (0.7, 0.5, 0.35)
 _HOPELESS_DECISIONS = 4
+# What holds no hope for so many sequences is thought over when there are fewer by this factor.
+_SMALLER = 0.75
 # Steps without drafting after which the network need no longer be kept in step with everything, and the tokens of each
 # sequence that it must still have seen when it is tried again.
 _STEPS_TO_IDLE = 16
@@ -136,6 +138,7 @@ class DraftingPolicy:
         self._num_probed = 0
         self._probe_period = _STEPS_PER_PROBE
         self._num_hopeless = 0
+        self._hopeless_size = 0
         self._pause = 0
         self._num_paused = 0
 
@@ -151,12 +154,13 @@ class DraftingPolicy:
         is_idle = not self._is_drafting and self._num_refusals >= _STEPS_TO_IDLE
         return _ROWS_WHILE_IDLE if is_idle else None
 
-    def is_settled(self) -> bool:
+    def is_settled(self, num_sequences: int) -> bool:
         """Asked once a step in which nobody asks for the method by name; True when it goes without, as the last one."""
         if self._num_paused:
             self._num_paused -= 1
             return True
-        if self._is_drafting or self._num_refusals >= self._next_decision:
+        is_smaller = num_sequences < _SMALLER * self._hopeless_size
+        if self._is_drafting or self._num_refusals >= self._next_decision or is_smaller:
             return False
         self._num_refusals += 1
         return True
@@ -192,15 +196,19 @@ class DraftingPolicy:
         self._is_drafting = rate / plain - 1 > (_MIN_NETWORK_GAIN / 2 if self._is_drafting else _MIN_NETWORK_GAIN)
         if self._is_drafting:
             self._num_hopeless = self._num_refusals = self._next_decision = self._last_probe = self._num_probed = 0
+            self._hopeless_size = 0
             self._probe_period = _STEPS_PER_PROBE
             return set(ranked[:count])
         good = [tuple(map(max, own, _GOOD_GAINS)) for own in gains]
         has_hope = self._best(good, 0, outlook.nodes_per_pass, num_sequences, num_tokens)[0] > plain
         self._num_hopeless = 0 if has_hope else self._num_hopeless + 1
+        is_hopeless = self._num_hopeless >= _HOPELESS_DECISIONS
+        self._hopeless_size = num_sequences if is_hopeless else 0
         period = self._probe_period if has_hope else _STEPS_PER_HOPELESS_PROBE
         is_late = self._num_refusals >= _STEPS_PER_PROBE
         self._num_refusals += 1
-        self._next_decision = self._num_refusals + (_STEPS_PER_LATER_DECISION if is_late else _STEPS_PER_DECISION) - 1
+        steps = _STEPS_PER_LATER_DECISION if is_late else _STEPS_PER_DECISION
+        self._next_decision = self._num_refusals + (_STEPS_PER_PROBE if is_hopeless else steps) - 1
         if self._num_refusals - self._last_probe < period - _STEPS_PER_DECISION:
             return set()
         self._num_probed += 1

@@ -14,7 +14,16 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from engine.draft.checkpoint_files import WEIGHT_NAMES, check_shards, is_index, shards_of, shortened, weights_file
+from engine.draft.checkpoint_files import (
+    FETCH_AGAIN,
+    WEIGHT_NAMES,
+    check_shards,
+    is_index,
+    shards_of,
+    shortened,
+    weights_file,
+)
+from engine.draft.tensor_names import FileNames
 from engine.errors import ConfigError, UnsupportedModelError
 
 
@@ -58,7 +67,11 @@ def let_others_read(path: Path) -> None:
 
 
 def check_tensors(
-    expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor], where: str, kind: str
+    expected: Mapping[str, torch.Tensor],
+    found: Mapping[str, torch.Tensor],
+    where: str,
+    kind: str,
+    in_file: FileNames,
 ) -> None:
     """Compares names and shapes, and tells numbers from ids.
 
@@ -66,24 +79,25 @@ def check_tensors(
         expected: what the network has; values do not matter, and may lie on the meta device.
         where: what the message calls the checkpoint.
         kind: what it was read as, ``"an EAGLE-3 head"`` for example.
+        in_file: how the message calls tensors.
 
     Raises:
         UnsupportedModelError: it lacks tensors, has others, or has them in another shape; the message names them.
     """
     problems = []
     if missing := sorted(expected.keys() - found.keys()):
-        problems.append(f"missing: {shortened(missing)}")
+        problems.append(f"missing: {shortened([in_file(name) for name in missing])}")
     if unexpected := sorted(found.keys() - expected.keys()):
-        problems.append(f"unexpected: {shortened(unexpected)}")
+        problems.append(f"unexpected: {shortened([in_file(name) for name in unexpected])}")
     common = sorted(expected.keys() & found.keys())
     if shapes := [
-        f"{name} is {list(found[name].shape)} instead of {list(expected[name].shape)}"
+        f"{in_file(name)} is {list(found[name].shape)} instead of {list(expected[name].shape)}"
         for name in common
         if found[name].shape != expected[name].shape
     ]:
         problems.append(f"other shapes: {shortened(shapes)}")
     if kinds := [
-        f"{name} is {found[name].dtype}"
+        f"{in_file(name)} is {found[name].dtype}"
         for name in common
         if found[name].is_floating_point() != expected[name].is_floating_point()
     ]:
@@ -121,7 +135,9 @@ def _read_file(path: Path) -> dict[str, torch.Tensor]:
             else torch.load(path, map_location="cpu", weights_only=True)
         )
     except (OSError, ValueError, RuntimeError, LookupError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
-        raise ConfigError(f"draft checkpoint: the weights in {path} could not be read: {error}") from error
+        raise ConfigError(
+            f"draft checkpoint: the weights in {path} could not be read: {error}. {FETCH_AGAIN}"
+        ) from error
     if not isinstance(content, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in content.values()):
         raise ConfigError(f"draft checkpoint: {path} holds something else than named tensors.")
     return content

@@ -21,6 +21,8 @@ WEIGHT_NAMES = (
     "pytorch_model.bin.index.json",
     "pytorch_model.bin",
 )
+FETCH_AGAIN = "Copy or download the checkpoint again."
+"""What helps where files do not hold what they should."""
 _NAMES_SHOWN = 4
 # Of a safetensors file: the length of its header, little-endian, then the header as JSON, then the numbers.
 _LENGTH_BYTES = 8
@@ -53,15 +55,17 @@ def find_checkpoint(reference: str | Path) -> Path:
     if path.is_dir():
         return path
     if not isinstance(reference, str) or not is_hub_id(reference):
+        there = "is a file, not a folder" if path.exists() else "is not a folder: there is nothing of this name"
         raise ConfigError(
-            f"draft checkpoint: {str(reference)!r} is not a folder. Expected a folder with {CONFIG_NAME} and weights, "
-            "or a hub id of the form owner/name."
+            f"draft checkpoint: {str(reference)!r} {there}. Expected a folder with {CONFIG_NAME} and weights, or a hub "
+            "id of the form owner/name. Correct the path; a relative one counts from the folder you are in."
         )
     try:
         return Path(snapshot_download(reference, allow_patterns=["*.json", "*.safetensors", "*.bin", "*.pt"]))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"draft checkpoint: {reference} is no local folder and could not be fetched from the hub: {error}"
+            f"draft checkpoint: {reference} is no local folder and could not be fetched from the hub: {error}\n"
+            "Correct the path or the name; check the network; or give a folder that is here."
         ) from error
 
 
@@ -73,7 +77,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / CONFIG_NAME
     if not path.is_file():
-        raise ConfigError(f"draft checkpoint: {folder} has no {CONFIG_NAME}.")
+        raise ConfigError(
+            f"draft checkpoint: {folder} has no {CONFIG_NAME}. Name a folder that holds one, and the weights beside it."
+        )
     return read_json(path)
 
 
@@ -103,17 +109,21 @@ def shards_of(index: Path) -> dict[str, Path]:
     """
     files = read_json(index).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
-        raise ConfigError(f"draft checkpoint: {index} has no weight_map from tensors to files.")
+        raise ConfigError(f"draft checkpoint: {index} has no weight_map from tensors to files. {FETCH_AGAIN}")
     for name in sorted(set(files.values())):
         if Path(name).name != name or not (index.parent / name).is_file():
-            raise ConfigError(f"draft checkpoint: {index} names the file {name!r}, which is not beside it.")
+            raise ConfigError(
+                f"draft checkpoint: {index} names the file {name!r}, which is not beside it. {FETCH_AGAIN}"
+            )
     return {tensor: index.parent / name for tensor, name in files.items()}
 
 
 def check_shards(index: Path, files: Mapping[str, Path], found: Container[str]) -> None:
     """Raises :class:`ConfigError` when tensors that the index promises are in none of its files."""
     if absent := sorted(name for name in files if name not in found):
-        raise ConfigError(f"draft checkpoint: {index} promises tensors that its files lack: {shortened(absent)}.")
+        raise ConfigError(
+            f"draft checkpoint: {index} promises tensors that its files lack: {shortened(absent)}. {FETCH_AGAIN}"
+        )
 
 
 def read_shapes(
@@ -147,8 +157,13 @@ def read_shapes(
 def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"draft checkpoint: {path} could not be read: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"draft checkpoint: {path} could not be read: {error}. See that you may read it.") from error
+    except ValueError as error:
+        raise ConfigError(
+            f"draft checkpoint: {path} could not be read, since it is no JSON: {error}. Correct it if it was edited; "
+            "else copy or download the checkpoint again."
+        ) from error
     if not isinstance(content, dict):
         raise ConfigError(f"draft checkpoint: {path} holds a {type(content).__name__}, expected a JSON object.")
     return content
@@ -170,7 +185,9 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
             for name, entry in header.items()
         }
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
-        raise ConfigError(f"draft checkpoint: the weights in {path} could not be read: {error}") from error
+        raise ConfigError(
+            f"draft checkpoint: the weights in {path} could not be read: {error}. {FETCH_AGAIN}"
+        ) from error
 
 
 def shortened(names: list[str]) -> str:

@@ -15,6 +15,7 @@ from engine.draft.eagle import EagleHead, EagleSettings
 from engine.draft.eagle_formats import read_settings
 from engine.draft.eagle_layout import canonical_names, default_feature_layers, format_of
 from engine.draft.target_shape import TargetShape
+from engine.draft.tensor_names import FileNames, eagle_file_names
 from engine.errors import UnsupportedModelError
 
 
@@ -33,17 +34,18 @@ def load_eagle(reference: str | Path, target: PreTrainedModel, dtype: torch.dtyp
     folder = find_checkpoint(reference)
     where = str(reference)
     config = read_config(folder)
-    tensors = canonical_names(read_tensors(folder))
+    stored = read_tensors(folder)
+    tensors, in_file = canonical_names(stored), eagle_file_names(stored)
     kind = format_of(config, tensors, where)
-    settings, choices = read_settings(config, tensors, TargetShape.of(target), kind, where)
+    settings, choices = read_settings(config, tensors, TargetShape.of(target), kind, where, in_file)
     mask = tensors.pop("t2d", None)
     if not settings.maps_vocabulary:
         tensors.pop("d2t", None)
     with torch.device("meta"):
         head = EagleHead(settings, target)
-    check_tensors(head.state_dict(), tensors, where, kind)
+    check_tensors(head.state_dict(), tensors, where, kind, in_file)
     if settings.maps_vocabulary:
-        _check_vocabulary_map(tensors["d2t"], mask, settings, where)
+        _check_vocabulary_map(tensors["d2t"], mask, settings, where, in_file)
     head.load_state_dict({name: _cast(tensor, dtype) for name, tensor in tensors.items()}, assign=True)
     head.feature_layer_choices = choices
     return head.to(device).eval().requires_grad_(False)
@@ -76,19 +78,22 @@ def save_eagle3(head: EagleHead, folder: Path, target_name: str) -> None:
     (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _check_vocabulary_map(d2t: torch.Tensor, mask: torch.Tensor | None, settings: EagleSettings, where: str) -> None:
+def _check_vocabulary_map(
+    d2t: torch.Tensor, mask: torch.Tensor | None, settings: EagleSettings, where: str, in_file: FileNames
+) -> None:
     """Raises :class:`UnsupportedModelError` unless every draft id stands for another token of the target."""
     size = settings.target.vocab_size
+    ids_name, mask_name = in_file("d2t"), in_file("t2d")
     problem = None
     target_ids = d2t.long() + torch.arange(len(d2t))
     if bool(((target_ids < 0) | (target_ids >= size)).any()):
-        problem = f"d2t leads to ids outside the target's vocabulary of {size}"
+        problem = f"{ids_name} leads to ids outside the target's vocabulary of {size}"
     elif len(set(target_ids.tolist())) != len(target_ids):
-        problem = "d2t leads from several draft ids to one id of the target"
+        problem = f"{ids_name} leads from several draft ids to one id of the target"
     elif mask is not None and tuple(mask.shape) != (size,):
-        problem = f"t2d has the shape {list(mask.shape)}, but the target has {size} tokens"
+        problem = f"{mask_name} has the shape {list(mask.shape)}, but the target has {size} tokens"
     elif mask is not None and not (bool(mask[target_ids].all()) and int(mask.bool().sum()) == len(target_ids)):
-        problem = "d2t and t2d name different tokens"
+        problem = f"{ids_name} and {mask_name} name different tokens"
     if problem is not None:
         raise UnsupportedModelError(f"draft checkpoint {where}: {problem}.")
 

@@ -22,6 +22,7 @@ from engine.draft.eagle_layout import (
 )
 from engine.draft.layers import LayerSettings, RotaryTable
 from engine.draft.target_shape import TargetShape
+from engine.draft.tensor_names import FileNames
 from engine.errors import ConfigError
 
 # With the others, frequencies change with the length of the longest sequence, and cached keys would be wrong.
@@ -36,11 +37,13 @@ def read_settings(
     target: TargetShape,
     kind: EagleFormat,
     where: str,
+    in_file: FileNames,
 ) -> tuple[EagleSettings, tuple[tuple[int, ...], ...]]:
     """What to build for this checkpoint and target, and the possible readings of its layer ids, likeliest first.
 
     Args:
         tensors: by canonical name.
+        in_file: how messages call tensors.
 
     Raises:
         ConfigError: the config cannot be used.
@@ -48,9 +51,9 @@ def read_settings(
     """
     layer_config = layer_config_of(config, tensors, kind, where)
     parsed = _transformers_config(layer_config, where)
-    layers = _layer_settings(layer_config, parsed, tensors, kind, where)
+    layers = _layer_settings(layer_config, parsed, tensors, kind, where, in_file)
     check_sizes(config, parsed.vocab_size, layers.hidden_size, target, where)
-    layout = read_layout(config, tensors, layers.hidden_size, target, kind, where)
+    layout = read_layout(config, tensors, layers.hidden_size, target, kind, where, in_file)
     if kind is EagleFormat.EAGLE:
         settings = EagleSettings(
             version=1,
@@ -98,7 +101,12 @@ def _transformers_config(raw: Mapping[str, Any], where: str) -> Any:
 
 
 def _layer_settings(
-    raw: Mapping[str, Any], parsed: Any, tensors: Mapping[str, torch.Tensor], kind: EagleFormat, where: str
+    raw: Mapping[str, Any],
+    parsed: Any,
+    tensors: Mapping[str, torch.Tensor],
+    kind: EagleFormat,
+    where: str,
+    in_file: FileNames,
 ) -> LayerSettings:
     attention = "layers.0.self_attn"
     bias = bool(getattr(parsed, "attention_bias", False))
@@ -130,11 +138,12 @@ def _layer_settings(
         raise ConfigError(f"draft checkpoint {where}: the sizes in config.json do not fit together.")
     if settings.hidden_act not in ACT2FN:
         raise ConfigError(f"draft checkpoint {where}: hidden_act is {settings.hidden_act!r}, which is not known.")
-    query = tensors.get(f"{attention}.q_proj.weight")
+    query_name = f"{attention}.q_proj.weight"
+    query = tensors.get(query_name)
     rows = settings.num_heads * settings.head_dim
     if query is None or query.ndim != 2 or query.shape[0] != rows:
         found = "is missing" if query is None else f"is {list(query.shape)}"
-        raise refused(where, f"broken: q_proj.weight of its first layer {found}, expected {rows} rows")
+        raise refused(where, f"broken: {in_file(query_name)} {found}, expected {rows} rows")
     try:
         RotaryTable(settings)
     except _CONFIG_FAULTS as error:

@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
 from engine.draft.target_shape import TargetShape
+from engine.draft.tensor_names import FileNames, canonical_eagle_name
 from engine.errors import ConfigError, UnsupportedModelError
 
 # What draft layers are written as. Mistral's is Llama's with a window, Qwen2's is Llama's with biases.
@@ -63,14 +64,12 @@ class EagleLayout:
 
 def canonical_names(tensors: Mapping[str, AnyTensor]) -> dict[str, AnyTensor]:
     """Tensors under the names of :class:`engine.draft.eagle.EagleHead`, without those that nothing reads."""
-    found = {}
-    for name, tensor in tensors.items():
-        name = name.removeprefix("model.")
-        if name.startswith("midlayer."):
-            name = f"layers.0.{name.removeprefix('midlayer.')}"
-        if name not in _IGNORED_TENSORS and not name.endswith("rotary_emb.inv_freq"):
-            found[name] = tensor
-    return found
+    found = {canonical_eagle_name(name): tensor for name, tensor in tensors.items()}
+    return {
+        name: tensor
+        for name, tensor in found.items()
+        if name not in _IGNORED_TENSORS and not name.endswith("rotary_emb.inv_freq")
+    }
 
 
 def format_of(config: Mapping[str, Any], tensors: Mapping[str, Shaped], where: str) -> EagleFormat:
@@ -153,12 +152,14 @@ def read_layout(
     target: TargetShape,
     kind: EagleFormat,
     where: str,
+    in_file: FileNames,
 ) -> EagleLayout:
     """Reads what needs no tensor's numbers, and checks it against the target.
 
     Args:
         tensors: by canonical name.
         hidden_size: of the head's layers; None when the config does not state it.
+        in_file: how messages call tensors.
 
     Raises:
         ConfigError: the config cannot be used.
@@ -174,8 +175,8 @@ def read_layout(
     if kind is EagleFormat.EAGLE:
         return EagleLayout((), target.vocab_size, own_embedding, own_lm_head=False)
     choices = _feature_layers(config, target, where) if flag(config, "use_aux_hidden_state", True, where) else ()
-    _check_num_features(tensors, target, len(choices[0]) if choices else 1, where)
-    draft_vocab_size, own_lm_head = _draft_vocabulary(config, tensors, target, where)
+    _check_num_features(tensors, target, len(choices[0]) if choices else 1, where, in_file)
+    draft_vocab_size, own_lm_head = _draft_vocabulary(config, tensors, target, where, in_file("lm_head.weight"))
     if not own_lm_head and narrow:
         raise refused(where, f"{hidden_size} wide without an lm_head, but the target is {target.hidden_size}")
     return EagleLayout(choices, draft_vocab_size, own_embedding, own_lm_head)
@@ -235,26 +236,28 @@ def _check_num_layers(layer_config: Mapping[str, Any], tensors: Mapping[str, Sha
         raise refused(where, f"of {stated} layers by its config.json, but holds tensors of {stored} layers")
 
 
-def _check_num_features(tensors: Mapping[str, Shaped], target: TargetShape, expected: int, where: str) -> None:
+def _check_num_features(
+    tensors: Mapping[str, Shaped], target: TargetShape, expected: int, where: str, in_file: FileNames
+) -> None:
     fc = tensors.get("fc.weight")
     if fc is None or fc.ndim != 2 or fc.shape[1] == expected * target.hidden_size:
         return  # whatever else is wrong shows when names and shapes are compared
     found = fc.shape[1] / target.hidden_size
     raise refused(
         where,
-        f"made for {found:g} features of {target.hidden_size} numbers (fc.weight is {list(fc.shape)}), but its config "
-        f"names {expected} layers of the target",
+        f"made for {found:g} features of {target.hidden_size} numbers ({in_file('fc.weight')} is {list(fc.shape)}), "
+        f"but its config names {expected} layers of the target",
     )
 
 
 def _draft_vocabulary(
-    config: Mapping[str, Any], tensors: Mapping[str, Shaped], target: TargetShape, where: str
+    config: Mapping[str, Any], tensors: Mapping[str, Shaped], target: TargetShape, where: str, lm_head_name: str
 ) -> tuple[int, bool]:
     """Size of the draft vocabulary, and whether the head has an lm_head of its own."""
     stated = config.get("draft_vocab_size")
     lm_head = tensors.get("lm_head.weight")
     if lm_head is not None and lm_head.ndim != 2:
-        raise refused(where, f"broken: lm_head.weight is {list(lm_head.shape)}")
+        raise refused(where, f"broken: {lm_head_name} is {list(lm_head.shape)}")
     size = stated if stated is not None else target.vocab_size if lm_head is None else int(lm_head.shape[0])
     if type(size) is not int or not 0 < size <= target.vocab_size:
         raise ConfigError(
@@ -262,7 +265,7 @@ def _draft_vocabulary(
             f"target's {target.vocab_size}."
         )
     if lm_head is not None:
-        same(where, "lm_head.weight", "rows", int(lm_head.shape[0]), size, "its config")
+        same(where, lm_head_name, "rows", int(lm_head.shape[0]), size, "its config")
     return size, lm_head is not None or size < target.vocab_size
 
 

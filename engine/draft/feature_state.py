@@ -90,15 +90,18 @@ class WaitingRows:
 
 @dataclass(slots=True)
 class _LastRows:
-    """A step of one token for each sequence while the head rests: what it needs if it is to go on after it.
+    """A step in which each sequence got a token, while the head rests: what it needs if it is to go on after it.
 
     Attributes:
+        states: of the whole forward.
+        rows: of ``states``, each request's last one.
         ends: of each request, tokens computed when the step was over.
         released: requests that ended since.
     """
 
     states: torch.Tensor
     requests: list[Request]
+    rows: list[int]
     ends: list[int]
     released: set[str] = field(default_factory=set)
 
@@ -140,11 +143,8 @@ class FeatureState:
         """Takes a forward's hidden states up. Rows of rejected drafts are left out."""
         features = self._features.take()
         self._has_kv[batch.slots.cpu().numpy()] = False  # until the head has seen their rows
-        if self._num_kept == 1 and batch.num_tokens == len(batch.sequences) == len(results):
-            requests = [
-                sequence.request for sequence in batch.sequences
-            ]  # a token each: earlier ones are of no more use
-            self._last_rows = _LastRows(features, requests, [own.num_computed_tokens + 1 for own in requests])
+        if self._num_kept == 1 and len(results) == len(batch.sequences):
+            self._last_rows = _last_rows(features, batch, results)  # earlier ones are of no more use
             return
         self._pick_up()
         due: list[tuple[WaitingRows, int]] = []
@@ -234,7 +234,7 @@ class FeatureState:
         last, self._last_rows = self._last_rows, None
         if last is None:
             return
-        for row, (request, end) in enumerate(zip(last.requests, last.ends, strict=True)):
+        for request, row, end in zip(last.requests, last.rows, last.ends, strict=True):
             # One that was preempted meanwhile begins again, somewhere else.
             if request.request_id not in last.released and request.num_computed_tokens == end:
                 piece, token_ids = _Piece(last.states, [row]), request.tokens_between(end, end + 1)
@@ -293,3 +293,14 @@ class FeatureState:
         all_fused = self.head.fuse(torch.cat(raw).to(self.head.dtype))
         fused = iter(torch.split(all_fused, [len(states) for states in raw]))
         return [states if piece.is_fused else next(fused) for states, piece in zip(picked, pieces, strict=True)]
+
+
+def _last_rows(features: torch.Tensor, batch: ForwardBatch, results: Mapping[str, VerifyResult]) -> _LastRows:
+    last = _LastRows(features, [], [], [])
+    for sequence, first in zip(batch.sequences, batch.starts, strict=True):
+        request, behind = sequence.request, first + sequence.num_tokens
+        nodes = results[request.request_id].nodes
+        last.requests.append(request)
+        last.rows.append(behind + nodes[-1] if nodes else behind - 1)
+        last.ends.append(request.num_computed_tokens + sequence.num_tokens + len(nodes))
+    return last

@@ -24,6 +24,7 @@ from engine.draft.medusa_layout import (
     MEDUSA_WEIGHT_NAMES,
     MedusaSettings,
     canonical_names,
+    file_names,
     settings_of,
     truncated_size,
 )
@@ -139,13 +140,14 @@ def load_medusa(
     folder = find_checkpoint(reference)
     where = str(reference)
     config = read_config(folder) if (folder / CONFIG_NAME).is_file() else {}
-    tensors = canonical_names(read_tensors(folder, MEDUSA_WEIGHT_NAMES), config, where)
+    stored = read_tensors(folder, MEDUSA_WEIGHT_NAMES)
+    tensors = canonical_names(stored, config, where)
     shape = TargetShape.of(target)
     _select_rows(tensors, config, shape, where)
     settings = settings_of(tensors, shape, where)
     with torch.device("meta"):
         heads = MedusaHeads(settings, target)
-    check_tensors(heads.state_dict(), tensors, where, "Medusa heads")
+    check_tensors(heads.state_dict(), tensors, where, "Medusa heads", file_names(stored, config, where))
     floating = {name: t.to(dtype) if t.is_floating_point() else t.to(torch.int64) for name, t in tensors.items()}
     heads.load_state_dict(floating, assign=True)
     return heads.to(device).eval().requires_grad_(False)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from engine.draft.checkpoint_files import WEIGHT_NAMES
 from engine.draft.eagle_layout import Shaped
 from engine.draft.target_shape import TargetShape
+from engine.draft.tensor_names import FileNames, medusa_file_names, without_medusa_prefix
 from engine.errors import ConfigError, UnsupportedModelError
 
 MEDUSA_WEIGHT_NAMES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", *WEIGHT_NAMES)
-_PREFIX = re.compile(r"^medusa_heads?\.")
 _V1_BLOCK = re.compile(r"^(\d+)\.(\d+)\.linear\.(weight|bias)$")
 _V1_LM_HEAD = re.compile(r"^(\d+)\.(\d+)\.weight$")
 
@@ -47,26 +47,41 @@ def canonical_names(stored: Mapping[str, AnyShaped], config: Mapping[str, Any], 
     Raises:
         UnsupportedModelError: one of them is none that Medusa heads have.
     """
-    tensors = {_PREFIX.sub("", name): tensor for name, tensor in stored.items()}
-    if scalars := [name for name, tensor in tensors.items() if tensor.ndim == 0]:
+    if scalars := [name for name, tensor in stored.items() if tensor.ndim == 0]:
         raise UnsupportedModelError(f"draft checkpoint {where}, read as Medusa heads: {scalars[0]} is a single number.")
-    if not any(_V1_BLOCK.match(name) for name in tensors):
+    return {name: stored[in_file] for name, in_file in _names(stored, config, where).items()}
+
+
+def file_names(stored: Iterable[str], config: Mapping[str, Any], where: str) -> FileNames:
+    """What the file calls the tensors that :func:`canonical_names` gives, and those that it lacks."""
+    names = list(stored)
+    return medusa_file_names(_names(names, config, where), is_v1=_is_v1(names))
+
+
+def _is_v1(stored: Iterable[str]) -> bool:
+    return any(_V1_BLOCK.match(without_medusa_prefix(name)) for name in stored)
+
+
+def _names(stored: Iterable[str], config: Mapping[str, Any], where: str) -> dict[str, str]:
+    """Canonical names → those of the file."""
+    names = {without_medusa_prefix(name): name for name in stored}
+    if not _is_v1(names):
         if config.get("original_lm_head"):  # one for all, stored under either name
-            shared = tensors.pop("lm_head.weight", None)
-            for name in [name for name in tensors if name.startswith("lm_heads.") and name != "lm_heads.0.weight"]:
-                del tensors[name]
+            shared = names.pop("lm_head.weight", None)
+            for name in [name for name in names if name.startswith("lm_heads.") and name != "lm_heads.0.weight"]:
+                del names[name]
             if shared is not None:
-                tensors["lm_heads.0.weight"] = shared
-        return tensors
+                names["lm_heads.0.weight"] = shared
+        return names
     found = {}
-    for name, tensor in tensors.items():
+    for name, in_file in names.items():
         if match := _V1_BLOCK.match(name):
             head, block, part = match.groups()
-            found[f"blocks.{head}.layers.{block}.{part}"] = tensor
+            found[f"blocks.{head}.layers.{block}.{part}"] = in_file
         elif match := _V1_LM_HEAD.match(name):
-            found[f"lm_heads.{match[1]}.weight"] = tensor
+            found[f"lm_heads.{match[1]}.weight"] = in_file
         else:
-            raise UnsupportedModelError(f"draft checkpoint {where}, read as Medusa heads: unexpected: {name}.")
+            raise UnsupportedModelError(f"draft checkpoint {where}, read as Medusa heads: unexpected: {in_file}.")
     return found
 
 

@@ -32,6 +32,7 @@ from engine.draft.medusa_layout import MEDUSA_WEIGHT_NAMES, settings_of, truncat
 from engine.draft.medusa_layout import canonical_names as canonical_medusa_names
 from engine.draft.references import check_method, draft_folder, kind_of, resolve_draft
 from engine.draft.target_shape import TargetShape
+from engine.draft.tensor_names import eagle_file_names
 from engine.errors import UnsupportedModelError
 from engine.model_source import resolve_model
 
@@ -85,7 +86,7 @@ def _check_eagle(reference: str | Path, target: TargetShape | None) -> str | Non
     if target is not None:
         hidden_size = _size(layers, "hidden_size")
         check_sizes(config, _size(layers, "vocab_size"), hidden_size, target, where)
-        read_layout(config, tensors, hidden_size, target, kind, where)
+        read_layout(config, tensors, hidden_size, target, kind, where, eagle_file_names(stored))
     return "eagle" if kind is EagleFormat.EAGLE else "eagle3"
 
 

@@ -154,6 +154,13 @@ def test_prompts_longer_than_the_context_are_refused(target):
         EngineFactory(target, 1, 125, 10)
 
 
+def test_batches_that_memory_cannot_hold_are_refused_before_it_is_taken(target, monkeypatch):
+    monkeypatch.setattr("benchmarks.speculation_target._free_memory", lambda device: 2**28)
+    monkeypatch.setattr(Target, "runner", lambda *arguments, **options: pytest.fail("it was taken"))
+    with pytest.raises(ConfigError, match=r"9000 sequences at once need two KV caches of \S+ GiB .* only 0\.2 GiB"):
+        EngineFactory(target, 9000, 9, MAX_TOKENS)
+
+
 # --- the command ---
 
 
@@ -185,23 +192,12 @@ def prompts(tmp_path) -> Path:
     return tmp_path / "prompts.jsonl"
 
 
+SIZES = "--batches 2 --temperatures 0 --max-tokens 6 --rounds 1 --requests 1 --threads 1"
+
+
 def options(model_folder: Path, prompts: Path) -> list[str]:
-    sizes = [
-        "--batches",
-        "2",
-        "--temperatures",
-        "0",
-        "--max-tokens",
-        "6",
-        "--rounds",
-        "1",
-        "--requests",
-        "1",
-        "--threads",
-        "1",
-    ]
     return [
-        *sizes,
+        *SIZES.split(),
         "--model",
         str(model_folder),
         "--dtype",
@@ -253,6 +249,11 @@ def test_without_matplotlib_it_says_what_to_install(baton, model_folder, prompts
         (["--batches", "1,two"], "--batches takes whole numbers"),
         (["--batches", "0"], "--batches, --rounds and --requests must be at least 1"),
         (["--batches", ""], "--batches needs at least one number"),
+        (["--batches", "1,1000"], "--batches has 1000, but an engine computes at most 64 sequences at once"),
+        (["--set", "decode.max_num_seqs=3"], "has 16, but an engine computes at most 3 sequences"),
+        (["--methods", "none"], "--methods none would measure plain decoding against itself. Name a method"),
+        (["--methods", ""], "--methods is empty. Give names with commas between, or leave the option out for all"),
+        (["--workloads", " ,"], "--workloads is empty."),
         (["--temperatures", "hot"], "--temperatures takes numbers"),
         (["--temperatures", "-1"], "--temperatures must be between"),
         (["--max-tokens", "1"], "--max-tokens must be at least 2"),

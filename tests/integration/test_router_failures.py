@@ -223,6 +223,31 @@ class TestDecodeFailures:
             task.cancel()
         await asyncio.gather(*stuck, return_exceptions=True)
 
+    async def test_drafts_of_every_attempt_are_counted_by_their_method(self, cluster):
+        _, bad, good = await cluster.add_all(["p1", "d1", "d2"])
+
+        def drafting(method: str, then: TransferError | None):
+            async def script(worker, request):
+                for position in range(len(request.sequence.output_token_ids), 6 if then is None else 3):
+                    message = batch(request, position)
+                    message.num_drafted, message.num_accepted, message.drafted_by = 4, 1, method
+                    yield message
+                if then is not None:
+                    raise then
+
+            return script
+
+        bad.scripts, good.scripts = [drafting("eagle3", TransferError("no"))], [drafting("suffix", None)]
+        request = cluster.request()
+        assert await cluster.run(request) == expected_tokens(6)
+        await until(lambda: cluster.is_idle)
+        shown = cluster.timelines.to_dict("r")
+        assert shown["drafts"] == {
+            "eagle3": {"drafted_tokens": 8, "accepted_tokens": 2},
+            "suffix": {"drafted_tokens": 12, "accepted_tokens": 3},
+        }
+        assert (shown["attributes"]["drafted_tokens"], shown["attributes"]["accepted_tokens"]) == (20, 5)
+
     async def test_the_only_worker_is_tried_again(self, cluster):
         _, decode = await cluster.add_all(["p1", "d1"])
         decode.scripts = [decode_some(2, TransferError("no")), decode_some(1, TransferError("no"))]

@@ -32,12 +32,16 @@ class Words:
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> _Bench:
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
     model = tiny_target()
     folder: Path = tiny_eagle3().write(tmp_path_factory.mktemp("head"))
     draft = LoadedDraft("eagle3", "head", load_eagle(folder, model, torch.float32, torch.device("cpu")))
     tokenizer: Any = Words()
-    target = Target(BatonConfig(), prepare_model(model, "float32"), tokenizer, draft)
+    return Target(BatonConfig(), prepare_model(model, "float32"), tokenizer, draft)
+
+
+@pytest.fixture(scope="module")
+def bench(target: Target) -> _Bench:
     return _Bench(target, LosslessnessSettings(draws=900, seeds=3), lambda line: None)
 
 
@@ -46,6 +50,26 @@ def test_lossless_rules_pass(bench: _Bench, index: int) -> None:
     outcome = bench.test(list(bench.cases())[index])
     assert outcome.num_drafted > 900
     assert not outcome.is_suspicious
+
+
+def test_every_case_says_how_far_it_is(bench: _Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(bench, "_report", said.append)
+    monkeypatch.setattr(bench, "_settings", LosslessnessSettings(draws=100, seeds=3, batch=10))
+    bench.test(Case("eagle3", "match"), "2 of 4: a case")
+    assert said == [f"2 of 4: a case: {count} of 100 answers" for count in range(0, 101, 5)]
+
+
+def test_the_command_says_what_it_does(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("benchmarks.losslessness.load_target", lambda config: target)
+    run(BatonConfig(model="tiny"), said.append, draws=100, seeds=1)
+    assert said[:3] == [
+        "loading tiny",
+        "computing the model's own probabilities of 27 answers",
+        "1 of 4: lookahead, match, chains: 0 of 100 answers",
+    ]
+    assert said[-1].startswith("4 of 4: eagle3, residual, chains: p = ")
 
 
 class AcceptsHalf(SampleAndMatch):

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from cluster.cli_up import check_configuration
+from cluster.config import BatonConfig
 from cluster.state import RunState, read_state, write_state
 from tests.unit.cluster.command_line import baton, environment, router
 
@@ -272,6 +274,42 @@ def test_a_draft_that_does_not_fit_is_an_error_before_anything_starts(tmp_path):
         assert "starting workers" not in err
 
 
+@pytest.mark.parametrize("flags", [[], ["--detach"]])
+@pytest.mark.parametrize(
+    ("assignment", "reason"),
+    [
+        ("speculation.draft=nothing", "'nothing' is not a folder"),
+        ("speculation.draft=head", "head holds no weights"),
+        ("speculation.method=medusa", "speculation.method is medusa, but no draft is loaded"),
+        ("model=nonsense", "'nonsense' is not the bundled model"),
+        ("simulation.profile=h100-8", "Did you mean 'h100-8b'?"),
+    ],
+)
+def test_a_wrong_configuration_is_said_beside_a_cluster_and_once(baton, tmp_path, assignment, reason, flags):
+    (tmp_path / "head").mkdir()
+    (tmp_path / "head" / "config.json").write_text('{"draft_vocab_size": 5}')
+    mine = RunState.of_this_process({}, None)
+    write_state(mine)
+    status, out, err = baton("up", "-c", "config.yaml", "--set", assignment, *flags)
+    assert (status, out) == (1, "")
+    assert err.count(reason) == err.count("error:") == err.count("\n") == 1
+    assert read_state() == mine
+    status, _, err = baton("up", "-c", "config.yaml", *flags)
+    assert (status, "A cluster already runs" in err) == (1, True)
+
+
+def test_no_configuration_check_fetches_anything(monkeypatch):
+    def fetch(*arguments, **options):
+        raise AssertionError("something was fetched")
+
+    for name in ("engine.model_source.ensure_default_model", "engine.model_source.ensure_converted"):
+        monkeypatch.setattr(name, fetch)
+    monkeypatch.setattr("engine.draft.checkpoint_files.snapshot_download", fetch)
+    for draft in ("auto", "none", "owner/head", "small.gguf", "smollm2-135m-instruct"):
+        for model in ("smollm2-135m-instruct", "owner/model", "model.gguf"):
+            check_configuration(BatonConfig.from_dict({"model": model, "speculation": {"draft": draft}}))
+
+
 def test_a_wrong_configuration_is_an_error(baton):
     status, _, err = baton("up", "--set", "router.prot=1")
     assert status == 1
@@ -301,7 +339,9 @@ def test_detach_shows_the_log_of_a_cluster_that_ends(baton):
     status, out, err = baton("up", "--detach", "-c", "config.yaml", "--set", "served_model_name=broken")
     assert (status, out) == (1, "")
     assert "before it was ready" in err
-    assert "no [GPU] anywhere" in err
+    assert err.count("starting workers") == 1
+    assert err.count("no [GPU] anywhere") == 1, "said twice"
+    assert err.endswith("baton.log:\n  error: no [GPU] anywhere\n")
 
 
 def test_down_without_a_cluster_says_so(baton):

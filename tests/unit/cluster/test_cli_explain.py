@@ -67,6 +67,18 @@ def test_it_says_why_a_request_was_refused_or_failed(timeline: dict[str, Any]) -
     assert "\nThere is no room for class interactive." in text
 
 
+def test_it_says_who_drafted(timeline: dict[str, Any]) -> None:
+    assert "5 of 8 drafts accepted\n" in printed(timeline, 200), "an older worker names no method"
+    timeline["drafts"] = {"suffix": {"drafted_tokens": 8, "accepted_tokens": 5}}
+    assert "5 of 8 drafts accepted (by suffix)\n" in printed(timeline, 200)
+    timeline["drafts"] = {
+        "suffix": {"drafted_tokens": 2, "accepted_tokens": 0}, "eagle3": {"drafted_tokens": 6, "accepted_tokens": 5},
+    }  # fmt: skip
+    assert "5 of 8 drafts accepted (eagle3 5 of 6, suffix 0 of 2)\n" in printed(timeline, 200)
+    del timeline["drafts"]
+    assert "5 of 8 drafts accepted\n" in printed(timeline, 200), "and an older router nothing of it"
+
+
 def test_bars_lie_where_the_time_went(timeline: dict[str, Any]) -> None:
     lines = printed(timeline, 100).splitlines()
     bars = {line[:20].strip(): (line.find("━"), line.count("━")) for line in lines if "━" in line}

@@ -7,15 +7,6 @@ from tests.unit.cluster.command_line import baton, environment, router
 __all__ = ["baton", "environment", "router"]  # fixtures
 
 
-def test_a_size_set_by_hand_is_kept_from_the_autoscaler_and_handed_back(baton, router):
-    router.pins = True
-    status, _, err = baton("scale", "prefill=2", "decode=auto", router=router)
-    assert status == 0
-    assert router.bodies == [{"prefill": 2, "decode": "auto"}]
-    assert "prefill keeps that size until `baton scale prefill=auto` hands it back to the autoscaler" in err
-    assert "decode keeps" not in err
-
-
 PLAN = {
     "enabled": False,
     "pools": {
@@ -31,6 +22,31 @@ PLAN = {
     "limits": {"prefill": {"min": 1, "max": 8}, "decode": {"min": 1, "max": 8}},
     "move_obstacle": "other caches.",
 }  # fmt: skip
+
+
+def test_a_size_set_by_hand_is_kept_from_the_autoscaler_and_handed_back(baton, router):
+    router.pins = True
+    router.admin_answers["/admin/plan"] = PLAN
+    status, _, err = baton("scale", "prefill=2", "decode=auto", router=router)
+    assert status == 0
+    assert router.bodies == [{"prefill": 2, "decode": "auto"}]
+    assert "prefill keeps that size until `baton scale prefill=auto` hands it back to the autoscaler" in err
+    assert "decode keeps" not in err
+    assert (
+        "decode is handed back to the autoscaler; its next step: decode stays at 1: enough.\n`baton plan` shows" in err
+    )
+    assert "prefill is handed back" not in err
+
+
+def test_a_pool_is_handed_back_where_no_plan_can_be_made(baton, router):
+    status, out, err = baton("scale", "decode=auto", router=router)
+    assert (status, out) == (0, "prefill: 1, decode: 1\n")
+    assert "the autoscaler's plan cannot be shown: There is no /admin/plan." in err
+    assert "decode is handed back to the autoscaler.\n" in err
+
+
+def test_a_size_by_hand_needs_no_plan(baton, router):
+    assert baton("scale", "prefill=2", router=router)[2].count("baton plan") == 0
 
 
 def test_the_plan_is_shown_with_its_reasons(baton, router):

@@ -44,7 +44,7 @@ async def test_reasons_are_told_once_each():
         [worker(2, "dead", "its process died"), worker(3, "ready"), worker(4, "ready")],
     )
     lines: list[str] = []
-    assert await cli_scale.scale(client, {"decode": 2}, 60.0, lines.append) == {"decode": 2}
+    assert await cli_scale.scale(client, {"decode": 2}, 60.0, lines.append, lines.append) == {"decode": 2}
     assert lines == [
         "decode: 1 starting",
         "decode-2: its process died",
@@ -56,7 +56,7 @@ async def test_reasons_are_told_once_each():
 async def test_the_reasons_are_in_the_error():
     client: Any = Client([worker(1, "dead", "long ago"), worker(2, "ready"), worker(3, "starting", NO_PLACE)])
     with pytest.raises(DeadlineError) as raised:
-        await cli_scale.scale(client, {"decode": 2}, 0.0, lambda line: None)
+        await cli_scale.scale(client, {"decode": 2}, 0.0, lambda line: None, lambda line: None)
     assert raised.value.message == (
         f"The pools did not reach their targets within 0 s. Now: decode: 1 ready, 1 starting.\ndecode-3: {NO_PLACE}"
     )

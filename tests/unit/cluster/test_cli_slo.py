@@ -37,11 +37,19 @@ def test_the_table_has_targets_attainment_and_goodput() -> None:
     assert rows[1] == "class TTFT TPOT goal 1m 5m 1h 1m 5m 1h"
 
 
-def test_the_table_of_the_built_in_classes_fits_into_80_columns() -> None:
+def test_on_80_columns_every_figure_is_whole_and_only_a_long_name_is_broken() -> None:
+    busy = {name: window(4000, 0.93333, rate) for name, rate in (("1m", 0.083333), ("5m", 1234.5678), ("1h", 1 / 3600))}
+    slow = {"ttft_target_ms": 3_600_000.0, "tpot_target_ms": 33.333, "percentile": 99.95, "windows": busy}
     console = Console(width=80, file=io.StringIO(), record=True)
-    console.print(slo_table({"interactive": STATUS["interactive"]}))
+    console.print(slo_table({**STATUS, "low-latency-video": slow}, is_narrow=True))
     lines = console.export_text().splitlines()
     assert not [line for line in lines if "…" in line or len(line.rstrip()) > 80]
+    rows = [" ".join(line.split()) for line in lines]
+    assert rows[:2] == ["SLO goal met % goodput/s", "class TTFT TPOT % 1m 5m 1h 1m 5m 1h"]
+    assert "interactive 1 s 50 ms 95 - 97.5 93.33 - 0.13 123" in rows
+    assert "low-latency-video 3600 s 33.3 ms 99.95 93.33 93.33 93.33 0.0833 1235 0.0003" in rows
+    name = next(index for index, row in enumerate(rows) if row.startswith("a-name"))
+    assert rows[name].split()[0] + rows[name + 1] == "a-name-of-thirty-two-characters1"
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,21 @@ def test_a_line_limits_its_answer_by_either_name(baton, router, tmp_path, limit)
     assert limits == [{limit: 7}, {"max_tokens": 99}]
 
 
+@pytest.mark.parametrize("flags", [[], ["--stream"]])
+def test_the_service_tier_is_the_servers_unless_one_is_chosen(baton, router, flags):
+    assert baton("submit", "hello", *flags, router=router)[0] == 0
+    assert baton("submit", "hello", "--service-tier", "batch", *flags, router=router)[0] == 0
+    assert [body.get("service_tier") for body in router.bodies] == [None, "batch"]
+
+
+def test_a_line_may_choose_another_service_tier(baton, router, tmp_path):
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"prompt": "a", "service_tier": "interactive"}\n{"prompt": "b"}\n')
+    arguments = ("-f", str(source), "-o", str(tmp_path / "out.jsonl"), "--concurrency", "1")
+    assert baton("submit", *arguments, "--service-tier", "batch", router=router)[0] == 0
+    assert [body["service_tier"] for body in router.bodies] == ["interactive", "batch"]
+
+
 def test_a_full_disk_is_an_error(baton, router, tmp_path):
     source = tmp_path / "in.jsonl"
     source.write_text('{"prompt": "a"}\n' * 20)

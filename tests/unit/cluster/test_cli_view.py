@@ -50,7 +50,7 @@ def test_promises_stand_below_the_workers(router: FakeRouter):
     console.print(render_status(status, "http://here:1", 80))
     lines = console.export_text().splitlines()
     rows = [" ".join(line.split()) for line in lines]
-    assert rows.index("interactive 1 s 50 ms 95 % - - - - - -") > [row[:8] for row in rows].index("decode-1")
+    assert rows.index("interactive 1 s 50 ms 95 - - - - - -") > [row[:8] for row in rows].index("decode-1")
     assert not [line for line in lines if "…" in line or len(line.rstrip()) > 80]
 
 

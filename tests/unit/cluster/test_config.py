@@ -78,6 +78,20 @@ def test_a_configuration_cannot_be_changed():
         ),
         ("engine: {prefix_caching: 1}", "engine.prefix_caching must be true or false, got 1."),
         ("model: null", "model must be a valid string, got nothing (null)."),
+        *(
+            (
+                f"speculation: {{draft: {text}}}",
+                f"speculation.draft: {shown} names no draft; write none to go without one",
+            )
+            for text, shown in (
+                ("null", "null"),
+                ("'null'", "null"),
+                ("false", "false"),
+                ("off", "off"),
+                ("None", "None"),
+            )
+        ),
+        ("speculation: {draft: ''}", "speculation.draft must have at least 1 character, got ''."),
         ("model: ''", "model must have at least 1 character, got ''."),
         ("prefill: {resources: {labels: {a: 1}}}", "prefill.resources.labels.a must be a valid string, got 1."),
         ("prefill: {resources: {gpus: 2}}", "prefill.resources.gpus must be less than or equal to 1, got 2."),
@@ -163,7 +177,7 @@ def test_a_local_model_is_found_from_the_configurations_folder(tmp_path, monkeyp
 
 @pytest.mark.parametrize("model", ["./none", "/none/such", "~/none-such", "none.gguf"])
 def test_a_local_model_that_does_not_exist_is_an_error(model):
-    with pytest.raises(ConfigError, match="names a local folder or file"):
+    with pytest.raises(ConfigError, match=r"names a local folder or file, .* Correct the path\."):
         load_config(overrides={"model": model})
 
 

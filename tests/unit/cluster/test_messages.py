@@ -76,6 +76,13 @@ def test_outputs_come_back_as_they_were(
     assert batch.num_cached_tokens == cached
 
 
+def test_what_was_drafted_comes_with_its_method() -> None:
+    output = TokenOutput("request", (1, 2), num_drafted=3, num_accepted=1, drafted_by="eagle3")
+    batch = worker_pb2.TokenBatch.FromString(messages.pack_output(output).SerializeToString())
+    assert (batch.num_drafted, batch.num_accepted, batch.drafted_by) == (3, 1, "eagle3")
+    assert not messages.pack_output(TokenOutput("request", (1,))).drafted_by
+
+
 @given(st.dictionaries(st.sampled_from(Event), st.floats(0, 1e9)))
 def test_events_come_back_as_they_were(events: dict[Event, float]) -> None:
     assert messages.unpack_events(messages.pack_events(events)) == events

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import typing
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,6 +85,25 @@ async def plan_chat(**changes: Any) -> GenerationPlan:
 
 async def plan_completion(**changes: Any) -> GenerationPlan:
     return await PLANNER.plan_completion(completion(**changes), CARD)
+
+
+@pytest.mark.parametrize(
+    ("loaded", "reason"),
+    [
+        (
+            {"eagle3"},
+            "the draft loaded here is for eagle3. Available are auto, none, eagle3, lookahead, ngram, suffix;",
+        ),
+        ((), "no draft is loaded here. Available are auto, none, lookahead, ngram, suffix; for medusa,"),
+    ],
+)
+async def test_a_method_without_its_draft_is_refused_with_those_there_are(loaded: Iterable[str], reason: str) -> None:
+    request = chat(speculation={"method": "medusa"})
+    with pytest.raises(InvalidRequestError) as caught:
+        await PLANNER.plan_chat(request, replace(CARD, draft_methods=frozenset(loaded)))
+    assert reason in caught.value.message
+    assert "must be started with such a draft in its configuration (speculation.draft)" in caught.value.message
+    assert (await PLANNER.plan_chat(request, replace(CARD, draft_methods=frozenset({"medusa"})))).speculation_method
 
 
 NEUTRAL: dict[str, Any] = {

@@ -42,6 +42,17 @@ def test_one_value_can_come_from_the_command_line() -> None:
     assert (found.tpot, found.ttft) == (0.02, 1.0)
 
 
+def test_a_class_with_the_name_of_a_built_in_tier_is_meant_by_that_name() -> None:
+    classes = config(
+        classes={"flex": {"ttft": "1s", "tpot": "10ms"}}, service_tiers={"batch": "batch"}
+    ).slo.to_classes()
+    assert classes.choose(None, "flex").name == "flex"
+    found = config(classes={"flex": {"ttft": "1s", "tpot": "10ms"}})
+    assert found.slo.to_classes().choose(None, "flex").name == "flex"
+    assert found.slo.to_classes().choose(None, "priority") == INTERACTIVE
+    assert BatonConfig.from_dict(found.to_dict()) == found
+
+
 def test_it_survives_the_way_to_an_actor() -> None:
     before = config(classes={"gold": {"ttft": "1ms", "tpot": 1 / 3}}, service_tiers={"scale": "gold"})
     assert BatonConfig.from_dict(json.loads(json.dumps(before.to_dict()))) == before
@@ -71,6 +82,11 @@ def test_it_survives_the_way_to_an_actor() -> None:
         ({"default": "gold"}, "slo: default is 'gold', which is no class; choose one of interactive, standard, batch"),
         ({"service_tiers": {"scale": "gold"}}, "service_tiers.scale is 'gold', which is no class; choose one of"),
         ({"service_tiers": {"default": "batch"}}, "service_tiers cannot redefine default; set slo.default instead"),
+        (
+            {"service_tiers": {"batch": "interactive"}},
+            "slo: service_tiers.batch is 'interactive', but batch is itself a class, and its name stands for it; leave "
+            "the tier out, give it another name, or change the targets in slo.classes.batch",
+        ),
     ],
 )
 def test_a_wrong_section_is_explained(slo: dict[str, object], expected: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from decode_worker.speculation.controller import SpeculationController
 from decode_worker.speculation.verification import SampleAndMatch
 from engine.async_engine import AsyncEngine
 from engine.block_manager import BlockManager
@@ -188,6 +189,15 @@ def test_drafts_end_with_the_request(runner: ModelRunner, plain: list[Outcome]) 
         request = result.sequence.request
         assert len(request.output_token_ids) <= request.params.max_tokens
         assert result.num_drafted < request.params.max_tokens
+
+
+def test_outputs_name_the_method_whose_draft_was_verified(runner: ModelRunner, plain: list[Outcome]) -> None:
+    methods = {"right": oracle_for(plain, "right"), "wrong": oracle_for(plain, "wrong")}
+    for chosen in methods:
+        controller = SpeculationController(methods, methods, chosen, 8)
+        outcomes = run(speculating(runner, controller), PROMPTS[:2], PARAMS[:2])
+        found = {(output.drafted_by, output.num_drafted > 0) for outcome in outcomes for output in outcome.outputs}
+        assert found - {("", False)} == {(chosen, True)}
 
 
 async def test_through_the_asynchronous_engine(runner: ModelRunner, plain: list[Outcome]) -> None:

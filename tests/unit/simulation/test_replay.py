@@ -120,12 +120,25 @@ def test_the_part_of_a_trace_is_told_and_prompts_that_were_cut(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("options", "is_told"),
+    [({}, True), ({"profile": "h100-8b"}, False), ({"overrides": {"simulation.profile": "h100-70b-tp4"}}, False)],
+)
+def test_which_profile_is_used_is_told_when_nobody_named_one(tmp_path, options, is_told):
+    said = []
+    simulate({"trace": write_trace(tmp_path / "trace.jsonl"), "requests": 2, **options}, said.append)
+    told = [line for line in said if "no profile is named, so workers take the times of h100-8b" in line]
+    assert len(told) == is_told
+    assert all("--profile or simulation.profile: h100-70b-tp4, h100-8b, or a YAML file" in line for line in told)
+
+
+@pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"router": "round_robbin"}, "Did you mean round_robin"),
         ({"slo_class": "interactiv"}, "Did you mean interactive"),
         ({"profile": "h100"}, "h100-8b"),
         ({"trace": None}, "--trace FILE"),
+        ({"warmup_s": 60.0}, r"--warmup 60 leaves out every request: the last one comes after 7\.8 s of virtual time"),
         ({"stage": "1"}, "--stage names a stage of the report of --compare-with"),
         ({"with_samples": True}, "--samples writes every request into the file of --json"),
     ],

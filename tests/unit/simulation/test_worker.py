@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.kv_transfer.base import TransferOffer
 from cluster.latency.feed import unpack_step_samples
 from cluster.wire import worker_pb2
-from engine.errors import ContextLengthError, DeadlineError, OutOfBlocksError
+from engine.errors import ContextLengthError, DeadlineError, OutOfBlocksError, TransferError
+from engine.kv_spec import KVCacheSpec
 from engine.urgency import Urgency
 from simulation.limits import EngineLimits
 from simulation.profile import SpeculationRate
@@ -179,6 +181,33 @@ def test_a_reservation_waits_for_room_and_gives_up_in_time():
         await holding
         await asyncio.sleep(60)
         assert pair.leaks() == []
+
+    run_virtually(main)
+
+
+def test_a_transfer_that_is_given_up_while_it_waits_for_room_takes_none():
+    """Its request went away. When there is room at last, nobody is left who would give the blocks back."""
+
+    async def main() -> None:
+        worker = lone_worker(num_blocks=8)
+        sink = worker.sink
+
+        def offer(name: str, start: int) -> TransferOffer:
+            spec = KVCacheSpec("model", "bfloat16", worker.settings.block_size, layers=())
+            return TransferOffer(name, name, spec, tuple(prompt(96, start)), deadline_s=50.0)
+
+        await sink.reserve(offer("first", 1))
+        waiting = asyncio.create_task(sink.reserve(offer("second", 2)))
+        request = asyncio.create_task(sink.claim("second"))
+        await asyncio.sleep(1)
+        request.cancel()
+        await asyncio.sleep(1)
+        assert waiting.done()
+        with pytest.raises(TransferError, match="given up"):
+            await waiting
+        sink.abort("first", "its sender went away")
+        await asyncio.sleep(60)
+        assert worker.check() == []
 
     run_virtually(main)
 

@@ -14,6 +14,7 @@ from cluster import cli
 from engine.draft.loading import load_draft
 from engine.model_loader import prepare_model
 from engine.tokenizer import Tokenizer
+from tests.tiny_drafts import tiny_eagle3
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.training.conftest import sharp_target
 from training import trainer
@@ -150,6 +151,28 @@ def test_ctrl_c_and_the_same_command_again(baton: Baton, monkeypatch: pytest.Mon
     assert steps == [0, 20] if stage == "collecting" else steps == [20]
 
 
+def test_ctrl_c_in_the_evaluation_and_the_same_command_again(baton: Baton, monkeypatch: pytest.MonkeyPatch) -> None:
+    show, num_evaluations = Display.progressed, 0
+
+    def progressed(self: Display, told: trainer.Progress) -> None:
+        nonlocal num_evaluations
+        show(self, told)
+        if told.stage == "evaluation":
+            num_evaluations += 1
+            if num_evaluations == 1:
+                raise KeyboardInterrupt  # as a second Ctrl-C: it waits for no group of answers
+
+    monkeypatch.setattr(Display, "progressed", progressed)
+    options = ("--work", "work", "--epochs", "30", "--draft-vocab", "64")
+    status, shown, progress = baton("medusa", *options)
+    assert (status, shown, num_evaluations) == (130, "", 1), progress
+    assert Path("out/tiny-medusa/model.safetensors").is_file()
+    status, _, progress = baton("medusa", *options)
+    assert status == 0, progress
+    log = json.loads(Path("out/tiny-medusa/training_log.json").read_text(encoding="utf-8"))
+    assert log["acceptance"]["greedy"]["reached"]
+
+
 def test_a_finished_run_is_not_trained_again(baton: Baton) -> None:
     first = baton("medusa", "--draft-vocab", "64")
     weights = Path("out/tiny-medusa/model.safetensors").read_bytes()
@@ -206,12 +229,73 @@ def test_files_of_others_are_not_overwritten(baton: Baton, home: Path) -> None:
     assert (home / "tiny" / "model.safetensors").read_bytes() == before
 
 
+def _stored(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_kind_of_draft_is_not_replaced(baton: Baton, kind: str) -> None:
+    """Even where a training wrote it; refused before the target is looked for."""
+    what = {"eagle3": "an EAGLE-3 head", "medusa": "Medusa heads", "draft": "a language model"}
+    assert baton(kind, "--out", "there", "--epochs", "1", *KINDS[kind][1])[0] == 0
+    before = _stored(Path("there"))
+    for other in KINDS.keys() - {kind}:
+        status, _, progress = baton(other, "--out", "there", "--model", "nobody/has-such-a-model")
+        assert status == 1
+        assert f"--out: there holds {what[kind]}, which `baton train {other}` would replace" in progress
+        assert "Name an empty folder with --out" in progress
+    assert _stored(Path("there")) == before
+    assert baton(kind, "--out", "there", "--epochs", "1", *KINDS[kind][1])[0] == 0
+
+
+@pytest.mark.parametrize("log", [None, "{}", "[]", "{"])
+def test_a_head_of_others_is_not_replaced(baton: Baton, log: str | None) -> None:
+    folder = tiny_eagle3().write(Path("there"))
+    if log is not None:
+        (folder / "training_log.json").write_text(log)
+    before = _stored(folder)
+    for kind in KINDS:
+        status, _, progress = baton(kind, "--out", "there", "--model", "nobody/has-such-a-model")
+        assert status == 1
+        assert "there has files that no training wrote (it lacks the training_log.json of one), an EAGLE-3 head" in (
+            progress
+        )
+    assert _stored(folder) == before
+
+
+def test_a_head_of_others_beside_a_log_is_not_replaced(baton: Baton) -> None:
+    assert baton("medusa", "--out", "there", "--epochs", "1", "--draft-vocab", "64")[0] == 0
+    tiny_eagle3().write(Path("there"))
+    status, _, progress = baton("medusa", "--out", "there", "--draft-vocab", "64")
+    assert status == 1
+    assert "there holds an EAGLE-3 head" in progress
+
+
 def test_answers_to_other_prompts_are_not_mixed(baton: Baton, tmp_path: Path) -> None:
     (tmp_path / "others.jsonl").write_text('{"prompt": "hello world, the fox"}\n', encoding="utf-8")
     assert baton("medusa", "--work", "work", "--draft-vocab", "64")[0] == 0
     status, _, progress = baton("medusa", "--work", "work", "--prompts", "others.jsonl")
     assert status == 1
-    assert "was collected with other settings (prompts differ)" in progress
+    assert "was collected with other options: --prompts is not what it was. Give the same as before" in progress
+    status, _, progress = baton("medusa", "--work", "work", "--seed", "5", "--max-answer-tokens", "12")
+    assert status == 1
+    assert "with other options: --max-answer-tokens is 12 and was 16; --seed is 5 and was 0. Give" in progress
+
+
+def test_a_run_is_not_resumed_with_other_options(baton: Baton) -> None:
+    """They are named as the command line calls them."""
+    options = ("--work", "work", "--draft-vocab", "64", "--epochs", "1")
+    assert baton("medusa", *options)[0] == 0
+    status, _, progress = baton("medusa", *options[:4], "--heads", "2", "--no-train-lm-head", "--epochs", "3")
+    assert status == 1
+    assert (
+        "work/medusa/training_state.pt belongs to a run with other options: --epochs is 3 and was 1; --heads is 2 and "
+        "was 4; --train-lm-head is off and was on. Give the same as before to go on with it, name another folder with "
+        "--work, or delete the file to start from the beginning."
+    ) in progress
+    status, _, progress = baton("medusa", *options, "--tokens", "1900")
+    assert status == 1
+    assert "with other options: the answers have changed, as they do with a higher --tokens. Give" in progress
 
 
 def test_a_head_that_is_trained_further_keeps_its_shape(baton: Baton) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from engine.default_model import DEFAULT_MODEL_NAME
 from engine.draft.eagle_checkpoint import load_eagle
+from engine.draft.references import default_draft
 from engine.errors import ConfigError
 from engine.model_loader import LoadedModel
 from training.dataset import AnswerDataset
@@ -73,7 +76,9 @@ def test_a_stopped_run_saves_its_last_step(train: Callable[..., TrainingResult],
 def test_a_state_of_other_settings_is_refused(train: Callable[..., TrainingResult], settings: MakeSettings) -> None:
     short = settings(num_epochs=1)
     train(short)
-    with pytest.raises(ConfigError, match=r"belongs to a run with other settings \(learning_rate differ\)"):
+    with pytest.raises(
+        ConfigError, match=r"belongs to a run with other options: --learning-rate is \S+ and was \S+\. Give the same"
+    ):
         train(replace(short, learning_rate=1e-4))
 
 
@@ -190,6 +195,33 @@ def test_a_head_is_trained_further_from_where_it_was(
     assert str(first.folder.parent) not in card, "the folders of this machine are nobody's business"
 
 
+def test_card_and_log_have_the_shape_that_the_head_to_start_from_gave(
+    train: Callable[..., TrainingResult], settings: MakeSettings, tmp_path: Path
+) -> None:
+    first = train(settings(num_epochs=1, draft_vocab_size=48, num_kv_heads=4), "first")
+    further = train(settings(num_epochs=1, draft_vocab_size=64, start_from=str(first.folder)), "further")
+    assert load_file(further.folder / "model.safetensors")["lm_head.weight"].shape[0] == 48
+    card = (further.folder / "README.md").read_text(encoding="utf-8")
+    found = re.search("Settings: `(.*)`", card)
+    assert found is not None
+    log = json.loads((further.folder / "training_log.json").read_text(encoding="utf-8"))
+    for shown in (json.loads(found[1]), log["settings"]):
+        assert (shown["draft_vocab_size"], shown["num_kv_heads"], shown["feature_layers"]) == (48, 4, [2, 4, 5])
+        assert shown["start_from"] == "first"
+
+
 def test_there_must_be_a_head_to_start_from(train: Callable[..., TrainingResult], settings: MakeSettings) -> None:
     with pytest.raises(ConfigError, match="no/such/head"):
         train(settings(start_from="no/such/head"))
+
+
+def test_the_card_that_comes_with_baton_has_the_shape_of_its_head() -> None:
+    folder = default_draft(DEFAULT_MODEL_NAME)
+    assert folder is not None
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    found = re.search("Settings: `(.*)`", (folder / "README.md").read_text(encoding="utf-8"))
+    assert found is not None
+    log = json.loads((folder / "training_log.json").read_text(encoding="utf-8"))
+    for shown in (json.loads(found[1]), log["settings"]):
+        assert shown["draft_vocab_size"] == config["draft_vocab_size"]
+        assert shown["num_kv_heads"] == config["num_key_value_heads"]

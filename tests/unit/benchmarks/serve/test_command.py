@@ -79,7 +79,7 @@ def test_serve_writes_everything_it_is_asked_for(quick, tmp_path, capsys):
     status = bench(
         "serve", "--url", quick, "--concurrency", "1,2", "--requests", 20, "--input", "uniform:5-30", "--output", 4,
         "--slo", "ttft=10s,tpot=10s", "--json", tmp_path / "a.json", "--samples", "--report", tmp_path / "report",
-        "--api-key", "very-secret",
+        "--api-key", "very-secret", "--service-tier", "batch",
     )  # fmt: skip
     assert status == 0
     shown = capsys.readouterr().out
@@ -90,6 +90,7 @@ def test_serve_writes_everything_it_is_asked_for(quick, tmp_path, capsys):
     document = json.loads(text)
     assert (document["format"], document["version"]) == ("baton-bench-serve", 1)
     assert document["settings"]["workload"]["input"] == "uniform:5-30"
+    assert document["settings"]["target"]["service_tier"] == "batch"
     assert document["settings"]["load"]["concurrency"] == [1, 2]
     assert document["environment"]["packages"]["aiohttp"]
     for stage, warmup in zip(document["stages"], (1, 2), strict=True):

@@ -1,10 +1,12 @@
 """Servers that are not like ours: strict ones, silent ones, ones behind another prefix."""
 
+import orjson
 import pytest
 from aiohttp import web
 
 from benchmarks.serve.discovery import TargetError, count_prompt, describe_endpoint, find_model, settle
 from benchmarks.serve.endpoint import Endpoint
+from benchmarks.serve.request_spec import RequestSpec
 from benchmarks.serve.settings import TargetSettings
 from engine.errors import ConfigError
 from tests.serving_reference import serving
@@ -46,6 +48,16 @@ async def test_a_server_that_refuses_everything_is_named():
     async with serving(server(("prompt",))) as url:
         with pytest.raises(TargetError, match="http_400"):
             await settle(Endpoint(url, "m"))
+
+
+async def test_the_service_tier_is_sent_and_what_the_server_says_to_it_is_shown():
+    async with serving(server(("service_tier",))) as url:
+        plain, chosen = (describe_endpoint(TargetSettings(url=url, service_tier=tier)) for tier in (None, "gold"))
+        spec = RequestSpec("Hello", None, 2)
+        assert [orjson.loads(endpoint.body(spec)).get("service_tier") for endpoint in (plain, chosen)] == [None, "gold"]
+        await settle(plain)
+        with pytest.raises(TargetError, match="http_400: unknown parameter"):
+            await settle(chosen)
 
 
 async def test_the_first_model_is_taken_and_an_unknown_one_refused():

@@ -180,28 +180,28 @@ class TestDraftingForANetwork:
         outlook = Outlook({"a": (0.9, 0.8)})
         num_made = 0
         for _ in range(300):
-            if not policy.is_settled() and policy.choose(outlook, (), num_sequences=1, num_tokens=1):
+            if not policy.is_settled(1) and policy.choose(outlook, (), num_sequences=1, num_tokens=1):
                 num_made += 1
                 policy.book(verified=False)
         assert num_made < 15
-        while policy.is_settled():
+        while policy.is_settled(1):
             pass
         assert policy.choose(outlook, (), num_sequences=1, num_tokens=1) == {"a"}
         policy.book(verified=True)
-        assert not policy.is_settled()
+        assert not policy.is_settled(1)
 
     def test_a_refusal_stands_for_a_few_steps(self) -> None:
         policy, _ = self.policy(2.0)
-        assert not policy.is_settled()
+        assert not policy.is_settled(1)
         policy.choose(Outlook({"a": (0.01,)}), (), num_sequences=1, num_tokens=1)
-        assert [policy.is_settled() for _ in range(4)] == [True, True, True, False]
+        assert [policy.is_settled(1) for _ in range(4)] == [True, True, True, False]
         assert policy.choose(Outlook({"a": (0.9, 0.8)}), (), num_sequences=1, num_tokens=1) == {"a"}
-        assert not policy.is_settled()
+        assert not policy.is_settled(1)
 
     def test_a_refusal_is_probed_now_and_then(self) -> None:
         policy, _ = self.policy(2.0)
         outlook = Outlook({"a": (0.05, 0.0)})
-        chosen = [not policy.is_settled() and policy.choose(outlook, (), 1, 1) for _ in range(640)]
+        chosen = [not policy.is_settled(1) and policy.choose(outlook, (), 1, 1) for _ in range(640)]
         assert 6 <= sum(map(bool, chosen)) <= 8
         assert sum(map(bool, chosen[:160])) >= 2
         assert any(first and second for first, second in pairwise(chosen)), "the first pass after a pause is a cold one"
@@ -210,9 +210,18 @@ class TestDraftingForANetwork:
     def test_what_would_not_pay_with_good_drafts_either_is_hardly_ever_probed(self) -> None:
         policy, _ = self.policy(30.0)
         outlook = Outlook({"a": (0.05, 0.0)})
-        chosen = [not policy.is_settled() and policy.choose(outlook, (), 1, 1) for _ in range(2100)]
+        chosen = [not policy.is_settled(1) and policy.choose(outlook, (), 1, 1) for _ in range(2100)]
         assert sum(map(bool, chosen)) == 4
         assert policy.num_kept_rows == 1
+
+    def test_a_smaller_batch_is_thought_over_at_once(self) -> None:
+        policy, _ = self.policy(30.0)
+        outlook = Outlook({"a": (0.05, 0.0)})
+        for _ in range(5):
+            while policy.is_settled(32):
+                pass
+            policy.choose(outlook, (), 32, 32)
+        assert [policy.is_settled(count) for count in (32, 30, 24, 23)] == [True, True, True, False]
 
     def test_cold_passes_do_not_speak_against_a_network(self) -> None:
         passes = DraftPasses(StepCost())
@@ -227,7 +236,7 @@ class TestDraftingForANetwork:
         policy, _ = self.policy(2.0)
 
         def step(gain: float) -> int | None:
-            if not policy.is_settled():
+            if not policy.is_settled(1):
                 policy.choose(Outlook({"a": (gain, gain)}), (), 1, 1)
             return policy.num_kept_rows
 
@@ -267,7 +276,9 @@ class TestController:
     def test_auto_takes_the_more_promising_draft(self) -> None:
         methods = {"short": Drafter([0.9], token=1), "long": Drafter([0.8, 0.8], token=2)}
         controller = SpeculationController(methods, methods, "auto", 4)
-        assert controller.propose([scheduled("a")], {"a": 8})["a"].token_ids == (2, 2)
+        draft = controller.propose([scheduled("a")], {"a": 8})["a"]
+        assert draft.token_ids == (2, 2)
+        assert (draft.method, draft.first(1).method) == ("long", "long")
 
     def test_drawn_drafts_are_verified_whole(self) -> None:
         """Their number must not depend on what was drawn, and their later confidences do."""

@@ -25,8 +25,11 @@ class _Exploit:
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     for reference in (tmp_path / "none", str(tmp_path / "none"), "no folder and no hub id"):
-        with pytest.raises(ConfigError, match="is not a folder"):
+        with pytest.raises(ConfigError, match=r"is not a folder: there is nothing of this name\. .* Correct the path"):
             find_checkpoint(reference)
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ConfigError, match=r"is a file, not a folder\. Expected a folder with config\.json"):
+        find_checkpoint(tmp_path / "model.safetensors")
 
 
 def test_a_hub_id_out_of_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,11 +37,18 @@ def test_a_hub_id_out_of_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         raise OSError("no route")
 
     monkeypatch.setattr("engine.draft.checkpoint_files.snapshot_download", fail)
-    with pytest.raises(ConfigError, match=r"owner/head .* no route"):
+    with pytest.raises(ConfigError, match=r"owner/head .* no route\nCorrect the path or the name; check the network"):
         find_checkpoint("owner/head")
 
 
-@pytest.mark.parametrize(("content", "reason"), [(None, "has no config.json"), ("{", "could not be"), ("[]", "a list")])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, r"has no config\.json\. Name a folder"),
+        ("{", r"could not be read, since it is no JSON: .*\. Correct it if it was edited; else copy or download"),
+        ("[]", "a list"),
+    ],
+)
 def test_a_config_that_is_no_object_is_refused(content: str | None, reason: str, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "config.json").write_text(content)
@@ -67,7 +77,7 @@ def test_a_file_that_was_cut_off_is_refused(name: str, tmp_path: Path) -> None:
     else:
         save_file(tensors, path)
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ConfigError, match="could not be read"):
+    with pytest.raises(ConfigError, match=r"could not be read(.|\n)*Copy or download the checkpoint again\.$"):
         read_tensors(tmp_path)
 
 

@@ -274,7 +274,11 @@ REFUSED: dict[str, tuple[TinyDraft, type[BatonError], str]] = {
         UnsupportedModelError,
         r"norm.weight is torch\.int64",
     ),
-    "heads": (tiny_eagle3(num_attention_heads=8), UnsupportedModelError, r"q_proj.* \[64, 64\], expected 128 rows"),
+    "heads": (
+        tiny_eagle3(num_attention_heads=8),
+        UnsupportedModelError,
+        r"midlayer\.self_attn\.q_proj.* \[64, 64\], expected 128 rows",
+    ),
     "unknown activation": (tiny_eagle3(hidden_act="x"), ConfigError, "hidden_act is 'x'"),
     "both norms": (tiny_eagle3(norm_before_fc=True, fc_norm=True), ConfigError, "exclude each other"),
     "flag of another type": (tiny_eagle3(norm_output="yes"), ConfigError, "norm_output is 'yes'"),
@@ -312,6 +316,34 @@ def test_a_head_that_does_not_fit_is_refused_with_the_reason(name: str, tmp_path
     with pytest.raises(error, match=reason) as caught:
         load(draft.write(tmp_path / "draft"))
     assert "draft" in str(caught.value)
+
+
+def _wrapped(draft: TinyDraft) -> TinyDraft:
+    """As transformers names what a language model wraps."""
+    outside = ("lm_head.weight", "d2t", "t2d")
+    return TinyDraft(draft.config, {n if n in outside else f"model.{n}": t for n, t in draft.tensors.items()})
+
+
+@pytest.mark.parametrize(
+    ("draft", "missing", "reshaped"),
+    [
+        (tiny_eagle3(), "midlayer.mlp.down_proj.weight", "midlayer.mlp.up_proj.weight"),
+        (tiny_speculators(), "layers.0.mlp.down_proj.weight", "layers.0.mlp.up_proj.weight"),
+        (_wrapped(tiny_eagle3()), "model.midlayer.mlp.down_proj.weight", "model.midlayer.mlp.up_proj.weight"),
+        (_wrapped(tiny_eagle3()), "model.norm.weight", "lm_head.weight"),
+        (_wrapped(tiny_eagle3()), "model.fc.weight", "model.norm.weight"),
+        (_wrapped(tiny_eagle()), "model.fc.bias", "model.layers.0.mlp.up_proj.weight"),
+        (_wrapped(tiny_eagle3()), "lm_head.weight", "model.norm.weight"),
+    ],
+)
+def test_messages_call_tensors_as_the_file_does(draft: TinyDraft, missing: str, reshaped: str, tmp_path: Path) -> None:
+    shape = [*draft.tensors[reshaped].shape[:-1], 7]
+    changed = _without(draft, missing)
+    changed.tensors[reshaped] = torch.zeros(shape)
+    with pytest.raises(UnsupportedModelError) as caught:
+        load(changed.write(tmp_path))
+    was = list(draft.tensors[reshaped].shape)
+    assert f"missing: {missing}; other shapes: {reshaped} is {shape} instead of {was}." in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ import torch
 
 from engine.draft.eagle_checkpoint import load_eagle
 from engine.draft.feature_state import FeatureState
+from engine.drafts import Draft
 from engine.model_loader import prepare_model
 from engine.model_runner import ModelRunner
 from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence
-from engine.verification import PlainSampling
+from engine.verification import PlainSampling, VerifyResult
 from tests.tiny_drafts import HIDDEN, tiny_eagle3, tiny_target
 
 BLOCK_SIZE = 4
@@ -194,6 +195,31 @@ def test_a_row_kept_at_rest_is_the_sequences_own(tmp_path: Path) -> None:
         states.append([worker.state.export_state(source.request_id) for source in pair])
     assert states[0] == states[1]
     assert states[0][0] != states[0][1]
+
+
+def test_at_rest_the_last_accepted_draft_is_the_last_row(tmp_path: Path) -> None:
+    rested, awake = Worker(tmp_path / "rested"), Worker(tmp_path / "awake")
+    states = []
+    for worker in (rested, awake):
+        one, two = request("one", [3, 1, 2, 4, 5]), request("two", [6, 7, 8, 9, 10])
+        for source in (one, two):
+            worker.compute(source)
+        worker.state.keep(1 if worker is rested else None)
+        plan = [ScheduledSequence(one, 1, Draft((7, 8, 9))), ScheduledSequence(two, 1)]
+        batch = worker.runner.build_batch(plan)
+        worker.runner.forward(batch)
+        results = {"one": VerifyResult(plan[0], (7, 8), 30, nodes=(0, 1)), "two": VerifyResult(plan[1], (), 31)}
+        worker.state.computed(batch, results)
+        for result in results.values():
+            source = result.sequence.request
+            source.num_computed_tokens += len(result.token_ids)
+            for token in result.token_ids:
+                source.append_output(token)
+        states.append([worker.state.export_state(source.request_id) for source in (one, two)])
+        waiting = [worker.state.waiting(source.request_id) for source in (one, two)]
+        assert [own.token_ids[-1] for own in waiting if own is not None] == [30, 31]
+        assert [own.end for own in waiting if own is not None] == [one.num_tokens - 1, two.num_tokens - 1]
+    assert states[0] == states[1]
 
 
 def test_a_request_that_lost_its_blocks_leaves_without_a_trace(tmp_path: Path) -> None:

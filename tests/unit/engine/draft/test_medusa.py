@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +125,10 @@ def _mapped(ids: torch.Tensor | None) -> TinyDraft:
 
 
 REFUSED: dict[str, tuple[TinyDraft, type[BatonError], str]] = {
-    "missing": (_broken("missing"), UnsupportedModelError, r"missing: blocks\.1\.layers\.0\.bias"),
-    "gap": (_broken("gap"), UnsupportedModelError, "missing: .*unexpected: "),
+    "missing": (_broken("missing"), UnsupportedModelError, r"missing: 1\.0\.linear\.bias\."),
+    "gap": (_broken("gap"), UnsupportedModelError, r"missing: 1\.\d.*unexpected: 2\."),
     "unexpected": (_broken("unexpected"), UnsupportedModelError, "unexpected: extra"),
-    "shape": (_broken("shape"), UnsupportedModelError, "other shapes: lm_heads.2.weight"),
+    "shape": (_broken("shape"), UnsupportedModelError, r"other shapes: 2\.2\.weight is"),
     "other kind": (tiny_eagle3(), UnsupportedModelError, "no Medusa heads"),
     "no map": (_mapped(None), UnsupportedModelError, "token_map is missing"),
     "short map": (_mapped(some_ids()[:-1]), UnsupportedModelError, "token_map has the shape"),
@@ -141,6 +142,28 @@ def test_heads_that_do_not_fit_are_refused_with_the_reason(name: str, tmp_path: 
     draft, error, reason = REFUSED[name]
     with pytest.raises(error, match=reason):
         load(draft, tmp_path)
+
+
+@pytest.mark.parametrize("prefix", ["", "medusa_heads."])
+@pytest.mark.parametrize(
+    ("names", "make"),
+    [
+        (("1.0.linear.bias", "0.2.weight"), tiny_medusa_v1),
+        (("blocks.1.layers.0.bias", "lm_heads.0.weight"), tiny_medusa_vllm),
+    ],
+    ids=["v1", "vllm"],
+)
+def test_messages_call_tensors_as_the_file_does(
+    names: tuple[str, str], make: Callable[[], TinyDraft], prefix: str, tmp_path: Path
+) -> None:
+    missing, reshaped = (prefix + name for name in names)
+    draft = make()
+    draft.tensors = {prefix + name: tensor for name, tensor in draft.tensors.items()}
+    del draft.tensors[missing]
+    draft.tensors[reshaped] = torch.zeros(VOCAB, HIDDEN + 1)
+    with pytest.raises(UnsupportedModelError) as caught:
+        load(draft, tmp_path)
+    assert f"missing: {missing}; other shapes: {reshaped} is [96, 33] instead of [96, 32]." in str(caught.value)
 
 
 @pytest.mark.parametrize(

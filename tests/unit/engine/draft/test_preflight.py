@@ -144,7 +144,7 @@ def test_a_file_that_is_no_checkpoint_is_refused(content: bytes, model_folder: P
 def test_a_file_that_was_cut_off_is_refused(model_folder: Path, tmp_path: Path) -> None:
     folder = tiny_eagle3().write(tmp_path / "draft")
     (folder / SAFE).write_bytes((folder / SAFE).read_bytes()[:-100])
-    with pytest.raises(ConfigError, match="was cut off"):
+    with pytest.raises(ConfigError, match=r"was cut off\. Copy or download the checkpoint again\."):
         check(folder, model_folder)
 
 

@@ -104,6 +104,8 @@ def test_int8_is_what_it_computes_unless_told_otherwise(dtype: torch.dtype, tmp_
     with torch.inference_mode():
         assert torch.equal(default.run(spans, tokens, hidden)[1], passes.fused.run(spans, tokens, hidden)[1])
         assert not torch.equal(default.run(spans, tokens, hidden)[1], passes.modules.run(spans, tokens, hidden)[1])
+    modules, fused = (cache.keys[-1].float().nan_to_num() for cache in passes.caches)
+    assert float((modules - fused).norm()) <= TOLERANCE[dtype] * float(modules.norm()), "keys are not of int8"
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

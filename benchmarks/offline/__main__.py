@@ -1,0 +1,163 @@
+"""Engines without a server, side by side: ``python -m benchmarks.offline [--help]``.
+
+Each engine is a process of its own, with the model loaded once and every core. They take turns job by job (A B B A), so
+that a machine that slows down slows all of them, and ratios are medians of neighbouring jobs. All get the same prompts
+of random tokens, never the same one twice, and must give exactly as many tokens as they are asked for. A step's time is
+what the last tokens of a batch take: the answer of many tokens less the answer of one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.ceilings import median_ratio
+from benchmarks.offline.processes import EngineProcess, started
+from engine.errors import BatonError
+from engine.model_source import resolve_model
+
+ENGINES = ("baton", "baton-int8", "baton-int4", "transformers", "vllm")
+_VOCABULARY = (1000, 30_000)
+"""Ordinary tokens of every model that is large enough for this."""
+_PACKAGE = "benchmarks.offline"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """
+    Attributes:
+        prompt_tokens: of each sequence.
+        output_tokens: of each sequence, the first one not counted; 0: the prompt alone is measured.
+    """
+
+    batch: int
+    prompt_tokens: int
+    output_tokens: int
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"decode, batch {self.batch}" if self.output_tokens else f"prefill {self.prompt_tokens}"
+
+    @property
+    def num_tokens(self) -> int:
+        """That are measured."""
+        return self.batch * (self.output_tokens or self.prompt_tokens)
+
+    def prompts(self, rng: random.Random) -> list[list[int]]:
+        """New ones."""
+        return [[rng.randrange(*_VOCABULARY) for _ in range(self.prompt_tokens)] for _ in range(self.batch)]
+
+    def seconds(self, engine: EngineProcess, prompts: Sequence[Sequence[int]]) -> float:
+        """See the module."""
+        first = engine.seconds(prompts, 1)
+        return engine.seconds(prompts, 1 + self.output_tokens) - first if self.output_tokens else first
+
+
+Times = dict[str, list[float]]
+"""Seconds by engine, round by round."""
+
+
+def run_rounds(case: Case, engines: Sequence[EngineProcess], rounds: int, seed: int) -> Times:
+    """The first round warms up and does not count."""
+    times: Times = {engine.name: [] for engine in engines}
+    rng = random.Random(f"{case} {seed}")
+    for number in range(rounds + 1):
+        prompts = case.prompts(rng)
+        for engine in engines if number % 2 else reversed(engines):
+            seconds = case.seconds(engine, prompts)
+            if number:
+                times[engine.name].append(seconds)
+    return times
+
+
+def render(results: Sequence[tuple[Case, Times]]) -> Table:
+    """Tokens per second of each engine; beside all but the first, how many times its speed the first one has."""
+    names = list(results[0][1])
+    ratios_of = [f"{names[0]} × {name}" for name in names[1:]]
+    table = Table("tokens per second", *names, *ratios_of)
+    for case, times in results:
+        rates = [f"{case.num_tokens / statistics.median(times[name]):,.0f}" for name in names]
+        ratios = [f"{median_ratio(times[name], times[names[0]]):.2f}" for name in names[1:]]
+        table.add_row(case.name, *rates, *ratios)
+    return table
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--engines", nargs="+", default=["baton", "transformers"], choices=ENGINES)
+    parser.add_argument("--vllm-python", type=Path, help="the interpreter of an environment that has vLLM")
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 32], help="sequences that decode")
+    parser.add_argument("--context", type=int, default=128, help="tokens of their prompts")
+    parser.add_argument("--output", type=int, default=64, help="tokens that each of them decodes")
+    parser.add_argument("--prefill", type=int, nargs="*", default=[1024], help="tokens of a prompt")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="also write all times here")
+    return parser
+
+
+def _command(name: str, folder: str | Path, cases: Sequence[Case], vllm_python: Path | None) -> list[str]:
+    most_tokens = max(case.prompt_tokens + case.output_tokens + 1 for case in cases)
+    sizes = [str(most_tokens), str(max(case.batch for case in cases))]
+    if name == "transformers":
+        return [sys.executable, "-m", f"{_PACKAGE}.transformers_engine", str(folder)]
+    if name == "vllm":
+        return [str(vllm_python), "-m", f"{_PACKAGE}.vllm_engine", str(folder), *sizes]
+    weights = name.partition("-")[2] or "native"
+    return [sys.executable, "-m", f"{_PACKAGE}.baton_engine", str(folder), *sizes, weights]
+
+
+def main() -> None:
+    parser = _parser()
+    arguments = parser.parse_args()
+    cases = [Case(batch, arguments.context, arguments.output) for batch in arguments.batches]
+    cases += [Case(1, tokens, 0) for tokens in arguments.prefill]
+    if (
+        not cases
+        or arguments.rounds < 1
+        or min((arguments.context, arguments.output, *arguments.batches, *arguments.prefill)) < 1
+    ):
+        parser.error(
+            "--rounds, --context, --output, every batch and every --prefill must be at least 1, and some work is needed"
+        )
+    if "vllm" in arguments.engines and arguments.vllm_python is None:
+        parser.error("vllm needs --vllm-python: the interpreter of an environment that has vLLM's CPU build")
+    console = Console()
+    try:
+        folder = resolve_model(arguments.model).path
+        with ExitStack() as stack:
+            logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            engines = []
+            for name in dict.fromkeys(arguments.engines):
+                console.print(f"loading {name}")
+                command = _command(name, folder, cases, arguments.vllm_python)
+                engines.append(
+                    stack.enter_context(started(name, command, logs / f"{name}.log", is_ours=name != "vllm"))
+                )
+            results = []
+            for case in cases:
+                console.print(case.name)
+                results.append((case, run_rounds(case, engines, arguments.rounds, arguments.seed)))
+    except BatonError as error:
+        parser.exit(1, f"{error}\n")
+    console.print(render(results))
+    if arguments.json is not None:
+        report = [{"work": case.name, "tokens": case.num_tokens, "seconds": times} for case, times in results]
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""baton's engine, as a worker has it, without drafts.
+
+``python -m benchmarks.offline.baton_engine FOLDER MOST_TOKENS MOST_SEQUENCES WEIGHTS``
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from benchmarks.offline.protocol import Generate, serve
+from cluster.cores import usable_cores
+from engine.block_manager import BlockManager
+from engine.engine import Engine
+from engine.model_loader import load_model, pick_device
+from engine.model_runner import ModelRunner
+from engine.model_source import resolve_model
+from engine.request import Request, SamplingParams
+from engine.scheduler import Scheduler, SchedulerLimits
+
+_BLOCK_SIZE = 16
+
+
+def load(folder: Path, most_tokens: int, most_sequences: int, weights: str) -> Generate:
+    """
+    Args:
+        folder: of the model.
+        most_tokens: of a sequence.
+        weights: see ``engine.weights``.
+    """
+    torch.set_num_threads(usable_cores())
+    loaded = load_model(resolve_model(str(folder)), "bfloat16", pick_device("cpu"))
+    num_blocks = 1 + most_sequences * -(-most_tokens // _BLOCK_SIZE)
+    runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, weights=weights)
+    limits = SchedulerLimits(most_sequences * most_tokens, most_sequences, most_tokens)
+    engine = Engine(runner, Scheduler(limits, BlockManager(num_blocks, _BLOCK_SIZE, prefix_caching=False)))
+
+    def generate(prompts: list[list[int]], max_tokens: int) -> list[int]:
+        params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+        for index, prompt in enumerate(prompts):
+            engine.scheduler.add(Request(str(index), prompt, params))
+        counts = [0] * len(prompts)
+        num_open = len(prompts)
+        while num_open:
+            for output in engine.step():
+                counts[int(output.request_id)] += len(output.token_ids)
+                num_open -= output.finish_reason is not None
+        return counts
+
+    return generate
+
+
+if __name__ == "__main__":
+    serve(lambda: load(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]))

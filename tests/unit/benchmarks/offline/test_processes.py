@@ -1,0 +1,89 @@
+"""An engine behind a pipe: what it says is what is measured, and what goes wrong is told."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.offline.__main__ import Case, render, run_rounds
+from benchmarks.offline.processes import started
+from engine.errors import ConfigError
+
+ENGINE = """
+import sys
+from benchmarks.offline.protocol import serve
+
+def load():
+    print("a library's greeting")
+    {load}
+    def generate(prompts, max_tokens):
+        print("a library's chatter")
+        return {answer}
+    return generate
+
+serve(load)
+"""
+
+
+def command(load: str = "pass", answer: str = "[max_tokens] * len(prompts)") -> list[str]:
+    return [sys.executable, "-c", ENGINE.format(load=load, answer=answer)]
+
+
+def test_what_libraries_print_is_no_answer(tmp_path: Path) -> None:
+    with started("one", command(), tmp_path / "log") as engine:
+        assert engine.seconds([[1, 2], [3]], 4) > 0
+    assert "greeting" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("answer", ["[max_tokens - 1] * len(prompts)", "[max_tokens]"])
+def test_an_engine_that_answers_with_less_is_found_out(answer: str, tmp_path: Path) -> None:
+    with (
+        started("lazy", command(answer=answer), tmp_path / "log") as engine,
+        pytest.raises(ConfigError, match="lazy answered with"),
+    ):
+        engine.seconds([[1], [2]], 4)
+
+
+@pytest.mark.parametrize("load", ["raise SystemExit('no such model')", "import os; sys.stdout.flush(); os._exit(3)"])
+def test_an_engine_that_does_not_start_says_why(load: str, tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"(?s)broken has ended.*greeting"),
+        started("broken", command(load), tmp_path / "log"),
+    ):
+        pass
+
+
+def test_an_engine_that_dies_at_work_is_told(tmp_path: Path) -> None:
+    with started("mortal", command(answer="sys.exit('out of memory')"), tmp_path / "log") as engine:
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="mortal has ended"):
+                engine.seconds([[1]], 1)
+
+
+def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigError, match="absent cannot be started"),
+        started("absent", ["/no/such"], tmp_path / "log"),
+    ):
+        pass
+
+
+def test_rounds_take_turns_and_the_first_does_not_count(tmp_path: Path) -> None:
+    with started("a", command(), tmp_path / "a") as one, started("b", command(), tmp_path / "b") as two:
+        times = run_rounds(Case(2, 3, 0), [one, two], rounds=2, seed=0)
+    assert {name: len(own) for name, own in times.items()} == {"a": 2, "b": 2}
+
+
+def test_prompts_differ_from_round_to_round_and_are_as_long_as_they_should() -> None:
+    rng = random.Random(0)
+    first, second = (Case(2, 5, 1).prompts(rng) for _ in range(2))
+    assert first != second
+    assert [len(prompt) for prompt in (*first, *second)] == [5] * 4
+
+
+def test_the_table_has_rates_and_ratios() -> None:
+    table = render([(Case(4, 8, 10), {"a": [1.0, 2.0, 4.0], "b": [2.0, 4.0, 4.0]})])
+    assert [list(column.cells) for column in table.columns] == [["decode, batch 4"], ["20"], ["10"], ["2.00"]]

@@ -1,0 +1,59 @@
+"""Settings of a training run in the words of ``baton train``, for messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_OPTIONS = {
+    "target": "--model",
+    "max_answer_tokens": "--max-answer-tokens",
+    "max_prompt_tokens": "--max-answer-tokens",
+    "temperatures": "--temperatures",
+    "self_prompts": "--self-prompts",
+    "prompts": "--prompts",
+    "seed": "--seed",
+    "num_epochs": "--epochs",
+    "learning_rate": "--learning-rate",
+    "dtype": "--dtype",
+    "draft_vocab_size": "--draft-vocab",
+    "num_kv_heads": "--kv-heads",
+    "num_ttt_steps": "--ttt-steps",
+    "start_from": "--from",
+    "num_heads": "--heads",
+    "num_blocks": "--blocks",
+    "train_lm_head": "--train-lm-head",
+    "num_layers": "--layers",
+    "hidden_size": "--hidden",
+    "intermediate_size": "--intermediate",
+    "train_embedding": "--train-embedding",
+}
+_DIGESTS = ("target", "prompts", "max_prompt_tokens")
+"""Values that say nothing to anybody: hashes, and what follows from others."""
+_DATASET = "dataset"
+
+
+def what_differs(stored: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    """Names the options whose values are others than before, with both values where these say something."""
+    found: dict[str, str] = {}
+    for name in sorted(stored.keys() | given.keys()):
+        before, now = stored.get(name), given.get(name)
+        if before == now:
+            continue
+        if name == _DATASET:
+            found[name] = "the answers have changed, as they do with a higher --tokens"
+            continue
+        option = _OPTIONS.get(name, name)
+        if name not in _DIGESTS:
+            found[option] = f"{option} is {_shown(now)} and was {_shown(before)}"
+        elif option not in found:
+            found[option] = f"{option} is not what it was"
+    return "; ".join(found.values())
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "left out"
+    if isinstance(value, list):
+        return ",".join(f"{part}" for part in value)
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
