@@ -46,12 +46,24 @@ class Receiver:
         self.engine.notify_freed()
 
     async def all_given_back(self, timeout_s: float = 30.0) -> None:
-        """Waits until no block is held; fails when some still are after ``timeout_s``, or were freed twice."""
-        async with asyncio.timeout(timeout_s):
-            while await self.num_used_blocks():  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
-        assert await self.engine.call(lambda: self.engine.blocks.pool.check([])) == []
-        assert self.importer.num_active == 0
+        """Waits until no block is held and no transfer lives; fails with what is still wrong after ``timeout_s``.
+
+        Usage and references are looked at together: a transfer that is just being given up may still be served by the
+        very blocks that were freed a moment ago, and gives them back as soon as it hears of it.
+        """
+
+        def wrong() -> list[str]:
+            blocks = self.engine.blocks
+            used = blocks.usage().used
+            return ([f"{used} blocks in use"] if used else []) + blocks.pool.check([])
+
+        problems: list[str] = []
+        try:
+            async with asyncio.timeout(timeout_s):
+                while (problems := await self.engine.call(wrong)) or self.importer.num_active:  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            raise AssertionError(f"{problems}, {self.importer.num_active} transfers alive") from None
 
     async def read(self, imported: Import) -> list[bytes]:
         """What the cache holds for a claimed transfer, layer by layer."""
