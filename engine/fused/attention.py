@@ -25,7 +25,9 @@ from engine.fused.arithmetic import (
     scale_row,
     to_operand,
 )
+from engine.fused.attention_tiles import mix_by_tiles, score_by_tiles, tile_scratch_floats, weights_of_row
 from engine.fused.tables import Item, Span
+from engine.fused.tiles import STEP
 from engine.fused.vectors import dot_tile, largest, mix_tile, prefetch
 
 KEY_CHUNK = 64
@@ -45,7 +47,8 @@ def state_floats(num_rows: int, dim: int) -> int:
 
 def scratch_floats(dim: int) -> int:
     """Size of the memory that one thread needs, in float32 values."""
-    return MAX_ROWS * KEY_CHUNK + 4 * KEY_CHUNK + 2 * state_floats(MAX_ROWS, dim)
+    scores_and_slots, states = MAX_ROWS * KEY_CHUNK + 4 * KEY_CHUNK, 2 * state_floats(MAX_ROWS, dim)
+    return scores_and_slots + states + MAX_ROWS * KEY_CHUNK // 2 + tile_scratch_floats(KEY_CHUNK, dim)
 
 
 @njit(error_model="numpy")
@@ -201,16 +204,25 @@ def _hide(scores, num_rows, share, visible, before):
 
 
 @njit(error_model="numpy")
-def _soften(scores, total, scaling, highest, mass, i):
-    """One row's scores → weights relative to the highest so far; earlier sums are brought down to it."""
+def _soften(scores, total, scaling, highest, mass, i, rounded):
+    """One row's scores → weights relative to the highest so far; earlier sums are brought down to it.
+
+    Args:
+        rounded: where they are stored as bfloat16 for tiles; 0: they stay where the scores were.
+    """
     row = floats(scores, KEY_CHUNK)
     top = max(highest[i], largest(scores, KEY_CHUNK))
     if top == _MINUS_INFINITY:  # nothing seen yet
         row[:] = _F32
+        if rounded:
+            floats(rounded, KEY_CHUNK // 2)[:] = _F32
         return
-    for j in range(KEY_CHUNK):
-        row[j] = exp((row[j] - top) * scaling)
-    here = row_sum(row)
+    if rounded:
+        here = weights_of_row(scores, KEY_CHUNK, top, scaling, rounded)
+    else:
+        for j in range(KEY_CHUNK):
+            row[j] = exp((row[j] - top) * scaling)
+        here = row_sum(row)
     if top > highest[i]:
         factor = exp((highest[i] - top) * scaling)
         mass[i] = mass[i] * factor + here
@@ -253,7 +265,7 @@ def _finish(kind, num_rows, dim, state, num_heads, head, share, first_token, out
 @njit(error_model="numpy")
 def _attend_chunk(
     kind, q, ld_query, num_rows, share, keys, values, ld_cache, slots_at, num_keys, visible, before, dim, lanes,
-    scaling, state, highest, mass, first_row, scores,
+    scaling, state, highest, mass, first_row, scores, tiles,
 ):  # fmt: skip
     """Adds a chunk of keys to the states of some rows.
 
@@ -262,20 +274,33 @@ def _attend_chunk(
         visible: keys up to that of the rows' first token.
         before: keys before the first that may be seen.
         state: address of the state of the first of the rows, which is number ``first_row`` of its item.
+        tiles: address of scratch memory for tiles, or 0: there are none.
     """
-    _score(kind, q, ld_query, num_rows, keys, ld_cache, slots_at, num_keys, dim, scores)
+    lds, ldw, rounded, scratch = 4 * KEY_CHUNK, 2 * KEY_CHUNK, tiles, tiles + 2 * MAX_ROWS * KEY_CHUNK
+    if tiles:
+        score_by_tiles(kind, q, ld_query, num_rows, keys, ld_cache, slots_at, num_keys, dim, scores, lds, scratch)
+    else:
+        _score(kind, q, ld_query, num_rows, keys, ld_cache, slots_at, num_keys, dim, scores)
     if visible < KEY_CHUNK or before > 0:
         _hide(scores, num_rows, share, visible, before)
     for i in range(num_rows):
-        _soften(scores + 4 * KEY_CHUNK * i, floats(state + 4 * dim * i, dim), scaling, highest, mass, first_row + i)
+        total = floats(state + 4 * dim * i, dim)
+        place = rounded + ldw * i if tiles else 0
+        _soften(scores + lds * i, total, scaling, highest, mass, first_row + i, place)
     count = min(KEY_CHUNK, visible + (num_rows - 1) // share)
-    _mix(kind, scores, num_rows, values, ld_cache, slots_at, count, dim, lanes, state)
+    if tiles:
+        mix_by_tiles(kind, rounded, ldw, num_rows, values, ld_cache, slots_at, count, dim, state, scratch)
+    else:
+        _mix(kind, scores, num_rows, values, ld_cache, slots_at, count, dim, lanes, state)
 
 
 @njit(error_model="numpy")
 def _attend_split(kind, span, item, shape, scaling, queries, keys, values, first_split_key, end, state, scratch):
     """Attends to the keys from ``first_split_key`` up to ``end``, both places; writes the rows' state."""
-    num_tokens, num_heads, num_kv_heads, dim, block_size, lanes = shape
+    num_tokens, num_heads, num_kv_heads, dim, block_size, lanes, has_tiles = shape
+    tiles = scratch + 4 * (MAX_ROWS * KEY_CHUNK + 4 * KEY_CHUNK + 2 * MAX_ROWS * (dim + 2))
+    if has_tiles == 0 or dim % STEP != 0:
+        tiles = 0
     share, size = num_heads // num_kv_heads, item_size(kind)
     query, num_rows = item[Item.FIRST], item[Item.COUNT] * share
     place, last, tree_start = span[Span.START] + query, item[Item.END], span[Span.TREE_START]
@@ -305,7 +330,7 @@ def _attend_split(kind, span, item, shape, scaling, queries, keys, values, first
         if first_key + KEY_CHUNK <= tree_start:
             _attend_chunk(
                 kind, q, ld_query, num_rows, share, k, v, ld_cache, slots_at, num_keys, place + 1 - first_key, before,
-                dim, lanes, scaling, state, highest, mass, 0, scores,
+                dim, lanes, scaling, state, highest, mass, 0, scores, tiles,
             )  # fmt: skip
         else:
             for token in range(item[Item.COUNT]):
@@ -315,7 +340,7 @@ def _attend_split(kind, span, item, shape, scaling, queries, keys, values, first
                     num_keys = _fill_path(span, query + token, blocks, block_size, first_key, count, slots_at)
                     _attend_chunk(
                         kind, q + row * ld_query, ld_query, share, share, k, v, ld_cache, slots_at, num_keys, visible,
-                        before, dim, lanes, scaling, state + 4 * dim * row, highest, mass, row, scores,
+                        before, dim, lanes, scaling, state + 4 * dim * row, highest, mass, row, scores, tiles,
                     )  # fmt: skip
         slots_at, other_slots_at, num_keys = next_slots_at, slots_at, next_num_keys
 
@@ -332,7 +357,7 @@ def attend(kind, span, item, shape, scaling, queries, keys, values, out, scratch
 
     Args:
         span, item: rows of the tables, int64 ``[Span.COLUMNS]`` and ``[Item.COLUMNS]``.
-        shape: num_tokens, num_heads, num_kv_heads, head dim, block size, lanes.
+        shape: num_tokens, num_heads, num_kv_heads, head dim, block size, lanes, whether there are tiles.
         queries: address of operands ``[num_kv_heads, num_tokens, share, head dim]``.
         keys, values: addresses of operands ``[num_slots, num_kv_heads, head dim]``.
         out: address of operands ``[num_tokens, num_heads, head dim]``.

@@ -16,6 +16,7 @@ from filelock import FileLock
 
 from engine.forward_pass import NotFusableError
 from engine.fused.threads import Serve
+from engine.fused.tiles import has_tiles
 from engine.model_cache import CACHE_VARIABLE, cache_dir
 
 logger = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ def _kept_in(folder: Path, numba: Any) -> Iterator[bool]:
 
 def _version(numba_version: str) -> str:
     """Names everything that the compiled code depends on; numba itself looks at one file and at the CPU."""
-    digest = hashlib.blake2b(numba_version.encode(), digest_size=8)
+    digest = hashlib.blake2b(f"{numba_version} {has_tiles()}".encode(), digest_size=8)
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()

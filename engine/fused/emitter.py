@@ -37,6 +37,11 @@ def _features() -> frozenset[str]:
     return frozenset(name for name, present in llvmlite.binding.get_host_cpu_features().items() if present)
 
 
+def has_features(*names: str) -> bool:
+    """Whether code may use these, as LLVM calls them."""
+    return _features().issuperset(names)
+
+
 @cache
 def lanes() -> int:
     """float32 values in a vector register."""
@@ -111,6 +116,25 @@ class Emitter:
         """Two ``<16 x float>`` → ``<32 x bfloat>``, where the CPU can."""
         kind = ir.VectorType(_BFloat(), 32)
         return self.call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", kind, (high, low))
+
+    def transpose(self, rows: Sequence[ir.Value]) -> list[ir.Value]:
+        """As many vectors as each has lanes, a power of two: lanes become vectors, and vectors lanes."""
+        count = len(rows)
+        mask = ir.VectorType(I32, count)
+        matrix = list(rows)
+        width = 1
+        while width < count:
+            for i in range(count):
+                if i & width:
+                    continue
+                # Swaps the upper right and the lower left of every square of twice this width.
+                low = [count + (lane ^ width) if lane & width else lane for lane in range(count)]
+                high = [count + lane if lane & width else lane | width for lane in range(count)]
+                upper, lower = matrix[i], matrix[i | width]
+                matrix[i] = self.b.shuffle_vector(upper, lower, mask(low))
+                matrix[i | width] = self.b.shuffle_vector(upper, lower, mask(high))
+            width *= 2
+        return matrix
 
     def store_rows(
         self, sums: Sequence[ir.Value], num_rows: int, num_columns: int, out: ir.Value, stride: ir.Value

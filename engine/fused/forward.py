@@ -16,6 +16,7 @@ from engine.fused.rotary import RotaryTable
 from engine.fused.structure import Decoder, DecoderLayer
 from engine.fused.tables import Layer, Model, Scale, Step
 from engine.fused.threads import ThreadPool
+from engine.fused.tiles import has_tiles, tile_configurations
 from engine.fused.workspace import Workspace
 
 Table = npt.NDArray[np.int64]
@@ -32,6 +33,7 @@ class FusedForward:
         block_size: tokens per block of the cache.
         feature_columns: int64 ``[num_layers + 2]``: where among the features each hidden state belongs, see
             :attr:`engine.fused.tables.Model.FEATURES`; -1 for those that nobody asked for.
+        tiles: whether products of bfloat16 go to the CPU's matrix unit, where it has one.
 
     Raises:
         NotFusableError: the program cannot be compiled here.
@@ -44,6 +46,8 @@ class FusedForward:
         values: Sequence[torch.Tensor],
         block_size: int,
         feature_columns: Table,
+        *,
+        tiles: bool = True,
     ) -> None:
         serve = load_program(decoder.embedding.dtype)
         self._decoder = decoder
@@ -56,6 +60,9 @@ class FusedForward:
         self._model = _model_row(decoder, block_size, lanes())
         self._model[Model.LAYERS], self._model[Model.SCALES] = self._layers.ctypes.data, self._scales.ctypes.data
         self._model[Model.FEATURES] = self._columns.ctypes.data
+        self._tiles = tile_configurations()
+        if tiles and has_tiles() and decoder.embedding.dtype == torch.bfloat16:
+            self._model[Model.TILES] = self._tiles.ctypes.data
         self._step = np.zeros(Step.COLUMNS, dtype=np.int64)
         self._workspace = Workspace(decoder)
         self._attention = AttentionPlan(decoder.num_heads, decoder.num_kv_heads, decoder.head_dim)

@@ -11,8 +11,10 @@ import numpy as np
 from numba import njit, types
 
 from engine.fused.arithmetic import numbers
+from engine.fused.linear import is_alone
 from engine.fused.stages import compute_chunk, num_chunks
 from engine.fused.tables import Model, Pool, Stage, Step
+from engine.fused.tiles import CONFIGURATION_BYTES, configure_tiles, release_tiles
 from engine.fused.vectors import atomic_add, atomic_load, relax
 
 LINE = 64
@@ -72,10 +74,15 @@ def _run(kind, model, step, thread):
     counters = step[Step.COUNTERS]
     scratch = step[Step.SCRATCH] + thread * step[Step.SCRATCH_BYTES]
     num_inner = num_layers * Stage.FEATURES
+    if model[Model.TILES]:
+        configure_tiles(model[Model.TILES] + (CONFIGURATION_BYTES if is_alone(step) else 0))
     for phase in range(num_inner + Stage.LOGITS + 1 - Stage.FEATURES):
         layer, stage = phase // Stage.FEATURES, phase % Stage.FEATURES
         if phase >= num_inner:
             layer, stage = num_layers - 1, Stage.FEATURES + phase - num_inner
+        if model[Model.TILES] != 0 and is_alone(step) and (stage == Stage.ATTEND or stage == Stage.OUTPUT):
+            # Attention has a row for each query head even then.
+            configure_tiles(model[Model.TILES] + (CONFIGURATION_BYTES if stage == Stage.OUTPUT else 0))
         total = num_chunks(model, step, stage)
         done = 0
         chunk = _take(counters, phase, thread, num_threads, total)
@@ -84,6 +91,8 @@ def _run(kind, model, step, thread):
             done += 1
             chunk = _take(counters, phase, thread, num_threads, total)
         _finish(counters, phase, num_threads, total, done)
+    if model[Model.TILES]:
+        release_tiles()
 
 
 @njit(error_model="numpy")

@@ -5,10 +5,7 @@ from __future__ import annotations
 from numba import njit
 
 from engine.fused.arithmetic import (
-    add_operands,
-    add_row,
     floats,
-    gated_silu,
     item_size,
     numbers,
     operands,
@@ -19,31 +16,72 @@ from engine.fused.arithmetic import (
     widen_row,
 )
 from engine.fused.attention import attend, join_splits
-from engine.fused.products import BAND, band_product, band_scratch_bytes
+from engine.fused.linear import (
+    add_down,
+    add_output,
+    gate,
+    gate_chunks,
+    is_alone,
+    logits,
+    pack,
+    product_chunks,
+    project,
+    projection_chunks,
+)
 from engine.fused.tables import Item, Layer, Model, Scale, Span, Stage, Step
-
-TOKEN_BLOCK = 256
-"""Tokens that are multiplied with a band of weights before the next band."""
-_PRODUCT_BYTES = 4 * BAND * TOKEN_BLOCK
-
-
-def product_scratch_bytes(widest: int, item_bytes: int) -> int:
-    """Memory that one thread needs for products: two bands' results, and a band of int8 or int4 as operands.
-
-    Args:
-        widest: row of a weight of these; 0: there is none.
-    """
-    return 2 * _PRODUCT_BYTES + band_scratch_bytes(widest, item_bytes)
+from engine.fused.tiles import TILE
 
 
 @njit(error_model="numpy")
-def _blocks(num_tokens):
-    return (num_tokens + TOKEN_BLOCK - 1) // TOKEN_BLOCK
+def _tokens_at_once(model):
+    # Whoever has computed a tile of tokens packs them.
+    return TILE if model[Model.TILES] else 1
 
 
 @njit(error_model="numpy")
-def _bands(width):
-    return (width + BAND - 1) // BAND
+def _token_chunks(model, num_tokens):
+    at_once = _tokens_at_once(model)
+    return (num_tokens + at_once - 1) // at_once
+
+
+@njit(error_model="numpy")
+def _normed_tokens(kind, model, step, layer, table, scales, chunk):
+    num_tokens, first = step[Step.NUM_TOKENS], chunk * _tokens_at_once(model)
+    count = min(_tokens_at_once(model), num_tokens - first)
+    for token in range(first, first + count):
+        _normed_token(kind, model, step, layer, table, scales, token)
+    pack(model, step, step[Step.NORMED], model[Model.INPUT], first, count)
+
+
+@njit(error_model="numpy")
+def _post_normed_tokens(kind, model, step, table, scales, chunk):
+    num_tokens, first = step[Step.NUM_TOKENS], chunk * _tokens_at_once(model)
+    count, hidden = min(_tokens_at_once(model), num_tokens - first), model[Model.HIDDEN]
+    weight = operands(kind, table[Layer.POST_NORM], hidden)
+    for token in range(first, first + count):
+        state = floats(step[Step.STATES] + 4 * hidden * token, hidden)
+        out = operands(kind, step[Step.NORMED] + token * hidden * item_size(kind), hidden)
+        rms_norm(kind, state, weight, scales[Scale.POST_EPS], out)
+    pack(model, step, step[Step.NORMED], hidden, first, count)
+
+
+@njit(error_model="numpy")
+def _final_normed_rows(kind, model, step, chunk):
+    num_rows, first = step[Step.NUM_ROWS], chunk * _tokens_at_once(model)
+    count, hidden = min(_tokens_at_once(model), num_rows - first), model[Model.HIDDEN]
+    tokens = numbers(step[Step.LOGIT_ROWS], num_rows)
+    for row in range(first, first + count):
+        out = operands(kind, step[Step.MIXED] + row * hidden * item_size(kind), hidden)
+        _final_norm(kind, model, step, tokens[row], out)
+    pack(model, step, step[Step.MIXED], hidden, first, count)
+
+
+@njit(error_model="numpy")
+def _packed_tokens(model, step, chunk):
+    """Packs what attention has mixed."""
+    num_tokens, first = step[Step.NUM_TOKENS], chunk * TILE
+    width = model[Model.NUM_HEADS] * model[Model.HEAD_DIM]
+    pack(model, step, step[Step.MIXED], width, first, min(TILE, num_tokens - first))
 
 
 @njit(error_model="numpy")
@@ -84,40 +122,6 @@ def _keep_feature(kind, model, step, layer, token, state):
 
 
 @njit(error_model="numpy")
-def _projection(kind, model, step, table, chunk, scratch):
-    """A band of one of the three input projections."""
-    dim, length, size = model[Model.HEAD_DIM], model[Model.INPUT], item_size(kind)
-    q_width, kv_width = model[Model.NUM_HEADS] * dim, model[Model.NUM_KV_HEADS] * dim
-    q_bands, kv_bands = _bands(q_width), _bands(kv_width)
-    bands = q_bands + 2 * kv_bands
-    block, band = chunk // bands, chunk % bands
-    if band < q_bands:
-        weight, scales, bias = table[Layer.Q], table[Layer.Q_SCALES], table[Layer.Q_BIAS]
-        width, column = q_width, 0
-    elif band < q_bands + kv_bands:
-        weight, scales, bias = table[Layer.K], table[Layer.K_SCALES], table[Layer.K_BIAS]
-        width, column = kv_width, q_width
-        band -= q_bands
-    else:
-        weight, scales, bias = table[Layer.V], table[Layer.V_SCALES], table[Layer.V_BIAS]
-        width, column = kv_width, q_width + kv_width
-        band -= q_bands + kv_bands
-    first = band * BAND
-    count = min(BAND, width - first)
-    token = block * TOKEN_BLOCK
-    num_tokens = min(TOKEN_BLOCK, step[Step.NUM_TOKENS] - token)
-    ldo = 4 * (q_width + 2 * kv_width)
-    out = step[Step.PROJECTED] + token * ldo + 4 * (column + first)
-    x, ldx = step[Step.NORMED] + token * length * size, length * size
-    grouped, widened = model[Model.GROUPED], scratch + 2 * _PRODUCT_BYTES
-    band_product(kind, x, ldx, num_tokens, weight, scales, grouped, first, count, length, out, ldo, widened)
-    if bias:
-        row = operands(kind, bias + first * size, count)
-        for i in range(num_tokens):
-            add_operands(kind, floats(out + i * ldo, count), row)
-
-
-@njit(error_model="numpy")
 def _rotated_token(kind, model, step, table, scales, token):
     """Norms and rotates a token's queries and keys, and stores its keys and values."""
     num_heads, num_kv_heads, dim = model[Model.NUM_HEADS], model[Model.NUM_KV_HEADS], model[Model.HEAD_DIM]
@@ -144,68 +148,6 @@ def _rotated_token(kind, model, step, table, scales, token):
 
 
 @njit(error_model="numpy")
-def _added_band(kind, step, x, k, weight, scales, grouped, bias, width, chunk, scratch):
-    """A band of a product that is added to the residual stream."""
-    bands, size = _bands(width), item_size(kind)
-    block, first = chunk // bands, chunk % bands * BAND
-    count = min(BAND, width - first)
-    token = block * TOKEN_BLOCK
-    num_tokens = min(TOKEN_BLOCK, step[Step.NUM_TOKENS] - token)
-    x, ld, ldo, widened = x + token * k * size, k * size, 4 * BAND, scratch + 2 * _PRODUCT_BYTES
-    band_product(kind, x, ld, num_tokens, weight, scales, grouped, first, count, k, scratch, ldo, widened)
-    for i in range(num_tokens):
-        state = floats(step[Step.STATES] + 4 * ((token + i) * width + first), count)
-        add_row(state, floats(scratch + 4 * BAND * i, count))
-        if bias:
-            add_operands(kind, state, operands(kind, bias + first * size, count))
-
-
-@njit(error_model="numpy")
-def _gated_band(kind, model, step, table, chunk, scratch):
-    """``silu(gate) * up`` of a band of both."""
-    hidden, width, size = model[Model.HIDDEN], model[Model.INTERMEDIATE], item_size(kind)
-    bands = _bands(width)
-    block, first = chunk // bands, chunk % bands * BAND
-    count = min(BAND, width - first)
-    token = block * TOKEN_BLOCK
-    num_tokens = min(TOKEN_BLOCK, step[Step.NUM_TOKENS] - token)
-    ld, ldo = hidden * size, 4 * BAND
-    x, grouped = step[Step.NORMED] + token * ld, model[Model.GROUPED]
-    other, widened = scratch + _PRODUCT_BYTES, scratch + 2 * _PRODUCT_BYTES
-    gates, scales = table[Layer.GATE], table[Layer.GATE_SCALES]
-    band_product(kind, x, ld, num_tokens, gates, scales, grouped, first, count, hidden, scratch, ldo, widened)
-    ups, scales = table[Layer.UP], table[Layer.UP_SCALES]
-    band_product(kind, x, ld, num_tokens, ups, scales, grouped, first, count, hidden, other, ldo, widened)
-    for i in range(num_tokens):
-        gate, up = floats(scratch + 4 * BAND * i, count), floats(other + 4 * BAND * i, count)
-        if table[Layer.GATE_BIAS]:
-            add_operands(kind, gate, operands(kind, table[Layer.GATE_BIAS] + first * size, count))
-            add_operands(kind, up, operands(kind, table[Layer.UP_BIAS] + first * size, count))
-        target = step[Step.GATED] + ((token + i) * width + first) * size
-        gated_silu(kind, gate, up, operands(kind, target, count))
-
-
-@njit(error_model="numpy")
-def _logit_band(kind, model, step, chunk, scratch):
-    hidden, width, size = model[Model.HIDDEN], model[Model.VOCAB], item_size(kind)
-    bands = _bands(width)
-    block, first = chunk // bands, chunk % bands * BAND
-    count = min(BAND, width - first)
-    row = block * TOKEN_BLOCK
-    num_rows = min(TOKEN_BLOCK, step[Step.NUM_ROWS] - row)
-    ld, ldo = hidden * size, 4 * width
-    out = step[Step.LOGITS] + row * ldo + 4 * first
-    x = step[Step.MIXED] + row * ld
-    weight, scales = model[Model.LM_HEAD], model[Model.LM_HEAD_SCALES]
-    widened = scratch + 2 * _PRODUCT_BYTES
-    band_product(kind, x, ld, num_rows, weight, scales, 0, first, count, hidden, out, ldo, widened)
-    if model[Model.LM_HEAD_BIAS]:
-        bias = operands(kind, model[Model.LM_HEAD_BIAS] + first * size, count)
-        for i in range(num_rows):
-            add_operands(kind, floats(out + i * ldo, count), bias)
-
-
-@njit(error_model="numpy")
 def _final_features(kind, model, step, token):
     """Keeps what leaves the last layer, before and behind the final norm, where these are features."""
     hidden, size, num_layers = model[Model.HIDDEN], item_size(kind), model[Model.NUM_LAYERS]
@@ -227,44 +169,54 @@ def _final_norm(kind, model, step, token, out):
 @njit(error_model="numpy")
 def num_chunks(model, step, stage):
     """Chunks of a stage that may be computed in any order."""
-    num_tokens, dim = step[Step.NUM_TOKENS], model[Model.HEAD_DIM]
-    blocks = _blocks(num_tokens)
+    num_tokens = step[Step.NUM_TOKENS]
     if stage == Stage.PROJECT:
-        return blocks * (_bands(model[Model.NUM_HEADS] * dim) + 2 * _bands(model[Model.NUM_KV_HEADS] * dim))
+        return projection_chunks(model, num_tokens)
     if stage == Stage.ATTEND:
         return step[Step.NUM_ITEMS]
     if stage == Stage.JOIN:
         return step[Step.NUM_JOINS]
+    if stage == Stage.PACK:
+        return _token_chunks(model, num_tokens) if model[Model.TILES] != 0 and not is_alone(step) else 0
     if stage == Stage.OUTPUT or stage == Stage.DOWN:
-        return blocks * _bands(model[Model.HIDDEN])
+        return product_chunks(model, num_tokens, model[Model.HIDDEN])
     if stage == Stage.GATE:
-        return blocks * _bands(model[Model.INTERMEDIATE])
+        return gate_chunks(model, num_tokens)
+    if stage == Stage.NORM or stage == Stage.POST_NORM:
+        return _token_chunks(model, num_tokens)
     if stage == Stage.FEATURES:
         return num_tokens if step[Step.FEATURES] else 0
     if stage == Stage.FINAL_NORM:
-        return step[Step.NUM_ROWS]
+        return _token_chunks(model, step[Step.NUM_ROWS])
     if stage == Stage.LOGITS:
-        return _blocks(step[Step.NUM_ROWS]) * _bands(model[Model.VOCAB])
+        return product_chunks(model, step[Step.NUM_ROWS], model[Model.VOCAB])
     return num_tokens
 
 
 @njit(error_model="numpy")
 def compute_chunk(kind, model, step, layer, stage, chunk, scratch):
     """Computes one chunk of a stage; ``layer`` matters to those before :attr:`Stage.FEATURES`."""
-    hidden, size, dim = model[Model.HIDDEN], item_size(kind), model[Model.HEAD_DIM]
-    grouped = model[Model.GROUPED]
     table = numbers(model[Model.LAYERS] + 8 * Layer.COLUMNS * layer, Layer.COLUMNS)
     # The first row holds the final norm's.
     scales = floats(model[Model.SCALES] + 4 * Scale.COLUMNS * (layer + 1), Scale.COLUMNS)
     if stage == Stage.NORM:
-        _normed_token(kind, model, step, layer, table, scales, chunk)
+        _normed_tokens(kind, model, step, layer, table, scales, chunk)
     elif stage == Stage.PROJECT:
-        _projection(kind, model, step, table, chunk, scratch)
+        project(kind, model, step, table, chunk, scratch)
     elif stage == Stage.ROTATE:
         _rotated_token(kind, model, step, table, scales, chunk)
     elif stage == Stage.ATTEND or stage == Stage.JOIN:
-        num_heads, num_kv_heads = model[Model.NUM_HEADS], model[Model.NUM_KV_HEADS]
-        shape = (step[Step.NUM_TOKENS], num_heads, num_kv_heads, dim, model[Model.BLOCK_SIZE], model[Model.LANES])
+        num_heads, num_kv_heads, dim = model[Model.NUM_HEADS], model[Model.NUM_KV_HEADS], model[Model.HEAD_DIM]
+        tiles = model[Model.TILES]
+        shape = (
+            step[Step.NUM_TOKENS],
+            num_heads,
+            num_kv_heads,
+            dim,
+            model[Model.BLOCK_SIZE],
+            model[Model.LANES],
+            tiles,
+        )
         items = step[Step.ITEMS] if stage == Stage.ATTEND else step[Step.JOINS]
         item = numbers(items + 8 * Item.COLUMNS * chunk, Item.COLUMNS)
         span = numbers(step[Step.SPANS] + 8 * Span.COLUMNS * item[Item.SPAN], Span.COLUMNS)
@@ -274,25 +226,19 @@ def compute_chunk(kind, model, step, layer, stage, chunk, scratch):
         else:
             queries, keys, values = step[Step.QUERIES], table[Layer.KEYS], table[Layer.VALUES]
             attend(kind, span, item, shape, scaling, queries, keys, values, out, scratch)
+    elif stage == Stage.PACK:
+        _packed_tokens(model, step, chunk)
     elif stage == Stage.OUTPUT:
-        x, width = step[Step.MIXED], model[Model.NUM_HEADS] * dim
-        weight, weight_scales, bias = table[Layer.O], table[Layer.O_SCALES], table[Layer.O_BIAS]
-        _added_band(kind, step, x, width, weight, weight_scales, grouped, bias, hidden, chunk, scratch)
+        add_output(kind, model, step, table, chunk, scratch)
     elif stage == Stage.POST_NORM:
-        state = floats(step[Step.STATES] + 4 * hidden * chunk, hidden)
-        weight = operands(kind, table[Layer.POST_NORM], hidden)
-        out = operands(kind, step[Step.NORMED] + chunk * hidden * size, hidden)
-        rms_norm(kind, state, weight, scales[Scale.POST_EPS], out)
+        _post_normed_tokens(kind, model, step, table, scales, chunk)
     elif stage == Stage.GATE:
-        _gated_band(kind, model, step, table, chunk, scratch)
+        gate(kind, model, step, table, chunk, scratch)
     elif stage == Stage.DOWN:
-        x, width = step[Step.GATED], model[Model.INTERMEDIATE]
-        weight, weight_scales, bias = table[Layer.DOWN], table[Layer.DOWN_SCALES], table[Layer.DOWN_BIAS]
-        _added_band(kind, step, x, width, weight, weight_scales, grouped, bias, hidden, chunk, scratch)
+        add_down(kind, model, step, table, chunk, scratch)
     elif stage == Stage.FEATURES:
         _final_features(kind, model, step, chunk)
     elif stage == Stage.FINAL_NORM:
-        token = numbers(step[Step.LOGIT_ROWS], step[Step.NUM_ROWS])[chunk]
-        _final_norm(kind, model, step, token, operands(kind, step[Step.MIXED] + chunk * hidden * size, hidden))
+        _final_normed_rows(kind, model, step, chunk)
     else:
-        _logit_band(kind, model, step, chunk, scratch)
+        logits(kind, model, step, chunk, scratch)

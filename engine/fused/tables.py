@@ -16,13 +16,14 @@ class Stage(IntEnum):
     ROTATE = 2
     ATTEND = 3
     JOIN = 4
-    OUTPUT = 5
-    POST_NORM = 6
-    GATE = 7
-    DOWN = 8
-    FEATURES = 9
-    FINAL_NORM = 10
-    LOGITS = 11
+    PACK = 5
+    OUTPUT = 6
+    POST_NORM = 7
+    GATE = 8
+    DOWN = 9
+    FEATURES = 10
+    FINAL_NORM = 11
+    LOGITS = 12
 
 
 class Model(IntEnum):
@@ -48,7 +49,8 @@ class Model(IntEnum):
     NORMED_RESIDUAL = 17  # 1: the residual stream of such a head begins with the normed hidden state
     LM_HEAD_SCALES = 18
     GROUPED = 19  # 1: the layers' weights are int4; the head's never are
-    COLUMNS = 20
+    TILES = 20  # address of the tiles' configurations; 0: products are computed without, see engine.fused.tiles
+    COLUMNS = 21
 
 
 class Layer(IntEnum):
@@ -122,14 +124,15 @@ class Step(IntEnum):
     PROJECTED = 16  # float32 [num_tokens, (heads + 2 * kv_heads) * head_dim]
     QUERIES = 17  # operands [kv_heads, num_tokens, share, head_dim]
     MIXED = 18  # operands [num_tokens, heads * head_dim]
-    GATED = 19  # operands [num_tokens, intermediate]
+    GATED = 19  # operands [num_tokens, intermediate]; packed where tiles compute the next product
     SCRATCH = 20
     SCRATCH_BYTES = 21  # of each thread
     COUNTERS = 22
     NUM_THREADS = 23
     JOINS = 24  # items whose splits are joined
     NUM_JOINS = 25
-    COLUMNS = 26
+    PACKED = 26  # what the next product reads, packed for tiles, see engine.fused.tiles
+    COLUMNS = 27
 
 
 class Span(IntEnum):

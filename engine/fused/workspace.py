@@ -6,10 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.fused.attention import scratch_floats
+from engine.fused.linear import product_scratch_bytes
 from engine.fused.program import counter_bytes
-from engine.fused.stages import product_scratch_bytes
 from engine.fused.structure import Decoder
 from engine.fused.tables import Step
+from engine.fused.tiles import TILE
 
 _ALIGNMENT = 64
 
@@ -27,6 +28,7 @@ class Workspace:
             Step.QUERIES: item * queries,
             Step.MIXED: item * max(queries, hidden),
             Step.GATED: item * decoder.intermediate_size,
+            Step.PACKED: item * max(decoder.input_size, queries, hidden),
         }
         widest = max(decoder.input_size, queries, decoder.intermediate_size) if decoder.is_quantized else 0
         scratch = max(4 * scratch_floats(decoder.head_dim), product_scratch_bytes(widest, item))
@@ -49,7 +51,8 @@ class Workspace:
         self._counters.fill(0)
 
     def _allocate(self, num_tokens: int, num_threads: int) -> None:
-        sizes = {column: _padded(num_tokens * size) for column, size in self._bytes_per_token.items()}
+        whole = -(-num_tokens // TILE) * TILE  # packed tokens fill whole tiles
+        sizes = {column: _padded(whole * size) for column, size in self._bytes_per_token.items()}
         sizes[Step.SCRATCH] = num_threads * self._scratch_bytes
         counters = counter_bytes(self._num_layers, num_threads)
         self._memory = np.empty(sum(sizes.values()) + counters + _ALIGNMENT, dtype=np.uint8)

@@ -1,0 +1,297 @@
+"""The linear layers of a forward, a chunk at a time: some columns of the product of some tokens.
+
+Where the CPU has a matrix unit, whole bands of weights that are operands are its work, see :mod:`engine.fused.tiles`.
+Which of the two ways a column is computed depends on the model alone, so that a token gets the same bits in any step.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from engine.fused.arithmetic import (
+    add_operands,
+    add_row,
+    floats,
+    from_operand,
+    gate_in_place,
+    gated_silu,
+    item_size,
+    operands,
+)
+from engine.fused.products import BAND, band_product, band_scratch_bytes
+from engine.fused.tables import Layer, Model, Step
+from engine.fused.tiles import (
+    PAIR_BYTES,
+    PAIRS_BYTES,
+    PRODUCT_BYTES,
+    STEP,
+    TILE,
+    multiply_pair,
+    pack_columns,
+    pack_tokens,
+    tile_product,
+)
+
+TOKEN_BLOCK = 256
+"""Tokens that are multiplied with a band of weights before the next band."""
+_RESULT_BYTES = 4 * BAND * TOKEN_BLOCK
+_SPARE_PRODUCTS = 5
+
+
+def product_scratch_bytes(widest: int, item_bytes: int) -> int:
+    """Memory that one thread needs for products: two bands' results, and a band of int8 or int4 as operands.
+
+    Args:
+        widest: row of a weight of these; 0: there is none.
+    """
+    return 2 * _RESULT_BYTES + max(_SPARE_PRODUCTS * PRODUCT_BYTES, band_scratch_bytes(widest, item_bytes))
+
+
+@njit(error_model="numpy")
+def is_alone(step):
+    """Whether a step has one token, which is read as it lies."""
+    return step[Step.NUM_TOKENS] == 1
+
+
+@njit(error_model="numpy")
+def pack(model, step, x, k, token, count):
+    """Packs ``count`` of the tokens that a product reads, from a multiple of 16 on, if tiles compute it."""
+    if model[Model.TILES] != 0 and not is_alone(step) and k % STEP == 0:
+        pack_tokens(x + 2 * token * k, 2 * k, count, k, step[Step.PACKED] + 2 * token * k)
+
+
+@njit(error_model="numpy")
+def _columns_at_once(model, num_tokens):
+    # Two bands and two groups of tokens: every tile that is loaded is multiplied twice.
+    return 2 * BAND if model[Model.TILES] != 0 and num_tokens > TILE else BAND
+
+
+@njit(error_model="numpy")
+def _blocks(num_tokens):
+    return (num_tokens + TOKEN_BLOCK - 1) // TOKEN_BLOCK
+
+
+@njit(error_model="numpy")
+def _parts(model, num_tokens, width):
+    at_once = _columns_at_once(model, num_tokens)
+    return (width + at_once - 1) // at_once
+
+
+@njit(error_model="numpy")
+def product_chunks(model, num_tokens, width):
+    """Chunks of a product ``[num_tokens, width]``."""
+    return _blocks(num_tokens) * _parts(model, num_tokens, width)
+
+
+@njit(error_model="numpy")
+def projection_chunks(model, num_tokens):
+    """Chunks of the three input projections."""
+    dim = model[Model.HEAD_DIM]
+    q_parts = _parts(model, num_tokens, model[Model.NUM_HEADS] * dim)
+    kv_parts = _parts(model, num_tokens, model[Model.NUM_KV_HEADS] * dim)
+    return _blocks(num_tokens) * (q_parts + 2 * kv_parts)
+
+
+@njit(error_model="numpy")
+def gate_chunks(model, num_tokens):
+    """Chunks of ``silu(gate) * up``; each is a band of both."""
+    return _blocks(num_tokens) * ((model[Model.INTERMEDIATE] + BAND - 1) // BAND)
+
+
+@njit(error_model="numpy")
+def _product(kind, model, step, x, num_tokens, token, weight, scales, grouped, first, width, k, out, ldo, spare):
+    """``width`` columns, from number ``first`` on, of the product of the block of tokens from number ``token`` on.
+
+    Args:
+        x: address of operands ``[num_tokens, k]``, which :func:`pack` has seen.
+        out: address of float32 ``[tokens of the block, width]``, ``ldo`` bytes from row to row.
+        spare: address of the scratch memory behind the results.
+    """
+    size = item_size(kind)
+    count = min(TOKEN_BLOCK, num_tokens - token)
+    done = 0
+    if model[Model.TILES] != 0 and scales == 0 and k % STEP == 0 and width >= BAND:
+        packed, ldp = step[Step.PACKED] + 2 * token * k, PAIRS_BYTES
+        if is_alone(step):
+            packed, ldp = x, PAIR_BYTES
+        tile_product(kind, packed, ldp, count, weight + 2 * first * k, 2 * k, width // BAND, k, out, ldo, spare)
+        done = width // BAND * BAND
+    while done < width:
+        columns = min(BAND, width - done)
+        row, place = x + token * k * size, out + 4 * done
+        band_product(kind, row, k * size, count, weight, scales, grouped, first + done, columns, k, place, ldo, spare)
+        done += columns
+
+
+@njit(error_model="numpy")
+def project(kind, model, step, table, chunk, scratch):
+    """Some columns of one of the three input projections."""
+    dim, length, size, num_tokens = model[Model.HEAD_DIM], model[Model.INPUT], item_size(kind), step[Step.NUM_TOKENS]
+    q_width, kv_width = model[Model.NUM_HEADS] * dim, model[Model.NUM_KV_HEADS] * dim
+    q_parts, kv_parts = _parts(model, num_tokens, q_width), _parts(model, num_tokens, kv_width)
+    parts = q_parts + 2 * kv_parts
+    block, part = chunk // parts, chunk % parts
+    if part < q_parts:
+        weight, scales, bias = table[Layer.Q], table[Layer.Q_SCALES], table[Layer.Q_BIAS]
+        width, column = q_width, 0
+    elif part < q_parts + kv_parts:
+        weight, scales, bias = table[Layer.K], table[Layer.K_SCALES], table[Layer.K_BIAS]
+        width, column = kv_width, q_width
+        part -= q_parts
+    else:
+        weight, scales, bias = table[Layer.V], table[Layer.V_SCALES], table[Layer.V_BIAS]
+        width, column = kv_width, q_width + kv_width
+        part -= q_parts + kv_parts
+    at_once = _columns_at_once(model, num_tokens)
+    first = part * at_once
+    count = min(at_once, width - first)
+    token = block * TOKEN_BLOCK
+    ldo = 4 * (q_width + 2 * kv_width)
+    out = step[Step.PROJECTED] + token * ldo + 4 * (column + first)
+    x, grouped, spare = step[Step.NORMED], model[Model.GROUPED], scratch + 2 * _RESULT_BYTES
+    _product(kind, model, step, x, num_tokens, token, weight, scales, grouped, first, count, length, out, ldo, spare)
+    if bias:
+        row = operands(kind, bias + first * size, count)
+        for i in range(min(TOKEN_BLOCK, num_tokens - token)):
+            add_operands(kind, floats(out + i * ldo, count), row)
+
+
+@njit(error_model="numpy")
+def add_output(kind, model, step, table, chunk, scratch):
+    """Some columns of what attention adds to the residual stream."""
+    x, k = step[Step.MIXED], model[Model.NUM_HEADS] * model[Model.HEAD_DIM]
+    hidden, num_tokens, size = model[Model.HIDDEN], step[Step.NUM_TOKENS], item_size(kind)
+    parts, at_once = _parts(model, num_tokens, hidden), _columns_at_once(model, num_tokens)
+    token, first = chunk // parts * TOKEN_BLOCK, chunk % parts * at_once
+    count, ldo = min(at_once, hidden - first), 4 * at_once
+    weight, scales, grouped = table[Layer.O], table[Layer.O_SCALES], model[Model.GROUPED]
+    spare = scratch + 2 * _RESULT_BYTES
+    _product(kind, model, step, x, num_tokens, token, weight, scales, grouped, first, count, k, scratch, ldo, spare)
+    bias = table[Layer.O_BIAS] + first * size if table[Layer.O_BIAS] else 0
+    _add(kind, step, hidden, token, min(TOKEN_BLOCK, num_tokens - token), first, count, bias, scratch, ldo)
+
+
+@njit(error_model="numpy")
+def _add(kind, step, hidden, token, num_tokens, first, count, bias, rows, ldo):
+    """Adds columns of a product to the residual stream."""
+    for i in range(num_tokens):
+        state = floats(step[Step.STATES] + 4 * ((token + i) * hidden + first), count)
+        add_row(state, floats(rows + ldo * i, count))
+        if bias:
+            add_operands(kind, state, operands(kind, bias, count))
+
+
+@njit(error_model="numpy")
+def _has_tiled_mlp(model, table):
+    """Whether tiles compute the whole MLP; what lies between its products stays packed then."""
+    native = table[Layer.GATE_SCALES] == 0 and table[Layer.DOWN_SCALES] == 0
+    whole = model[Model.HIDDEN] % STEP == 0 and model[Model.INTERMEDIATE] % STEP == 0
+    return model[Model.TILES] != 0 and native and whole
+
+
+@njit(error_model="numpy")
+def gate(kind, model, step, table, chunk, scratch):
+    """``silu(gate) * up`` of a band of both."""
+    hidden, width, size = model[Model.HIDDEN], model[Model.INTERMEDIATE], item_size(kind)
+    num_tokens, bands = step[Step.NUM_TOKENS], (width + BAND - 1) // BAND
+    token, first = chunk // bands * TOKEN_BLOCK, chunk % bands * BAND
+    if _has_tiled_mlp(model, table):
+        _gate_by_tiles(kind, model, step, table, token, first, scratch)
+        return
+    count = min(BAND, width - first)
+    rows = min(TOKEN_BLOCK, num_tokens - token)
+    ldx, ldo = hidden * size, 4 * BAND
+    x, grouped = step[Step.NORMED] + token * ldx, model[Model.GROUPED]
+    other, spare = scratch + _RESULT_BYTES, scratch + 2 * _RESULT_BYTES
+    gates, scales = table[Layer.GATE], table[Layer.GATE_SCALES]
+    band_product(kind, x, ldx, rows, gates, scales, grouped, first, count, hidden, scratch, ldo, spare)
+    ups, scales = table[Layer.UP], table[Layer.UP_SCALES]
+    band_product(kind, x, ldx, rows, ups, scales, grouped, first, count, hidden, other, ldo, spare)
+    for i in range(rows):
+        gated, up = floats(scratch + ldo * i, count), floats(other + ldo * i, count)
+        target = step[Step.GATED] + ((token + i) * width + first) * size
+        _gate_row(kind, table, first, gated, up, operands(kind, target, count))
+
+
+@njit(error_model="numpy")
+def _gate_row(kind, table, first, gated, up, out):
+    if table[Layer.GATE_BIAS]:
+        add_operands(kind, gated, operands(kind, table[Layer.GATE_BIAS] + first * item_size(kind), gated.size))
+        add_operands(kind, up, operands(kind, table[Layer.UP_BIAS] + first * item_size(kind), up.size))
+    gated_silu(kind, gated, up, out)
+
+
+@njit(error_model="numpy")
+def _gate_by_tiles(kind, model, step, table, token, first, scratch):
+    """The same; products stay columns of tokens, which is nearly how the next product reads them."""
+    k, width, num_tokens = model[Model.HIDDEN], model[Model.INTERMEDIATE], step[Step.NUM_TOKENS]
+    x, ldp, ldg, ldw = step[Step.PACKED] + 2 * token * k, PAIRS_BYTES, 2 * TILE * k, 2 * k
+    gates, ups = table[Layer.GATE] + first * ldw, table[Layer.UP] + first * ldw
+    if is_alone(step):
+        x, ldp = step[Step.NORMED], PAIR_BYTES
+        multiply_pair(kind, x, ldp, ldg, 1, True, gates, ups, ldw, BAND * ldw, k, scratch)
+        out = operands(kind, step[Step.GATED] + 2 * first, BAND)
+        _gate_row(kind, table, first, floats(scratch, BAND), floats(scratch + 4 * BAND, BAND), out)
+        return
+    end = min(token + TOKEN_BLOCK, num_tokens)
+    for place in range(token, end, 2 * TILE):
+        groups = 1 if end - place <= TILE else 2
+        group = x + (place - token) * ldw
+        multiply_pair(kind, group, ldp, ldg, groups, place == token, gates, ups, ldw, BAND * ldw, k, scratch)
+        for i in range(groups):
+            gated, up = scratch + i * PRODUCT_BYTES, scratch + (groups + i) * PRODUCT_BYTES
+            if table[Layer.GATE_BIAS]:
+                _add_to_columns(kind, gated, operands(kind, table[Layer.GATE_BIAS] + 2 * first, BAND))
+                _add_to_columns(kind, up, operands(kind, table[Layer.UP_BIAS] + 2 * first, BAND))
+            gate_in_place(floats(gated, BAND * TILE), floats(up, BAND * TILE))
+            pack_columns(gated, step[Step.GATED] + 2 * (place + i * TILE) * width + first * 2 * TILE)
+
+
+@njit(error_model="numpy")
+def _add_to_columns(kind, product, bias):
+    for column in range(bias.size):
+        values = floats(product + 4 * TILE * column, TILE)
+        for token in range(TILE):
+            values[token] += from_operand(kind, bias[column])
+
+
+@njit(error_model="numpy")
+def add_down(kind, model, step, table, chunk, scratch):
+    """Some columns of what the MLP adds to the residual stream."""
+    x, k = step[Step.GATED], model[Model.INTERMEDIATE]
+    hidden, num_tokens, size = model[Model.HIDDEN], step[Step.NUM_TOKENS], item_size(kind)
+    parts, at_once = _parts(model, num_tokens, hidden), _columns_at_once(model, num_tokens)
+    token, first = chunk // parts * TOKEN_BLOCK, chunk % parts * at_once
+    count, ldo, rows = min(at_once, hidden - first), 4 * at_once, min(TOKEN_BLOCK, num_tokens - token)
+    weight, scales, grouped = table[Layer.DOWN], table[Layer.DOWN_SCALES], model[Model.GROUPED]
+    spare = scratch + 2 * _RESULT_BYTES
+    if _has_tiled_mlp(model, table):
+        ldp = PAIR_BYTES if is_alone(step) else PAIRS_BYTES
+        packed, w = x + 2 * token * k, weight + 2 * first * k
+        tile_product(kind, packed, ldp, rows, w, 2 * k, count // BAND, k, scratch, ldo, spare)
+    else:
+        for done in range(0, count, BAND):
+            columns, place = min(BAND, count - done), scratch + 4 * done
+            band_product(
+                kind, x + token * k * size, k * size, rows, weight, scales, grouped, first + done, columns, k,
+                place, ldo, spare,
+            )  # fmt: skip
+    bias = table[Layer.DOWN_BIAS] + first * size if table[Layer.DOWN_BIAS] else 0
+    _add(kind, step, hidden, token, rows, first, count, bias, scratch, ldo)
+
+
+@njit(error_model="numpy")
+def logits(kind, model, step, chunk, scratch):
+    """Some columns of the logits."""
+    hidden, width, size, num_rows = model[Model.HIDDEN], model[Model.VOCAB], item_size(kind), step[Step.NUM_ROWS]
+    parts, at_once = _parts(model, num_rows, width), _columns_at_once(model, num_rows)
+    row, first = chunk // parts * TOKEN_BLOCK, chunk % parts * at_once
+    count, ldo = min(at_once, width - first), 4 * width
+    out = step[Step.LOGITS] + row * ldo + 4 * first
+    x, weight, scales = step[Step.MIXED], model[Model.LM_HEAD], model[Model.LM_HEAD_SCALES]
+    spare = scratch + 2 * _RESULT_BYTES
+    _product(kind, model, step, x, num_rows, row, weight, scales, 0, first, count, hidden, out, ldo, spare)
+    if model[Model.LM_HEAD_BIAS]:
+        bias = operands(kind, model[Model.LM_HEAD_BIAS] + first * size, count)
+        for i in range(min(TOKEN_BLOCK, num_rows - row)):
+            add_operands(kind, floats(out + i * ldo, count), bias)

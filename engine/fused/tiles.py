@@ -1,0 +1,284 @@
+"""Products with a CPU's matrix unit (Intel AMX): tiles of 16 rows of 64 bytes, pairs of bfloat16, sums in float32.
+
+A weight's rows are read where they lie, 16 of them beside each other being one side of a product. Tokens are the other
+side, 16 at a time, *packed*: operands ``[k / 2, 16, 2]``, the pair of numbers ``2 * p`` and ``2 * p + 1`` of each of
+the 16 tokens beside each other. So a product is ``[16 columns, 16 tokens]``. A token alone need not be packed: tiles
+are configured to be one pair wide then, and a product is ``[16 columns]``. A sum adds its pairs in their order, one
+after the other, in whatever tile and column it is computed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import sys
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from engine.fused.emitter import F32, I8, I32, I64, PTR, Emitter, has_features, lanes
+from engine.fused.vectors import is_half
+
+TILE = 16
+"""Rows of a tile: columns of a product, or tokens."""
+STEP = 32
+"""Numbers of a row that a tile holds; rows of other lengths than its multiples are no work for tiles."""
+PAIRS_BYTES = 64
+"""From pair to pair of packed tokens."""
+PAIR_BYTES = 4
+"""From pair to pair of a token alone."""
+PRODUCT_BYTES = 4 * TILE * TILE
+CONFIGURATION_BYTES = 64
+_ROW_BYTES = 64
+_NUM_TILES = 8
+_WEIGHTS, _TOKENS = 4, 6  # the tiles that hold them; sums are in those before
+_ARCH_PRCTL = 158
+_ARCH_REQ_XCOMP_PERM = 0x1023
+_TILE_DATA = 18
+
+
+@cache
+def has_tiles() -> bool:
+    """Whether this process may use the matrix unit; asks the kernel for leave, which holds for all of its threads."""
+    if sys.platform != "linux" or platform.machine() != "x86_64" or lanes() != TILE:
+        return False
+    if not has_features("amx-tile", "amx-bf16"):
+        return False
+    return int(ctypes.CDLL(None, use_errno=True).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _TILE_DATA)) == 0
+
+
+def tile_configurations() -> npt.NDArray[np.uint8]:
+    """What :func:`configure_tiles` reads, one for each kind of step: with many tokens, with a token alone."""
+    tables = np.zeros((2, CONFIGURATION_BYTES), dtype=np.uint8)
+    tables[:, 0] = 1
+    tables[:, 48 : 48 + _NUM_TILES] = TILE
+    widths = tables[:, 16 : 16 + 2 * _NUM_TILES : 2]
+    widths[:] = _ROW_BYTES
+    widths[1, :_WEIGHTS] = widths[1, _TOKENS:] = PAIR_BYTES
+    return tables
+
+
+@intrinsic
+def configure_tiles(typing_context, address):
+    """Has a thread's matrix unit ready, which holds until :func:`release_tiles`."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
+        if has_tiles():
+            _emit(Emitter(builder), "ldtilecfg", builder.inttoptr(arguments[0], PTR))
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@intrinsic
+def release_tiles(typing_context):
+    """Lets the core, and whoever switches threads on it, forget the tiles."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
+        if has_tiles():
+            _emit(Emitter(builder), "tilerelease")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic(prefer_literal=True)
+def multiply(typing_context, kind, weights, groups, asked, w, other, ldw, x, ldp, ldg, ahead, k, out, ldo, ldv, ldh):
+    """16 rows of ``w``, and as many of ``other`` if there are two ``weights``, with one or two ``groups`` of tokens.
+
+    A single product is ``[16, 16]``, or ``[16, 1]`` of a token alone.
+
+    Args:
+        asked: 1: prefetch meanwhile what lies ``ahead`` bytes behind all that is read of weights; it need not exist.
+        w, other, x, out: addresses; ``ldw``: bytes from row to row of a weight.
+        ldp, ldg: bytes from pair to pair of tokens, and from group to group.
+        out: address of float32; ``ldo``: bytes from row to row of a product; ``ldv``, ``ldh``: from one weight's
+            products to the other's, and from one group's to the other's.
+    """
+    num_weights, num_groups = weights.literal_value, groups.literal_value
+    asks = bool(asked.literal_value)
+    half = is_half(kind)
+    signature = types.void(kind, weights, groups, asked, *[types.int64] * 12)
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
+        if not (half and has_tiles()):
+            return context.get_dummy_value()
+        e = Emitter(builder)
+        stride, pair_stride, group_stride, distance, length = (arguments[i] for i in (6, 8, 9, 10, 11))
+        out_stride, weight_offset, group_offset = arguments[13:]
+        rows = [builder.inttoptr(arguments[4 + i], PTR) for i in range(num_weights)]
+        x, out = (builder.inttoptr(arguments[i], PTR) for i in (7, 12))
+        sums = [(i, j) for i in range(num_weights) for j in range(num_groups)]
+        for number in range(len(sums)):
+            _emit(e, "tilezero", I8(number))
+
+        before = builder.block
+        head, body, done = (builder.append_basic_block(name) for name in ("tiles", "tile", "product"))
+        builder.branch(head)
+        builder.position_at_end(head)
+        place = builder.phi(I64)
+        place.add_incoming(I64(0), before)
+        builder.cbranch(builder.icmp_unsigned("<", place, length), body, done)
+
+        builder.position_at_end(body)
+        across = builder.mul(place, I64(2))
+        pairs = e.at(x, builder.mul(builder.lshr(place, I64(1)), pair_stride))
+        for i in range(num_weights):
+            _emit(e, "tileloadd64", I8(_WEIGHTS + i), e.at(rows[i], across), stride)
+        for j in range(num_groups):
+            _emit(e, "tileloadd64", I8(_TOKENS + j), e.at(pairs, builder.mul(group_stride, I64(j))), pair_stride)
+        for number, (i, j) in enumerate(sums):
+            _emit(e, "tdpbf16ps", I8(number), I8(_WEIGHTS + i), I8(_TOKENS + j))
+        for weight in rows if asks else ():
+            next_row = e.at(weight, builder.add(across, distance))
+            for number in range(TILE):
+                line = e.at(next_row, builder.mul(stride, I64(number)))
+                e.call("llvm.prefetch.p0", ir.VoidType(), (line, I32(0), I32(1), I32(1)))
+        place.add_incoming(builder.add(place, I64(STEP)), builder.block)
+        builder.branch(head)
+
+        builder.position_at_end(done)
+        for number, (i, j) in enumerate(sums):
+            offset = builder.add(builder.mul(weight_offset, I64(i)), builder.mul(group_offset, I64(j)))
+            _emit(e, "tilestored64", I8(number), e.at(out, offset), out_stride)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+def _emit(e: Emitter, name: str, *arguments: ir.Value) -> None:
+    e.call(f"llvm.x86.{name}", ir.VoidType(), arguments)
+
+
+@intrinsic
+def _transpose(typing_context, x, ldx, last, out, ldo):
+    """16 rows of 16 words of 32 bits, of which those behind row ``last`` repeat it; ``ldx``, ``ldo``: bytes."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
+        if lanes() != TILE:
+            return context.get_dummy_value()
+        e = Emitter(builder)
+        x, stride, last, out, out_stride = arguments
+        source, target = builder.inttoptr(x, PTR), builder.inttoptr(out, PTR)
+        words = ir.VectorType(I32, TILE)
+        rows = []
+        for number in range(TILE):
+            row = builder.select(builder.icmp_signed("<", I64(number), last), I64(number), last)
+            rows.append(e.load(source, words, builder.mul(stride, row)))
+        for number, row in enumerate(e.transpose(rows)):
+            e.store(row, target, builder.mul(out_stride, I64(number)))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), codegen
+
+
+@intrinsic
+def pack_columns(typing_context, product, out):
+    """A product ``[16 columns, 16 tokens]`` → what is packed of the same tokens, ``[8, 16, 2]`` bfloat16."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
+        if lanes() != TILE:
+            return context.get_dummy_value()
+        e = Emitter(builder)
+        source, target = (builder.inttoptr(address, PTR) for address in arguments)
+        words = ir.VectorType(I32, TILE)
+        for pair in range(TILE // 2):
+            low, high = (
+                builder.zext(e.round(e.load(source, ir.VectorType(F32, TILE), (2 * pair + i) * _ROW_BYTES)), words)
+                for i in range(2)
+            )
+            joined = builder.or_(low, builder.shl(high, words([16] * TILE)))
+            e.store(joined, target, pair * PAIRS_BYTES)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@njit(error_model="numpy")
+def pack_tokens(x, ldx, num_tokens, k, out):
+    """Operands ``[num_tokens, k]``, at most 16 of them → packed; what fills up the 16 repeats the last."""
+    for place in range(0, k, STEP):
+        _transpose(x + 2 * place, ldx, num_tokens - 1, out + place * TILE * 2, PAIRS_BYTES)
+
+
+@njit(error_model="numpy")
+def _store(product, num_tokens, out, ldo, spare):
+    """A product's columns as rows of tokens."""
+    if num_tokens >= TILE:
+        _transpose(product, _ROW_BYTES, TILE - 1, out, ldo)
+        return
+    _transpose(product, _ROW_BYTES, TILE - 1, spare, _ROW_BYTES)
+    for token in range(num_tokens):
+        copy_line(spare + token * _ROW_BYTES, out + token * ldo)
+
+
+@intrinsic
+def copy_line(typing_context, source, target):
+    """16 float32 from one address to another."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
+        e = Emitter(builder)
+        source, target = (builder.inttoptr(address, PTR) for address in arguments)
+        e.store(e.load(source, ir.VectorType(F32, TILE)), target)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@njit(error_model="numpy")
+def multiply_pair(kind, x, ldp, ldg, num_groups, is_first, w, other, ldw, ahead, k, out):
+    """Two weights' bands with one or two groups of tokens; the first of them ask for what is next.
+
+    Args:
+        out: address of float32 ``[2, num_groups, 16 columns, 16 tokens]``, or ``[2, 16 columns]`` of a token alone.
+    """
+    one = TILE * ldp
+    if num_groups == 1:
+        if is_first:
+            multiply(kind, 2, 1, 1, w, other, ldw, x, ldp, ldg, ahead, k, out, ldp, one, one)
+        else:
+            multiply(kind, 2, 1, 0, w, other, ldw, x, ldp, ldg, ahead, k, out, ldp, one, one)
+    elif is_first:
+        multiply(kind, 2, 2, 1, w, other, ldw, x, ldp, ldg, ahead, k, out, ldp, 2 * one, one)
+    else:
+        multiply(kind, 2, 2, 0, w, other, ldw, x, ldp, ldg, ahead, k, out, ldp, 2 * one, one)
+
+
+@njit(error_model="numpy")
+def tile_product(kind, x, ldp, num_tokens, w, ldw, num_bands, k, out, ldo, scratch):
+    """One or two bands of 16 rows of a weight with tokens.
+
+    Args:
+        x: address of packed tokens, group after group; ``ldp``: bytes from pair to pair, which say whether it is a
+            token alone.
+        out: address of float32 ``[num_tokens, 16 * num_bands]``; ``ldo``: bytes from row to row.
+        scratch: five products' bytes.
+    """
+    ldg, one, ahead = k * TILE * 2, TILE * ldp, num_bands * TILE * ldw
+    spare = scratch + 4 * PRODUCT_BYTES
+    if ldp == PAIR_BYTES:
+        for band in range(num_bands):
+            row, place = w + band * TILE * ldw, out + band * one
+            multiply(kind, 1, 1, 1, row, row, ldw, x, ldp, ldg, ahead, k, place, ldp, one, one)
+        return
+    for token in range(0, num_tokens, 2 * TILE):
+        num_groups = 1 if num_tokens - token <= TILE else 2
+        group = x + token // TILE * ldg
+        if num_bands == 2:
+            other = w + TILE * ldw
+            multiply_pair(kind, group, ldp, ldg, num_groups, token == 0, w, other, ldw, ahead, k, scratch)
+        elif num_groups == 2:
+            multiply(kind, 1, 2, 1, w, w, ldw, group, ldp, ldg, ahead, k, scratch, ldp, one, one)
+        else:
+            multiply(kind, 1, 1, 1, w, w, ldw, group, ldp, ldg, ahead, k, scratch, ldp, one, one)
+        for band in range(num_bands):
+            for i in range(num_groups):
+                first = token + i * TILE
+                product = scratch + (band * num_groups + i) * PRODUCT_BYTES
+                _store(product, num_tokens - first, out + first * ldo + band * _ROW_BYTES, ldo, spare)
