@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
+import engine.fused.forward
 from engine.batch import ForwardBatch
 from engine.block_manager import BlockManager
 from engine.draft.eagle import FINAL_HIDDEN
@@ -19,6 +20,7 @@ from engine.drafts import NO_DRAFT, ROOT, Draft
 from engine.errors import ConfigError, UnsupportedModelError
 from engine.forward_pass import WEIGHTS, NotFusableError
 from engine.fused.decoder import FusedDecoder
+from engine.fused.tiles import has_tiles
 from engine.kv_cache import PagedKVCache
 from engine.model_loader import LoadedModel, prepare_model
 from engine.model_runner import ModelRunner
@@ -48,6 +50,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "head_of_128": ("LlamaConfig", {"head_dim": 128}),
     "head_of_80": ("LlamaConfig", {"head_dim": 80}),
     "wide": ("LlamaConfig", {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}),
+    "wide_biases": (
+        "LlamaConfig",
+        {"hidden_size": 96, "intermediate_size": 160, "head_dim": 32, "attention_bias": True, "mlp_bias": True},
+    ),
 }
 
 
@@ -123,7 +129,7 @@ def test_logits_equal_those_of_transformers(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("length", [7, 61, 64, 70, 257, 300])
-@pytest.mark.parametrize("name", ["three_share", "heads_of_64"])
+@pytest.mark.parametrize("name", ["three_share", "heads_of_64", "wide_biases"])
 def test_trees_of_drafts_see_their_ancestors_only(name: str, length: int, dtype: str) -> None:
     runners = both(name, dtype)
     a, b = runners.request("a", length), runners.request("bb", 21)
@@ -135,7 +141,7 @@ def test_trees_of_drafts_see_their_ancestors_only(name: str, length: int, dtype:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("length", [7, 60, 61, 62, 63, 64, 70, 254, 257, 300])
-@pytest.mark.parametrize("name", ["three_share", "heads_of_64"])
+@pytest.mark.parametrize("name", ["three_share", "heads_of_64", "wide_biases"])
 def test_a_token_of_a_tree_gets_the_bits_of_a_chain(name: str, length: int, dtype: str) -> None:
     loaded = variant(name, dtype)
     runners = Runners(loaded, "fused")
@@ -153,7 +159,9 @@ def test_a_token_of_a_tree_gets_the_bits_of_a_chain(name: str, length: int, dtyp
 
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("name", "length"), [("three_share", 75), ("three_share", 300), ("heads_of_64", 300)])
+@pytest.mark.parametrize(
+    ("name", "length"), [("three_share", 75), ("three_share", 300), ("heads_of_64", 300), ("wide_biases", 300)]
+)
 def test_a_token_computes_to_the_same_bits_alone_and_in_any_company(
     name: str, length: int, dtype: str, weights: str
 ) -> None:
@@ -171,6 +179,22 @@ def test_a_token_computes_to_the_same_bits_alone_and_in_any_company(
     batch = together.each[0].build_batch(plan)
     row = batch.rows_of[[s.request for s in batch.sequences].index(same)][0]
     assert torch.equal(together.each[0].forward(batch)[row : row + 1], expected)
+
+
+@pytest.mark.parametrize("name", sorted(VARIANTS))
+def test_cpus_without_a_matrix_unit_give_the_same_but_for_rounding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = [("a", 90), ("bb", 5), ("ccc", 40)]
+    results = []
+    for with_tiles in (True, False):
+        if not with_tiles:
+            monkeypatch.setattr(engine.fused.forward, "has_tiles", lambda: False)
+        runners = both(name, "bfloat16")
+        requests = [runners.request(*each) for each in plan]
+        runners.step(*((request, 1) for request in requests))
+        results.append(runners.step(*((r, length - 1) for r, (_, length) in zip(requests, plan, strict=True))))
+        assert_as_good(*results[-1])
+    if has_tiles() and name.startswith("wide"):
+        assert not torch.equal(results[0][0], results[1][0])
 
 
 @pytest.mark.parametrize("num_threads", [2, 3, 5])

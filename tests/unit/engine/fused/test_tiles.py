@@ -1,0 +1,95 @@
+"""Products by the matrix unit: right, and the same for a token whatever it shares a tile with."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+import torch
+from numba import njit
+
+from engine.fused import tiles
+from engine.fused.tiles import (
+    CONFIGURATION_BYTES,
+    PAIR_BYTES,
+    PAIRS_BYTES,
+    PRODUCT_BYTES,
+    TILE,
+    configure_tiles,
+    has_tiles,
+    pack_tokens,
+    release_tiles,
+    tile_configurations,
+    tile_product,
+)
+
+KIND = np.uint16(0)
+
+
+@njit(error_model="numpy")
+def _product(configuration, x, packed, ldp, num_tokens, w, num_bands, k, out, ldo, scratch):
+    configure_tiles(configuration)
+    if ldp == PAIR_BYTES:
+        packed = x
+    else:
+        for token in range(0, num_tokens, TILE):
+            pack_tokens(x + 2 * token * k, 2 * k, min(TILE, num_tokens - token), k, packed + 2 * token * k)
+    for band in range(0, num_bands, 2):
+        at_once, place = min(2, num_bands - band), out + 4 * TILE * band
+        tile_product(KIND, packed, ldp, num_tokens, w + 2 * TILE * band * k, 2 * k, at_once, k, place, ldo, scratch)
+    release_tiles()
+
+
+def product(x: torch.Tensor, w: torch.Tensor, *, alone: bool = False) -> torch.Tensor:
+    num_tokens, k = x.shape
+    configurations = tile_configurations()
+    packed = torch.zeros(-(-num_tokens // TILE) * TILE, k, dtype=torch.bfloat16)
+    scratch = torch.full((5 * PRODUCT_BYTES,), 0xFF, dtype=torch.uint8)
+    out = torch.full((num_tokens, len(w)), torch.nan)
+    _product(
+        configurations.ctypes.data + (CONFIGURATION_BYTES if alone else 0), x.data_ptr(), packed.data_ptr(),
+        PAIR_BYTES if alone else PAIRS_BYTES, num_tokens, w.data_ptr(), len(w) // TILE, k, out.data_ptr(),
+        4 * len(w), scratch.data_ptr(),
+    )  # fmt: skip
+    return out
+
+
+@pytest.mark.skipif(not has_tiles(), reason="this CPU has no matrix unit")
+@pytest.mark.parametrize("k", [32, 64, 160])
+@pytest.mark.parametrize("num_columns", [16, 32, 48])
+def test_products_are_right_and_tokens_independent(num_columns: int, k: int) -> None:
+    generator = torch.Generator().manual_seed(k)
+    w = torch.randn(num_columns, k, generator=generator).bfloat16()
+    for num_tokens in (1, 2, 15, 16, 17, 33, 70):
+        x = torch.randn(num_tokens, k, generator=generator).bfloat16()
+        result = product(x, w)
+        torch.testing.assert_close(result.double(), x.double() @ w.double().T, rtol=1e-5, atol=1e-4)
+        for token in range(num_tokens):
+            assert torch.equal(product(x[token : token + 1], w, alone=True)[0], result[token])
+
+
+@pytest.mark.parametrize(
+    "lacks",
+    [{"sys.platform": "darwin"}, {"platform.machine": lambda: "aarch64"}, {"has_features": lambda *names: False}],
+)
+def test_no_leave_is_asked_for_what_is_not_there(lacks: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_library(*arguments: object, **options: object) -> None:
+        raise AssertionError("the kernel was asked")
+
+    monkeypatch.setattr(ctypes, "CDLL", no_library)
+    for name, value in lacks.items():
+        monkeypatch.setattr(f"engine.fused.tiles.{name}", value)
+    assert not tiles.has_tiles.__wrapped__()
+
+
+def test_a_kernel_that_refuses_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing:
+        def __init__(self, *arguments: object, **options: object) -> None: ...
+
+        def syscall(self, *numbers: int) -> int:
+            return -1
+
+    monkeypatch.setattr(ctypes, "CDLL", Refusing)
+    monkeypatch.setattr("engine.fused.tiles.has_features", lambda *names: True)
+    assert not tiles.has_tiles.__wrapped__()
