@@ -9,6 +9,7 @@ After every step of the target true hidden states take the place of what the hea
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -89,20 +90,20 @@ class WaitingRows:
 
 
 @dataclass(slots=True)
-class _LastRows:
+class _RestedStep:
     """A step in which each sequence got a token, while the head rests: what it needs if it is to go on after it.
 
     Attributes:
         states: of the whole forward.
-        rows: of ``states``, each request's last one.
-        ends: of each request, tokens computed when the step was over.
+        rows: of ``states``, each request's latest ones.
+        starts: of each request, the position of the first of these.
         released: requests that ended since.
     """
 
     states: torch.Tensor
-    requests: list[Request]
-    rows: list[int]
-    ends: list[int]
+    requests: list[Request] = field(default_factory=list)
+    rows: list[list[int]] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
     released: set[str] = field(default_factory=set)
 
 
@@ -130,7 +131,7 @@ class FeatureState:
         num_slots = runner.cache.num_blocks * runner.spec.block_size
         self._has_kv = np.zeros(num_slots, dtype=np.bool_)
         self._num_kept: int | None = None
-        self._last_rows: _LastRows | None = None
+        self._rested: deque[_RestedStep] = deque()
 
     def waiting(self, request_id: str) -> WaitingRows | None:
         """Rows that the head has not seen; None when it cannot draft for the request now."""
@@ -143,8 +144,10 @@ class FeatureState:
         """Takes a forward's hidden states up. Rows of rejected drafts are left out."""
         features = self._features.take()
         self._has_kv[batch.slots.cpu().numpy()] = False  # until the head has seen their rows
-        if self._num_kept == 1 and len(results) == len(batch.sequences):
-            self._last_rows = _last_rows(features, batch, results)  # earlier ones are of no more use
+        if self._num_kept and len(results) == len(batch.sequences):
+            self._rested.append(_rested_step(features, batch, results, self._num_kept))
+            while len(self._rested) > self._num_kept:
+                self._rested.popleft()
             return
         self._pick_up()
         due: list[tuple[WaitingRows, int]] = []
@@ -186,7 +189,7 @@ class FeatureState:
     def keep(self, num_rows: int | None) -> None:
         """See :class:`engine.draft.network.DraftState`. With a number, no row of an answer is written."""
         self._num_kept = num_rows
-        if num_rows != 1:
+        if num_rows is None:
             self._pick_up()
 
     def flush(self, request_id: str) -> None:
@@ -198,8 +201,8 @@ class FeatureState:
     def release(self, request_id: str) -> None:
         """Forgets a request, whose blocks may serve as somebody's prefix. All its rows have their KV then, unless only
         the latest ones are kept."""
-        if self._last_rows is not None:
-            self._last_rows.released.add(request_id)
+        for step in self._rested:
+            step.released.add(request_id)
         if self._num_kept is None and (waiting := self.waiting(request_id)) is not None:
             self._write([(waiting, len(waiting.token_ids))])
         self._waiting.pop(request_id, None)
@@ -230,15 +233,17 @@ class FeatureState:
         )
 
     def _pick_up(self) -> None:
-        """Takes up the one row of each sequence that the last step at rest left."""
-        last, self._last_rows = self._last_rows, None
-        if last is None:
-            return
-        for request, row, end in zip(last.requests, last.rows, last.ends, strict=True):
-            # One that was preempted meanwhile begins again, somewhere else.
-            if request.request_id not in last.released and request.num_computed_tokens == end:
-                piece, token_ids = _Piece(last.states, [row]), request.tokens_between(end, end + 1)
-                self._waiting[request.request_id] = WaitingRows(request, end - 1, [piece], token_ids, end - 1)
+        """Takes up the rows that the last steps at rest left."""
+        steps, self._rested = self._rested, deque()
+        for step in steps:
+            for request, rows, start in zip(step.requests, step.rows, step.starts, strict=True):
+                end = start + len(rows)
+                # One that was preempted meanwhile begins again, somewhere else.
+                if request.request_id not in step.released and request.num_computed_tokens >= end:
+                    token_ids = request.tokens_between(start + 1, end + 1)
+                    waiting = self._add(request, start, _Piece(step.states, rows), token_ids)
+                    if self._num_kept is not None:
+                        self._keep_last(waiting, self._num_kept)
 
     def _add(self, request: Request, start: int, piece: _Piece, token_ids: list[int]) -> WaitingRows:
         """Appends rows from position ``start`` on."""
@@ -295,12 +300,15 @@ class FeatureState:
         return [states if piece.is_fused else next(fused) for states, piece in zip(picked, pieces, strict=True)]
 
 
-def _last_rows(features: torch.Tensor, batch: ForwardBatch, results: Mapping[str, VerifyResult]) -> _LastRows:
-    last = _LastRows(features, [], [], [])
+def _rested_step(
+    features: torch.Tensor, batch: ForwardBatch, results: Mapping[str, VerifyResult], num_kept: int
+) -> _RestedStep:
+    step = _RestedStep(features)
     for sequence, first in zip(batch.sequences, batch.starts, strict=True):
         request, behind = sequence.request, first + sequence.num_tokens
         nodes = results[request.request_id].nodes
-        last.requests.append(request)
-        last.rows.append(behind + nodes[-1] if nodes else behind - 1)
-        last.ends.append(request.num_computed_tokens + sequence.num_tokens + len(nodes))
-    return last
+        rows = [*range(max(first, behind + len(nodes) - num_kept), behind), *(behind + node for node in nodes)]
+        step.requests.append(request)
+        step.rows.append(rows[-num_kept:])
+        step.starts.append(request.num_computed_tokens + sequence.num_tokens + len(nodes) - len(step.rows[-1]))
+    return step
