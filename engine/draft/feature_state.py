@@ -119,7 +119,7 @@ class FeatureState:
         ValueError: the runner has no such draft.
     """
 
-    def __init__(self, head: EagleHead, runner: ModelRunner, weights: str = "int8") -> None:
+    def __init__(self, head: EagleHead, runner: ModelRunner, weights: str = "auto") -> None:
         if runner.features is None:
             raise ValueError("the runner was built without this draft")
         self.head = head

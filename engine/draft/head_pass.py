@@ -82,11 +82,11 @@ class ModuleHeadPass:
         return DraftRows.build(spans, self._cache.spec.block_size, self._cache.device, keys.dtype)
 
 
-def create_head_pass(head: EagleHead, runner: ModelRunner, modules: ModuleHeadPass, weights: str = "int8") -> HeadPass:
+def create_head_pass(head: EagleHead, runner: ModelRunner, modules: ModuleHeadPass, weights: str = "auto") -> HeadPass:
     """The compiled program where the target is computed by one and the head can be, else ``modules``.
 
     Args:
-        weights: that the program computes with, ``int8`` or ``native``.
+        weights: that the program computes with, see :class:`engine.fused.eagle_head.FusedHeadPass`.
     """
     if not runner.is_fused:
         return modules

@@ -1,7 +1,7 @@
 """EAGLE-3 heads as a compiled program: the decoder's, for one layer that reads a hidden state beside each token.
 
-Its linear layers, but for keys and values, are computed as int8: half as much to read for every pass, and a guess need
-not be exact.
+Without a matrix unit its linear layers, but for keys and values, are computed as int8: half as much to read for every
+pass, and a guess need not be exact.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from engine.fused.structure import (
     norm_of,
     tensor_of,
 )
+from engine.fused.tiles import has_tiles
 from engine.kv_cache import PagedKVCache, slot_of
 
 
@@ -36,15 +37,18 @@ class FusedHeadPass:
     Args:
         cache: has the head's layer behind the model's; it must outlive all passes.
         layer: its index there.
-        weights: ``int8``, or ``native`` for those of the head itself.
+        weights: ``int8``, or ``native`` for those of the head itself; ``auto``: native where the CPU has a matrix unit
+            for them, which computes many rows in the time of one, else int8.
 
     Raises:
         NotFusableError: the head has a part that the program does not know, or it cannot be compiled.
     """
 
-    def __init__(self, head: EagleHead, cache: PagedKVCache, layer: int, weights: str = "int8") -> None:
+    def __init__(self, head: EagleHead, cache: PagedKVCache, layer: int, weights: str = "auto") -> None:
         decoder = _read_head(head)
         self._dtype = decoder.embedding.dtype
+        if weights == "auto":
+            weights = "native" if has_tiles() and self._dtype == torch.bfloat16 else "int8"
         if weights != "native":
             # Keys and values stay: those in the cache are the same whether this pass wrote them or the head's modules.
             (own,) = decoder.layers

@@ -93,8 +93,13 @@ def test_chains_of_several_sequences(name: str, dtype: torch.dtype, tmp_path: Pa
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_int8_is_what_it_computes_unless_told_otherwise(dtype: torch.dtype, tmp_path: Path) -> None:
-    passes = Passes(tmp_path, tiny_eagle3, dtype, "int8")
+@pytest.mark.parametrize("has_tiles", [False, True])
+def test_int8_is_what_it_computes_where_no_matrix_unit_takes_its_dtype(
+    has_tiles: bool, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.fused.eagle_head.has_tiles", lambda: has_tiles)
+    is_native = has_tiles and dtype == torch.bfloat16
+    passes = Passes(tmp_path, tiny_eagle3, dtype, "native" if is_native else "int8")
     own, spans = blocks(0, 40), [Span(blocks(0, 40), 0, 23)]
     hidden = passes.hidden(23)
     fed = passes.run(spans, hidden, only_last=True)
