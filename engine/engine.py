@@ -128,6 +128,8 @@ class Engine:
             return plan
         room = self.scheduler.make_draft_room(plan, self._max_draft_tokens)
         drafts = self.proposer.propose(plan, room)
+        if not drafts:
+            return plan
         return [
             ScheduledSequence(sequence.request, sequence.num_tokens, draft.first(limit))
             if (limit := room.get(sequence.request.request_id, 0))

@@ -103,24 +103,29 @@ class SpeculationController:
 
     def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
         """The drafts that are worth their verification."""
-        self._drafters = {}
+        self._drafters, self._proposed_by = {}, {}
         wanting = [sequence for sequence in plan if sequence.request.request_id in room]
-        best: dict[str, tuple[float, str, Draft]] = {}
+        names = {self._chosen_method(sequence.request) for sequence in wanting}
         num_sequences = sum(sequence.samples for sequence in plan)
-        wanting_any = {self._chosen_method(sequence.request) for sequence in wanting}
-        is_settled = wanting_any <= {AUTO, NONE} and self._verification.is_settled(num_sequences)
-        for name in () if is_settled else list(self._methods):
+        asks_others = not (names <= {AUTO, NONE} and self._verification.is_settled(num_sequences))
+        asks_network = self._asks_network(names, num_sequences)
+        if not (asks_others or asks_network):  # most steps of a large batch
+            self._keep_rows(names)
+            return {}
+        best: dict[str, tuple[float, str, Draft]] = {}
+        for name in list(self._methods) if asks_others else ():
             asking = [s for s in wanting if self._may_use(s.request, name, name in self._auto_methods)]
             _keep_better(best, name, self._ask(name, asking, room))
         num_tokens = sum(sequence.num_tokens for sequence in plan)
-        network = self._network
-        if network is not None:
-            drafts = self._ask_network(network, wanting, room, best, num_sequences, num_tokens)
-            _keep_better(best, network.name, drafts)
+        due = self._due_for_network(wanting, room, best, num_sequences, num_tokens) if asks_network else []
+        self._keep_rows(names)
+        network_name = self._network.name if self._network else ""
+        drafts = self._ask(network_name, due, room)
+        _keep_better(best, network_name, drafts)
         chosen = self._choose(plan, best, num_sequences, num_tokens)
         self._proposed_by = {request_id: best[request_id][1] for request_id in chosen}
-        if network is not None and self._drafting is not None and drafts:
-            self._drafting.book(verified=network.name in self._proposed_by.values())
+        if drafts and self._drafting is not None:
+            self._drafting.book(verified=network_name in self._proposed_by.values())
         return chosen
 
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
@@ -205,31 +210,44 @@ class SpeculationController:
         chosen |= {request_id: weighed[request_id].first(count) for request_id, count in lengths.items()}
         return {request_id: draft.guessed_by(best[request_id][1]) for request_id, draft in chosen.items()}
 
-    def _ask_network(
+    def _asks_network(self, names: Collection[str], num_sequences: int) -> bool:
+        """Whether to think about drafts of the network at all. Asked once a step."""
+        if self._network is None or self._drafting is None:
+            return False
+        return self._network.name in names or (AUTO in names and not self._drafting.is_settled(num_sequences))
+
+    def _due_for_network(
         self,
-        network: NetworkMethod,
         wanting: Sequence[ScheduledSequence],
         room: Mapping[str, int],
         best: Mapping[str, tuple[float, str, Draft]],
         num_sequences: int,
         num_tokens: int,
-    ) -> dict[str, Draft]:
+    ) -> list[ScheduledSequence]:
+        """Those that the network should draft for, in view of the drafts that there are."""
+        network, drafting = self._network, self._drafting
+        if network is None or drafting is None:
+            return []
         named = {s.request.request_id for s in wanting if self._chosen_method(s.request) == network.name}
         candidates = [s.request for s in wanting if self._may_use(s.request, network.name, is_automatic=True)]
-        chosen: set[str] = set()
-        if candidates and self._drafting is not None and (named or not self._drafting.is_settled(num_sequences)):
-            most = self._room_of(network.name, candidates, room)
-            outlook = self._guard(network.name, lambda: network.proposer.outlook(candidates, most), Outlook({}))
-            gains = {
-                request_id: own
-                for request_id, own in outlook.gains.items()
-                if request_id in named or sum(own) > best.get(request_id, (0.0,))[0]
-            }
-            if gains:
-                chosen = self._drafting.choose(replace(outlook, gains=gains), named, num_sequences, num_tokens)
-        num_kept = None if named or self._drafting is None else self._drafting.num_kept_rows
-        self._guard(network.name, lambda: network.state.keep(num_kept), None)
-        return self._ask(network.name, [s for s in wanting if s.request.request_id in chosen], room)
+        most = self._room_of(network.name, candidates, room)
+        outlook = self._guard(network.name, lambda: network.proposer.outlook(candidates, most), Outlook({}))
+        gains = {
+            request_id: own
+            for request_id, own in outlook.gains.items()
+            if request_id in named or sum(own) > best.get(request_id, (0.0,))[0]
+        }
+        if not gains:
+            return []
+        chosen = drafting.choose(replace(outlook, gains=gains), named, num_sequences, num_tokens)
+        return [s for s in wanting if s.request.request_id in chosen]
+
+    def _keep_rows(self, names: Collection[str]) -> None:
+        """Tells the network how much of each sequence it must be able to draft from."""
+        network, drafting = self._network, self._drafting
+        if network is not None and drafting is not None:
+            num_rows = None if network.name in names else drafting.num_kept_rows
+            self._guard(network.name, lambda: network.state.keep(num_rows), None)
 
     def _ask(self, name: str, wanting: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
         method = self._all().get(name)

@@ -229,6 +229,8 @@ class LookaheadProposer(DraftMethod):
     @torch.inference_mode()
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
         """Moves the windows on by what the target says behind their columns."""
+        if not self._states:
+            return
         due: list[tuple[_State, int]] = []
         rows: list[int] = []
         for sequence, own_rows in zip(batch.sequences, batch.rows_of, strict=True):

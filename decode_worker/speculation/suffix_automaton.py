@@ -75,15 +75,16 @@ class SuffixAutomaton:
 
     def _append(self, token: int) -> None:
         self._note_last_occurrence()
+        following, links = self._next, self._link
         position = len(self.token_ids)
         self.token_ids.append(token)
         current = self._add_state({}, _ROOT, self._length[self._last] + 1, position)
         state = self._last
-        while state != -1 and token not in self._next[state]:
-            self._next[state][token] = current
-            state = self._link[state]
+        while state != -1 and token not in (own := following[state]):
+            own[token] = current
+            state = links[state]
         if state != -1:
-            self._link[current] = self._split(state, token)
+            links[current] = self._split(state, token)
         self._last = current
 
     def _split(self, state: int, token: int) -> int:

@@ -10,7 +10,7 @@ After every step of the target true hidden states take the place of what the hea
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -89,22 +89,34 @@ class WaitingRows:
         return taken
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _RestedStep:
     """A step in which each sequence got a token, while the head rests: what it needs if it is to go on after it.
 
     Attributes:
         states: of the whole forward.
-        rows: of ``states``, each request's latest ones.
-        starts: of each request, the position of the first of these.
+        num_computed: of each of the batch's sequences, before the step.
+        num_rows: of each sequence that are kept at most.
         released: requests that ended since.
     """
 
     states: torch.Tensor
-    requests: list[Request] = field(default_factory=list)
-    rows: list[list[int]] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
+    batch: ForwardBatch
+    results: Mapping[str, VerifyResult]
+    num_computed: list[int]
+    num_rows: int
     released: set[str] = field(default_factory=set)
+
+    def latest(self) -> Iterator[tuple[Request, list[int], int]]:
+        """Each request that goes on, its last rows among ``states``, and the position of the first of these."""
+        batch, most = self.batch, self.num_rows
+        for sequence, first, start in zip(batch.sequences, batch.starts, self.num_computed, strict=True):
+            request, behind = sequence.request, first + sequence.num_tokens
+            if request.request_id not in self.released:
+                nodes = self.results[request.request_id].nodes
+                rows = [*range(max(first, behind + len(nodes) - most), behind), *(behind + node for node in nodes)]
+                rows = rows[-most:]
+                yield request, rows, start + sequence.num_tokens + len(nodes) - len(rows)
 
 
 class FeatureState:
@@ -145,7 +157,8 @@ class FeatureState:
         features = self._features.take()
         self._has_kv[batch.slots.cpu().numpy()] = False  # until the head has seen their rows
         if self._num_kept and len(results) == len(batch.sequences):
-            self._rested.append(_rested_step(features, batch, results, self._num_kept))
+            num_computed = [sequence.request.num_computed_tokens for sequence in batch.sequences]
+            self._rested.append(_RestedStep(features, batch, results, num_computed, self._num_kept))
             while len(self._rested) > self._num_kept:
                 self._rested.popleft()
             return
@@ -236,10 +249,10 @@ class FeatureState:
         """Takes up the rows that the last steps at rest left."""
         steps, self._rested = self._rested, deque()
         for step in steps:
-            for request, rows, start in zip(step.requests, step.rows, step.starts, strict=True):
+            for request, rows, start in step.latest():
                 end = start + len(rows)
                 # One that was preempted meanwhile begins again, somewhere else.
-                if request.request_id not in step.released and request.num_computed_tokens >= end:
+                if request.num_computed_tokens >= end:
                     token_ids = request.tokens_between(start + 1, end + 1)
                     waiting = self._add(request, start, _Piece(step.states, rows), token_ids)
                     if self._num_kept is not None:
@@ -298,17 +311,3 @@ class FeatureState:
         all_fused = self.head.fuse(torch.cat(raw).to(self.head.dtype))
         fused = iter(torch.split(all_fused, [len(states) for states in raw]))
         return [states if piece.is_fused else next(fused) for states, piece in zip(picked, pieces, strict=True)]
-
-
-def _rested_step(
-    features: torch.Tensor, batch: ForwardBatch, results: Mapping[str, VerifyResult], num_kept: int
-) -> _RestedStep:
-    step = _RestedStep(features)
-    for sequence, first in zip(batch.sequences, batch.starts, strict=True):
-        request, behind = sequence.request, first + sequence.num_tokens
-        nodes = results[request.request_id].nodes
-        rows = [*range(max(first, behind + len(nodes) - num_kept), behind), *(behind + node for node in nodes)]
-        step.requests.append(request)
-        step.rows.append(rows[-num_kept:])
-        step.starts.append(request.num_computed_tokens + sequence.num_tokens + len(nodes) - len(step.rows[-1]))
-    return step
