@@ -3,7 +3,8 @@
 Each turn starts one server, waits until it answers, sends it every load with ``baton bench serve``, and stops it again:
 an idle peer may spin, so the two never run at once. With ``--together`` both run all the time and only the loads
 alternate, which is right for servers that sleep while nobody asks, and gives more rounds in less time. The prompts are
-English prose that ships with Python (``pydoc_data``), the same for both; answers are greedy and of fixed lengths.
+English prose that ships with Python (``pydoc_data``), the same for both. Answers are greedy, and their lengths differ as
+those of prompts do: equal ones that begin together would end together, and never decode beside another's prompt.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from engine.errors import ConfigError
 _SIGMA = 0.8
 _WORDS_PER_TOKEN = 0.65
 _MAX_PROMPT_TOKENS = 3000
+_MAX_OUTPUT_TOKENS = 512
 _READY_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 30.0
 _INTERVAL_TAIL = 0.025
@@ -45,14 +47,14 @@ _INTERVAL_TAIL = 0.025
 class Load:
     """
     Attributes:
-        mean_input, output: tokens; prompts are lognormal about their mean.
+        mean_input, mean_output: tokens, of lognormal lengths.
         num_requests: of a turn, warming up aside.
     """
 
     name: str
     concurrency: int
     mean_input: int
-    output: int
+    mean_output: int
     num_requests: int
 
 
@@ -165,7 +167,9 @@ def measure(server: Server, load: Load, seed: int, folder: Path) -> dict[str, fl
         "--warmup-requests": load.concurrency,
         "--duration": 600,
         "--prompts": prompt_file,
-        "--output": load.output,
+        "--output": f"lognormal:mean={load.mean_output},sigma={_SIGMA}",
+        "--max-output": _MAX_OUTPUT_TOKENS,
+        "--seed": seed,
         "--json": report,
     }
     words = [str(word) for option in options.items() for word in option]

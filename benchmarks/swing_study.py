@@ -322,16 +322,33 @@ def _two(hours: Mapping[str, float]) -> str:
     return f"{hours[PREFILL]:.3f} + {hours[DECODE]:.3f}"
 
 
-def run(study: Study, swings: Sequence[str], num_processes: int) -> list[PhaseOutcome]:
-    """All phases of some swings. Raises :class:`ConfigError`."""
+def run(study: Study, swings: Sequence[str], num_processes: int, tell: Callable[[str], None]) -> list[PhaseOutcome]:
+    """All phases of some swings.
+
+    Args:
+        tell: hears of every part that is done.
+
+    Raises:
+        ConfigError: the trace cannot be used, or the targets cannot be kept.
+    """
+    outcomes = []
     with ProcessPoolExecutor(num_processes, initializer=_say_less) as pool:
-        results = dict(zip(swings, pool.map(study.follow, swings), strict=True))
+        results = {}
+        for swing, result in zip(swings, pool.map(study.follow, swings), strict=True):
+            results[swing] = result
+            tell(f"{swing}: the autoscaler went through it")
         phases = [(swing, index) for swing in swings for index in range(len(SWINGS[swing]))]
         wanted = [(swing, index, study.usual_pools(results[swing], index)) for swing, index in phases]
-        found = list(pool.map(study.oracle, wanted))
-    return [
-        study.judge(swing, index, results[swing], *oracle) for (swing, index), oracle in zip(phases, found, strict=True)
-    ]
+        for (swing, index), oracle in zip(phases, pool.map(study.oracle, wanted), strict=True):
+            outcomes.append(study.judge(swing, index, results[swing], *oracle))
+            tell(f"{swing}, phase {index + 1}: {_told(outcomes[-1])}")
+    return outcomes
+
+
+def _told(outcome: PhaseOutcome) -> str:
+    (prefill, decode), met = (outcome.oracle[pool] for pool in POOLS), percent(outcome.attainment)
+    own, ideal = (sum(hours.values()) for hours in (outcome.hours, outcome.oracle_hours))
+    return f"met {met} in {own:.3f} worker-hours; the oracle has {prefill} + {decode} workers, {ideal:.3f} hours"
 
 
 def _say_less() -> None:
@@ -356,6 +373,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("--scale must be above 0, --begin and --processes at least 1")
     if chosen.phase <= SETTLE_S:
         parser.error(f"--phase must be more than {SETTLE_S:g} s, which are not judged")
+    console = Console(width=max(140, Console().width))
     try:
         overrides = dict(map(parse_override, chosen.set))
         load_config(chosen.config, overrides)
@@ -363,10 +381,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         swings = [known_name("--swings", name.strip(), SWINGS) for name in chosen.swings.split(",")]
         if chosen.json is not None:
             check_writable("--json", chosen.json)
-        outcomes = run(study, swings, chosen.processes)
+        outcomes = run(study, swings, chosen.processes, lambda text: console.print(f"[dim]{text}[/dim]"))
     except ConfigError as error:
         parser.error(str(error))
-    console = Console(width=max(140, Console().width))
     console.print(outcome_table(outcomes), Text(verdict(outcomes)))
     if chosen.json is not None:
         chosen.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1), encoding="utf-8")

@@ -75,12 +75,14 @@ def _run(
     kind: str, options: TrainOptions, stop: Stop, on_ready: Callable[[], None], display: Display
 ) -> RenderableType:
     make_method = _prepare(kind, options)
-    if options.out is not None:
-        check_output(options.out, kind)  # before a model is fetched
     prompts = read_prompts(options.prompts)
+    if options.out is not None:  # before a model is fetched
+        check_output(options.out, kind)
     source = resolve_model(options.model, display.say)
-    output = options.out or Path("out") / f"{Path(source.name).name}-{kind}"
-    check_output(output, kind)
+    output = options.out
+    if output is None:
+        output = Path("out") / f"{Path(source.name).name}-{kind}"
+        check_output(output, kind)
     display.say(f"loading {source.name}")
     target = load_model(source, options.dtype, pick_device(options.device))
     tokenizer = Tokenizer.load(source.path)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cluster.config import SpeculationMethod
-from decode_worker.speculation.controller import SpeculationController
+from decode_worker.speculation.controller import NetworkMethod, SpeculationController
 from decode_worker.speculation.draft_length import DraftingPolicy, DraftPasses, Outlook, VerificationPolicy
 from decode_worker.speculation.registry import SpeculationLimits, create_controller, method_names
 from decode_worker.speculation.step_cost import StepCost
@@ -43,6 +43,7 @@ class Drafter:
         self.breaks = breaks
         self.probs: torch.Tensor | None = None
         self.observed: list[VerifyResult] = []
+        self.num_computed = 0
 
     def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
         if self.breaks:
@@ -50,7 +51,8 @@ class Drafter:
         draft = Draft((self.token,) * len(self.confidences), confidences=self.confidences, probs=self.probs)
         return {s.request.request_id: draft for s in plan if s.request.request_id in room}
 
-    def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None: ...
+    def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
+        self.num_computed += 1
 
     def observe(self, result: VerifyResult) -> None:
         self.observed.append(result)
@@ -58,6 +60,27 @@ class Drafter:
     def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None: ...
 
     def release(self, request_id: str) -> None: ...
+
+
+class Network(Drafter):
+    """One whose drafts take passes, and whose state is told how much to keep."""
+
+    def __init__(self, confidences: Sequence[float]) -> None:
+        super().__init__(confidences, token=7)
+        self.kept: list[int | None] = []
+
+    def outlook(self, requests: Sequence[Request], room: Mapping[str, int]) -> Outlook:
+        return Outlook({request.request_id: self.confidences for request in requests})
+
+    def keep(self, num_rows: int | None) -> None:
+        self.kept.append(num_rows)
+
+    def flush(self, request_id: str) -> None: ...
+
+    def export_state(self, request_id: str) -> bytes:
+        return b""
+
+    def adopt(self, request: Request, state: bytes | None, first_new: int = 0) -> None: ...
 
 
 class TestDraftLength:
@@ -272,6 +295,34 @@ class TestController:
         plan.append(scheduled("named", "one"))
         room["named"] = 8
         assert all("named" in controller.propose(plan, room) for _ in range(10))
+
+    def test_a_network_at_rest_drafts_only_for_who_names_it(self) -> None:
+        network, cost = Network([0.01]), StepCost()
+        passes = DraftPasses(cost)
+        for _ in range(8):
+            cost.record(8, 8, 10.0)
+            passes.record(8, 5.0)
+        method = NetworkMethod("net", network, network, passes)
+        controller = SpeculationController({}, [], "auto", 4, cost=cost, network=method)
+        plan = [scheduled(str(name)) for name in range(8)]
+        room = dict.fromkeys((sequence.request.request_id for sequence in plan), 8)
+        assert not any(controller.propose(plan, room) for _ in range(40))
+        assert network.kept[0] is None
+        assert network.kept[-1] is not None
+        plan.append(scheduled("named", "net"))
+        room["named"] = 8
+        assert all(list(controller.propose(plan, room)) == ["named"] for _ in range(10))
+        assert network.kept[-10:] == [None] * 10
+        assert len(network.kept) == 50
+
+    def test_methods_hear_of_forwards_once_they_were_asked(self) -> None:
+        asked, unasked = Drafter([0.9]), Drafter([0.9])
+        controller = SpeculationController({"one": asked, "two": unasked}, ["one"], "auto", 4)
+        batch = ForwardBatch.build([], 16, torch.device("cpu"), torch.float32)
+        controller.computed(batch, torch.empty(0, 4), {})
+        controller.propose([scheduled("a")], {"a": 8})
+        controller.computed(batch, torch.empty(0, 4), {})
+        assert (asked.num_computed, unasked.num_computed) == (1, 0)
 
     def test_auto_takes_the_more_promising_draft(self) -> None:
         methods = {"short": Drafter([0.9], token=1), "long": Drafter([0.8, 0.8], token=2)}
