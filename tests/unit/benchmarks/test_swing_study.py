@@ -125,6 +125,17 @@ def test_a_tiny_study_runs_from_end_to_end(trace, config, monkeypatch):
     assert study.oracle(("load", 1, study.usual_pools(result, 1))) == ((1, 1), 1.0)
 
 
+def test_every_part_is_told_once_it_is_done(trace, config, monkeypatch):
+    monkeypatch.setattr(swing_study, "SETTLE_S", 5.0)
+    monkeypatch.setattr(swing_study, "SWINGS", {"load": (Load(1), Load(4))})
+    told = []
+    first, second = swing_study.run(Study(trace, config, 1.0, 20.0, 2, 0), ["load"], 1, told.append)
+    assert (first.phase, second.phase) == (1, 2)
+    assert told[0] == "load: the autoscaler went through it"
+    assert told[1].startswith("load, phase 1: met 100.0 % in 0.0")
+    assert told[2].endswith("the oracle has 1 + 1 workers, 0.011 hours")
+
+
 def test_a_trace_that_is_too_short_is_repeated_with_other_prompts(trace, config, monkeypatch):
     monkeypatch.setattr(swing_study, "SWINGS", {"load": (Load(1), Load(2))})
     arrivals = Study(trace, config, 1.0, 100.0, 2, 0).arrivals("load")  # 300 s of 120
@@ -184,7 +195,7 @@ def test_the_command_writes_what_it_shows(trace, config, tmp_path, capsys, monke
     monkeypatch.setattr(swing_study, "run", lambda *given: asked.append(given) or [outcome()])
     out = tmp_path / "out.json"
     main(f"--trace {trace} -c {config} --swings load --set decode.max_num_seqs=8 --json {out}".split())
-    ((study, swings, _),) = asked
+    ((study, swings, *_),) = asked
     assert (study.overrides, swings) == ({"decode.max_num_seqs": 8}, ["load"])
     assert "Every phase kept 95%" in capsys.readouterr().out
     assert json.loads(out.read_text())[0]["attainment"] == 0.97
