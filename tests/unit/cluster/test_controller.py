@@ -23,7 +23,7 @@ from engine.errors import BatonError
 from tests.fake_hosts import HangingHost, MisconfiguredHost, OtherLayoutHost, ServingHost, small_ray, write_model_folder
 from tests.fake_workers import expected_tokens
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 @pytest.fixture(scope="module", autouse=True)
