@@ -92,7 +92,6 @@ class SpeculationController:
         self._network = network
         self._drafting = DraftingPolicy(self._cost, network.passes) if network else None
         self._whole = frozenset(whole)
-        self._asked: set[str] = set()
         self._proposed_by: dict[str, str] = {}
         self._drafters: dict[str, list[str]] = {}
         self.num_failures = 0
@@ -130,8 +129,8 @@ class SpeculationController:
         return chosen
 
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
-        """Every method in use sees every forward, whether it drafted for it or not."""
-        for name, method in self._in_use():
+        """Every method sees every forward, whether it drafted for it or not."""
+        for name, method in self._all().items():
             self._guard(name, lambda method=method: method.computed(batch, logits, results), None)  # type: ignore[misc]
 
     def observe(self, result: VerifyResult) -> None:
@@ -170,17 +169,12 @@ class SpeculationController:
 
     def release(self, request_id: str) -> None:
         self._proposed_by.pop(request_id, None)
-        for name, method in self._in_use():
+        for name, method in self._all().items():
             self._guard(name, lambda method=method: method.release(request_id), None)  # type: ignore[misc]
 
     def _all(self) -> dict[str, Proposer]:
         own = {} if self._network is None else {self._network.name: self._network.proposer}
         return {**self._methods, **own}
-
-    def _in_use(self) -> list[tuple[str, Proposer]]:
-        """All but those that nobody has asked for yet. A network follows its target from the first token on."""
-        own = self._network.name if self._network is not None else None
-        return [(name, method) for name, method in self._all().items() if name in self._asked or name == own]
 
     def _chosen_method(self, request: Request) -> str:
         return request.speculation_method or self._default
@@ -259,7 +253,6 @@ class SpeculationController:
         method = self._all().get(name)
         if not wanting or method is None:
             return {}
-        self._asked.add(name)
         asked = self._room_of(name, [s.request for s in wanting], room)
         drafts: dict[str, Draft] = self._guard(name, lambda: method.propose(wanting, asked), {})
         self.num_drafted += sum(map(len, drafts.values()))
