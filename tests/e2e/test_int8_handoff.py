@@ -14,6 +14,7 @@ LEAST_EQUAL_SECONDS = 0.8
 def answers(encoding: str) -> tuple[list[list[int]], float, float]:
     """Tokens, and the KV bytes that travelled and did not."""
     settings: Settings = {
+        "dtype": "bfloat16",
         "kv_transfer": {"encoding": encoding},
         "engine": {"prefix_caching": False},
         "speculation": {"method": "none"},
