@@ -92,7 +92,11 @@ def advise(demand: Demand, costs: Mapping[str, PoolCosts], sizes: Mapping[str, i
         demand.local_share,
         _capacity(demand, costs, sizes[PREFILL], sizes[DECODE]),
     )
-    best = max([now, *_splits(demand, costs, total)], key=lambda option: option.capacity)
+    options = _splits(demand, costs, total)
+    most = max(option.capacity for option in [now, *options])
+    # Of those that carry about as much, the one whose decode steps have the fewest prompts among them.
+    good = [option for option in options if option.capacity * _BETTER >= most]
+    best = min(good, key=lambda option: (option.local_share, -option.capacity), default=now)
     if best.capacity < _BETTER * now.capacity:
         best = now
     return Advice(

@@ -1,7 +1,7 @@
 """A decode pool as seats: how many sequences may share its steps before tokens come too slowly?
 
 By Little's law, the sequences that decode at the same time are their rate times how long each of them decodes. Prompts
-that stay here slow their steps, and are slowed by them.
+that stay here slow their steps, and are slowed by them; a step that decodes anyway they need not pay for.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from functools import cache
+from math import ceil, exp
 
 from cluster.autoscaling.costs import PoolCosts
 from cluster.autoscaling.demand import ClassDemand, Demand
-from cluster.autoscaling.forecast import MAX_UTILISATION, PoolForecast, pool_objective
+from cluster.autoscaling.forecast import LEAST_ADDED, MAX_UTILISATION, PoolForecast, pool_objective
 from cluster.autoscaling.prefill_capacity import prefill_forecast
 from cluster.autoscaling.queueing import poisson_at_most
 
@@ -29,11 +30,11 @@ def decode_forecast(demand: Demand, costs: PoolCosts, workers: int) -> PoolForec
     parts = [part for part in demand.present if part.output_tokens > 1]
     token_rate = sum(part.rate * (part.output_tokens - 1) for part in parts)
     local = demand.split()[1] if demand.local_share > 0 else Demand()
-    prompt_time = _prompts_s(local, costs) / workers
+    alone_s, added_s = _prompts_s(local, costs)
     if token_rate <= 0:
-        return PoolForecast(workers, prompt_time, {}, prompt_time <= MAX_UTILISATION)
+        return PoolForecast(workers, alone_s / workers, {}, alone_s / workers <= MAX_UTILISATION)
     context = sum(part.rate * (part.output_tokens - 1) * _context(part) for part in parts) / token_rate
-    slowdown = 1.0 / (1.0 - min(prompt_time, _MOST_PROMPT_TIME))
+    slowdown = 1.0 / (1.0 - min(added_s / workers, _MOST_PROMPT_TIME))
     seats = _seats(costs, parts)
 
     @cache
@@ -44,6 +45,9 @@ def decode_forecast(demand: Demand, costs: PoolCosts, workers: int) -> PoolForec
     per_worker = min(batch for batch, _ in attainable)
     concurrency = _concurrency(token_rate, workers, seats, tpot_s)
     at_work = token_rate * tpot_s(per_worker) if concurrency is None else concurrency
+    # How often a worker has no sequence, so that a prompt's steps are its own.
+    idle = exp(-at_work / workers)
+    prompt_time = (added_s + idle * (alone_s - added_s)) / workers
     slowed = _prompt_slowdown(local, costs, at_work / workers, context)
     prompts = prefill_forecast(local, costs, workers, slowdown=slowed)
     kept_prompts = prompts.attainment or {}
@@ -66,13 +70,17 @@ def _context(part: ClassDemand) -> float:
     return part.prompt_tokens + part.output_tokens / 2
 
 
-def _prompts_s(local: Demand, costs: PoolCosts) -> float:
-    """Seconds of prompts a second, all workers together."""
-    return sum(
-        part.rate * group.share * costs.prefill_ms(group.uncached_tokens, group.cached_tokens) / 1e3
-        for part in local.present
-        for group in part.prompts
-    )
+def _prompts_s(local: Demand, costs: PoolCosts) -> tuple[float, float]:
+    """Seconds of prompts a second, all workers together: (alone, in steps that decode anyway)."""
+    step_ms = costs.prefill_ms(1, 0)
+    alone_ms = added_ms = 0.0
+    for part in local.present:
+        for group in part.prompts:
+            ms = costs.prefill_ms(group.uncached_tokens, group.cached_tokens)
+            steps = ceil(group.uncached_tokens / costs.chunk_tokens)
+            alone_ms += part.rate * group.share * ms
+            added_ms += part.rate * group.share * max(ms - steps * step_ms, LEAST_ADDED * ms)
+    return alone_ms / 1e3, added_ms / 1e3
 
 
 def _prompt_slowdown(local: Demand, costs: PoolCosts, batch: float, context: float) -> float:

@@ -10,6 +10,8 @@ from cluster.slo import SloClass
 
 MAX_UTILISATION = 0.9
 """Beyond it, queues grow faster than any forecast: arrivals come in bursts."""
+LEAST_ADDED = 0.02
+"""A prompt that shares its steps adds at least this share of what it takes alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 from cluster.autoscaling.costs import PoolCosts
 from cluster.autoscaling.demand import ClassDemand, Demand
-from cluster.autoscaling.forecast import MAX_UTILISATION, PoolForecast, pool_objective
+from cluster.autoscaling.forecast import LEAST_ADDED, MAX_UTILISATION, PoolForecast, pool_objective
 from cluster.autoscaling.queueing import wait_exceeds
 
-_LEAST_SHARE = 0.02
-"""Of what a prompt takes alone; sharing steps saves no more."""
 _SPILLING = 0.8
 """Utilisation up to which the prompts that go over to decode workers are about those that were planned for them."""
 
@@ -34,7 +32,7 @@ class _Group:
     def load_s(self, mates: float) -> float:
         """What one of them adds to a worker's work when ``mates`` prompts share a step."""
         shared = min(mates, self.most_mates)
-        return max(self.alone_s - self.fixed_s * (1.0 - 1.0 / shared), _LEAST_SHARE * self.alone_s)
+        return max(self.alone_s - self.fixed_s * (1.0 - 1.0 / shared), LEAST_ADDED * self.alone_s)
 
     def until_token_s(self, mates: float) -> float:
         """From the start of its steps to its first token: those who share them are computed too."""
@@ -53,7 +51,7 @@ def prefill_forecast(
         spills: decode workers compute prompts too, so that one which would be late here goes there instead.
         slowdown: of prompts, by what else the worker computes.
     """
-    parts = sorted(demand.present, key=lambda part: (-part.slo.priority, part.slo.ttft_s))
+    parts = sorted(demand.present, key=_turn)
     if not parts:
         return PoolForecast(workers)
     grouped = [_groups(part, costs, slowdown) for part in parts]
@@ -67,6 +65,11 @@ def prefill_forecast(
     return max(forecasts, key=lambda found: (found.keeps, found.lowest_attainment, -found.utilisation))
 
 
+def _turn(part: ClassDemand) -> tuple[float, float]:
+    """Lower ones are computed first; equal ones as they come."""
+    return -part.slo.priority, part.slo.ttft_s
+
+
 def _with_mates(
     parts: Sequence[ClassDemand], grouped: Sequence[Sequence[_Group]], mates: float, workers: int, spills: bool
 ) -> PoolForecast:
@@ -75,9 +78,10 @@ def _with_mates(
     spills = spills and offered <= _SPILLING * workers
     service_s, variation = _service_times(every, mates)
     attainment, hopeless, keeps = {}, [], offered <= MAX_UTILISATION * workers
-    ahead = 0.0
+    offers = [(_turn(part), _offered(groups, mates)) for part, groups in zip(parts, grouped, strict=True)]
     for part, groups in zip(parts, grouped, strict=True):
-        upto = ahead + _offered(groups, mates)
+        ahead = sum(offer for turn, offer in offers if turn < _turn(part))
+        upto = sum(offer for turn, offer in offers if turn <= _turn(part))
         kept = possible = 0.0
         for group in groups:
             slack_s = part.slo.ttft_s - group.until_token_s(mates)
@@ -89,7 +93,6 @@ def _with_mates(
         if possible < 0.999 * part.rate:
             hopeless.append(part.slo.name)
         keeps = keeps and kept >= pool_objective(part.slo) * possible
-        ahead = upto
     rate = sum(part.rate for part in parts)
     return PoolForecast(workers, offered / workers, attainment, keeps, offered / rate, offered, 1.0, tuple(hopeless))
 

@@ -11,7 +11,7 @@ from cluster.autoscaling.advice import advise
 from cluster.autoscaling.advice_texts import advice_texts
 from cluster.autoscaling.demand import Demand
 from cluster.config import DECODE, PREFILL
-from cluster.slo import STANDARD
+from cluster.slo import INTERACTIVE, STANDARD
 from tests.unit.cluster.autoscaling.scenarios import COSTS, FormulaCosts, demand
 
 
@@ -67,6 +67,12 @@ def test_the_order_of_the_classes_is_no_matter():
     )
     first, second = (ask(Demand(classes, 1000)) for classes in ((short, long), (long, short)))
     assert first.aggregated.capacity == pytest.approx(second.aggregated.capacity)
+    assert first.best == second.best
+
+
+def test_prompts_stay_away_from_decode_steps_where_that_costs_next_to_nothing():
+    """Half of the prompts on four decode workers would carry 2 % more."""
+    assert ask(demand(5, prompt=3000, output=20)).best.local_share == 0
 
 
 def test_it_says_when_disaggregation_hurts():
@@ -76,8 +82,8 @@ def test_it_says_when_disaggregation_hurts():
 
 
 def test_it_says_when_disaggregation_pays():
-    """Decoding within 50 ms a token does not bear many prompts in between."""
-    text = told(demand(200), prefill=34, decode=30)
+    """Decoding within 20 ms a token does not bear many prompts in between."""
+    text = told(demand(200, slo=replace(INTERACTIVE, tpot_s=0.02)), prefill=34, decode=30)
     assert "Disaggregation pays" in text
 
 

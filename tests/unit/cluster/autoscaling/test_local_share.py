@@ -142,3 +142,19 @@ def test_prompts_wait_for_the_steps_of_sequences_beside_them():
     beside = replace(alone, classes=(*alone.classes, *demand(20.0, 1, 400, replace(STANDARD, name="other")).classes))
     kept = [decode_forecast(of, COSTS, 2).attainment[STANDARD.name] for of in (alone, beside)]
     assert kept[1] < kept[0]
+
+
+def test_prompts_pay_for_a_step_only_where_nobody_decodes_in_it():
+    """Prompts of 10 tokens take 9 ms alone, of which a step without tokens takes 8."""
+    other = replace(STANDARD, name="other")
+    prompts = demand(50.0, 10, 1, STANDARD).with_local_share(1.0)
+    utilisation = {
+        decoding: decode_forecast(
+            replace(prompts, classes=(*prompts.classes, *demand(decoding, 1, 400, other).classes)), COSTS, 1
+        ).utilisation
+        for decoding in (0.001, 0.05, 1.0)
+    }
+    assert decode_forecast(prompts, COSTS, 1).utilisation == pytest.approx(0.45, rel=0.01)
+    assert utilisation[0.001] == pytest.approx(0.45, rel=0.03)
+    assert utilisation[0.05] < 0.9 * utilisation[0.001]
+    assert utilisation[1.0] < 0.2
