@@ -28,6 +28,6 @@ class ScalingLimits:
     pools: Mapping[str, PoolLimits]
     interval_s: float = 5.0
     calm_s: float = 30.0
-    headroom: float = 0.1
+    headroom: float = 0.07
     role_change: bool = True
     place_timeout_s: float = 60.0

@@ -15,8 +15,9 @@ from cluster.autoscaling.observation import PoolCounts
 from cluster.autoscaling.prefill_capacity import prefill_forecast
 from cluster.config import DECODE, PREFILL
 from cluster.slo import STANDARD
-from tests.unit.cluster.autoscaling.scenarios import COSTS, LIMITS, Planned, demand, limits, observe
+from tests.unit.cluster.autoscaling.scenarios import COSTS, Planned, demand, limits, observe
 
+LIMITS = limits(headroom=0.1)  # the loads below are near what that many workers bear
 SHARES = [steps / 64 for steps in range(65)]
 
 
@@ -78,7 +79,7 @@ def test_a_prefill_worker_that_is_busy_nearly_always_spills_too_much():
 def test_decode_workers_are_left_no_more_prompts_than_prefill_workers_cannot_take():
     of = asked(24, prompt=2000)
     grown = of.scaled(1 + LIMITS.headroom)
-    bounds = limits(pools={PREFILL: PoolLimits(2, 2), DECODE: PoolLimits(1, 64)})
+    bounds = limits(headroom=0.1, pools={PREFILL: PoolLimits(2, 2), DECODE: PoolLimits(1, 64)})
     share = with_best_share(observe(0.0, of, 2, 12), bounds).local_share
     keeps = [
         prefill_forecast(grown.with_local_share(left).split()[0], COSTS, 2, spills=True).keeps
@@ -88,7 +89,7 @@ def test_decode_workers_are_left_no_more_prompts_than_prefill_workers_cannot_tak
 
 
 def test_spare_workers_of_both_pools_go_until_what_is_left_is_needed_together():
-    pools = Planned(prefill=12, decode=12)
+    pools = Planned(LIMITS, prefill=12, decode=12)
     pools.run(900, asked())
     sizes = (pools.sizes[PREFILL], pools.sizes[DECODE])
     assert sum(sizes) == min(sum(needed(asked(), share)) for share in SHARES)
@@ -114,7 +115,7 @@ def test_the_plan_tells_what_share_it_counts_on():
 
 
 def test_a_swing_is_followed_in_one_step_here_too():
-    pools = Planned()
+    pools = Planned(LIMITS)
     pools.run(120, asked(5))
     pools.step(asked(80))
     after = dict(pools.sizes)
