@@ -98,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--engines", nargs="+", default=["baton", "transformers"], choices=ENGINES)
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"], help="of every engine")
     parser.add_argument("--vllm-python", type=Path, help="the interpreter of an environment that has vLLM")
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 32], help="sequences that decode")
     parser.add_argument("--context", type=int, default=128, help="tokens of their prompts")
@@ -109,15 +110,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command(name: str, folder: str | Path, cases: Sequence[Case], vllm_python: Path | None) -> list[str]:
+def _command(name: str, folder: str | Path, cases: Sequence[Case], dtype: str, vllm_python: Path | None) -> list[str]:
     most_tokens = max(case.prompt_tokens + case.output_tokens + 1 for case in cases)
-    sizes = [str(most_tokens), str(max(case.batch for case in cases))]
+    given = [str(folder), dtype, str(most_tokens), str(max(case.batch for case in cases))]
     if name == "transformers":
-        return [sys.executable, "-m", f"{_PACKAGE}.transformers_engine", str(folder)]
+        return [sys.executable, "-m", f"{_PACKAGE}.transformers_engine", *given[:2]]
     if name == "vllm":
-        return [str(vllm_python), "-m", f"{_PACKAGE}.vllm_engine", str(folder), *sizes]
+        return [str(vllm_python), "-m", f"{_PACKAGE}.vllm_engine", *given]
     weights = name.partition("-")[2] or "native"
-    return [sys.executable, "-m", f"{_PACKAGE}.baton_engine", str(folder), *sizes, weights]
+    return [sys.executable, "-m", f"{_PACKAGE}.baton_engine", *given, weights]
 
 
 def main() -> None:
@@ -143,7 +144,7 @@ def main() -> None:
             engines = []
             for name in dict.fromkeys(arguments.engines):
                 console.print(f"loading {name}")
-                command = _command(name, folder, cases, arguments.vllm_python)
+                command = _command(name, folder, cases, arguments.dtype, arguments.vllm_python)
                 engines.append(
                     stack.enter_context(started(name, command, logs / f"{name}.log", is_ours=name != "vllm"))
                 )

@@ -1,6 +1,6 @@
 """baton's engine, as a worker has it, without drafts.
 
-``python -m benchmarks.offline.baton_engine FOLDER MOST_TOKENS MOST_SEQUENCES WEIGHTS``
+``python -m benchmarks.offline.baton_engine FOLDER DTYPE MOST_TOKENS MOST_SEQUENCES WEIGHTS``
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from engine.scheduler import Scheduler, SchedulerLimits
 _BLOCK_SIZE = 16
 
 
-def load(folder: Path, most_tokens: int, most_sequences: int, weights: str) -> Generate:
+def load(folder: Path, dtype: str, most_tokens: int, most_sequences: int, weights: str) -> Generate:
     """
     Args:
         folder: of the model.
@@ -31,7 +31,7 @@ def load(folder: Path, most_tokens: int, most_sequences: int, weights: str) -> G
         weights: see ``engine.weights``.
     """
     torch.set_num_threads(usable_cores())
-    loaded = load_model(resolve_model(str(folder)), "bfloat16", pick_device("cpu"))
+    loaded = load_model(resolve_model(str(folder)), dtype, pick_device("cpu"))
     num_blocks = 1 + most_sequences * -(-most_tokens // _BLOCK_SIZE)
     runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, weights=weights)
     limits = SchedulerLimits(most_sequences * most_tokens, most_sequences, most_tokens)
@@ -53,4 +53,4 @@ def load(folder: Path, most_tokens: int, most_sequences: int, weights: str) -> G
 
 
 if __name__ == "__main__":
-    serve(lambda: load(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]))
+    serve(lambda: load(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]))

@@ -1,4 +1,4 @@
-"""``generate`` of transformers: ``python -m benchmarks.offline.transformers_engine FOLDER``."""
+"""``generate`` of transformers: ``python -m benchmarks.offline.transformers_engine FOLDER DTYPE``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from benchmarks.offline.protocol import Generate, serve
 from cluster.cores import usable_cores
 
 
-def load(folder: str) -> Generate:
+def load(folder: str, dtype: str) -> Generate:
     torch.set_num_threads(usable_cores())
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
 
     @torch.inference_mode()
     def generate(prompts: list[list[int]], max_tokens: int) -> list[int]:
@@ -33,4 +33,4 @@ def load(folder: str) -> Generate:
 
 
 if __name__ == "__main__":
-    serve(lambda: load(sys.argv[1]))
+    serve(lambda: load(sys.argv[1], sys.argv[2]))

@@ -1,4 +1,4 @@
-"""vLLM, under its own Python: ``python -m benchmarks.offline.vllm_engine FOLDER MOST_TOKENS MOST_SEQUENCES``."""
+"""vLLM, under its own Python: ``python -m benchmarks.offline.vllm_engine FOLDER DTYPE MOST_TOKENS MOST_SEQUENCES``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.offline.protocol import Generate, serve
 
 
-def load(folder: str, most_tokens: int, most_sequences: int) -> Generate:
+def load(folder: str, dtype: str, most_tokens: int, most_sequences: int) -> Generate:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # a second process would spin while the other engine's turn is
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     from importlib import import_module
@@ -17,7 +17,7 @@ def load(folder: str, most_tokens: int, most_sequences: int) -> Generate:
     vllm: Any = import_module("vllm")
     llm = vllm.LLM(
         model=folder,
-        dtype="bfloat16",
+        dtype=dtype,
         max_model_len=most_tokens,
         max_num_seqs=most_sequences,
         max_num_batched_tokens=max(2048, most_tokens),
@@ -34,4 +34,4 @@ def load(folder: str, most_tokens: int, most_sequences: int) -> Generate:
 
 
 if __name__ == "__main__":
-    serve(lambda: load(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    serve(lambda: load(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))

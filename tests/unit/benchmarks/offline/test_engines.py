@@ -14,8 +14,8 @@ from tests.tiny_models import random_prompts, tiny_model
 def test_every_prompt_gets_exactly_so_many_tokens(name: str, tmp_path: Path) -> None:
     tiny_model("llama").save_pretrained(tmp_path)
     if name == "transformers":
-        generate = transformers_engine.load(str(tmp_path))
+        generate = transformers_engine.load(str(tmp_path), "float32")
     else:
-        generate = baton_engine.load(tmp_path, most_tokens=32, most_sequences=4, weights=name)
+        generate = baton_engine.load(tmp_path, "float32", most_tokens=32, most_sequences=4, weights=name)
     for max_tokens in (1, 9):
         assert generate(random_prompts([12, 12, 12]), max_tokens) == [max_tokens] * 3
