@@ -47,6 +47,18 @@ class NetworkMethod:
     passes: DraftPasses
 
 
+@dataclass(frozen=True, slots=True)
+class _Network:
+    """The one method with a network, and when to ask it. It is switched off as a whole."""
+
+    method: NetworkMethod
+    drafting: DraftingPolicy
+
+    @property
+    def name(self) -> str:
+        return self.method.name
+
+
 @dataclass(slots=True)
 class MethodCounts:
     """Since the worker started: drafts that were verified, the tokens in them, and those that were accepted."""
@@ -89,8 +101,7 @@ class SpeculationController:
         self._most = dict(most or {})
         self._cost = cost or StepCost()
         self._verification = VerificationPolicy(self._cost)
-        self._network = network
-        self._drafting = DraftingPolicy(self._cost, network.passes) if network else None
+        self._network = _Network(network, DraftingPolicy(self._cost, network.passes)) if network else None
         self._whole = frozenset(whole)
         self._proposed_by: dict[str, str] = {}
         self._drafters: dict[str, list[str]] = {}
@@ -108,8 +119,8 @@ class SpeculationController:
         names = {self._chosen_method(sequence.request) for sequence in wanting}
         num_sequences = sum(sequence.samples for sequence in plan)
         asks_others = not (names <= {AUTO, NONE} and self._verification.is_settled(num_sequences))
-        asks_network = self._asks_network(names, num_sequences)
-        if not (asks_others or asks_network):  # most steps of a large batch
+        network = self._network_to_ask(names, num_sequences)
+        if not asks_others and network is None:  # most steps of a large batch
             self._keep_rows(names)
             return {}
         best: dict[str, tuple[float, str, Draft]] = {}
@@ -117,15 +128,15 @@ class SpeculationController:
             asking = [s for s in wanting if self._may_use(s.request, name, name in self._auto_methods)]
             _keep_better(best, name, self._ask(name, asking, room))
         num_tokens = sum(sequence.num_tokens for sequence in plan)
-        due = self._due_for_network(wanting, room, best, num_sequences, num_tokens) if asks_network else []
+        due = self._due(network, wanting, room, best, num_sequences, num_tokens) if network else []
         self._keep_rows(names)
-        network_name = self._network.name if self._network else ""
-        drafts = self._ask(network_name, due, room)
-        _keep_better(best, network_name, drafts)
+        drafts = self._ask(network.name, due, room) if network else {}
+        if network:
+            _keep_better(best, network.name, drafts)
         chosen = self._choose(plan, best, num_sequences, num_tokens)
         self._proposed_by = {request_id: best[request_id][1] for request_id in chosen}
-        if drafts and self._drafting is not None:
-            self._drafting.book(verified=network_name in self._proposed_by.values())
+        if network and drafts:
+            network.drafting.book(verified=network.name in self._proposed_by.values())
         return chosen
 
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
@@ -151,9 +162,9 @@ class SpeculationController:
 
     def adopt(self, request: Request, state: bytes | None, first_new: int) -> None:
         """A request comes with its prompt's KV; see :meth:`engine.draft.network.DraftState.adopt`."""
-        network = self._network
-        if network is None:
+        if self._network is None:
             return
+        network = self._network.method
         try:
             network.state.adopt(request, state, first_new)
         except ValueError as error:  # the fault of this one hand-off: the request goes on as if no draft KV had come
@@ -173,7 +184,7 @@ class SpeculationController:
             self._guard(name, lambda method=method: method.release(request_id), None)  # type: ignore[misc]
 
     def _all(self) -> dict[str, Proposer]:
-        own = {} if self._network is None else {self._network.name: self._network.proposer}
+        own = {} if self._network is None else {self._network.name: self._network.method.proposer}
         return {**self._methods, **own}
 
     def _chosen_method(self, request: Request) -> str:
@@ -210,14 +221,17 @@ class SpeculationController:
         chosen |= {request_id: weighed[request_id].first(count) for request_id, count in lengths.items()}
         return {request_id: draft.guessed_by(best[request_id][1]) for request_id, draft in chosen.items()}
 
-    def _asks_network(self, names: Collection[str], num_sequences: int) -> bool:
-        """Whether to think about drafts of the network at all. Asked once a step."""
-        if self._network is None or self._drafting is None:
-            return False
-        return self._network.name in names or (AUTO in names and not self._drafting.is_settled(num_sequences))
+    def _network_to_ask(self, names: Collection[str], num_sequences: int) -> _Network | None:
+        """The network, where its drafts are to be thought about at all. Asked once a step."""
+        network = self._network
+        if network is None:
+            return None
+        asks = network.name in names or (AUTO in names and not network.drafting.is_settled(num_sequences))
+        return network if asks else None
 
-    def _due_for_network(
+    def _due(
         self,
+        network: _Network,
         wanting: Sequence[ScheduledSequence],
         room: Mapping[str, int],
         best: Mapping[str, tuple[float, str, Draft]],
@@ -225,13 +239,10 @@ class SpeculationController:
         num_tokens: int,
     ) -> list[ScheduledSequence]:
         """Those that the network should draft for, in view of the drafts that there are."""
-        network, drafting = self._network, self._drafting
-        if network is None or drafting is None:
-            return []
         named = {s.request.request_id for s in wanting if self._chosen_method(s.request) == network.name}
         candidates = [s.request for s in wanting if self._may_use(s.request, network.name, is_automatic=True)]
         most = self._room_of(network.name, candidates, room)
-        outlook = self._guard(network.name, lambda: network.proposer.outlook(candidates, most), Outlook({}))
+        outlook = self._guard(network.name, lambda: network.method.proposer.outlook(candidates, most), Outlook({}))
         gains = {
             request_id: own
             for request_id, own in outlook.gains.items()
@@ -239,15 +250,14 @@ class SpeculationController:
         }
         if not gains:
             return []
-        chosen = drafting.choose(replace(outlook, gains=gains), named, num_sequences, num_tokens)
+        chosen = network.drafting.choose(replace(outlook, gains=gains), named, num_sequences, num_tokens)
         return [s for s in wanting if s.request.request_id in chosen]
 
     def _keep_rows(self, names: Collection[str]) -> None:
         """Tells the network how much of each sequence it must be able to draft from."""
-        network, drafting = self._network, self._drafting
-        if network is not None and drafting is not None:
-            num_rows = None if network.name in names else drafting.num_kept_rows
-            self._guard(network.name, lambda: network.state.keep(num_rows), None)
+        if (network := self._network) is not None:
+            num_rows = None if network.name in names else network.drafting.num_kept_rows
+            self._guard(network.name, lambda: network.method.state.keep(num_rows), None)
 
     def _ask(self, name: str, wanting: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
         method = self._all().get(name)

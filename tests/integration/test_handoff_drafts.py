@@ -78,7 +78,7 @@ def prompts() -> list[list[int]]:
 def record(pair: WorkerPair) -> Recording:
     """Spies on the decode worker's only method with a network."""
     controller = pair.decode.role._engine._engine.proposer
-    network = controller._network
+    network = controller._network.method
     recording = Recording(network.proposer)
     network.proposer = recording
     return recording
@@ -178,14 +178,14 @@ async def test_a_draft_that_breaks_while_serving_costs_no_request(
     async with worker_pair(runners, pair_config(speculation=settings(runners.decode_draft.method))) as pair:
         role = pair.prefill.role if side == "prefill" else pair.decode.role
         proposer = role._engine._engine.proposer
-        state = proposer._state if side == "prefill" else proposer._network.state
+        state = proposer._state if side == "prefill" else proposer._network.method.state
 
         def broken(*_: object) -> None:
             raise RuntimeError("the draft's memory is gone")
 
         work = asyncio.gather(*(pair.generate(prompt, PARAMS) for prompt in prompts()), return_exceptions=True)
         await asyncio.sleep(0.05)
-        broken_part = proposer._network.proposer if what == "propose" else state
+        broken_part = proposer._network.method.proposer if what == "propose" else state
         setattr(broken_part, what, broken)
         answers = await work
         assert not [answer for answer in answers if isinstance(answer, BatonError | Exception)]
