@@ -116,9 +116,12 @@ def _connect(config: BatonConfig, report: Callable[[str], None]) -> bool:
     except KeyboardInterrupt:
         ray.shutdown()
         raise
-    except (OSError, RuntimeError, ValueError, RayError) as error:
+    except Exception as error:  # Ray raises Exception itself when a node takes too long
         if address is None:
-            raise ConfigError(f"A local Ray cluster could not be started: {error}") from error
+            raise ConfigError(
+                f"A local Ray cluster could not be started: {error}. If the machine is busy with something else, try "
+                "again when it is not, or name a Ray cluster that runs already in ray.address."
+            ) from error
         raise ConfigError(
             f"Ray cannot be reached at ray.address {address}: {error}. "
             "Start it with `ray start --head`, or set ray.address to null for a local cluster."

@@ -13,7 +13,7 @@ from math import ceil, exp
 
 from cluster.autoscaling.costs import PoolCosts
 from cluster.autoscaling.demand import ClassDemand, Demand
-from cluster.autoscaling.forecast import LEAST_ADDED, MAX_UTILISATION, PoolForecast, pool_objective
+from cluster.autoscaling.forecast import LEAST_ADDED, PoolForecast, pool_objective
 from cluster.autoscaling.prefill_capacity import prefill_forecast
 from cluster.autoscaling.queueing import poisson_at_most
 
@@ -31,8 +31,8 @@ def decode_forecast(demand: Demand, costs: PoolCosts, workers: int) -> PoolForec
     token_rate = sum(part.rate * (part.output_tokens - 1) for part in parts)
     local = demand.split()[1] if demand.local_share > 0 else Demand()
     alone_s, added_s = _prompts_s(local, costs)
-    if token_rate <= 0:
-        return PoolForecast(workers, alone_s / workers, {}, alone_s / workers <= MAX_UTILISATION)
+    if token_rate <= 0:  # answers of one token end where their prompts do
+        return prefill_forecast(local, costs, workers)
     context = sum(part.rate * (part.output_tokens - 1) * _context(part) for part in parts) / token_rate
     slowdown = 1.0 / (1.0 - min(added_s / workers, _MOST_PROMPT_TIME))
     seats = _seats(costs, parts)
@@ -59,6 +59,9 @@ def decode_forecast(demand: Demand, costs: PoolCosts, workers: int) -> PoolForec
         if not possible:
             hopeless.append(part.slo.name)
     most_tokens = workers * per_worker / tpot_s(per_worker)
+    for name, kept in kept_prompts.items():
+        attainment.setdefault(name, kept)  # a class whose answers are one token
+    hopeless += [name for name in prompts.hopeless if name not in hopeless]
     utilisation = max(token_rate / most_tokens, prompt_time)
     work_s = at_work / sum(part.rate for part in parts)
     keeps = keeps and utilisation <= 1.0
@@ -94,9 +97,14 @@ def _prompt_slowdown(local: Demand, costs: PoolCosts, batch: float, context: flo
 
 
 def _seats(costs: PoolCosts, parts: list[ClassDemand]) -> int:
-    """Sequences that fit into a worker: into its steps, and into its cache with their whole answers."""
-    rate = sum(part.rate for part in parts)
-    tokens = sum(part.rate * (part.prompt_tokens + part.output_tokens) for part in parts) / rate
+    """Sequences that fit into a worker: into its steps, and into its cache with their whole answers.
+
+    Who decodes for long is found there more often than requests of that kind come.
+    """
+    decoding = sum(part.rate * (part.output_tokens - 1) for part in parts)
+    tokens = sum(
+        part.rate * (part.output_tokens - 1) * (part.prompt_tokens + part.output_tokens) for part in parts
+    ) / decoding  # fmt: skip
     fitting = int(costs.kv_tokens / tokens) if costs.kv_tokens else costs.max_num_seqs
     return max(1, min(costs.max_num_seqs, fitting))
 

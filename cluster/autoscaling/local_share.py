@@ -23,8 +23,6 @@ _SEEN = 0.02
 """A router that keeps less of the prompts local than that has been told not to: what it recovers is computed so."""
 _STEPS = 64
 """Shares are multiples of one in so many."""
-_CANNOT = 1000
-"""Workers' worth: a pool that cannot be had is worse than any that can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +50,16 @@ def with_best_share(observation: Observation, limits: ScalingLimits) -> Demand:
     grown = demand.scaled(1.0 + limits.headroom)
     present = {pool: observation.pools[pool].counts for pool in (PREFILL, DECODE)}
 
-    def costs(pools: _Pools) -> tuple[int, int]:
-        """(workers to be started, all)."""
-        started = 0 if pools.keeps else _CANNOT
+    def costs(pools: _Pools) -> tuple[int, bool, float, int, int]:
+        """(workers that cannot be had, whether that is too few, prompts left to those, workers to be started, all)."""
+        pinned = started = 0
         for pool, size in ((PREFILL, pools.prefill), (DECODE, pools.decode)):
             missing = max(0, size - present[pool].target)
-            started += missing * (_CANNOT if present[pool].pinned else 1)
-        return started, pools.prefill + pools.decode
+            pinned += missing * present[pool].pinned
+            started += missing
+        # Where no way keeps the targets, the one that asks the least of the decode pool misses them by least.
+        left = 0.0 if pools.keeps else pools.share
+        return pinned, not pools.keeps, left, started, pools.prefill + pools.decode
 
     ways = _ways(grown, prefill, decode, limits.pools[PREFILL], limits.pools[DECODE], present[PREFILL].target)
     return demand.with_local_share(min(ways, key=costs).share)

@@ -159,3 +159,39 @@ def test_prompts_pay_for_a_step_only_where_nobody_decodes_in_it():
     assert utilisation[0.001] == pytest.approx(0.45, rel=0.03)
     assert utilisation[0.05] < 0.9 * utilisation[0.001]
     assert utilisation[1.0] < 0.2
+
+
+@pytest.mark.parametrize("output", [2.0, 50.0])
+def test_more_than_all_allowed_workers_bear_gets_all_of_them(output):
+    """The way with the fewest workers to start is no answer where no way keeps the targets."""
+    bounds = limits(pools={PREFILL: PoolLimits(1, 8), DECODE: PoolLimits(1, 8)})
+    overload = asked(2000.0, seen_share=1.0, output=output)
+    decided = plan(observe(0.0, overload, 1, 1), bounds, AutoscalerState())
+    assert {pool.target for pool in decided.pools.values()} == {8}
+
+
+def test_answers_of_one_token_have_prompts_with_targets():
+    """They decode nothing, alone or beside others that do."""
+    other = replace(STANDARD, name="other")
+    few, many = (demand(rate, 1000, 1, STANDARD).with_local_share(1.0) for rate in (1.0, 40.0))
+    assert decode_forecast(few, COSTS, 2).keeps
+    assert not decode_forecast(many, COSTS, 2).keeps
+    for prompts in (few, many):
+        beside = replace(prompts, classes=(*prompts.classes, *demand(1.0, 1, 400, other).classes))
+        kept = decode_forecast(beside, COSTS, 2).attainment
+        assert set(kept) == {STANDARD.name, "other"}
+        assert (kept[STANDARD.name] > 0.9) == (prompts is few)
+
+
+def test_prompts_that_no_decode_worker_computes_in_time_are_told():
+    slow = demand(0.1, 60_000, 20, STANDARD).with_local_share(1.0)
+    assert decode_forecast(slow, COSTS, 2).hopeless == (STANDARD.name,)
+
+
+def test_requests_that_end_at_once_do_not_make_room_for_long_ones():
+    """A cache of 20,000 tokens has ten seats for the long ones, however many short ones come in between."""
+    costs = replace(COSTS, kv_tokens=20_000)
+    long = demand(0.3, 1000, 1000, STANDARD)
+    short = demand(300.0, 10, 2, replace(STANDARD, name="short"))
+    both = replace(long, classes=(*long.classes, *short.classes))
+    assert decode_forecast(both, costs, 4).per_worker < 2 * decode_forecast(long, costs, 4).per_worker

@@ -1,0 +1,23 @@
+"""What a user reads when Ray does not start."""
+
+from __future__ import annotations
+
+import pytest
+import ray
+
+from cluster.config import BatonConfig
+from cluster.launch import Cluster
+from engine.errors import ConfigError
+
+
+@pytest.mark.parametrize("raised", [Exception("The current node timed out during startup."), OSError("no space")])
+def test_a_local_ray_that_does_not_start_is_one_message(raised: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray raises the class Exception itself when a machine is so busy that its node is late."""
+
+    def init(**options: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(ConfigError, match=r"local Ray cluster could not be started: .*try again when it is not"):
+        Cluster.start(BatonConfig.from_dict({"router": {"port": 0}}), lambda line: None)
