@@ -27,6 +27,7 @@ def load(folder: Path, dtype: str, most_tokens: int, most_sequences: int, weight
     """
     Args:
         folder: of the model.
+        dtype: ``bfloat16`` or ``float32``.
         most_tokens: of a sequence.
         weights: see ``engine.weights``.
     """

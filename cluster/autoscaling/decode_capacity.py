@@ -30,9 +30,9 @@ def decode_forecast(demand: Demand, costs: PoolCosts, workers: int) -> PoolForec
     parts = [part for part in demand.present if part.output_tokens > 1]
     token_rate = sum(part.rate * (part.output_tokens - 1) for part in parts)
     local = demand.split()[1] if demand.local_share > 0 else Demand()
-    alone_s, added_s = _prompts_s(local, costs)
     if token_rate <= 0:  # answers of one token end where their prompts do
         return prefill_forecast(local, costs, workers)
+    alone_s, added_s = _prompts_s(local, costs)
     context = sum(part.rate * (part.output_tokens - 1) * _context(part) for part in parts) / token_rate
     slowdown = 1.0 / (1.0 - min(added_s / workers, _MOST_PROMPT_TIME))
     seats = _seats(costs, parts)
@@ -58,10 +58,9 @@ def decode_forecast(demand: Demand, costs: PoolCosts, workers: int) -> PoolForec
         keeps = keeps and share >= pool_objective(part.slo)
         if not possible:
             hopeless.append(part.slo.name)
-    most_tokens = workers * per_worker / tpot_s(per_worker)
-    for name, kept in kept_prompts.items():
-        attainment.setdefault(name, kept)  # a class whose answers are one token
+    attainment = {**kept_prompts, **attainment}  # only the former: classes whose answers are one token
     hopeless += [name for name in prompts.hopeless if name not in hopeless]
+    most_tokens = workers * per_worker / tpot_s(per_worker)
     utilisation = max(token_rate / most_tokens, prompt_time)
     work_s = at_work / sum(part.rate for part in parts)
     keeps = keeps and utilisation <= 1.0

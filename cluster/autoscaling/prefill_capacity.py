@@ -79,9 +79,9 @@ def _with_mates(
     service_s, variation = _service_times(every, mates)
     attainment, hopeless, keeps = {}, [], offered <= MAX_UTILISATION * workers
     offers = [(_turn(part), _offered(groups, mates)) for part, groups in zip(parts, grouped, strict=True)]
-    for part, groups in zip(parts, grouped, strict=True):
-        ahead = sum(offer for turn, offer in offers if turn < _turn(part))
-        upto = sum(offer for turn, offer in offers if turn <= _turn(part))
+    for part, groups, (own, _) in zip(parts, grouped, offers, strict=True):
+        ahead = sum(offer for turn, offer in offers if turn < own)
+        upto = sum(offer for turn, offer in offers if turn <= own)
         kept = possible = 0.0
         for group in groups:
             slack_s = part.slo.ttft_s - group.until_token_s(mates)

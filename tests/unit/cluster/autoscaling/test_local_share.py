@@ -79,7 +79,7 @@ def test_a_prefill_worker_that_is_busy_nearly_always_spills_too_much():
 def test_decode_workers_are_left_no_more_prompts_than_prefill_workers_cannot_take():
     of = asked(24, prompt=2000)
     grown = of.scaled(1 + LIMITS.headroom)
-    bounds = limits(headroom=0.1, pools={PREFILL: PoolLimits(2, 2), DECODE: PoolLimits(1, 64)})
+    bounds = limits(headroom=LIMITS.headroom, pools={PREFILL: PoolLimits(2, 2), DECODE: PoolLimits(1, 64)})
     share = with_best_share(observe(0.0, of, 2, 12), bounds).local_share
     keeps = [
         prefill_forecast(grown.with_local_share(left).split()[0], COSTS, 2, spills=True).keeps
