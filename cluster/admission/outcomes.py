@@ -118,8 +118,10 @@ class AdmittedWork:
     def _learn(self, journal: Journal, admitted: _Admitted) -> None:
         margins, timeline, check = self._of(journal.request.slo), journal.request.timeline, admitted.check
         ttft_ms, tpot_ms = timeline.ttft_ms, timeline.tpot_ms(len(journal.token_ids))
-        # A hit that was never in danger says nothing; a miss does, unless the request was let in to miss.
-        if ttft_ms is not None and not check.is_lost:
+        if check.is_lost:  # it was let in to miss
+            return
+        # A hit that was never in danger says nothing; a miss does.
+        if ttft_ms is not None:
             kept = ttft_ms <= check.ttft_target_ms
             if check.is_near_ttft or not kept:
                 margins.ttft.observe(admitted.factors.ttft, kept=kept)

@@ -94,7 +94,8 @@ def _limits(
         # What is over is certain; the margin is for the rest.
         with_margin_ms = elapsed_ms + (target_ms - elapsed_ms) / factors.ttft
         ttft_ms = min(target_ms, max(with_margin_ms, feasible_ttft_ms))
-    tpot_ms = max(slo.tpot_s * 1e3 / factors.tpot, feasible_tpot_ms)
+    # A margin keeps a promise, and a late first token has broken it: the bare target is enough from then on.
+    tpot_ms = max(slo.tpot_s * 1e3 / (1.0 if is_lost else factors.tpot), feasible_tpot_ms)
     return _Limits(ttft_ms, tpot_ms, feasible_ttft_ms, feasible_tpot_ms, is_lost)
 
 

@@ -10,14 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.admission.gathering import LONGEST_MS, ArrivalGaps, Gatherer, GatherView, gather_ms
+from cluster.admission.outcomes import AdmittedWork
 from cluster.admission.refusals import no_room
 from cluster.admission.room import Shortage, check_room
 from cluster.admission.safety_margin import LARGEST_FACTOR, ClassMargins, Factors, SafetyMargin
 from cluster.admission.waiting_time import WorkUnderWay, predicted_wait_s
+from cluster.generation import GenerationRequest
+from cluster.journal import Journal
 from cluster.latency.estimates import WorkerTraits
 from cluster.latency_model import LatencyModel
 from cluster.routing.base import RouteDecision
 from cluster.slo import INTERACTIVE, SloClass
+from engine.request import FinishReason, SamplingParams
+from engine.timeline import Event, Timeline
 
 NO_MARGIN = Factors()
 milliseconds = st.floats(0.1, 1e5)
@@ -87,6 +92,36 @@ def test_a_lost_target_gives_way_to_what_is_possible() -> None:
 def test_who_is_late_by_itself_shows_no_crowd(ttft_ms: float, idle_ttft_ms: float, shows_crowd: bool) -> None:
     check = check_room(decision(ttft_ms, 1, idle_ttft_ms=idle_ttft_ms), INTERACTIVE, 0.0, 0.5, NO_MARGIN, max_tokens=9)
     assert check.shows_crowd is shows_crowd
+
+
+def test_a_lost_request_needs_no_margin_of_a_promise_that_is_broken() -> None:
+    """With one, a dozen waited for a worker that could have served them at the pace of their class."""
+    double = Factors(ttft=2.0, tpot=2.0)
+    in_time = check_room(decision(100, 40), INTERACTIVE, 0.0, 0.5, double, max_tokens=9)
+    assert in_time.shortage is Shortage.DECODE  # 50 / 2 = 25
+    lost = check_room(decision(5140, 40, idle_ttft_ms=100), INTERACTIVE, 5000.0, 0.5, double, max_tokens=9)
+    assert lost.shortage is None
+    assert lost.allowed_tpot_ms == 50
+    slower = check_room(decision(5140, 51, idle_ttft_ms=100), INTERACTIVE, 5000.0, 0.5, double, max_tokens=9)
+    assert slower.shortage is Shortage.DECODE
+
+
+@pytest.mark.parametrize(("elapsed_ms", "learns"), [(0.0, True), (5000.0, False)], ids=["in time", "lost"])
+def test_margins_learn_from_those_who_could_keep_their_targets(elapsed_ms: float, learns: bool) -> None:
+    work = AdmittedWork([INTERACTIVE])
+    timeline = Timeline("r1")
+    for at_s, event in ((0.0, Event.RECEIVED), (6.0, Event.FIRST_TOKEN), (7.0, Event.FINISHED)):
+        timeline.record(event, at_s)  # misses both
+    journal = Journal(GenerationRequest("r1", (1, 2, 3), SamplingParams(max_tokens=9), timeline, slo=INTERACTIVE), 60.0)
+    journal.attempt, journal.finish_reason = 1, FinishReason.STOP
+    route = RouteDecision(None, "decode-1", 0, elapsed_ms + 100, 40.0, 100.0, 1.0)
+    check = check_room(route, INTERACTIVE, elapsed_ms, 0.5, NO_MARGIN, max_tokens=9)
+    before = work.factors(INTERACTIVE)
+    work.dispatched(journal, route, check, 0.0, had_room=True)
+    journal.token_ids.extend([4, 5, 6])
+    work.ended(journal, 7.0)
+    after = work.factors(INTERACTIVE)
+    assert (after.tpot > before.tpot, after.ttft > before.ttft) == (learns, learns)
 
 
 def test_who_is_lost_has_no_room_while_others_find_none() -> None:
