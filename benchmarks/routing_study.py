@@ -164,19 +164,31 @@ def _run_all(study: Study, wanted: Sequence[Replay], num_processes: int) -> list
         return list(zip(wanted, pool.map(study.run, wanted), strict=True))
 
 
-def _rates_line(results: Sequence[tuple[Replay, Mapping[str, Any]]]) -> str:
-    highest = {}
+def rates_line(points: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    """The highest rate of both routers in words; where it lies outside the rates that were tried, its bound.
+
+    Args:
+        points: by router, (rate, attainment) by rising rate.
+    """
+    said, rates = [], {}
     for router in (_ROUND_ROBIN, _BATON):
-        own = [document for wanted, document in results if wanted.label == router]
-        points = [(d["replay"]["requests_per_s"], d["classes"][ALL]["attainment"]) for d in own]
-        highest[router] = highest_rate(points)
-    ours, theirs = highest[_BATON], highest[_ROUND_ROBIN]
-    if ours is None or theirs is None:
-        return f"Highest rate with {_OBJECTIVE:.0%} attainment: not within these rates."
-    return (
-        f"Highest rate with {_OBJECTIVE:.0%} attainment: round-robin {theirs:.1f} requests/s, baton {ours:.1f} "
-        f"requests/s, {ours / theirs:.2f} times as many."
-    )
+        rate = highest_rate(points[router])
+        lowest, highest = points[router][0][0], points[router][-1][0]
+        rates[router] = lowest if rate is None else rate
+        bound = "below" if rate is None else "at least" if rate >= highest else ""
+        said.append(f"{router} {bound} {rates[router]:.1f}".replace("  ", " "))
+    line = f"Highest rate, in requests/s, with {_OBJECTIVE:.0%} attainment: {', '.join(said)}"
+    if "at least" in said[0] or "below" in said[1]:
+        return f"{line}."
+    least = "at least " if "below" in said[0] or "at least" in said[1] else ""
+    return f"{line}; {least}{rates[_BATON] / rates[_ROUND_ROBIN]:.2f} times as many."
+
+
+def _points(results: Sequence[tuple[Replay, Mapping[str, Any]]]) -> dict[str, list[tuple[float, float]]]:
+    points: dict[str, list[tuple[float, float]]] = {_ROUND_ROBIN: [], _BATON: []}
+    for wanted, document in results:
+        points[wanted.label].append((document["replay"]["requests_per_s"], document["classes"][ALL]["attainment"]))
+    return points
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -216,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         results = _run_all(study, replays[part], chosen.processes)
         console.print(outcome_table(part, results))
         if part == "rates":
-            console.print(_rates_line(results))
+            console.print(rates_line(_points(results)))
         found[part] = [{"label": own.label, "scale": own.scale, **document} for own, document in results]
         if chosen.json is not None:
             chosen.json.write_text(json.dumps(found, indent=1), encoding="utf-8")

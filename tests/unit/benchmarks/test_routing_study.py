@@ -16,6 +16,7 @@ from benchmarks.routing_study import (
     outcome_table,
     overloads,
     rate_replays,
+    rates_line,
 )
 from cluster.config import load_config
 from cluster.routing_config import DEFAULT_WEIGHTS
@@ -33,6 +34,20 @@ from cluster.routing_config import DEFAULT_WEIGHTS
 )
 def test_the_highest_rate_lies_where_attainment_falls_below_the_objective(points, rate):
     assert highest_rate(points) == (None if rate is None else pytest.approx(rate))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "said"),
+    [
+        ([(2, 0.95), (4, 0.85)], [(2, 0.99), (8, 0.95), (10, 0.85)], "round_robin 3.0, baton 9.0; 3.00 times as many."),
+        ([(2, 0.8)], [(2, 0.99), (8, 0.95)], "round_robin below 2.0, baton at least 8.0; at least 4.00 times as many."),
+        ([(2, 0.8)], [(2, 0.99), (4, 0.81)], "round_robin below 2.0, baton 3.0; at least 1.50 times as many."),
+        ([(2, 0.95), (4, 0.85)], [(2, 0.8)], "round_robin 3.0, baton below 2.0."),
+        ([(2, 0.95)], [(2, 0.99)], "round_robin at least 2.0, baton at least 2.0."),
+    ],
+)
+def test_the_rates_are_told_even_where_they_lie_outside_of_those_that_were_tried(theirs, ours, said):
+    assert rates_line({"round_robin": theirs, "baton": ours}).endswith(said)
 
 
 def test_every_replay_is_a_configuration():
@@ -81,7 +96,7 @@ def test_the_command_writes_what_it_shows(tmp_path, config, capsys):
     options = f"--trace {write_trace(tmp_path, 12)} -c {config} --parts rates --scales 2,1 --requests 8 --warm-up 2"
     main([*options.split(), "--json", str(out)])
     shown = capsys.readouterr().out
-    assert "Highest rate with 90% attainment: round-robin" in shown
+    assert "with 90% attainment: round_robin" in shown
     rows = json.loads(out.read_text())["rates"]
     assert [(row["label"], row["scale"]) for row in rows] == [
         ("round_robin", 1.0),
