@@ -97,7 +97,7 @@ def explain_pending(pool: str, resources: ResourcesConfig, nodes: Sequence[Node]
     if fits_somewhere(resources, nodes):
         only_cpus = is_local and not resources.gpus and resources.memory_gib is None
         more = "raise ray.num_cpus" if only_cpus else "add nodes"
-        lines.append(f"Free resources, {more}, or lower {pool}.workers.")
+        lines.append(f"If it is not only slow to start: free resources, {more}, or lower {pool}.workers.")
     else:
         only_cpus = is_local and [_TOO_FEW_CPUS] in lacks
         more = "raise ray.num_cpus" if only_cpus else "add nodes that have what it asks for"

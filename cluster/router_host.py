@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 
 _STATS_TIMEOUT_S = 2.0
 _SHUTDOWN_GRACE_S = 3
+"""So long requests may go on when the router stops; those that still run then end with an error."""
+_GOODBYE_S = 2
+"""For these errors to reach their clients."""
 
 
 class RouterHost:
@@ -138,7 +141,11 @@ class RouterHost:
         self._plane.admission.close()
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
-            await asyncio.wait({self._serving}, timeout=_SHUTDOWN_GRACE_S + 2)
+            _, running = await asyncio.wait({self._serving}, timeout=_SHUTDOWN_GRACE_S)
+            if running:
+                # Their calls fail, no other attempt is let in, and that is what the clients hear.
+                await asyncio.gather(*(worker.client.close() for worker in self._registry.workers))
+                await asyncio.wait({self._serving}, timeout=_GOODBYE_S + 1)
         await self._tracer.stop()
         self._stopped.set()
 
@@ -173,7 +180,7 @@ class RouterHost:
             log_config=None,
             access_log=False,
             lifespan="off",
-            timeout_graceful_shutdown=_SHUTDOWN_GRACE_S,
+            timeout_graceful_shutdown=_SHUTDOWN_GRACE_S + _GOODBYE_S,
         )
         self._server = uvicorn.Server(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ MAX_CLASSES = 16
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _RESERVED = (AUTO_TIER, DEFAULT_TIER)
+_REQUIRED = {"ttft", "tpot"}
 
 
 class SloClassConfig(Section):
@@ -25,7 +27,7 @@ class SloClassConfig(Section):
     """Target for the time to the first token, queueing included."""
     tpot: Duration
     """Target for the mean time per output token after the first."""
-    percentile: Annotated[float, Field(gt=0, le=100)] = 95.0
+    percentile: Annotated[float, Field(ge=1, le=100)] = 95.0
     """How many of a hundred requests shall keep both targets."""
     priority: Annotated[int, Field(ge=-1000, le=1000)] = STANDARD.priority
     """The higher, the more urgent."""
@@ -81,6 +83,13 @@ class SloConfig(Section):
                     f"with a letter, other than {' and '.join(_RESERVED)}"
                 )
             values = {} if values is None else values
+            if isinstance(values, Mapping) and name not in classes and not values.keys() >= _REQUIRED:
+                near = difflib.get_close_matches(name, classes, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                missing = " and ".join(sorted(_REQUIRED - values.keys(), reverse=True))
+                raise ValueError(
+                    f"{name!r} is none of {', '.join(classes)}, and a class of your own needs {missing}{hint}"
+                )
             # What is no mapping is left to pydantic, which says what it should have been.
             classes[name] = {**classes.get(name, {}), **values} if isinstance(values, Mapping) else values
         if len(classes) > MAX_CLASSES:

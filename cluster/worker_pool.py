@@ -307,8 +307,10 @@ class WorkerPool:
             if not placed.done() and fits_somewhere(self._resources, self._nodes()):
                 await asyncio.wait({placed}, timeout=_BUSY_NOTICE_S - _HOPELESS_NOTICE_S)
             if not placed.done():
-                member.reason = self._explain_pending()
-                self._listener.report(member.reason)
+                reason = self._explain_pending()
+                if all(other.reason != reason for other in self._members.values()):  # once for all that wait alike
+                    self._listener.report(reason)
+                member.reason = reason
                 self._notify()
             await placed
             member.reason = ""

@@ -204,6 +204,9 @@ class SimulatedWorker:
             while True:
                 output = await _next(sequence)
                 batch = self._batch(output, request, with_steps=bool(events))
+                if events and not message.transfer_id:
+                    for step in batch.steps:
+                        step.num_computed_tokens = request.num_prompt_tokens - request.num_cached_tokens
                 if events:
                     events[Event.DECODE_STARTED] = request.first_scheduled_s or request.arrival_s
                     batch.events.extend(pack_events(events))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any, Generic, TypeVar
 
@@ -26,7 +26,7 @@ from cluster.admission.metrics import AdmissionMetrics
 from cluster.admission.outcomes import AdmittedWork
 from cluster.admission.room import RoomCheck, Shortage, check_room, routes_with_room
 from cluster.admission.waiting_line import Ticket, WaitingLine
-from cluster.admission.waiting_time import predicted_wait_s
+from cluster.admission.waiting_time import Blockage
 from cluster.admission.worker_wait import WorkerWait
 from cluster.admission_config import AdmissionConfig
 from cluster.journal import Journal
@@ -81,12 +81,12 @@ class Admission(Generic[PlacementT]):
         self._worker_wait = WorkerWait(dispatcher, worker_wait_s, workers_changed, clock)
         self._queue: WaitingLine[Asking[PlacementT]] = WaitingLine(config.fair_share)
         self._held: HoldingRoom[Asking[PlacementT]] = HoldingRoom(self._settle)
-        self._blocked_by = Shortage.PREFILL
+        self._blockage = Blockage(Shortage.PREFILL, 0.0, 0.0, 0.0)  # of the last head of the queue that could not go
         self._shortage_s = -inf
         self._alarm = Alarm(self._look, clock)
         self._looked_s = -inf
         self._is_closed = False
-        metrics.queued = self._num_queued_by_class
+        metrics.queued = lambda: Counter(ticket.item.slo.name for ticket in self._queue)
         metrics.factors = self._work.all_factors
 
     @property
@@ -147,9 +147,6 @@ class Admission(Generic[PlacementT]):
         """JSON-ready: by class how many wait, and the margins."""
         return self._metrics.status()
 
-    def _num_queued_by_class(self) -> Mapping[str, int]:
-        return Counter(ticket.item.slo.name for ticket in self._queue)
-
     def _ask(self, journal: Journal, now_s: float) -> Asking[PlacementT]:
         # With the patience of workers, those who wait here for minutes would soon go before everybody else.
         return Asking(journal, journal.urgency._replace(patience_s=self._config.patience), now_s, journal.received_s)
@@ -192,20 +189,14 @@ class Admission(Generic[PlacementT]):
             check = self._check(asking, decision)
         return decision, check
 
-    def _note_shortage(self, check: RoomCheck) -> None:
-        """Those who are lost do not count: they find no room because others do not."""
-        if check.shows_crowd:
-            self._shortage_s = self._clock()
-
     def _decide(self, asking: Asking[PlacementT], decision: RouteDecision) -> PlacementT | None:
         """A placement; None: the request waits from now on.
 
         Raises:
             OverloadedError: it is refused.
         """
-        now_s = self._clock()
         decision, check = self._judge(asking, decision)
-        num_ahead = self._queue.num_ahead(asking.urgency, now_s)
+        num_ahead = self._num_ahead(asking, check)
         if check.shortage is None and not num_ahead:
             hold_s = self._hold_s(asking, decision, check)
             if hold_s > 0:
@@ -218,20 +209,27 @@ class Admission(Generic[PlacementT]):
             self._held.open()
             decision = self._forecast(asking.journal) or decision
             decision, check = self._judge(asking, decision)
-            num_ahead = self._queue.num_ahead(asking.urgency, now_s)
+            num_ahead = self._num_ahead(asking, check)
             if check.shortage is None and not num_ahead:
                 return self._dispatch(asking, decision, check)
         self._enqueue(asking, decision, check, num_ahead)
         return None
 
+    def _num_ahead(self, asking: Asking[PlacementT], check: RoomCheck) -> int:
+        """Who has room and can keep its target does not wait for those who cannot keep theirs and have none."""
+        overtakes = check.shortage is None and not check.is_lost
+        return self._queue.num_ahead(asking.urgency, self._clock(), in_time=overtakes)
+
     def _enqueue(self, asking: Asking[PlacementT], decision: RouteDecision, check: RoomCheck, num_ahead: int) -> None:
         now_s, slo = self._clock(), asking.slo
-        self._note_shortage(check)
-        shortage = check.shortage or self._blocked_by
-        leave_per_s = self._work.under_way.leave_per_s(
-            shortage, decision.wait_ms, decision.tpot_ms, asking.journal.request.params.max_tokens
-        )
-        wait_s = predicted_wait_s(shortage, check.over_ms, num_ahead, leave_per_s)
+        if check.shows_crowd:
+            self._shortage_s = now_s
+        own = Blockage.of(decision, check)
+        if own is not None and not num_ahead:
+            self._blockage = own
+        # Who would have room waits for others only, and they for what blocks the first of them.
+        max_tokens = asking.journal.request.params.max_tokens
+        wait_s = self._work.under_way.wait_s(own or self._blockage, num_ahead, max_tokens)
         if check.is_lost:
             wait_s = max(wait_s, self._shortage_s + _CROWDED_QUEUE_S - now_s)
         allowed_s = min(slo.queue_deadline_s, now_s - asking.asked_s + asking.journal.time_left_s)
@@ -240,8 +238,6 @@ class Admission(Generic[PlacementT]):
             raise self._counted(slo, refusals.no_room(slo, check, decision, wait_s, allowed_s))
         if len(self._queue) >= self._config.max_queued:
             self._make_place(asking, wait_s)
-        if not num_ahead:
-            self._blocked_by = shortage
         asking.ticket = Ticket(asking, slo.name, asking.urgency, expires_s, slo.name)
         self._queue.add(asking.ticket)
         self._alarm.set(now_s + _TICK_S)
@@ -326,8 +322,9 @@ class Admission(Generic[PlacementT]):
 
     def _look(self) -> None:
         now_s = self._looked_s = self._clock()
-        for ticket in self._queue.pop_expired(now_s + RESOLUTION_S):
-            self._refuse_expired(ticket.item)
+        for asking in [ticket.item for ticket in self._queue.pop_expired(now_s + RESOLUTION_S)]:
+            waited_s = now_s - asking.asked_s
+            self._refuse(asking, refusals.deadline_over(asking.slo, waited_s, waited_s + asking.slo.queue_deadline_s))
         for _ in range(_MOST_AT_ONCE):
             if not self._dispatch_next():
                 break
@@ -340,9 +337,17 @@ class Admission(Generic[PlacementT]):
     def _dispatch_next(self) -> bool:
         """Sends the next one; False when nobody can go now."""
         owed = self._queue.owed()
-        ticket = owed or self._queue.head(self._clock())
-        if ticket is None:
+        head = owed or self._queue.head(self._clock())
+        if head is None:
             return False
+        if self._try(head, is_owed=owed is not None):
+            return True
+        # Who is late and has no room keeps nobody from being in time.
+        in_time = self._queue.head(self._clock(), in_time=True) if head.is_late else None
+        return in_time is not None and self._try(in_time)
+
+    def _try(self, ticket: Ticket[Asking[PlacementT]], *, is_owed: bool = False) -> bool:
+        """Whether the ticket left its place: its request went, failed or was put behind."""
         asking = ticket.item
         if asking.is_gone:
             return self._queue.remove(ticket)
@@ -357,12 +362,14 @@ class Admission(Generic[PlacementT]):
             if check.is_lost and not asking.is_lost:
                 self._put_behind(asking, ticket)
                 return True
-            self._note_shortage(check)
-            if check.shortage is not None and owed is None:
-                self._blocked_by = check.shortage
+            if check.shows_crowd:
+                self._shortage_s = self._clock()
+            blockage = Blockage.of(decision, check)
+            if blockage is not None and not is_owed:
+                self._blockage = blockage
                 return False
             self._queue.remove(ticket)
-            placement = self._dispatch(asking, decision, check, had_room=check.shortage is None)
+            placement = self._dispatch(asking, decision, check, had_room=blockage is None)
         except Exception as error:  # noqa: BLE001 (a timer has no caller: whoever waits gets the error, others go on)
             self._queue.remove(ticket)
             asking.fail(error)
@@ -381,13 +388,8 @@ class Admission(Generic[PlacementT]):
         self._queue.remove(ticket)
         asking.is_lost = True
         asking.urgency = ticket.urgency._replace(priority=ticket.urgency.priority - 1)
-        asking.ticket = Ticket(asking, f"{ticket.lane}/late", asking.urgency, ticket.expires_s, ticket.account)
+        asking.ticket = ticket.late(asking.urgency)
         self._queue.add(asking.ticket)
-
-    def _refuse_expired(self, asking: Asking[PlacementT]) -> None:
-        waited_s = self._clock() - asking.asked_s
-        wait_s = waited_s + asking.slo.queue_deadline_s
-        self._refuse(asking, refusals.deadline_over(asking.slo, waited_s, wait_s))
 
     def _refuse(self, asking: Asking[PlacementT], error: OverloadedError) -> None:
         asking.fail(self._counted(asking.slo, error))

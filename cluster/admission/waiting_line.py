@@ -33,6 +33,7 @@ class Ticket(Generic[T]):
         lane: of an SLO class, or of those of it that are late. All of one lane have the same priority and patience.
         expires_s: when it is better refused.
         account: of the fair share: name of the SLO class.
+        is_late: its target cannot be kept any more. Those of a lane are alike in this, too.
         is_waiting: it is in the queue.
     """
 
@@ -41,7 +42,12 @@ class Ticket(Generic[T]):
     urgency: Urgency
     expires_s: float
     account: str
+    is_late: bool = False
     is_waiting: bool = False
+
+    def late(self, urgency: Urgency) -> Ticket[T]:
+        """The same among those of its class that are late."""
+        return Ticket(self.item, f"{self.lane}/late", urgency, self.expires_s, self.account, is_late=True)
 
 
 class WaitingLine(Generic[T]):
@@ -97,9 +103,13 @@ class WaitingLine(Generic[T]):
             self.remove(ticket)
         return [ticket.item for ticket in tickets]
 
-    def head(self, now_s: float) -> Ticket[T] | None:
-        """The most urgent one."""
-        heads = (lane[0] for lane in self._lanes.values())
+    def head(self, now_s: float, *, in_time: bool = False) -> Ticket[T] | None:
+        """The most urgent one.
+
+        Args:
+            in_time: of those that are not late.
+        """
+        heads = (lane[0] for lane in self._lanes.values() if not (in_time and lane[0].is_late))
         return min(heads, key=lambda ticket: ticket.urgency.key(now_s), default=None)
 
     def tail(self, now_s: float) -> Ticket[T] | None:
@@ -107,11 +117,17 @@ class WaitingLine(Generic[T]):
         tails = (lane[-1] for lane in self._lanes.values())
         return max(tails, key=lambda ticket: ticket.urgency.key(now_s), default=None)
 
-    def num_ahead(self, urgency: Urgency, now_s: float) -> int:
-        """How many would go before a request that came now."""
+    def num_ahead(self, urgency: Urgency, now_s: float, *, in_time: bool = False) -> int:
+        """How many would go before a request that came now.
+
+        Args:
+            in_time: of those that are not late.
+        """
         key = urgency.key(now_s)
         return sum(
-            bisect_right(lane, key, key=lambda ticket: ticket.urgency.key(now_s)) for lane in self._lanes.values()
+            bisect_right(lane, key, key=lambda ticket: ticket.urgency.key(now_s))
+            for lane in self._lanes.values()
+            if not (in_time and lane[0].is_late)
         )
 
     def next_expiry_s(self) -> float | None:
@@ -129,10 +145,14 @@ class WaitingLine(Generic[T]):
         return expired
 
     def note_dispatch(self, urgency: Urgency, account: str) -> None:
-        """A request went, from the queue or past it: classes of lower priority that wait get nearer to their share."""
+        """A request went, from the queue or past it: others that wait get nearer to their share.
+
+        That is, classes of lower priority, and those that are late.
+        """
         if account in self._credits:
             self._credits[account] = max(0.0, self._credits[account] - 1.0)
-        passed = {lane[0].account for lane in self._lanes.values() if lane[0].urgency.priority < urgency.priority}
+        heads = [lane[0] for lane in self._lanes.values()]
+        passed = {head.account for head in heads if head.is_late or head.urgency.priority < urgency.priority}
         for name in passed - {account}:
             self._credits[name] = min(_MOST_CREDIT, self._credits.get(name, 0.0) + self._fair_share)
 

@@ -8,11 +8,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.admission.room import Shortage
+from cluster.admission.room import RoomCheck, Shortage
+from cluster.routing.base import RouteDecision
 
 _SHORTEST_S = 1e-3
 _USUAL_TOKENS = 64
 _WEIGHT = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Blockage:
+    """What kept a request from going.
+
+    Attributes:
+        over_ms: by how much its first token would have come too late.
+        wait_ms, tpot_ms: predictions of its route.
+    """
+
+    shortage: Shortage
+    over_ms: float
+    wait_ms: float
+    tpot_ms: float
+
+    @classmethod
+    def of(cls, decision: RouteDecision, check: RoomCheck) -> Blockage | None:
+        """None: there was room."""
+        if check.shortage is None:
+            return None
+        return cls(check.shortage, check.over_ms, decision.wait_ms, decision.tpot_ms)
 
 
 @dataclass(slots=True)
@@ -32,6 +55,11 @@ class WorkUnderWay:
         """A sequence that was finished took so long, from its dispatch."""
         before = seconds if self._mean_stay_s is None else self._mean_stay_s
         self._mean_stay_s = before + _WEIGHT * (seconds - before)
+
+    def wait_s(self, blockage: Blockage, num_ahead: int, max_tokens: int) -> float:
+        """Until a request goes, behind ``num_ahead`` others and what blocks it or the first of them."""
+        rate = self.leave_per_s(blockage.shortage, blockage.wait_ms, blockage.tpot_ms, max_tokens)
+        return predicted_wait_s(blockage.shortage, blockage.over_ms, num_ahead, rate)
 
     def leave_per_s(self, shortage: Shortage, wait_ms: float, tpot_ms: float, max_tokens: int) -> float:
         """Requests per second that make room for others.

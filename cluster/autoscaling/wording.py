@@ -96,7 +96,8 @@ def _load(pool: str, observation: Observation, needs: Requirement) -> str:
     else:
         part = f"{work} are {_percent(now.utilisation)} of {_workers(now.workers)}"
     waiting = observation.pools[pool].load
-    piled = f" {_number(waiting)} are at work or wait." if needs.by_queue else ""
+    held = f", and {_number(observation.waiting)} in the router" if observation.waiting else ""
+    piled = f" {_number(waiting)} are at work or wait on workers{held}." if needs.by_queue else ""
     return f"{part}; predicted to keep {_targets(pool, observation)}: {_percent(now.lowest_attainment)}.{piled}"
 
 

@@ -256,7 +256,7 @@ async def test_what_the_user_reads_when_everything_is_taken(nodes):
         message = (await pools.error_of_waiting("decode", 4)).message
         assert "4 of 5 decode workers are ready" in message
         assert "4 GPUs (H200), 256.0 GiB: would do, if others left it free" in message
-        assert "Free resources, add nodes, or lower decode.workers." in message
+        assert "free resources, add nodes, or lower decode.workers." in message
 
 
 async def test_a_waiting_worker_is_placed_when_a_node_joins(nodes):

@@ -76,7 +76,7 @@ def test_a_wrong_label_is_shown_with_what_the_node_has():
 
 def test_on_a_local_cluster_the_number_of_cpus_is_a_setting():
     busy = explain_pending("prefill", ResourcesConfig(), [CPU_ONLY], is_local=True)
-    assert "Free resources, raise ray.num_cpus, or lower prefill.workers." in busy
+    assert "If it is not only slow to start: free resources, raise ray.num_cpus, or lower prefill.workers." in busy
     too_large = explain_pending("prefill", ResourcesConfig(cpus=5.0), [CPU_ONLY], is_local=True)
     assert "change prefill.resources, or raise ray.num_cpus." in too_large
     for other in ({"gpus": 1.0}, {"memory_gib": 9.0}, {"cpus": 5.0, "labels": {"rack": "7"}}):

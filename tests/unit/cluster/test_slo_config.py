@@ -61,7 +61,10 @@ def test_it_survives_the_way_to_an_actor() -> None:
 @pytest.mark.parametrize(
     ("slo", "expected"),
     [
-        ({"classes": {"gold": {"ttft": "1s"}}}, "slo.classes.gold.tpot is missing; it has no default."),
+        (
+            {"classes": {"gold": {"ttft": "1s"}}},
+            "'gold' is none of interactive, standard, batch, and a class of your own needs tpot",
+        ),
         (
             {"classes": {"batch": {"tftt": "1s"}}},
             "Did you mean slo.classes.batch.ttft? Known keys in slo.classes.batch:",
@@ -71,14 +74,19 @@ def test_it_survives_the_way_to_an_actor() -> None:
         ({"classes": {"batch": {"ttft": True}}}, "'True' is no duration"),
         ({"classes": {"batch": {"ttft": None}}}, "'None' is no duration"),
         ({"classes": {"batch": {"queue_deadline": "-1s"}}}, "'-1s' is no duration"),
-        ({"classes": {"batch": {"percentile": 0}}}, "slo.classes.batch.percentile must be greater than 0"),
+        (
+            {"classes": {"batch": {"percentile": 0.95}}},
+            "slo.classes.batch.percentile must be greater than or equal to 1",
+        ),
+        ({"classes": {"interactiv": {"ttft": "1s"}}}, "needs tpot; did you mean 'interactive'?"),
+        ({"classes": {"gold": None}}, "and a class of your own needs ttft and tpot."),
         ({"classes": {"batch": {"percentile": 101}}}, "must be less than or equal to 100"),
         ({"classes": {"batch": {"priority": 1.5}}}, "slo.classes.batch.priority must be a valid integer"),
         ({"classes": {"batch": 3}}, "slo.classes.batch must be a section with keys of its own, got 3."),
         ({"classes": ["batch"]}, "slo.classes must be a section with keys of its own"),
         ({"classes": {"Gold": {}}}, "'Gold' cannot be the name of a class; choose"),
         ({"classes": {"auto": {}}}, "'auto' cannot be the name of a class; choose"),
-        ({"classes": {f"c{n}": {} for n in range(20)}}, "at most 16 may be"),
+        ({"classes": {f"c{n}": {"ttft": 1, "tpot": 1} for n in range(20)}}, "at most 16 may be"),
         ({"default": "gold"}, "slo: default is 'gold', which is no class; choose one of interactive, standard, batch"),
         ({"service_tiers": {"scale": "gold"}}, "service_tiers.scale is 'gold', which is no class; choose one of"),
         ({"service_tiers": {"default": "batch"}}, "service_tiers cannot redefine default; set slo.default instead"),

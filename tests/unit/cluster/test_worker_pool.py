@@ -346,6 +346,14 @@ async def test_what_the_user_reads_when_a_worker_finds_no_place(make_pool):
     assert "change decode.resources" in raised.value.message
 
 
+async def test_what_many_workers_wait_for_is_told_once(make_pool, listener):
+    pool = make_pool(cpus=99)
+    pool.scale(4)
+    await until(lambda: all(worker.get("reason") for worker in pool.status()["workers"]))
+    assert len(pool.status()["workers"]) == 4
+    assert [text for text in listener.reports if "asks for 99 CPUs" in text] == listener.reports[-1:]
+
+
 @pytest.mark.parametrize("resources", [{}, {"cpus": 99}], ids=["loading", "without_place"])
 async def test_stopping_while_starting_is_quick_and_leaves_nothing(make_pool, resources):
     pool = make_pool(HangingHost, **resources)

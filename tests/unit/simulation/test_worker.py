@@ -52,6 +52,15 @@ def test_a_long_prompt_is_computed_in_chunks():
     run_virtually(main)
 
 
+def test_a_prompt_that_was_computed_alone_shows_no_company():
+    async def main() -> None:
+        answer = await generate(lone_worker(), sequence("a", prompt(100), 2))
+        [step] = answer.batches[0].steps
+        assert step.num_computed_tokens == step.num_prompt_tokens == 100
+
+    run_virtually(main)
+
+
 def test_messages_grow_up_to_their_size():
     async def main() -> None:
         answer = await generate(lone_worker(tokens_per_message=8), sequence("a", prompt(20), 40))
