@@ -18,7 +18,7 @@ from engine.fused.arithmetic import (
     item_size,
     operands,
 )
-from engine.fused.products import BAND, band_product, band_scratch_bytes
+from engine.fused.products import BAND, MANY_ROWS, MOST_ROWS, band_product, band_scratch_bytes
 from engine.fused.tables import Layer, Model, Step
 from engine.fused.tiles import (
     PAIR_BYTES,
@@ -32,8 +32,10 @@ from engine.fused.tiles import (
     tile_product,
 )
 
-TOKEN_BLOCK = 256
-"""Tokens that are multiplied with a band of weights before the next band."""
+TOKEN_BLOCK = MOST_ROWS
+"""Tokens that are multiplied with a band of weights before the next band, at most."""
+_BLOCK_BYTES = 300 << 10
+"""Of these tokens' rows, which shall still lie in the second cache when the next band comes, beside that."""
 _RESULT_BYTES = 4 * BAND * TOKEN_BLOCK
 _SPARE_PRODUCTS = 5
 
@@ -67,8 +69,12 @@ def _columns_at_once(model, num_tokens):
 
 
 @njit(error_model="numpy")
-def _blocks(num_tokens):
-    return (num_tokens + TOKEN_BLOCK - 1) // TOKEN_BLOCK
+def _token_block(kind, model, k):
+    """Tokens with rows of ``k`` that are multiplied with one band after the other."""
+    block = TOKEN_BLOCK
+    while model[Model.TILES] == 0 and block > MANY_ROWS and block * k * item_size(kind) > _BLOCK_BYTES:
+        block //= 2
+    return block
 
 
 @njit(error_model="numpy")
@@ -78,37 +84,43 @@ def _parts(model, num_tokens, width):
 
 
 @njit(error_model="numpy")
-def product_chunks(model, num_tokens, width):
-    """Chunks of a product ``[num_tokens, width]``."""
-    return _blocks(num_tokens) * _parts(model, num_tokens, width)
+def _blocks(kind, model, num_tokens, k):
+    block = _token_block(kind, model, k)
+    return (num_tokens + block - 1) // block
 
 
 @njit(error_model="numpy")
-def projection_chunks(model, num_tokens):
+def product_chunks(kind, model, num_tokens, width, k):
+    """Chunks of a product ``[num_tokens, width]`` of rows of ``k``."""
+    return _blocks(kind, model, num_tokens, k) * _parts(model, num_tokens, width)
+
+
+@njit(error_model="numpy")
+def projection_chunks(kind, model, num_tokens):
     """Chunks of the three input projections."""
     dim = model[Model.HEAD_DIM]
     q_parts = _parts(model, num_tokens, model[Model.NUM_HEADS] * dim)
     kv_parts = _parts(model, num_tokens, model[Model.NUM_KV_HEADS] * dim)
-    return _blocks(num_tokens) * (q_parts + 2 * kv_parts)
+    return _blocks(kind, model, num_tokens, model[Model.INPUT]) * (q_parts + 2 * kv_parts)
 
 
 @njit(error_model="numpy")
-def gate_chunks(model, num_tokens):
+def gate_chunks(kind, model, num_tokens):
     """Chunks of ``silu(gate) * up``; each is a band of both."""
-    return _blocks(num_tokens) * ((model[Model.INTERMEDIATE] + BAND - 1) // BAND)
+    bands = (model[Model.INTERMEDIATE] + BAND - 1) // BAND
+    return _blocks(kind, model, num_tokens, model[Model.HIDDEN]) * bands
 
 
 @njit(error_model="numpy")
-def _product(kind, model, step, x, num_tokens, token, weight, scales, grouped, first, width, k, out, ldo, spare):
-    """``width`` columns, from number ``first`` on, of the product of the block of tokens from number ``token`` on.
+def _product(kind, model, step, x, token, count, weight, scales, grouped, first, width, k, out, ldo, spare):
+    """``width`` columns, from number ``first`` on, of the product of ``count`` tokens from number ``token`` on.
 
     Args:
         x: address of operands ``[num_tokens, k]``, which :func:`pack` has seen.
-        out: address of float32 ``[tokens of the block, width]``, ``ldo`` bytes from row to row.
+        out: address of float32 ``[count, width]``, ``ldo`` bytes from row to row.
         spare: address of the scratch memory behind the results.
     """
     size = item_size(kind)
-    count = min(TOKEN_BLOCK, num_tokens - token)
     done = 0
     if model[Model.TILES] != 0 and scales == 0 and k % STEP == 0 and width >= BAND:
         packed, ldp = step[Step.PACKED] + 2 * token * k, PAIRS_BYTES
@@ -145,14 +157,16 @@ def project(kind, model, step, table, chunk, scratch):
     at_once = _columns_at_once(model, num_tokens)
     first = part * at_once
     count = min(at_once, width - first)
-    token = block * TOKEN_BLOCK
+    at_most = _token_block(kind, model, length)
+    token = block * at_most
+    rows = min(at_most, num_tokens - token)
     ldo = 4 * (q_width + 2 * kv_width)
     out = step[Step.PROJECTED] + token * ldo + 4 * (column + first)
     x, grouped, spare = step[Step.NORMED], model[Model.GROUPED], scratch + 2 * _RESULT_BYTES
-    _product(kind, model, step, x, num_tokens, token, weight, scales, grouped, first, count, length, out, ldo, spare)
+    _product(kind, model, step, x, token, rows, weight, scales, grouped, first, count, length, out, ldo, spare)
     if bias:
         row = operands(kind, bias + first * size, count)
-        for i in range(min(TOKEN_BLOCK, num_tokens - token)):
+        for i in range(rows):
             add_operands(kind, floats(out + i * ldo, count), row)
 
 
@@ -162,13 +176,14 @@ def add_output(kind, model, step, table, chunk, scratch):
     x, k = step[Step.MIXED], model[Model.NUM_HEADS] * model[Model.HEAD_DIM]
     hidden, num_tokens, size = model[Model.HIDDEN], step[Step.NUM_TOKENS], item_size(kind)
     parts, at_once = _parts(model, num_tokens, hidden), _columns_at_once(model, num_tokens)
-    token, first = chunk // parts * TOKEN_BLOCK, chunk % parts * at_once
-    count, ldo = min(at_once, hidden - first), 4 * at_once
+    at_most = _token_block(kind, model, k)
+    token, first = chunk // parts * at_most, chunk % parts * at_once
+    rows, count, ldo = min(at_most, num_tokens - token), min(at_once, hidden - first), 4 * at_once
     weight, scales, grouped = table[Layer.O], table[Layer.O_SCALES], model[Model.GROUPED]
     spare = scratch + 2 * _RESULT_BYTES
-    _product(kind, model, step, x, num_tokens, token, weight, scales, grouped, first, count, k, scratch, ldo, spare)
+    _product(kind, model, step, x, token, rows, weight, scales, grouped, first, count, k, scratch, ldo, spare)
     bias = table[Layer.O_BIAS] + first * size if table[Layer.O_BIAS] else 0
-    _add(kind, step, hidden, token, min(TOKEN_BLOCK, num_tokens - token), first, count, bias, scratch, ldo)
+    _add(kind, step, hidden, token, rows, first, count, bias, scratch, ldo)
 
 
 @njit(error_model="numpy")
@@ -194,12 +209,13 @@ def gate(kind, model, step, table, chunk, scratch):
     """``silu(gate) * up`` of a band of both."""
     hidden, width, size = model[Model.HIDDEN], model[Model.INTERMEDIATE], item_size(kind)
     num_tokens, bands = step[Step.NUM_TOKENS], (width + BAND - 1) // BAND
-    token, first = chunk // bands * TOKEN_BLOCK, chunk % bands * BAND
+    at_most = _token_block(kind, model, hidden)
+    token, first = chunk // bands * at_most, chunk % bands * BAND
     if _has_tiled_mlp(model, table):
         _gate_by_tiles(kind, model, step, table, token, first, scratch)
         return
     count = min(BAND, width - first)
-    rows = min(TOKEN_BLOCK, num_tokens - token)
+    rows = min(at_most, num_tokens - token)
     ldx, ldo = hidden * size, 4 * BAND
     x, grouped = step[Step.NORMED] + token * ldx, model[Model.GROUPED]
     other, spare = scratch + _RESULT_BYTES, scratch + 2 * _RESULT_BYTES
@@ -261,8 +277,9 @@ def add_down(kind, model, step, table, chunk, scratch):
     x, k = step[Step.GATED], model[Model.INTERMEDIATE]
     hidden, num_tokens, size = model[Model.HIDDEN], step[Step.NUM_TOKENS], item_size(kind)
     parts, at_once = _parts(model, num_tokens, hidden), _columns_at_once(model, num_tokens)
-    token, first = chunk // parts * TOKEN_BLOCK, chunk % parts * at_once
-    count, ldo, rows = min(at_once, hidden - first), 4 * at_once, min(TOKEN_BLOCK, num_tokens - token)
+    at_most = _token_block(kind, model, k)
+    token, first = chunk // parts * at_most, chunk % parts * at_once
+    count, ldo, rows = min(at_once, hidden - first), 4 * at_once, min(at_most, num_tokens - token)
     weight, scales, grouped = table[Layer.DOWN], table[Layer.DOWN_SCALES], model[Model.GROUPED]
     spare = scratch + 2 * _RESULT_BYTES
     if _has_tiled_mlp(model, table):
@@ -285,13 +302,14 @@ def logits(kind, model, step, chunk, scratch):
     """Some columns of the logits."""
     hidden, width, size, num_rows = model[Model.HIDDEN], model[Model.VOCAB], item_size(kind), step[Step.NUM_ROWS]
     parts, at_once = _parts(model, num_rows, width), _columns_at_once(model, num_rows)
-    row, first = chunk // parts * TOKEN_BLOCK, chunk % parts * at_once
-    count, ldo = min(at_once, width - first), 4 * width
+    at_most = _token_block(kind, model, hidden)
+    row, first = chunk // parts * at_most, chunk % parts * at_once
+    rows, count, ldo = min(at_most, num_rows - row), min(at_once, width - first), 4 * width
     out = step[Step.LOGITS] + row * ldo + 4 * first
     x, weight, scales = step[Step.MIXED], model[Model.LM_HEAD], model[Model.LM_HEAD_SCALES]
     spare = scratch + 2 * _RESULT_BYTES
-    _product(kind, model, step, x, num_rows, row, weight, scales, 0, first, count, hidden, out, ldo, spare)
+    _product(kind, model, step, x, row, rows, weight, scales, 0, first, count, hidden, out, ldo, spare)
     if model[Model.LM_HEAD_BIAS]:
         bias = operands(kind, model[Model.LM_HEAD_BIAS] + first * size, count)
-        for i in range(min(TOKEN_BLOCK, num_rows - row)):
+        for i in range(rows):
             add_operands(kind, floats(out + i * ldo, count), bias)

@@ -14,18 +14,32 @@ from engine.fused.nibbles import (
     widen_group_int4,
     widen_halves,
 )
-from engine.fused.vectors import dot_tile, dot_tile_int8, prefetch
+from engine.fused.vectors import dot_tile, dot_tile_int8, dot_tile_part, prefetch
 
 BAND = GROUP_ROWS
 """Rows of a weight that are multiplied with all tokens while they lie in the first cache."""
+MOST_ROWS = 256
+"""Of ``x``, at once."""
 _LINE_BYTES = 64
 _WORTH_BYTES = 2 * 4 * BAND
+_CACHE_BYTES = 28 << 10
+"""Of a first cache of 32 KiB."""
+_PART_BYTES = 2304
+"""Of a row: four rows of ``x`` and half a band of so long ones stay in the first cache."""
+MANY_ROWS = 64
+"""With so many, a product is bound by what its caches hold, with fewer by memory."""
+_SUMS_BYTES = 4 * 4 * 64
+_ALL_SUMS_BYTES = MOST_ROWS // 4 * (BAND // 2 // 4) * _SUMS_BYTES
 
 
 def band_scratch_bytes(widest: int, item_bytes: int) -> int:
-    """What :func:`band_product` needs beside its result for weights that are no operands, with rows of ``widest``."""
+    """What :func:`band_product` needs beside its result.
+
+    Args:
+        widest: row of the weights that are no operands; 0: all are.
+    """
     groups = -(-widest // GROUP)
-    return groups * (BAND * GROUP * item_bytes + _WORTH_BYTES)
+    return _ALL_SUMS_BYTES + groups * (BAND * GROUP * item_bytes + _WORTH_BYTES)
 
 
 @njit(error_model="numpy")
@@ -33,37 +47,38 @@ def band_product(kind, x, ldx, num_rows, weight, scales, grouped, first, width, 
     """Columns ``[first, first + width)`` of the product, at most :data:`BAND`.
 
     Args:
-        x: address of operands ``[num_rows, k]``; ``weight``: of operands or int8 ``[columns, k]``.
+        x: address of operands ``[num_rows, k]``, at most :data:`MOST_ROWS` of them.
+        weight: address of operands or int8 ``[columns, k]``.
         ldx, ldo: bytes from row to row.
         scales: address of float32 ``[columns]``, what rows of int8 are worth; 0: the weights are operands.
         grouped: the weights are int4, and ``scales`` is the address of what their groups are worth.
         first: a multiple of :data:`BAND`.
         out: address of float32, of the first of these columns.
-        scratch: address of :func:`band_scratch_bytes`, where int8 and int4 become operands.
+        scratch: address of :func:`band_scratch_bytes`, where sums wait, and int8 and int4 become operands.
     """
-    ldw = k * item_size(kind)
+    ldw, spare = k * item_size(kind), scratch + _ALL_SUMS_BYTES
     if scales == 0:
-        _operand_product(kind, x, ldx, num_rows, weight + first * ldw, ldw, width, k, out, ldo)
+        _operand_product(kind, x, ldx, num_rows, weight + first * ldw, ldw, width, k, out, ldo, scratch)
         return
     if grouped:
-        _grouped_product(kind, x, ldx, num_rows, weight, scales, first // BAND, width, k, out, ldo, scratch)
+        _grouped_product(kind, x, ldx, num_rows, weight, scales, first // BAND, width, k, out, ldo, scratch, spare)
         return
     w = weight + first * k
     if num_rows == 1 and width == BAND:
         dot_tile_int8(kind, 16, BAND, x, w, k, w + BAND * k, k, out)
     else:
-        _widen_band(kind, w, width, k, scratch)
+        _widen_band(kind, w, width, k, spare)
         if width == BAND:
-            _tiles(kind, x, ldx, num_rows, scratch, ldw, w + BAND * k, BAND * k // ldw, k, out, ldo)
+            _tiles(kind, x, ldx, num_rows, spare, ldw, w + BAND * k, BAND * k // ldw, k, out, ldo, scratch)
         else:
-            _single_columns(kind, x, ldx, num_rows, scratch, ldw, width, k, out, ldo)
+            _single_columns(kind, x, ldx, num_rows, spare, ldw, width, k, out, ldo)
     factors = floats(scales + 4 * first, width)
     for i in range(num_rows):
         scale_by(floats(out + i * ldo, width), factors)
 
 
 @njit(error_model="numpy")
-def _grouped_product(kind, x, ldx, num_rows, weight, scales, band, width, k, out, ldo, scratch):
+def _grouped_product(kind, x, ldx, num_rows, weight, scales, band, width, k, out, ldo, sums, scratch):
     """The product with one band of int4; ``scratch`` takes what its groups are worth, then the band as operands."""
     groups = (k + GROUP - 1) // GROUP
     w, halves = weight + band * groups * GROUP_BYTES, scales + band * groups * _WORTH_BYTES // 2
@@ -80,37 +95,38 @@ def _grouped_product(kind, x, ldx, num_rows, weight, scales, band, width, k, out
         place = band_operands + group * GROUP * item_size(kind)
         widen_group_int4(kind, w + group * GROUP_BYTES, scratch + group * _WORTH_BYTES, place, ldw)
     if width == BAND:
-        _tiles(kind, x, ldx, num_rows, band_operands, ldw, 0, 0, k, out, ldo)
+        _tiles(kind, x, ldx, num_rows, band_operands, ldw, 0, 0, k, out, ldo, sums)
     else:
         _single_columns(kind, x, ldx, num_rows, band_operands, ldw, width, k, out, ldo)
 
 
 @njit(error_model="numpy")
-def _operand_product(kind, x, ldx, num_rows, w, ldw, width, k, out, ldo):
+def _operand_product(kind, x, ldx, num_rows, w, ldw, width, k, out, ldo, sums):
     if width != BAND:
         _single_columns(kind, x, ldx, num_rows, w, ldw, width, k, out, ldo)
     elif num_rows == 1:
         dot_tile(kind, 1, 16, 0, BAND, x, ldx, w, ldw, 0, w + BAND * ldw, k, out, ldo)
     else:
-        _tiles(kind, x, ldx, num_rows, w, ldw, w + BAND * ldw, BAND, k, out, ldo)
+        _tiles(kind, x, ldx, num_rows, w, ldw, w + BAND * ldw, BAND, k, out, ldo, sums)
 
 
 @njit(error_model="numpy")
-def _tiles(kind, x, ldx, num_rows, w, ldw, ask, num_asked, k, out, ldo):
+def _tiles(kind, x, ldx, num_rows, w, ldw, ask, num_asked, k, out, ldo, sums):
     """A whole band with every row of ``x``.
 
     Meanwhile memory brings ``num_asked * ldw`` bytes from ``ask`` on, the next band. It has the whole product's time
     only if every tile asks for a little: what is asked for all at once comes late, and then memory rests.
     """
-    i, num_tiles = 0, BAND // 4 * min(BAND // 4, max(1, num_rows // 4))
-    each = (num_asked + num_tiles - 1) // num_tiles
-    while i + 4 <= num_rows:
-        for j in range(0, BAND, 4):
-            asked = min(each, num_asked)
-            _square_tile(kind, asked, x + i * ldx, ldx, w + j * ldw, ldw, ask, k, out + i * ldo + 4 * j, ldo)
+    squares = num_rows // 4 * 4
+    if squares:
+        # So many columns' weights stay in the first cache, with four rows of x.
+        at_once = BAND if (BAND + 4) * ldw <= _CACHE_BYTES or num_rows < MANY_ROWS else BAND // 2
+        for j in range(0, BAND, at_once):
+            asked = min(num_asked, (num_asked * at_once + BAND - 1) // BAND)
+            _square_tiles(kind, x, ldx, squares, w + j * ldw, ldw, at_once, ask, asked, k, out + 4 * j, ldo, sums)
             ask += asked * ldw
             num_asked -= asked
-        i += 4
+    i = squares
     if i + 2 <= num_rows:
         for j in range(0, BAND, 8):
             x_rows, w_rows, place = x + i * ldx, w + j * ldw, out + i * ldo + 4 * j
@@ -126,6 +142,34 @@ def _tiles(kind, x, ldx, num_rows, w, ldw, ask, num_asked, k, out, ldo):
 
 
 @njit(error_model="numpy")
+def _square_tiles(kind, x, ldx, num_rows, w, ldw, width, ask, num_asked, k, out, ldo, sums):
+    """``width`` columns with rows of ``x`` in fours; long rows in parts, between which the sums wait in ``sums``."""
+    num_tiles = width // 4 * min(BAND // 4, num_rows // 4)
+    each = (num_asked + num_tiles - 1) // num_tiles
+    part = k
+    if ldw > _PART_BYTES and num_rows >= MANY_ROWS:
+        num_parts = (ldw + _PART_BYTES - 1) // _PART_BYTES
+        part = ((k + num_parts - 1) // num_parts + 63) // 64 * 64
+    for begin in range(0, k, part):
+        at, place, next_row, left = begin * item_size(kind), sums, ask, num_asked
+        for i in range(0, num_rows, 4):
+            for j in range(0, width, 4):
+                asked = min(each, left)
+                x_rows, w_rows, target = x + i * ldx + at, w + j * ldw + at, out + i * ldo + 4 * j
+                if part >= k:
+                    _square_tile(kind, asked, x_rows, ldx, w_rows, ldw, next_row, k, target, ldo)
+                else:
+                    length = min(part, k - begin)
+                    _part_tile(
+                        kind, asked, begin == 0, begin + part >= k, x_rows, ldx, w_rows, ldw, next_row + at, length,
+                        place, target, ldo,
+                    )  # fmt: skip
+                    place += _SUMS_BYTES
+                next_row += asked * ldw
+                left -= asked
+
+
+@njit(error_model="numpy")
 def _square_tile(kind, asked, x, ldx, w, ldw, ask, k, out, ldo):
     """Asks for ``asked`` rows or a few more; each number of them is code of its own."""
     if asked <= 0:
@@ -136,6 +180,24 @@ def _square_tile(kind, asked, x, ldx, w, ldw, ask, k, out, ldo):
         dot_tile(kind, 4, 4, 0, 2, x, ldx, w, ldw, 0, ask, k, out, ldo)
     else:
         dot_tile(kind, 4, 4, 0, 4, x, ldx, w, ldw, 0, ask, k, out, ldo)
+
+
+@njit(error_model="numpy")
+def _part_tile(kind, asked, is_first, is_last, x, ldx, w, ldw, ask, k, sums, out, ldo):
+    """A part of the rows' length; asks for one row at most, which is enough where there are many tiles."""
+    if asked <= 0:
+        if is_first:
+            dot_tile_part(kind, 4, 4, 0, -1, x, ldx, w, ldw, ask, k, sums, out, ldo)
+        elif is_last:
+            dot_tile_part(kind, 4, 4, 0, 1, x, ldx, w, ldw, ask, k, sums, out, ldo)
+        else:
+            dot_tile_part(kind, 4, 4, 0, 0, x, ldx, w, ldw, ask, k, sums, out, ldo)
+    elif is_first:
+        dot_tile_part(kind, 4, 4, 1, -1, x, ldx, w, ldw, ask, k, sums, out, ldo)
+    elif is_last:
+        dot_tile_part(kind, 4, 4, 1, 1, x, ldx, w, ldw, ask, k, sums, out, ldo)
+    else:
+        dot_tile_part(kind, 4, 4, 1, 0, x, ldx, w, ldw, ask, k, sums, out, ldo)
 
 
 @njit(error_model="numpy")

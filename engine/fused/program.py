@@ -83,7 +83,7 @@ def _run(kind, model, step, thread):
         if model[Model.TILES] != 0 and is_alone(step) and (stage == Stage.ATTEND or stage == Stage.OUTPUT):
             # Attention has a row for each query head even then.
             configure_tiles(model[Model.TILES] + (CONFIGURATION_BYTES if stage == Stage.OUTPUT else 0))
-        total = num_chunks(model, step, stage)
+        total = num_chunks(kind, model, step, stage)
         done = 0
         chunk = _take(counters, phase, thread, num_threads, total)
         while chunk >= 0:

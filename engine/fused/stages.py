@@ -167,21 +167,25 @@ def _final_norm(kind, model, step, token, out):
 
 
 @njit(error_model="numpy")
-def num_chunks(model, step, stage):
+def num_chunks(kind, model, step, stage):
     """Chunks of a stage that may be computed in any order."""
     num_tokens = step[Step.NUM_TOKENS]
     if stage == Stage.PROJECT:
-        return projection_chunks(model, num_tokens)
+        return projection_chunks(kind, model, num_tokens)
     if stage == Stage.ATTEND:
         return step[Step.NUM_ITEMS]
     if stage == Stage.JOIN:
         return step[Step.NUM_JOINS]
     if stage == Stage.PACK:
         return _token_chunks(model, num_tokens) if model[Model.TILES] != 0 and not is_alone(step) else 0
-    if stage == Stage.OUTPUT or stage == Stage.DOWN:
-        return product_chunks(model, num_tokens, model[Model.HIDDEN])
+    if stage == Stage.OUTPUT:
+        return product_chunks(
+            kind, model, num_tokens, model[Model.HIDDEN], model[Model.NUM_HEADS] * model[Model.HEAD_DIM]
+        )
+    if stage == Stage.DOWN:
+        return product_chunks(kind, model, num_tokens, model[Model.HIDDEN], model[Model.INTERMEDIATE])
     if stage == Stage.GATE:
-        return gate_chunks(model, num_tokens)
+        return gate_chunks(kind, model, num_tokens)
     if stage == Stage.NORM or stage == Stage.POST_NORM:
         return _token_chunks(model, num_tokens)
     if stage == Stage.FEATURES:
@@ -189,7 +193,7 @@ def num_chunks(model, step, stage):
     if stage == Stage.FINAL_NORM:
         return _token_chunks(model, step[Step.NUM_ROWS])
     if stage == Stage.LOGITS:
-        return product_chunks(model, step[Step.NUM_ROWS], model[Model.VOCAB])
+        return product_chunks(kind, model, step[Step.NUM_ROWS], model[Model.VOCAB], model[Model.HIDDEN])
     return num_tokens
 
 

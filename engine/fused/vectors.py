@@ -70,6 +70,42 @@ def dot_tile_int8(typing_context, kind, columns, asked, x, w, ldw, ask, k, out):
     return signature, codegen
 
 
+@intrinsic(prefer_literal=True)
+def dot_tile_part(typing_context, kind, rows, columns, asked, part, x, ldx, w, ldw, ask, k, sums, out, ldo):
+    """:func:`dot_tile` along a part of the rows, with the same bits at the end as along whole ones.
+
+    Args:
+        part: -1: the first part, 0: one between, 1: the last.
+        k: length of the part; but for the last one a multiple of 64.
+        sums: address of ``rows * columns`` vectors, where the partial sums wait for the next part.
+        out: of the last part; the others leave it alone.
+    """
+    num_rows, num_columns, num_asked = rows.literal_value, columns.literal_value, int(asked.literal_value)
+    is_first, is_last = part.literal_value < 0, part.literal_value > 0
+    half = is_half(kind)
+    signature = types.void(kind, rows, columns, asked, part, *[types.int64] * 9)
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
+        x, ldx, w, ldw, ask, k, sums, out, ldo = arguments[5:]
+        e = Emitter(builder)
+        vector = ir.VectorType(F32, lanes())
+        x_root, w_root, sums_root, out_root = (builder.inttoptr(address, PTR) for address in (x, w, sums, out))
+        x_rows = [e.at(x_root, builder.mul(ldx, I64(i))) for i in range(num_rows)]
+        w_rows = [e.at(w_root, builder.mul(ldw, I64(j))) for j in range(num_columns)]
+        asked_rows = [builder.inttoptr(builder.add(ask, builder.mul(ldw, I64(j))), PTR) for j in range(num_asked)]
+        places = [e.at(sums_root, 4 * lanes() * i) for i in range(num_rows * num_columns)]
+        starts = None if is_first else [e.load(place, vector) for place in places]
+        totals = _loop_of_steps(e, Dot(e, half=half), x_rows, w_rows, k, vector, asked_rows, starts)
+        if is_last:
+            e.store_rows(e.fold(totals), num_rows, num_columns, out_root, ldo)
+        else:
+            for total, place in zip(totals, places, strict=True):
+                e.store(total, place)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
 def _emit_tile(
     e: Emitter,
     dot: Dot,
@@ -102,11 +138,13 @@ def _loop_of_steps(
     length: ir.Value,
     vector: ir.VectorType,
     asked: Sequence[ir.Value],
+    starts: Sequence[ir.Value] | None = None,
 ) -> list[ir.Value]:
     """The sums, one vector of partial ones for each pair of rows, after all whole steps and the rest.
 
     Args:
         asked: rows to prefetch.
+        starts: what the sums begin with; None: zero.
     """
     builder = e.b
     zero = vector([0.0] * vector.count)
@@ -123,8 +161,8 @@ def _loop_of_steps(
     place = builder.phi(I64)
     totals = [builder.phi(vector) for _ in range(count)]
     place.add_incoming(I64(0), before)
-    for total in totals:
-        total.add_incoming(zero, before)
+    for total, start in zip(totals, starts or [zero] * count, strict=True):
+        total.add_incoming(start, before)
     builder.cbranch(builder.icmp_unsigned("<", place, end), body, after)
 
     builder.position_at_end(body)

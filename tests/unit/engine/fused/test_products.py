@@ -9,7 +9,7 @@ import pytest
 import torch
 from numba import njit
 
-from engine.fused.products import BAND, band_product, band_scratch_bytes
+from engine.fused.products import BAND, MANY_ROWS, band_product, band_scratch_bytes
 from engine.fused.quantization import quantize_linear_int4
 from engine.fused.structure import Linear
 from tests.rounded_weights import numbers_of
@@ -51,6 +51,19 @@ def test_products_are_right_and_rows_independent(k: int, dtype: torch.dtype) -> 
             torch.testing.assert_close(result.double(), x.double() @ w.double().T, rtol=1e-5, atol=1e-4)
             for row in range(num_rows):
                 assert torch.equal(product(x[row : row + 1], w)[0], result[row])
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("k", [600, 1160, 2350])
+def test_a_long_row_in_parts_has_the_bits_of_a_whole_one(k: int, dtype: torch.dtype) -> None:
+    """Of many tokens, rows that do not fit into the first cache are multiplied part by part; a lone one is not."""
+    generator = torch.Generator().manual_seed(k)
+    w = torch.randn(32, k, generator=generator).to(dtype)
+    x = torch.randn(MANY_ROWS + 7, k, generator=generator).to(dtype)
+    result = product(x, w)
+    torch.testing.assert_close(result.double(), x.double() @ w.double().T, rtol=1e-5, atol=1e-3)
+    for row in range(len(x)):
+        assert torch.equal(product(x[row : row + 1], w)[0], result[row])
 
 
 @pytest.mark.parametrize("dtype", KINDS)
