@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 
 import httpx
 import psutil
 from openai import OpenAI
 
-from cluster.config import BatonConfig
-from cluster.launch import Cluster
 from tests.e2e.conftest import MODEL, RunningCluster
 
 SETTINGS = {
@@ -90,36 +87,3 @@ def test_a_lost_process_is_replaced(cluster: RunningCluster) -> None:
     stayed = {worker["id"] for worker in workers} & set(before)
     assert stayed == {worker_id for worker_id, pid in before.items() if pid != lost}
     assert cluster.complete("Hello", max_tokens=5, ignore_eos=True)["usage"]["completion_tokens"] == 5
-
-
-def test_requests_that_run_when_the_cluster_stops_end_with_an_error() -> None:
-    """Neither a stream nor a whole answer is cut off without a word."""
-    config = BatonConfig.from_dict({**SETTINGS, "router": {"port": 0}})
-    cluster = Cluster.start(config, lambda line: None)
-    body = {"model": MODEL, "prompt": "On and on", "max_tokens": 4000, "ignore_eos": True}
-
-    async def stream(http: httpx.AsyncClient, has_begun: asyncio.Event) -> list[str]:
-        lines = []
-        async with http.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
-            async for line in answer.aiter_lines():
-                has_begun.set()
-                lines += [line] if line else []
-        return lines
-
-    async def ask_and_stop() -> tuple[list[str], httpx.Response]:
-        async with httpx.AsyncClient(base_url=cluster.endpoint, timeout=60) as http:
-            has_begun = asyncio.Event()
-            streamed = asyncio.create_task(stream(http, has_begun))
-            whole = asyncio.create_task(http.post("/v1/completions", json=body))
-            await has_begun.wait()
-            await asyncio.to_thread(cluster.stop)
-            return await streamed, await whole
-
-    try:
-        lines, answer = asyncio.run(ask_and_stop())
-    finally:
-        cluster.stop()
-    assert len(lines) > 2
-    assert json.loads(lines[-1].removeprefix("data: "))["error"]["reason"] == "stopping"
-    assert answer.status_code == 429
-    assert answer.json()["error"]["reason"] == "stopping"
