@@ -32,6 +32,7 @@ from cluster.request_times import ArrivalTimes, arrival_of, call_when_over
 from cluster.sequences import SequenceSpec, run_sequences
 from cluster.slo import SLO_CLASS_HEADER, SloClass, SloClasses, SloResult
 from cluster.sse import DONE_EVENT, SseResponse, encode_event
+from engine.errors import InvalidRequestError
 from engine.timeline import Event, Timeline
 from engine.tokenizer import Tokenizer
 
@@ -169,7 +170,12 @@ class GenerationEndpoint:
     def _choose_class(self, request: Request, parsed: BaseRequest) -> SloClass:
         api_key = api_key_of(request)
         key_class = None if api_key is None else api_key.slo_class
-        slo = self._slo_classes.choose(request.headers.get(SLO_CLASS_HEADER), parsed.service_tier, key_class)
+        named = dict.fromkeys(request.headers.getlist(SLO_CLASS_HEADER))
+        if len(named) > 1:
+            raise InvalidRequestError(
+                f"{SLO_CLASS_HEADER} came {len(named)} times with different values; send one.", param=SLO_CLASS_HEADER
+            )
+        slo = self._slo_classes.choose(next(iter(named), None), parsed.service_tier, key_class)
         add_log_fields(request, slo_class=slo.name)
         return slo
 

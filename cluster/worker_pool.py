@@ -326,7 +326,9 @@ class WorkerPool:
         member.state = WorkerState.DEAD
         if not member.leaving.is_set():
             self._num_failed["serving" if was_serving else "starting"] += 1
-            if not was_serving:
+            if was_serving:
+                self._listener.report(f"{member.worker_id} is lost: {member.reason or 'it ended'}")
+            else:
                 self._num_start_failures += 1
             self._dead = [*self._dead, member][-_DEAD_KEPT:]
             if self._fatal is None:  # of those that stay, one is missing now

@@ -98,7 +98,16 @@ def _load(pool: str, observation: Observation, needs: Requirement) -> str:
     waiting = observation.pools[pool].load
     held = f", and {_number(observation.waiting)} in the router" if observation.waiting else ""
     piled = f" {_number(waiting)} are at work or wait on workers{held}." if needs.by_queue else ""
-    return f"{part}; predicted to keep {_targets(pool, observation)}: {_percent(now.lowest_attainment)}.{piled}"
+    return f"{part}; predicted to keep {_targets(pool, observation)}: {_kept(now)}.{piled}"
+
+
+def _kept(now: PoolForecast) -> str:
+    """The lowest attainment; where workers cannot help a class, also that of the others, which decides."""
+    lowest = _percent(now.lowest_attainment)
+    others = [share for name, share in (now.attainment or {}).items() if name not in now.hopeless]
+    if not now.hopeless or not others:
+        return lowest
+    return f"{lowest}, {_percent(min(others))} where workers can help"
 
 
 def _fewer(targets: str, fewer: PoolForecast, limits: ScalingLimits) -> str:

@@ -77,6 +77,11 @@ CHAT_IGNORED = frozenset(ACCEPTED) | (frozenset(REFUSED_UNLESS) - {"suffix"})
 # OpenAI documents only `user` and `suffix` here; the rest is sent by clients that share one set of parameters.
 COMPLETION_IGNORED = frozenset({"user", "suffix", "metadata", "store", "prompt_cache_key", "safety_identifier"})
 
+MISNOMERS = {
+    "slo_class": "an SLO class is chosen by 'service_tier', by the header X-Baton-SLO-Class or by the API key.",
+}
+"""Names that look like others than those that are meant."""
+
 
 def check_known(names: Iterable[str], known: Iterable[str], what: str = "parameter") -> None:
     """Raises :class:`InvalidRequestError` on the first of ``names`` that is not ``known``, with the nearest that is."""
@@ -87,6 +92,7 @@ def check_known(names: Iterable[str], known: Iterable[str], what: str = "paramet
         name = name[:60]
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"the known ones are {', '.join(known)}."
+        hint = MISNOMERS.get(name, hint)
         raise InvalidRequestError(f"Unknown {what} {name!r}; {hint}", param=name)
 
 

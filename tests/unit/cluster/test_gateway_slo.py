@@ -104,6 +104,15 @@ async def test_every_chunk_of_a_stream_names_the_tier(http: httpx.AsyncClient) -
     assert all('"service_tier":"priority"' in chunk for chunk in chunks)
 
 
+async def test_two_classes_at_once_are_refused(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
+    twice = [(HEADER, "interactive"), (HEADER, "batch")]
+    response = await http.post(COMPLETIONS, json=COMPLETION, headers=twice)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, HEADER)
+    assert "came 2 times with different values; send one" in error["message"]
+    assert (await http.post(COMPLETIONS, json=COMPLETION, headers=[twice[1], twice[1]])).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("parameters", "headers", "param"),
     [({"service_tier": "gold"}, {}, "service_tier"), ({}, {HEADER: "gold"}, HEADER), ({}, {HEADER: ""}, HEADER)],

@@ -151,6 +151,11 @@ def test_nearest_known_name_is_suggested() -> None:
         check_known(["max_token"], CompletionRequest.model_fields)
 
 
+def test_who_names_a_class_in_the_body_hears_where_it_belongs() -> None:
+    with pytest.raises(InvalidRequestError, match="chosen by 'service_tier', by the header X-Baton-SLO-Class"):
+        check_known(["slo_class"], CompletionRequest.model_fields)
+
+
 async def test_what_load_clients_send_is_understood() -> None:
     from_vllm = await plan_completion(
         temperature=0.0,

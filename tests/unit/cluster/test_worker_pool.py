@@ -126,6 +126,7 @@ async def test_a_killed_worker_is_replaced_and_the_router_told(make_pool, listen
     assert listener.gone == ["decode-1"]
     assert ids_in(pool, "ready") == ["decode-2", "decode-3"]
     assert ids_in(pool, "dead") == ["decode-1"]
+    assert any("decode-1 is lost: " in line for line in listener.reports)
     [dead] = [worker for worker in pool.status()["workers"] if worker["id"] == "decode-1"]
     assert dead["reason"]
 

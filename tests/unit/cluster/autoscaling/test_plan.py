@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.autoscaler import AutoscalerState, plan
+from cluster.autoscaling.demand import Demand
 from cluster.autoscaling.limits import PoolLimits
 from cluster.autoscaling.observation import PoolCounts
 from cluster.autoscaling.pool_rules import Reason
@@ -322,6 +323,14 @@ def test_a_class_that_no_worker_can_serve_does_not_start_them_all():
     assert decided.pools[DECODE].target < 10
     assert decided.pools[PREFILL].target < 10
     assert any("even on an idle worker" in text for text in decided.pools[DECODE].texts)
+
+
+def test_the_plan_tells_what_is_kept_where_workers_can_help():
+    """Else the reader sees 0 % beside a pool that stays as it is."""
+    slow = FormulaCosts(fixed=70.0)
+    both = Demand(demand(0.2).classes + demand(0.2, slo=BATCH).classes, 1000)
+    [text, *_] = decide(observe(0.0, both, costs=slow)).pools[DECODE].texts
+    assert "predicted to keep TPOT: 0 %, 100 % where workers can help." in text
 
 
 def test_less_urgent_classes_need_fewer_workers():
