@@ -218,7 +218,7 @@ class Admission(Generic[PlacementT]):
     def _num_ahead(self, asking: Asking[PlacementT], check: RoomCheck) -> int:
         """Who has room and can keep its target does not wait for those who cannot keep theirs and have none."""
         overtakes = check.shortage is None and not check.is_lost
-        return self._queue.num_ahead(asking.urgency, self._clock(), in_time=overtakes)
+        return self._queue.num_ahead(asking.urgency, self._clock(), yielding=not overtakes)
 
     def _enqueue(self, asking: Asking[PlacementT], decision: RouteDecision, check: RoomCheck, num_ahead: int) -> None:
         now_s, slo = self._clock(), asking.slo
@@ -343,8 +343,8 @@ class Admission(Generic[PlacementT]):
         if self._try(head, is_owed=owed is not None):
             return True
         # Who is late and has no room keeps nobody from being in time.
-        in_time = self._queue.head(self._clock(), in_time=True) if head.is_late else None
-        return in_time is not None and self._try(in_time)
+        other = self._queue.head(self._clock(), yielding=False) if head.yields(self._clock()) else None
+        return other is not None and self._try(other)
 
     def _try(self, ticket: Ticket[Asking[PlacementT]], *, is_owed: bool = False) -> bool:
         """Whether the ticket left its place: its request went, failed or was put behind."""

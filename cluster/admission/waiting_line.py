@@ -45,6 +45,10 @@ class Ticket(Generic[T]):
     is_late: bool = False
     is_waiting: bool = False
 
+    def yields(self, now_s: float) -> bool:
+        """Whether those who can be in time may go before it: it is late, and not yet by its patience."""
+        return self.is_late and now_s < self.urgency.deadline_s + self.urgency.patience_s
+
     def late(self, urgency: Urgency) -> Ticket[T]:
         """The same among those of its class that are late."""
         return Ticket(self.item, f"{self.lane}/late", urgency, self.expires_s, self.account, is_late=True)
@@ -103,13 +107,13 @@ class WaitingLine(Generic[T]):
             self.remove(ticket)
         return [ticket.item for ticket in tickets]
 
-    def head(self, now_s: float, *, in_time: bool = False) -> Ticket[T] | None:
+    def head(self, now_s: float, *, yielding: bool = True) -> Ticket[T] | None:
         """The most urgent one.
 
         Args:
-            in_time: of those that are not late.
+            yielding: be it one that yields.
         """
-        heads = (lane[0] for lane in self._lanes.values() if not (in_time and lane[0].is_late))
+        heads = (lane[0] for lane in self._lanes.values() if yielding or not lane[0].yields(now_s))
         return min(heads, key=lambda ticket: ticket.urgency.key(now_s), default=None)
 
     def tail(self, now_s: float) -> Ticket[T] | None:
@@ -117,18 +121,19 @@ class WaitingLine(Generic[T]):
         tails = (lane[-1] for lane in self._lanes.values())
         return max(tails, key=lambda ticket: ticket.urgency.key(now_s), default=None)
 
-    def num_ahead(self, urgency: Urgency, now_s: float, *, in_time: bool = False) -> int:
+    def num_ahead(self, urgency: Urgency, now_s: float, *, yielding: bool = True) -> int:
         """How many would go before a request that came now.
 
         Args:
-            in_time: of those that are not late.
+            yielding: those that yield, too. They stand behind the others of their lane.
         """
-        key = urgency.key(now_s)
-        return sum(
-            bisect_right(lane, key, key=lambda ticket: ticket.urgency.key(now_s))
-            for lane in self._lanes.values()
-            if not (in_time and lane[0].is_late)
-        )
+        key, total = urgency.key(now_s), 0
+        for lane in self._lanes.values():
+            ahead = bisect_right(lane, key, key=lambda ticket: ticket.urgency.key(now_s))
+            if not yielding:
+                ahead = min(ahead, bisect_left(lane, True, key=lambda ticket: ticket.yields(now_s)))
+            total += ahead
+        return total
 
     def next_expiry_s(self) -> float | None:
         """None when nobody waits."""

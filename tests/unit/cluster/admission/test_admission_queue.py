@@ -73,6 +73,24 @@ def test_those_who_are_late_get_their_share_beside_a_lower_class_that_always_has
     play(script, classes=(BRIEF, SHORT_OF_TIME))
 
 
+def test_patience_ends_for_those_who_are_late_too() -> None:
+    """Of one class there is no share: without patience, newcomers that are in time would go past them for ever."""
+
+    async def script(scene: Scene) -> None:
+        scene.ask(PATIENT)
+        scene.cluster.fall_behind(4.0)
+        late = scene.ask(PATIENT)[1]
+        await asyncio.sleep(3.5)
+        for number in range(400):  # prompts wait for half a second all the time, which is little enough
+            if number == 250:
+                assert not late.done()
+            scene.ask(PATIENT)
+            await asyncio.sleep(PROMPT_MS / 1e3)
+        assert late.done()
+
+    play(script, classes=(PATIENT,), config=AdmissionConfig(patience=30.0))
+
+
 async def refused(scene: Scene, slo: SloClass) -> OverloadedError:
     with pytest.raises(OverloadedError) as raised:
         await scene.admission.admit(scene.journal(slo))
