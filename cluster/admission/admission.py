@@ -25,6 +25,7 @@ from cluster.admission.holding_room import HoldingRoom
 from cluster.admission.metrics import AdmissionMetrics
 from cluster.admission.outcomes import AdmittedWork
 from cluster.admission.room import RoomCheck, Shortage, check_room, routes_with_room
+from cluster.admission.shortages import Shortages
 from cluster.admission.waiting_line import Ticket, WaitingLine
 from cluster.admission.waiting_time import Blockage
 from cluster.admission.worker_wait import WorkerWait
@@ -42,9 +43,6 @@ _TICK_S = 0.5
 """Suspects become usable and predictions change with time alone, so the queue looks at its head at least so often."""
 _SHORTEST_PAUSE_S = 0.002
 """Between two looks: tokens and ends come in bursts."""
-_CROWDED_S, _CROWDED_QUEUE_S = 10.0, 2.0
-"""So long after somebody who could keep its targets found no room, those who cannot take none: those who come, and
-those who wait, who can go as soon as it is over."""
 _MOST_AT_ONCE = 16
 """Dispatches before other work of the event loop gets its turn."""
 
@@ -82,7 +80,7 @@ class Admission(Generic[PlacementT]):
         self._queue: WaitingLine[Asking[PlacementT]] = WaitingLine(config.fair_share)
         self._held: HoldingRoom[Asking[PlacementT]] = HoldingRoom(self._settle)
         self._blockage = Blockage(Shortage.PREFILL, 0.0, 0.0, 0.0)  # of the last head of the queue that could not go
-        self._shortage_s = -inf
+        self._shortages = Shortages()
         self._alarm = Alarm(self._look, clock)
         self._looked_s = -inf
         self._is_closed = False
@@ -177,7 +175,7 @@ class Admission(Generic[PlacementT]):
             max_tokens=asking.journal.request.params.max_tokens,
             residents_tpot_ms=self._work.residents_tpot_ms(decision.decode_id),
             is_idle=not self._work.under_way.num_sequences,
-            is_crowded=self._clock() < self._shortage_s + (_CROWDED_S if asking.ticket is None else _CROWDED_QUEUE_S),
+            is_crowded=self._shortages.lasts(self._clock(), waiting=asking.ticket is not None),
         )
 
     def _judge(self, asking: Asking[PlacementT], decision: RouteDecision) -> tuple[RouteDecision, RoomCheck]:
@@ -216,14 +214,17 @@ class Admission(Generic[PlacementT]):
         return None
 
     def _num_ahead(self, asking: Asking[PlacementT], check: RoomCheck) -> int:
-        """Who has room and can keep its target does not wait for those who cannot keep theirs and have none."""
-        overtakes = check.shortage is None and not check.is_lost
-        return self._queue.num_ahead(asking.urgency, self._clock(), yielding=not overtakes)
+        """Who has room and can be in time does not wait for those who cannot, if those above it find room, too."""
+        may_pass = check.shortage is None and not check.is_lost and self._may_overtake(asking)
+        return self._queue.num_ahead(asking.urgency, self._clock(), yielding=not may_pass)
+
+    def _may_overtake(self, asking: Asking[PlacementT]) -> bool:
+        return not self._shortages.lasts(self._clock(), waiting=asking.ticket is not None, above=asking.slo.priority)
 
     def _enqueue(self, asking: Asking[PlacementT], decision: RouteDecision, check: RoomCheck, num_ahead: int) -> None:
         now_s, slo = self._clock(), asking.slo
         if check.shows_crowd:
-            self._shortage_s = now_s
+            self._shortages.note(slo.priority, now_s)
         own = Blockage.of(decision, check)
         if own is not None and not num_ahead:
             self._blockage = own
@@ -231,7 +232,7 @@ class Admission(Generic[PlacementT]):
         max_tokens = asking.journal.request.params.max_tokens
         wait_s = self._work.under_way.wait_s(own or self._blockage, num_ahead, max_tokens)
         if check.is_lost:
-            wait_s = max(wait_s, self._shortage_s + _CROWDED_QUEUE_S - now_s)
+            wait_s = max(wait_s, self._shortages.left_s(now_s))
         allowed_s = min(slo.queue_deadline_s, now_s - asking.asked_s + asking.journal.time_left_s)
         expires_s = asking.asked_s + allowed_s
         if now_s + wait_s > expires_s or slo.queue_deadline_s <= 0:
@@ -344,7 +345,7 @@ class Admission(Generic[PlacementT]):
             return True
         # Who is late and has no room keeps nobody from being in time.
         other = self._queue.head(self._clock(), yielding=False) if head.yields(self._clock()) else None
-        return other is not None and self._try(other)
+        return other is not None and self._may_overtake(other.item) and self._try(other)
 
     def _try(self, ticket: Ticket[Asking[PlacementT]], *, is_owed: bool = False) -> bool:
         """Whether the ticket left its place: its request went, failed or was put behind."""
@@ -363,7 +364,7 @@ class Admission(Generic[PlacementT]):
                 self._put_behind(asking, ticket)
                 return True
             if check.shows_crowd:
-                self._shortage_s = self._clock()
+                self._shortages.note(asking.slo.priority, self._clock())
             blockage = Blockage.of(decision, check)
             if blockage is not None and not is_owed:
                 self._blockage = blockage

@@ -19,6 +19,7 @@ from tests.unit.cluster.admission.scenes import MODEST, PATIENT, USUAL, fill, pl
 
 BRIEF = SloClass("brief", ttft_s=0.05, tpot_s=0.5, percentile=95.0, priority=5, queue_deadline_s=60.0)
 """Shorter than any prompt takes."""
+QUICK = SloClass("quick", ttft_s=1.0, tpot_s=0.5, percentile=95.0, priority=2, queue_deadline_s=0.0)
 SHORT_OF_TIME = SloClass("short", ttft_s=9.0, tpot_s=0.5, percentile=95.0, priority=2, queue_deadline_s=0.0)
 
 
@@ -58,6 +59,25 @@ def test_who_is_late_and_has_no_room_blocks_nobody_who_has_some() -> None:
         assert all(task.done() and task.exception() is None for task in late)
 
     play(script, classes=(BRIEF, SHORT_OF_TIME, USUAL))
+
+
+def test_a_lower_class_overtakes_nobody_while_a_higher_one_finds_no_room() -> None:
+    """What it took would be missing where it is more urgent: twice the load cost a class a quarter of its promises."""
+
+    async def script(scene: Scene) -> None:
+        scene.ask(BRIEF)
+        scene.cluster.fall_behind(2.0)
+        _, late = scene.ask(BRIEF)
+        await asyncio.sleep(0.1)
+        assert (await refused(scene, QUICK)).reason == "prefill"
+        _, lower = scene.ask(USUAL)
+        await asyncio.sleep(0)
+        assert scene.admission.num_queued == 2
+        await asyncio.sleep(5)
+        assert late.done()
+        assert lower.done()
+
+    play(script, classes=(BRIEF, QUICK, USUAL))
 
 
 def test_those_who_are_late_get_their_share_beside_a_lower_class_that_always_has_room() -> None:
