@@ -214,12 +214,14 @@ class Admission(Generic[PlacementT]):
         return None
 
     def _num_ahead(self, asking: Asking[PlacementT], check: RoomCheck) -> int:
-        """Who has room and can be in time does not wait for those who cannot, if those above it find room, too."""
-        may_pass = check.shortage is None and not check.is_lost and self._may_overtake(asking)
-        return self._queue.num_ahead(asking.urgency, self._clock(), yielding=not may_pass)
+        """Who may not wait, has room and can be in time is not refused for the sake of those who cannot.
 
-    def _may_overtake(self, asking: Asking[PlacementT]) -> bool:
-        return not self._shortages.lasts(self._clock(), waiting=asking.ticket is not None, above=asking.slo.priority)
+        But it is while a higher class finds no room, which would miss what it took.
+        """
+        now_s, slo = self._clock(), asking.slo
+        overtakes = slo.queue_deadline_s <= 0 and check.shortage is None and not check.is_lost
+        overtakes = overtakes and not self._shortages.lasts(now_s, waiting=False, above=slo.priority)
+        return self._queue.num_ahead(asking.urgency, now_s, yielding=not overtakes)
 
     def _enqueue(self, asking: Asking[PlacementT], decision: RouteDecision, check: RoomCheck, num_ahead: int) -> None:
         now_s, slo = self._clock(), asking.slo
@@ -338,17 +340,9 @@ class Admission(Generic[PlacementT]):
     def _dispatch_next(self) -> bool:
         """Sends the next one; False when nobody can go now."""
         owed = self._queue.owed()
-        head = owed or self._queue.head(self._clock())
-        if head is None:
+        ticket = owed or self._queue.head(self._clock())
+        if ticket is None:
             return False
-        if self._try(head, is_owed=owed is not None):
-            return True
-        # Who is late and has no room keeps nobody from being in time.
-        other = self._queue.head(self._clock(), yielding=False) if head.yields(self._clock()) else None
-        return other is not None and self._may_overtake(other.item) and self._try(other)
-
-    def _try(self, ticket: Ticket[Asking[PlacementT]], *, is_owed: bool = False) -> bool:
-        """Whether the ticket left its place: its request went, failed or was put behind."""
         asking = ticket.item
         if asking.is_gone:
             return self._queue.remove(ticket)
@@ -366,7 +360,7 @@ class Admission(Generic[PlacementT]):
             if check.shows_crowd:
                 self._shortages.note(asking.slo.priority, self._clock())
             blockage = Blockage.of(decision, check)
-            if blockage is not None and not is_owed:
+            if blockage is not None and owed is None:
                 self._blockage = blockage
                 return False
             self._queue.remove(ticket)

@@ -107,13 +107,9 @@ class WaitingLine(Generic[T]):
             self.remove(ticket)
         return [ticket.item for ticket in tickets]
 
-    def head(self, now_s: float, *, yielding: bool = True) -> Ticket[T] | None:
-        """The most urgent one.
-
-        Args:
-            yielding: be it one that yields.
-        """
-        heads = (lane[0] for lane in self._lanes.values() if yielding or not lane[0].yields(now_s))
+    def head(self, now_s: float) -> Ticket[T] | None:
+        """The most urgent one."""
+        heads = (lane[0] for lane in self._lanes.values())
         return min(heads, key=lambda ticket: ticket.urgency.key(now_s), default=None)
 
     def tail(self, now_s: float) -> Ticket[T] | None:
@@ -150,14 +146,10 @@ class WaitingLine(Generic[T]):
         return expired
 
     def note_dispatch(self, urgency: Urgency, account: str) -> None:
-        """A request went, from the queue or past it: others that wait get nearer to their share.
-
-        That is, classes of lower priority, and those that are late.
-        """
+        """A request went, from the queue or past it: classes of lower priority that wait get nearer to their share."""
         if account in self._credits:
             self._credits[account] = max(0.0, self._credits[account] - 1.0)
-        heads = [lane[0] for lane in self._lanes.values()]
-        passed = {head.account for head in heads if head.is_late or head.urgency.priority < urgency.priority}
+        passed = {lane[0].account for lane in self._lanes.values() if lane[0].urgency.priority < urgency.priority}
         for name in passed - {account}:
             self._credits[name] = min(_MOST_CREDIT, self._credits.get(name, 0.0) + self._fair_share)
 

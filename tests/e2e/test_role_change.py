@@ -33,7 +33,7 @@ def cluster(start_cluster: Starter, tmp_path_factory: pytest.TempPathFactory) ->
         "served_model_name": "tiny",
         "dtype": "float32",
         "prefill": {"workers": 2, "kv_blocks": 64},
-        "decode": {"workers": 1, "kv_blocks": 64},
+        "decode": {"workers": 1, "kv_blocks": 64, "max_num_seqs": 1},  # who comes second goes to the other worker
         "autoscaler": {"enabled": True, "interval": "10min"},
     }
     with start_cluster(settings) as running:
