@@ -203,10 +203,8 @@ class SimulatedWorker:
             self.engine.add(sequence)
             while True:
                 output = await _next(sequence)
-                batch = self._batch(output, request, with_steps=bool(events))
-                if events and not message.transfer_id:
-                    for step in batch.steps:
-                        step.num_computed_tokens = request.num_prompt_tokens - request.num_cached_tokens
+                is_prompt = bool(events) and not message.transfer_id
+                batch = self._batch(output, request, with_steps=bool(events), is_prompt=is_prompt)
                 if events:
                     events[Event.DECODE_STARTED] = request.first_scheduled_s or request.arrival_s
                     batch.events.extend(pack_events(events))
@@ -310,11 +308,15 @@ class SimulatedWorker:
 
         return computed
 
-    def _batch(self, output: SimulatedOutput, request: Request, *, with_steps: bool = False) -> worker_pb2.TokenBatch:
+    def _batch(
+        self, output: SimulatedOutput, request: Request, *, with_steps: bool = False, is_prompt: bool = False
+    ) -> worker_pb2.TokenBatch:
         """
         Args:
             with_steps: whatever the settings say. The end of a local prefill shows in its step.
+            is_prompt: its steps computed the prompt.
         """
+        num_uncached = request.num_prompt_tokens - request.num_cached_tokens
         reason = output.finish_reason
         batch = worker_pb2.TokenBatch(
             token_ids=output.token_ids,
@@ -331,7 +333,7 @@ class SimulatedWorker:
                 ended_s=steps.ended_s,
                 busy_s=steps.ended_s - steps.started_s,
                 num_steps=steps.num_steps,
-                num_computed_tokens=len(output.token_ids),
+                num_computed_tokens=num_uncached if is_prompt else len(output.token_ids),
                 num_sequences=steps.sequences,
                 num_batch_tokens=steps.sequences + steps.prompt_tokens,
                 num_prompt_tokens=steps.prompt_tokens,

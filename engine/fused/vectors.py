@@ -88,19 +88,9 @@ def dot_tile_part(typing_context, kind, rows, columns, asked, part, x, ldx, w, l
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
         x, ldx, w, ldw, ask, k, sums, out, ldo = arguments[5:]
         e = Emitter(builder)
-        vector = ir.VectorType(F32, lanes())
-        x_root, w_root, sums_root, out_root = (builder.inttoptr(address, PTR) for address in (x, w, sums, out))
-        x_rows = [e.at(x_root, builder.mul(ldx, I64(i))) for i in range(num_rows)]
-        w_rows = [e.at(w_root, builder.mul(ldw, I64(j))) for j in range(num_columns)]
-        asked_rows = [builder.inttoptr(builder.add(ask, builder.mul(ldw, I64(j))), PTR) for j in range(num_asked)]
-        places = [e.at(sums_root, 4 * lanes() * i) for i in range(num_rows * num_columns)]
-        starts = None if is_first else [e.load(place, vector) for place in places]
-        totals = _loop_of_steps(e, Dot(e, half=half), x_rows, w_rows, k, vector, asked_rows, starts)
-        if is_last:
-            e.store_rows(e.fold(totals), num_rows, num_columns, out_root, ldo)
-        else:
-            for total, place in zip(totals, places, strict=True):
-                e.store(total, place)
+        numbers, dot = [I64(j) for j in range(num_columns)], Dot(e, half=half)
+        before, after = None if is_first else sums, None if is_last else sums
+        _emit_tile(e, dot, num_rows, (x, ldx), (w, ldw), numbers, (ask, num_asked), k, (out, ldo), before, after)
         return context.get_dummy_value()
 
     return signature, codegen
@@ -116,18 +106,30 @@ def _emit_tile(
     ask: tuple[ir.Value, int],
     length: ir.Value,
     out: tuple[ir.Value, ir.Value],
+    before: ir.Value | None = None,
+    after: ir.Value | None = None,
 ) -> None:
     """The tile of the rows of ``x`` and those of ``w`` that ``numbers`` names; matrices are an address and a stride.
 
     Args:
         ask: address of the first row to prefetch, and how many.
+        before: address of the partial sums so far; None: there are none.
+        after: where they go instead of to ``out``; None: they are complete.
     """
     x_root, w_root, out_root = (e.b.inttoptr(address, PTR) for address, _ in (x, w, out))
+    vector, count = ir.VectorType(F32, lanes()), num_rows * len(numbers)
     x_rows = [e.at(x_root, e.b.mul(x[1], I64(i))) for i in range(num_rows)]
     w_rows = [e.at(w_root, e.b.mul(w[1], number)) for number in numbers]
     asked = [e.b.inttoptr(e.b.add(ask[0], e.b.mul(w[1], I64(j))), PTR) for j in range(ask[1])]
-    totals = _loop_of_steps(e, dot, x_rows, w_rows, length, ir.VectorType(F32, lanes()), asked)
-    e.store_rows(e.fold(totals), num_rows, len(numbers), out_root, out[1])
+    starts = [vector([0.0] * lanes())] * count
+    if before is not None:
+        starts = [e.load(e.b.inttoptr(before, PTR), vector, 4 * lanes() * i) for i in range(count)]
+    totals = _loop_of_steps(e, dot, x_rows, w_rows, length, starts, asked)
+    if after is None:
+        e.store_rows(e.fold(totals), num_rows, len(numbers), out_root, out[1])
+        return
+    for i, total in enumerate(totals):
+        e.store(total, e.b.inttoptr(after, PTR), 4 * lanes() * i)
 
 
 def _loop_of_steps(
@@ -136,19 +138,16 @@ def _loop_of_steps(
     x_rows: list[ir.Value],
     w_rows: list[ir.Value],
     length: ir.Value,
-    vector: ir.VectorType,
+    starts: Sequence[ir.Value],
     asked: Sequence[ir.Value],
-    starts: Sequence[ir.Value] | None = None,
 ) -> list[ir.Value]:
     """The sums, one vector of partial ones for each pair of rows, after all whole steps and the rest.
 
     Args:
+        starts: what the sums begin with.
         asked: rows to prefetch.
-        starts: what the sums begin with; None: zero.
     """
-    builder = e.b
-    zero = vector([0.0] * vector.count)
-    count = len(x_rows) * len(w_rows)
+    builder, vector = e.b, starts[0].type
     rest = builder.and_(length, I64(dot.step - 1))
     end = builder.sub(length, rest)
 
@@ -159,9 +158,9 @@ def _loop_of_steps(
 
     builder.position_at_end(head)
     place = builder.phi(I64)
-    totals = [builder.phi(vector) for _ in range(count)]
+    totals = [builder.phi(vector) for _ in starts]
     place.add_incoming(I64(0), before)
-    for total, start in zip(totals, starts or [zero] * count, strict=True):
+    for total, start in zip(totals, starts, strict=True):
         total.add_incoming(start, before)
     builder.cbranch(builder.icmp_unsigned("<", place, end), body, after)
 
