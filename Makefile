@@ -20,10 +20,17 @@ BENCH_REPORTS := out/bench
 # Processes for the tests that share nothing; those of tests/e2e each want the whole machine.
 TEST_JOBS ?= 2
 
-.PHONY: help setup demo test bench profile lint format proto clean
+define ALL_TESTS
+status=0; \
+	$(PYTEST) tests/unit tests/integration -n $(TEST_JOBS) --dist loadfile || status=$$?; \
+	$(PYTEST) tests/e2e || status=$$?; \
+	exit $$status
+endef
+
+.PHONY: help setup demo test test-thorough bench profile lint format proto clean
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## */  make \1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 22
 
 setup: $(INSTALLED_RUNTIME)  ## create the environment in .venv and install baton with its dependencies
 	@$(BIN)/baton version
@@ -33,10 +40,11 @@ demo: $(INSTALLED_RUNTIME)  ## start a cluster, send it real requests, print a t
 
 test: $(INSTALLED_TEST)  ## run all tests (ARGS="tests/unit -x" for some of them)
 	@$(BIN)/baton model pull smollm2-135m-instruct
-	@$(if $(ARGS),$(PYTEST) $(ARGS),status=0; \
-		$(PYTEST) tests/unit tests/integration -n $(TEST_JOBS) --dist loadfile || status=$$?; \
-		$(PYTEST) tests/e2e || status=$$?; \
-		exit $$status)
+	@$(if $(ARGS),$(PYTEST) $(ARGS),$(ALL_TESTS))
+
+test-thorough: $(INSTALLED_TEST)  ## the same with every case of the slowest tests, as before a release
+	@$(BIN)/baton model pull smollm2-135m-instruct
+	@export PYTEST_ADDOPTS=--thorough; $(ALL_TESTS)
 
 bench: $(INSTALLED_TEST)  ## measure engine, KV path, router and start-up, and compare with benchmarks/history.jsonl
 	@$(BIN)/baton model pull smollm2-135m-instruct

@@ -19,6 +19,30 @@ settings.register_profile("shared", deadline=None, derandomize=True, suppress_he
 settings.load_profile("shared")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--thorough",
+        action="store_true",
+        help="the slowest tests in every case and at full size, as before a release (make test-thorough)",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Cases marked ``thorough`` are told as deselected where nobody asked for them."""
+    if config.getoption("--thorough"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("thorough")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
+@pytest.fixture(scope="session")
+def thorough(request: pytest.FixtureRequest) -> bool:
+    """Whether the slowest tests shall run at full size."""
+    return bool(request.config.getoption("--thorough"))
+
+
 @pytest.fixture(autouse=True)
 def _caplog_hears_our_loggers() -> None:
     """Whatever ran before in this process may have configured them for a worker's."""

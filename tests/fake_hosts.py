@@ -15,7 +15,6 @@ from cluster.config import BatonConfig
 from cluster.placement import hide_ungranted_gpus
 from engine.errors import ConfigError
 from tests.fake_workers import FakeWorker, make_info
-from tests.tiny_tokenizers import byte_level_tokenizer
 
 _OBJECT_STORE_BYTES = 80 * 2**20
 
@@ -110,13 +109,6 @@ class OtherLayoutHost(FakeHost):
 
     async def start(self) -> dict[str, Any]:
         return await super().start() | {"kv_fingerprint": self.pool}
-
-
-def write_model_folder(folder: Path) -> Path:
-    """All of a model that the control plane looks at."""
-    byte_level_tokenizer()._hf.save_pretrained(folder)
-    (folder / "config.json").write_text('{"model_type": "llama"}')
-    return folder
 
 
 def placement_of(device: str) -> tuple[str, list[str], str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
@@ -49,3 +51,10 @@ def sentencepiece_tokenizer() -> Tokenizer:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", unk_token="<unk>"))
+
+
+def write_model_folder(folder: Path) -> Path:
+    """All of a model that the control plane looks at."""
+    byte_level_tokenizer().save(folder)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    return folder

@@ -23,7 +23,8 @@ from cluster.placement import ACCELERATOR_LABEL
 from cluster.registry import WorkerInfo
 from cluster.worker_pool import WorkerPool
 from engine.errors import DeadlineError
-from tests.fake_hosts import FakeHost, placement_of, write_model_folder
+from tests.fake_hosts import FakeHost, placement_of
+from tests.tiny_tokenizers import write_model_folder
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 GIB = 2**30

@@ -26,6 +26,7 @@ from tests.tiny_models import CONFIGS, WINDOW, build_model, model_with_reference
 NUM_TOKENS = 24
 PROMPTS = random_prompts((1, 2, 3, 5, 8, 9, 16, 17, 23, 31, 32, 33, 40, 47, 55, 60))
 ALONE = (0, 15)
+CHUNKS = pytest.mark.parametrize("chunk_tokens", [16, pytest.param(64, marks=pytest.mark.thorough), 2048])
 CPU = torch.device("cpu")
 
 
@@ -64,7 +65,7 @@ def test_self_check_passes(case: Case) -> None:
     case.runner.self_check()
 
 
-@pytest.mark.parametrize("chunk_tokens", [16, 64, 2048])
+@CHUNKS
 def test_sixteen_at_once_with_and_without_prefix_hits(case: Case, chunk_tokens: int) -> None:
     engine = build_engine(case.runner, chunk_tokens=chunk_tokens)
     assert run_tokens(engine, PROMPTS, NUM_TOKENS) == case.expected
@@ -77,14 +78,14 @@ def test_sixteen_at_once_with_and_without_prefix_hits(case: Case, chunk_tokens: 
     assert engine.scheduler.blocks.check([]) == []
 
 
-@pytest.mark.parametrize("chunk_tokens", [16, 64, 2048])
+@CHUNKS
 def test_alone(case: Case, chunk_tokens: int) -> None:
     for index in ALONE:
         engine = build_engine(case.runner, chunk_tokens=chunk_tokens, prefix_caching=False)
         assert run_tokens(engine, [PROMPTS[index]], NUM_TOKENS) == [case.expected[index]]
 
 
-@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize("prefix_caching", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_under_preemption(case: Case, prefix_caching: bool) -> None:
     longest = max(map(len, PROMPTS)) + NUM_TOKENS
     engine = build_engine(

@@ -27,7 +27,9 @@ def case(request: pytest.FixtureRequest) -> Case:
     return Case(Runners.of(model), expected)
 
 
-@pytest.mark.parametrize("chunk_tokens", [16, 64, 2048])
+@pytest.mark.parametrize(
+    "chunk_tokens", [16, pytest.param(64, marks=pytest.mark.thorough), pytest.param(2048, marks=pytest.mark.thorough)]
+)
 async def test_with_prefix_hits(case: Case, chunk_tokens: int) -> None:
     config = pair_config(prefill={"chunk_tokens": chunk_tokens}, decode={"chunk_tokens": chunk_tokens})
     spec = case.runners.decode.spec
@@ -49,7 +51,7 @@ async def test_with_prefix_hits(case: Case, chunk_tokens: int) -> None:
 
 
 async def test_without_prefix_hits(case: Case) -> None:
-    config = pair_config(engine={"prefix_caching": False}, prefill={"chunk_tokens": 16})
+    config = pair_config(engine={"prefix_caching": False}, prefill={"chunk_tokens": 2048})
     async with worker_pair(case.runners, config) as pair:
         assert await pair.generate_all([*PROMPTS, *PROMPTS[-2:]], greedy(NUM_TOKENS)) == [
             *case.expected,

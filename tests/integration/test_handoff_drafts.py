@@ -165,7 +165,9 @@ async def test_other_drafts_on_the_two_sides_do_not_mix(tmp_path: Path) -> None:
     [("prefill", "computed"), ("prefill", "flush"), ("prefill", "release"), ("prefill", "export_state"),
      ("decode", "computed"), ("decode", "release"), ("decode", "adopt"), ("decode", "keep"), ("decode", "propose")],
 )  # fmt: skip
-@pytest.mark.parametrize("name", ["eagle3", "medusa", "draft_model"])
+@pytest.mark.parametrize(
+    "name", ["eagle3", *(pytest.param(n, marks=pytest.mark.thorough) for n in ("medusa", "draft_model"))]
+)
 async def test_a_draft_that_breaks_while_serving_costs_no_request(
     name: str, side: str, what: str, tmp_path: Path
 ) -> None:

@@ -20,8 +20,9 @@ from ray.exceptions import RayTaskError
 from cluster.config import BatonConfig
 from cluster.controller import Controller
 from engine.errors import BatonError
-from tests.fake_hosts import HangingHost, MisconfiguredHost, OtherLayoutHost, ServingHost, small_ray, write_model_folder
+from tests.fake_hosts import HangingHost, MisconfiguredHost, OtherLayoutHost, ServingHost, small_ray
 from tests.fake_workers import expected_tokens
+from tests.tiny_tokenizers import write_model_folder
 
 TIMEOUT_S = 180.0
 

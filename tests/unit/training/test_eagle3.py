@@ -50,7 +50,7 @@ def test_same_seed_gives_the_same_head(train: Callable[..., TrainingResult], set
     assert first != other
 
 
-@pytest.mark.parametrize("last_step", [7, 30])
+@pytest.mark.parametrize("last_step", [7, pytest.param(30, marks=pytest.mark.thorough)])
 def test_a_killed_run_goes_on_to_the_same_head(
     resumed_as_whole: Callable[[Eagle3Settings, int], Sequence[int]], settings: MakeSettings, last_step: int
 ) -> None:
@@ -181,11 +181,11 @@ def test_settings_out_of_range(name: str, value: float) -> None:
 def test_a_head_is_trained_further_from_where_it_was(
     train: Callable[..., TrainingResult], settings: MakeSettings
 ) -> None:
-    first = train(settings(num_epochs=12), "first")
+    first = train(settings(num_epochs=5), "first")
     head = str(first.folder)
     kept = train(settings(num_epochs=1, learning_rate=1e-12, start_from=head), "kept")
     assert kept.evaluation.greedy == first.evaluation.greedy
-    further = train(settings(num_epochs=12, seed=0, start_from=head), "further")
+    further = train(settings(num_epochs=5, seed=0, start_from=head), "further")
     assert further.evaluation.greedy.mean_accepted_length > first.evaluation.greedy.mean_accepted_length
     before, after = (load_file(run.folder / "model.safetensors") for run in (first, further))
     assert {name: tensor.shape for name, tensor in before.items()} == {n: t.shape for n, t in after.items()}
