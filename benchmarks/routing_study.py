@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.parallel import mapping
 from benchmarks.serve.document import check_writable
 from benchmarks.serve.option_text import known_name, positive_number
 from benchmarks.serve.traces import read_trace
@@ -158,10 +158,8 @@ def _two(percentiles: Mapping[str, float] | None) -> str:
 
 
 def _run_all(study: Study, wanted: Sequence[Replay], num_processes: int) -> list[tuple[Replay, dict[str, Any]]]:
-    if num_processes == 1:
-        return [(own, study.run(own)) for own in wanted]
-    with ProcessPoolExecutor(num_processes) as pool:
-        return list(zip(wanted, pool.map(study.run, wanted), strict=True))
+    with mapping(num_processes) as each:
+        return list(zip(wanted, each(study.run, wanted), strict=True))
 
 
 def rates_line(points: Mapping[str, Sequence[tuple[float, float]]]) -> str:

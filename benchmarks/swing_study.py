@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from itertools import pairwise
@@ -24,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from benchmarks.parallel import mapping, say_less
 from benchmarks.serve.document import check_writable
 from benchmarks.serve.option_text import known_name
 from benchmarks.serve.traces import TraceRequest, read_trace
@@ -332,14 +331,14 @@ def run(study: Study, swings: Sequence[str], num_processes: int, tell: Callable[
         ConfigError: the trace cannot be used, or the targets cannot be kept.
     """
     outcomes = []
-    with ProcessPoolExecutor(num_processes, initializer=_say_less) as pool:
+    with mapping(num_processes) as each:
         results = {}
-        for swing, result in zip(swings, pool.map(study.follow, swings), strict=True):
+        for swing, result in zip(swings, each(study.follow, swings), strict=True):
             results[swing] = result
             tell(f"{swing}: the autoscaler went through it")
         phases = [(swing, index) for swing in swings for index in range(len(SWINGS[swing]))]
         wanted = [(swing, index, study.usual_pools(results[swing], index)) for swing, index in phases]
-        for (swing, index), oracle in zip(phases, pool.map(study.oracle, wanted), strict=True):
+        for (swing, index), oracle in zip(phases, each(study.oracle, wanted), strict=True):
             outcomes.append(study.judge(swing, index, results[swing], *oracle))
             tell(f"{swing}, phase {index + 1}: {_told(outcomes[-1])}")
     return outcomes
@@ -349,11 +348,6 @@ def _told(outcome: PhaseOutcome) -> str:
     (prefill, decode), met = (outcome.oracle[pool] for pool in POOLS), percent(outcome.attainment)
     own, ideal = (sum(hours.values()) for hours in (outcome.hours, outcome.oracle_hours))
     return f"met {met} in {own:.3f} worker-hours; the oracle has {prefill} + {decode} workers, {ideal:.3f} hours"
-
-
-def _say_less() -> None:
-    """The oracle's search tries pools that are too small, in which attempts fail and are repeated."""
-    logging.getLogger("cluster").setLevel(logging.ERROR)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -374,6 +368,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if chosen.phase <= SETTLE_S:
         parser.error(f"--phase must be more than {SETTLE_S:g} s, which are not judged")
     console = Console(width=max(140, Console().width))
+    say_less()
     try:
         overrides = dict(map(parse_override, chosen.set))
         load_config(chosen.config, overrides)

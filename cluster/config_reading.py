@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard, get_args
@@ -16,7 +17,8 @@ from engine.errors import ConfigError
 class _StrictLoader(yaml.SafeLoader):
     """PyYAML keeps the last of two equal keys without a word; this one refuses them.
 
-    Its booleans are YAML 1.2's, true and false: ``off`` is a word, and the value of some keys.
+    Its scalars are YAML 1.2's: booleans are true and false, so that ``off`` is a word, and the value of some keys;
+    ``1e9`` is a number.
     """
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own form
@@ -36,6 +38,11 @@ class _StrictLoader(yaml.SafeLoader):
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+_StrictLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"), list("-+.0123456789")
+)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -115,8 +115,10 @@ def read_serve_document(file: Path) -> dict[str, Any]:
     """
     try:
         document = json.loads(file.expanduser().read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise ConfigError(f"Cannot read {file}: {error}.") from error
+    except ValueError as error:
+        raise ConfigError(f"{file} is not a report of `baton bench serve --json`: it is not JSON ({error}).") from error
     found = (document.get("format"), document.get("version")) if isinstance(document, dict) else (None, None)
     if found != (SERVE_FORMAT, FORMAT_VERSION):
         raise ConfigError(

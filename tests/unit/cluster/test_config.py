@@ -188,6 +188,14 @@ def test_hub_ids_and_the_default_name_stay_as_they_are(tmp_path, monkeypatch):
     assert load_config().model == "smollm2-135m-instruct"
 
 
+@pytest.mark.parametrize(("text", "value"), [("1e3", 1000.0), ("2.5E2", 250.0), ("1.0e+3", 1000.0)])
+def test_powers_of_ten_are_numbers(text: str, value: float, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"router:\n  request_timeout_s: {text}\n", encoding="utf-8")
+    for config in (load_config(file), load_config(None, dict([parse_override(f"router.request_timeout_s={text}")]))):
+        assert config.router.request_timeout_s == value
+
+
 @pytest.mark.parametrize("key", ["admission.mode", "kv_transfer.shared_memory", "engine.cuda_graphs"])
 def test_off_is_a_word(key: str, tmp_path: Path) -> None:
     section, name = key.split(".")

@@ -227,6 +227,9 @@ def test_a_report_without_samples_needs_a_trace(tmp_path):
     assert figures["goodput 1/s"]["simulated"] == pytest.approx(5.0, rel=0.1)
     with pytest.raises(ConfigError, match="--stage"):
         read_stage(file, "7")
+    file.write_text("# Not a report", encoding="utf-8")
+    with pytest.raises(ConfigError, match="is not a report of `baton bench serve --json`: it is not JSON"):
+        read_stage(file)
 
 
 def test_a_profile_is_written_only_when_something_was_learned(tmp_path, monkeypatch):
