@@ -38,11 +38,11 @@ setup: $(INSTALLED_RUNTIME)  ## create the environment in .venv and install bato
 demo: $(INSTALLED_RUNTIME)  ## start a cluster, send it real requests, print a table, shut it down
 	@$(BIN)/python -m cluster.demo $(ARGS)
 
-test: $(INSTALLED_TEST)  ## run all tests (ARGS="tests/unit -x" for some of them)
+test: $(INSTALLED_TEST)  ## run the tests (ARGS="tests/unit -x" for some of them)
 	@$(BIN)/baton model pull smollm2-135m-instruct
 	@$(if $(ARGS),$(PYTEST) $(ARGS),$(ALL_TESTS))
 
-test-thorough: $(INSTALLED_TEST)  ## the same with every case of the slowest tests, as before a release
+test-thorough: $(INSTALLED_TEST)  ## the same, with the slowest in every case and at full size
 	@$(BIN)/baton model pull smollm2-135m-instruct
 	@export PYTEST_ADDOPTS=--thorough; $(ALL_TESTS)
 

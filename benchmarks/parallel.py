@@ -17,12 +17,13 @@ def mapping(num_processes: int) -> Iterator[Callable[[Callable[[Any], Any], Iter
     The processes are new ones: a fork of a process with threads, such as gRPC's, may wait for ever for their locks.
     """
     if num_processes == 1:
+        _say_less()
         yield map
         return
-    with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn"), initializer=say_less) as pool:
+    with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn"), initializer=_say_less) as pool:
         yield pool.map
 
 
-def say_less() -> None:
+def _say_less() -> None:
     """Studies try pools that are too small on purpose, in which attempts fail and are repeated."""
     logging.getLogger("cluster").setLevel(logging.ERROR)

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.parallel import mapping, say_less
+from benchmarks.parallel import mapping
 from benchmarks.serve.document import check_writable
 from benchmarks.serve.option_text import known_name
 from benchmarks.serve.traces import TraceRequest, read_trace
@@ -368,7 +368,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if chosen.phase <= SETTLE_S:
         parser.error(f"--phase must be more than {SETTLE_S:g} s, which are not judged")
     console = Console(width=max(140, Console().width))
-    say_less()
     try:
         overrides = dict(map(parse_override, chosen.set))
         load_config(chosen.config, overrides)

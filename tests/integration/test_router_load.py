@@ -16,16 +16,13 @@ from benchmarks.router_load.measure import LatencySettings
 from benchmarks.router_load.processes import router_under_test
 from benchmarks.router_load.setup import Workers
 from engine.errors import InternalError
-from tests.tiny_tokenizers import byte_level_tokenizer
+from tests.tiny_tokenizers import write_model_folder
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A folder that has no weights, since nobody loads them."""
-    folder = tmp_path / "tiny"
-    byte_level_tokenizer().save(folder)
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    return folder
+    return write_model_folder(tmp_path / "tiny")
 
 
 async def test_processes_answer_and_end_with_the_context(model: Path):
