@@ -221,18 +221,21 @@ def test_compare_tells_better_from_worse(quick, reference, tmp_path, capsys):
     capsys.readouterr()
     assert bench("compare", tmp_path / "a.json", tmp_path / "b.json") == 0
     shown = capsys.readouterr().out
-    row = next(line for line in shown.splitlines() if "TPOT p50" in line)
-    assert row.endswith("better")
+    assert _verdict(shown, "TPOT p50") == "better"
     assert "settings.target.url" in shown
     assert bench("compare", tmp_path / "b.json", tmp_path / "a.json") == 0
-    shown = capsys.readouterr().out
-    assert next(line for line in shown.splitlines() if "output tokens/s" in line).endswith("worse")
+    assert _verdict(capsys.readouterr().out, "output tokens/s") == "worse"
     assert bench("compare", tmp_path / "b.json", tmp_path / "c.json") == 0
     assert "settings.load.requests: 10 and 12" in capsys.readouterr().out
     assert bench("compare", tmp_path / "a.json", tmp_path / "a.json") == 0
     shown = capsys.readouterr().out
     assert "not measured alike" not in shown
-    assert not [line for line in shown.splitlines() if line.endswith(("better", "worse"))]
+    assert _verdict(shown, "TPOT p50") == _verdict(shown, "output tokens/s") == "same"
+
+
+def _verdict(shown, figure):
+    """The last word of a figure's row."""
+    return next(line for line in shown.splitlines() if figure in line).split()[-1]
 
 
 def test_compare_refuses_other_files(tmp_path, capsys):
