@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from engine.block_manager import BlockManager
 from engine.drafts import ROOT, Draft
 from engine.forward_pass import DECODERS, WEIGHTS
 from engine.model_loader import LoadedModel, load_model, pick_device
-from engine.model_runner import ModelRunner
+from engine.model_runner import KV_CACHES, ModelRunner
 from engine.model_source import resolve_model
 from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence
@@ -108,17 +109,24 @@ class Work:
 
 
 def make_runners(
-    loaded: LoadedModel, num_blocks: int, decoders: Sequence[str], weights: Sequence[str] = ("native",)
+    loaded: LoadedModel,
+    num_blocks: int,
+    decoders: Sequence[str],
+    weights: Sequence[str] = ("native",),
+    kv_caches: Sequence[str] = ("native",),
 ) -> dict[str, ModelRunner]:
-    """One for each way of computing the model that there is here; only the fused decoder has others than its own."""
+    """One for each way of computing the model that there is here; only the fused decoder has others than its own.
+
+    They are named for what computes them, or for the weights if these are others, with ``+kv_int8`` for such a cache.
+    """
     runners: dict[str, ModelRunner] = {}
-    for kind in dict.fromkeys(weights):
-        for name in dict.fromkeys(decoders):
-            if kind != "native" and name == "transformers":
-                continue
-            runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, decoder=name, weights=kind)
-            computed_by = "fused" if runner.is_fused else "transformers"
-            runners.setdefault(computed_by if kind == "native" else kind, runner)
+    for kind, kv_cache, name in product(*map(dict.fromkeys, (weights, kv_caches, decoders))):
+        if name == "transformers" and (kind != "native" or kv_cache != "native"):
+            continue
+        runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, decoder=name, weights=kind, kv_cache=kv_cache)
+        computed_by = "fused" if runner.is_fused else "transformers"
+        suffix = "" if kv_cache == "native" else f"+kv_{kv_cache}"
+        runners.setdefault((computed_by if kind == "native" else kind) + suffix, runner)
     return runners
 
 
@@ -200,6 +208,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--decoders", nargs="+", default=["auto", "transformers"], choices=DECODERS)
     parser.add_argument("--weights", nargs="+", default=["native"], choices=WEIGHTS, help="of the fused decoder")
+    parser.add_argument("--kv-caches", nargs="+", default=["native"], choices=KV_CACHES, help="of the fused decoder")
     parser.add_argument("--contexts", type=int, nargs="+", default=[128, 512, 2048], help="tokens before the step")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32], help="sequences that decode")
     parser.add_argument("--verify", type=int, nargs="*", default=[9], help="tokens of a chain to verify at batch 1")
@@ -218,7 +227,7 @@ def main() -> None:
     loaded = load_model(resolve_model(arguments.model), arguments.dtype, pick_device(arguments.device))
     cases = cases_of(arguments)
     most = max(case.batch * -(-(case.context + case.tokens) // _BLOCK_SIZE) for case in cases)
-    runners = make_runners(loaded, most, arguments.decoders, arguments.weights)
+    runners = make_runners(loaded, most, arguments.decoders, arguments.weights, arguments.kv_caches)
     ceilings = measure_ceilings(loaded.model.dtype, loaded.model.device)
     first = next(iter(runners.values()))
     work = Work(loaded, first.spec.bytes_per_token, first.spec.weights)

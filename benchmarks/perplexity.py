@@ -23,34 +23,40 @@ from cluster.worker_environment import become_like_a_worker
 from engine.drafts import Draft
 from engine.forward_pass import WEIGHTS
 from engine.model_loader import load_model, pick_device
-from engine.model_runner import ModelRunner
+from engine.model_runner import KV_CACHES, ModelRunner
 from engine.model_source import resolve_model
 from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence
 
 _BLOCK_SIZE = 16
+_KV = "kv_"
 _WIDTH = 110
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """How weights are held: a dtype, or int8 or int4 beside activations of that dtype."""
+    """How weights are held: a dtype, or int8 or int4 beside activations of that dtype; and how keys and values are."""
 
     dtype: str
     weights: str = "native"
+    kv_cache: str = "native"
 
     @property
     def name(self) -> str:
         """As on the command line."""
-        return self.dtype if self.weights == "native" else f"{self.dtype}+{self.weights}"
+        parts = (self.weights, "" if self.kv_cache == "native" else _KV + self.kv_cache)
+        return "+".join((self.dtype, *(part for part in parts if part not in ("", "native"))))
 
     @classmethod
     def parse(cls, text: str) -> Precision:
-        """``bfloat16``, ``float32+int8``; raises :class:`ValueError` for what is neither."""
-        dtype, _, weights = text.partition("+")
-        if dtype not in ("bfloat16", "float32") or (weights or "native") not in WEIGHTS:
+        """``bfloat16``, ``float32+int8``, ``bfloat16+kv_int8``; raises :class:`ValueError` for others."""
+        dtype, *parts = text.split("+")
+        found = {"kv_cache" if part.startswith(_KV) else "weights": part.removeprefix(_KV) for part in parts}
+        precision = cls(dtype, **found)
+        known = precision.weights in WEIGHTS and precision.kv_cache in KV_CACHES
+        if dtype not in ("bfloat16", "float32") or not known or precision.name != text:
             raise ValueError(f"{text!r} is no precision")
-        return cls(dtype, weights or "native")
+        return precision
 
 
 @dataclass(slots=True)
@@ -136,13 +142,16 @@ def _precision(text: str) -> Precision:
     try:
         return Precision.parse(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{error}; give a dtype, or a dtype and weights: bfloat16+int8") from error
+        raise argparse.ArgumentTypeError(
+            f"{error}; give a dtype, with weights or a KV cache: bfloat16+int8+kv_int8"
+        ) from error
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     quality_text.add_options(parser)
     defaults = [Precision("float32"), *(Precision("bfloat16", weights) for weights in WEIGHTS)]
+    defaults.append(Precision("bfloat16", kv_cache="int8"))
     parser.add_argument("--precisions", type=_precision, nargs="+", default=defaults)
     return parser
 
@@ -156,7 +165,8 @@ def main() -> None:
     blocks = -(-arguments.window // _BLOCK_SIZE)
     loaded = {p.dtype: load_model(source, p.dtype, pick_device("cpu")) for p in arguments.precisions}
     runners = {
-        p.name: ModelRunner(loaded[p.dtype], blocks, _BLOCK_SIZE, weights=p.weights) for p in arguments.precisions
+        p.name: ModelRunner(loaded[p.dtype], blocks, _BLOCK_SIZE, weights=p.weights, kv_cache=p.kv_cache)
+        for p in arguments.precisions
     }
     qualities = measure(runners, token_ids, arguments.window)
     console = Console(width=_WIDTH)

@@ -150,6 +150,9 @@ class EngineConfig(Section):
     """What the model's linear layers are made into when a worker starts. native: what the model has; int8: half of what
     there is to read for a token, with a small loss of quality; int4: a third, with a loss that depends on the model;
     only the fused decoder computes these."""
+    kv_cache: Literal["native", "int8"] = "native"
+    """What keys and values are kept as. native: as the model makes them; int8: LOSSY, half of the bytes of bfloat16 in
+    the cache and on their way between the pools; those of drafts stay native."""
     attention_backend: NonEmptyString = "auto"
     """Of the model's own modules, and of drafts. torch_sdpa: everywhere; triton_paged: on CUDA; auto: the latter where
     it can."""
@@ -277,6 +280,15 @@ class BatonConfig(Section):
                         f"engine.device is cuda, but {name}.resources.gpus is 0 and Ray hides every GPU from such a"
                         f" worker; set {name}.resources.gpus to 1, or engine.device to auto or cpu"
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _kv_is_encoded_once(self) -> BatonConfig:
+        if self.engine.kv_cache != "native" and self.kv_transfer.encoding != "native":
+            raise ValueError(
+                f"engine.kv_cache is {self.engine.kv_cache}, and so is KV on its way; kv_transfer.encoding is"
+                f" {self.kv_transfer.encoding}, but must be native then"
+            )
         return self
 
     @model_validator(mode="after")

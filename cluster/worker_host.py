@@ -165,7 +165,7 @@ class WorkerHost:
         loaded = load_model(source, config.dtype, pick_device(config.engine.device))
         draft = load_draft(config.speculation.draft, config.model, source.path, loaded) if self._runs_draft else None
         network = None if draft is None else draft.network
-        spec = loaded.kv_spec(config.engine.block_size)
+        spec = loaded.kv_spec(config.engine.block_size, encoding=KVEncoding(config.engine.kv_cache))
         if network is not None:
             spec = spec.with_draft("", network.layer_specs)
         num_blocks = _num_blocks(self._pool_config, spec, loaded.model.device)
@@ -179,6 +179,7 @@ class WorkerHost:
             engine.decoder,
             engine.weights,
             engine.cuda_graphs,
+            kv_cache=engine.kv_cache,
         )
         logger.info("the model is loaded")
         if config.engine.self_check:

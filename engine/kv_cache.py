@@ -1,7 +1,7 @@
 """The paged KV cache: tensors, and copies into and out of them.
 
-keys[layer]    [num_slots, num_kv_heads, key_dim]
-values[layer]  [num_slots, num_kv_heads, value_dim]
+keys[layer]    [num_slots, num_kv_heads, key_dim]       of the model's dtype; or int8, and a scale behind each vector:
+values[layer]  [num_slots, num_kv_heads, value_dim]     [num_slots, num_kv_heads, dim + 4], see engine.kv_int8
 
 slot = block_id * block_size + offset in the block
 
@@ -21,7 +21,8 @@ import numpy.typing as npt
 import torch
 
 from engine import kv_int8
-from engine.kv_spec import KVCacheSpec, KVEncoding
+from engine.errors import UnsupportedModelError
+from engine.kv_spec import SCALE_BYTES, KVCacheSpec, KVEncoding
 
 _MOST_AT_ONCE = 256 * 1024
 """Bytes that are encoded or decoded together, so that what lies between stays in the processor's caches."""
@@ -57,24 +58,45 @@ class PagedKVCache:
 
     Attributes:
         scratch_block: its id, which the pool does not have; None without one.
+
+    Raises:
+        UnsupportedModelError: vectors of such a length cannot be kept in that encoding.
     """
 
     def __init__(self, spec: KVCacheSpec, num_blocks: int, device: torch.device, *, scratch: bool = False) -> None:
         self.spec = spec
         self.num_blocks = num_blocks
         self.device = device
-        dtype = TORCH_DTYPES[spec.dtype]
+        self._dtype = TORCH_DTYPES[spec.dtype]
         self.scratch_block = num_blocks if scratch else None
         num_slots = (num_blocks + scratch) * spec.block_size
-        self.keys = [_zeros((num_slots, layer.num_kv_heads, layer.key_dim), dtype, device) for layer in spec.all_layers]
-        self.values = [
-            _zeros((num_slots, layer.num_kv_heads, layer.value_dim), dtype, device) for layer in spec.all_layers
-        ]
+        layers = list(enumerate(spec.all_layers))
+        self.keys = [self._empty(num_slots, index, layer.num_kv_heads, layer.key_dim) for index, layer in layers]
+        self.values = [self._empty(num_slots, index, layer.num_kv_heads, layer.value_dim) for index, layer in layers]
+
+    def _empty(self, num_slots: int, layer: int, num_heads: int, dim: int) -> torch.Tensor:
+        if self.spec.kept_as(layer) is KVEncoding.NATIVE:
+            return _zeros((num_slots, num_heads, dim), self._dtype, self.device)
+        if dim % SCALE_BYTES:
+            raise UnsupportedModelError(
+                f"engine.kv_cache is int8, which needs heads of a multiple of {SCALE_BYTES} numbers, but the model has "
+                f"some of {dim}. Set engine.kv_cache: native."
+            )
+        return _zeros((num_slots, num_heads, dim + SCALE_BYTES), torch.int8, self.device)
 
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Stores ``keys`` and ``values`` (``[num_tokens, num_kv_heads, dim]``) at ``slots`` (``[num_tokens]``)."""
+        if self.spec.kept_as(layer) is KVEncoding.INT8:
+            keys, values = kv_int8.encode_rows(keys), kv_int8.encode_rows(values)
         self.keys[layer].index_copy_(0, slots, keys)
         self.values[layer].index_copy_(0, slots, values)
+
+    def read(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of the keys and the values at ``slots``, ``[num_slots, num_kv_heads, dim]`` in the model's dtype."""
+        keys, values = (tensors[layer].index_select(0, slots) for tensors in (self.keys, self.values))
+        if self.spec.kept_as(layer) is KVEncoding.INT8:
+            return kv_int8.decode_rows(keys, self._dtype), kv_int8.decode_rows(values, self._dtype)
+        return keys, values
 
     def move(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """Copies slots ``sources`` to slots ``targets`` (both ``[num_tokens]``) in every layer; they may overlap."""
@@ -97,7 +119,7 @@ class PagedKVCache:
         Args:
             into: writable memory of exactly that length (else ValueError) and aligned for the dtype, to use instead of
                 new memory.
-            encoding: of the bytes.
+            encoding: of the bytes; native for a cache that is encoded itself.
         """
         slots = slots_of(block_ids, start, end, self.spec.block_size).to(self.device)
         num_bytes = (end - start) * self.spec.layer_bytes_per_token(layers.start, layers.stop, encoding)
@@ -165,7 +187,7 @@ class PagedKVCache:
         for layer in layers:
             for tensor in (self.keys[layer], self.values[layer]):
                 num_heads, dim = tensor.shape[1:]
-                size = num_tokens * num_heads * encoding.vector_bytes(dim, self.spec.item_size)
+                size = num_tokens * num_heads * encoding.vector_bytes(dim, tensor.element_size())
                 yield tensor, slice(offset, offset + size)
                 offset += size
 

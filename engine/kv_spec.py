@@ -9,20 +9,20 @@ from enum import StrEnum
 from typing import Any
 
 _ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_SCALE_BYTES = 4
+SCALE_BYTES = 4
 
 
 class KVEncoding(StrEnum):
-    """How KV is written down outside the cache."""
+    """How KV is written down, in the cache or on its way."""
 
     NATIVE = "native"
-    """As the cache holds it."""
+    """In the cache: numbers of the model's dtype; on its way: as the cache holds it."""
     INT8 = "int8"
     """LOSSY; see :mod:`engine.kv_int8`."""
 
     def vector_bytes(self, dim: int, item_size: int) -> int:
         """Of one head's key or value of one token."""
-        return dim + _SCALE_BYTES if self is KVEncoding.INT8 else dim * item_size
+        return dim + SCALE_BYTES if self is KVEncoding.INT8 else dim * item_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ class KVCacheSpec:
         weights: what the model's weights were made into; with others, the same tokens have other keys and values.
         draft_fingerprint: hash over the draft that keeps KV in the same blocks; empty without one.
         draft_layers: the draft's layers, which follow the model's.
+        encoding: of the model's keys and values in the cache; the draft's are native.
     """
 
     model_fingerprint: str
@@ -60,6 +61,7 @@ class KVCacheSpec:
     weights: str = "native"
     draft_fingerprint: str = ""
     draft_layers: tuple[LayerSpec, ...] = ()
+    encoding: KVEncoding = KVEncoding.NATIVE
 
     @property
     def all_layers(self) -> tuple[LayerSpec, ...]:
@@ -85,7 +87,14 @@ class KVCacheSpec:
     def layer_bytes_per_token(self, layer_start: int, layer_end: int, encoding: KVEncoding = KVEncoding.NATIVE) -> int:
         """Bytes that layers ``[layer_start, layer_end)`` keep for one token, or that it takes in another encoding."""
         layers = self.all_layers[layer_start:layer_end]
-        return sum(layer.bytes_per_token(self.item_size, encoding) for layer in layers)
+        return sum(
+            layer.bytes_per_token(self.item_size, self.kept_as(index) if encoding is KVEncoding.NATIVE else encoding)
+            for index, layer in enumerate(layers, layer_start)
+        )
+
+    def kept_as(self, layer: int) -> KVEncoding:
+        """The encoding in which the cache holds a layer of :attr:`all_layers`."""
+        return self.encoding if layer < len(self.layers) else KVEncoding.NATIVE
 
     def fingerprint(self) -> str:
         """Hex digest of all that must be equal where KV is exchanged, that is of everything but the draft."""
@@ -101,7 +110,8 @@ class KVCacheSpec:
         layers, draft_layers = (
             tuple(LayerSpec(**layer) for layer in data.pop(name)) for name in ("layers", "draft_layers")
         )
-        return cls(layers=layers, draft_layers=draft_layers, **data)
+        encoding = KVEncoding(data.pop("encoding"))
+        return cls(layers=layers, draft_layers=draft_layers, encoding=encoding, **data)
 
     def differences(self, other: KVCacheSpec) -> list[str]:
         """What of the model's KV differs from ``other``, in words: ``"dtype: bfloat16 here, float32 there"``.
@@ -110,7 +120,7 @@ class KVCacheSpec:
         """
         found = [
             f"{name}: {getattr(self, name)} here, {getattr(other, name)} there"
-            for name in ("model_fingerprint", "dtype", "block_size", "weights")
+            for name in ("model_fingerprint", "dtype", "block_size", "weights", "encoding")
             if getattr(self, name) != getattr(other, name)
         ]
         if len(self.layers) != len(other.layers):

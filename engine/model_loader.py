@@ -23,7 +23,7 @@ from engine.attention.base import ATTENTION_NAME, paged_attention
 from engine.attention_probe import AttentionLayer, probe_attention
 from engine.errors import ConfigError, UnsupportedModelError
 from engine.kv_cache import TORCH_DTYPES
-from engine.kv_spec import KVCacheSpec
+from engine.kv_spec import KVCacheSpec, KVEncoding
 from engine.model_source import ModelSource
 
 _ATTENTION_TYPES = {"full_attention", "sliding_attention", "attention"}
@@ -50,10 +50,12 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     fingerprint: str
 
-    def kv_spec(self, block_size: int, weights: str = "native") -> KVCacheSpec:
+    def kv_spec(
+        self, block_size: int, weights: str = "native", encoding: KVEncoding = KVEncoding.NATIVE
+    ) -> KVCacheSpec:
         """Layout of this model's cache in blocks of ``block_size`` tokens."""
         layers = tuple(layer.spec for layer in self.attention_layers)
-        return KVCacheSpec(self.fingerprint, self.dtype_name, block_size, layers, weights)
+        return KVCacheSpec(self.fingerprint, self.dtype_name, block_size, layers, weights, encoding=encoding)
 
 
 def pick_device(name: str) -> torch.device:

@@ -17,7 +17,7 @@ from engine.drafts import Draft
 from engine.errors import ConfigError, UnsupportedModelError
 from engine.feature_tap import HiddenStates
 from engine.forward_pass import DECODERS, WEIGHTS, ForwardPass, NotFusableError, TransformersForward, create_fused
-from engine.kv_cache import PagedKVCache, slot_of
+from engine.kv_cache import TORCH_DTYPES, PagedKVCache, slot_of
 from engine.kv_spec import KVEncoding
 from engine.model_loader import LoadedModel
 from engine.request import Request, SamplingParams
@@ -26,13 +26,14 @@ from engine.uploads import upload_ints
 
 logger = logging.getLogger(__name__)
 
+KV_CACHES = tuple(KVEncoding)
 _CHECK_CHUNKS = (7, 4, 1, 1)
 # Relative error of the logits, by dtype, above which the paged path computes something else than the model does.
 # Rounding stays an order of magnitude below; a lost state, mask or position is an order of magnitude above.
 _CHECK_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.05}
 # Of quantized weights, in any dtype: what a trained model loses by them stays far below.
 _QUANTIZED_TOLERANCE = 0.25
-# Of KV that has travelled in a lossy encoding, in any dtype.
+# Of KV that was kept or has travelled in a lossy encoding, in any dtype.
 _ENCODED_TOLERANCE = 0.1
 _NUM_ENCODED, _NUM_BEHIND = 56, 8
 _FAR_POSITION = 32768
@@ -53,18 +54,19 @@ class ModelRunner:
             CPU, for models of the Llama family; ``auto``: that where it can, else its own modules.
         weights: ``native``: as the model has them; ``int8``, ``int4``: see :mod:`engine.fused.quantization`; only the
             fused decoder computes those.
-
         cuda_graphs: ``auto``: :meth:`capture_graphs` records steps, on CUDA, where the model's own modules compute them
             with a backend that reads the block table; ``off``: it does nothing.
         recorder: records them; None: CUDA's own.
+        kv_cache: ``native``: keys and values are kept as the model makes them; ``int8``: see :mod:`engine.kv_int8`.
 
     Attributes:
         backend: attention for networks beside the model.
 
     Raises:
-        ConfigError: ``decoder``, ``weights``, ``attention_backend`` or ``cuda_graphs`` is unknown, or they do not go
-            together.
-        UnsupportedModelError: ``fused``, or what needs it, was asked for and does not know the model.
+        ConfigError: ``decoder``, ``weights``, ``attention_backend``, ``cuda_graphs`` or ``kv_cache`` is unknown, or
+            they do not go together.
+        UnsupportedModelError: ``fused``, or what needs it, was asked for and does not know the model; or the cache
+            cannot keep its vectors so.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class ModelRunner:
         weights: str = "native",
         cuda_graphs: str = "auto",
         recorder: Recorder | None = None,
+        kv_cache: str = KVEncoding.NATIVE,
     ) -> None:
         if decoder not in DECODERS:
             raise ConfigError(f"engine.decoder is {decoder!r}, but it must be one of: {', '.join(DECODERS)}.")
@@ -87,11 +90,13 @@ class ModelRunner:
             raise ConfigError(
                 f"engine.cuda_graphs is {cuda_graphs!r}, but it must be one of: {', '.join(CUDA_GRAPHS)}."
             )
+        if kv_cache not in KV_CACHES:
+            raise ConfigError(f"engine.kv_cache is {kv_cache!r}, but it must be one of: {', '.join(KV_CACHES)}.")
         if weights != "native" and decoder == "transformers":
             raise ConfigError(f"engine.weights is {weights}, which needs engine.decoder: fused or auto.")
         self.loaded = loaded
         self.device = loaded.model.device
-        self.spec = loaded.kv_spec(block_size, weights)
+        self.spec = loaded.kv_spec(block_size, weights, KVEncoding(kv_cache))
         if draft is not None:
             self.spec = self.spec.with_draft(draft.fingerprint(), draft.layer_specs)
         if cuda_graphs == "auto" and recorder is None and self.device.type == "cuda":
@@ -155,8 +160,11 @@ class ModelRunner:
 
     def _create_fused(self, feature_layers: Sequence[int]) -> ForwardPass:
         """Raises :class:`NotFusableError` also when results differ from the model's own, with its own weights."""
-        fused = create_fused(self.loaded, self.cache, feature_layers)
         length = sum(_CHECK_CHUNKS)
+        cache, lossless = self.cache, self.loaded.kv_spec(self.spec.block_size)
+        if self.spec.encoding is not KVEncoding.NATIVE:
+            cache = PagedKVCache(lossless, -(-length // lossless.block_size), self.device)
+        fused = create_fused(self.loaded, cache, feature_layers)
         far = min(self.loaded.max_model_len, _FAR_POSITION) - length
         try:
             # Far from the start too: there are models that scale queries by their position.
@@ -167,13 +175,13 @@ class ModelRunner:
         if not error <= _CHECK_TOLERANCE[self.loaded.dtype_name]:
             fused.close()
             raise NotFusableError(f"the fused decoder gives other logits (relative error {error:.2g})")
-        if self.spec.weights == "native":
+        if cache is self.cache and self.spec.weights == "native":
             return fused
         fused.close()
         return create_fused(self.loaded, self.cache, feature_layers, self.spec.weights)
 
     def build_batch(self, plan: list[ScheduledSequence]) -> ForwardBatch:
-        return ForwardBatch.build(plan, self.spec.block_size, self.device, self.cache.keys[0].dtype)
+        return ForwardBatch.build(plan, self.spec.block_size, self.device, TORCH_DTYPES[self.spec.dtype])
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
@@ -209,7 +217,7 @@ class ModelRunner:
         Catches whatever else a layer may remember between steps. Costs two short forwards.
 
         Raises:
-            UnsupportedModelError: they differ by more than rounding, of quantized weights too, explains.
+            UnsupportedModelError: they differ by more than rounding, of quantized weights and KV too, explains.
         """
         try:
             error = self._relative_error(self._forward_pass)
@@ -222,7 +230,19 @@ class ModelRunner:
                 f"{type(self.loaded.model).__name__} gives other logits with {self.spec.weights} weights (relative "
                 f"error {error:.2g}). Set engine.weights: native, or engine.self_check: false to serve it all the same."
             )
-        if self.spec.weights == "native" and not error <= _CHECK_TOLERANCE[self.loaded.dtype_name]:
+        if self.spec.weights != "native":
+            return
+        allowed = _CHECK_TOLERANCE[self.loaded.dtype_name]
+        if self.spec.encoding is not KVEncoding.NATIVE:
+            allowed += _ENCODED_TOLERANCE
+            error = max(error, self._kept_error())
+            if not error <= allowed:
+                raise UnsupportedModelError(
+                    f"{type(self.loaded.model).__name__} gives other logits with a KV cache of {self.spec.encoding} "
+                    f"(relative error {error:.2g}, where {allowed:.2g} is allowed). Set engine.kv_cache: native, or "
+                    "engine.self_check: false to serve it all the same."
+                )
+        elif not error <= allowed:
             raise UnsupportedModelError(
                 f"{type(self.loaded.model).__name__} gives other logits over the paged cache than by itself "
                 f"(relative error {error:.2g}). Some of its layers keep state besides keys and values, or attend "
@@ -248,21 +268,38 @@ class ModelRunner:
     @torch.inference_mode()
     def encoding_error(self, encoding: KVEncoding) -> float:
         """Of the logits of some tokens behind others, whose KV alone was encoded."""
-        room = min(self.loaded.max_model_len, self.cache.num_blocks * self.spec.block_size)
-        num_encoded = min(_NUM_ENCODED, room - _NUM_BEHIND)
-        if num_encoded <= 0:
+        token_ids = self._tokens_for_encoding()
+        if token_ids is None:
             return 0.0
-        token_ids = self._check_tokens(num_encoded + _NUM_BEHIND)
-        request = Request("encoding-check", token_ids[: num_encoded + 1], SamplingParams())
+        behind = self._computed_but_for_the_last(token_ids)
+        expected = self.forward(self.build_batch([behind])).clone()
+        request = behind.request
+        self.cache.pass_through(request.block_ids, request.num_computed_tokens, encoding)
+        return _relative_distance(self.forward(self.build_batch([behind])), expected)
+
+    @torch.inference_mode()
+    def _kept_error(self) -> float:
+        """The same of a cache that is encoded, against the model's own attention."""
+        token_ids = self._tokens_for_encoding()
+        if token_ids is None:
+            return 0.0
+        found = self.forward(self.build_batch([self._computed_but_for_the_last(token_ids)]))
+        return _relative_distance(found, self._reference_logits(token_ids, 0, _NUM_BEHIND))
+
+    def _tokens_for_encoding(self) -> list[int] | None:
+        """As many as the cache and the model have room for; None when that is too few."""
+        room = min(self.loaded.max_model_len, self.cache.num_blocks * self.spec.block_size)
+        count = min(_NUM_ENCODED, room - _NUM_BEHIND)
+        return self._check_tokens(count + _NUM_BEHIND) if count > 0 else None
+
+    def _computed_but_for_the_last(self, token_ids: list[int]) -> ScheduledSequence:
+        """Computes the first tokens; the others as a draft, since a step gives logits for all of its tokens."""
+        count = len(token_ids) - _NUM_BEHIND
+        request = Request("encoding-check", token_ids[: count + 1], SamplingParams())
         request.block_ids = list(range(-(-len(token_ids) // self.spec.block_size)))
-        self.forward(self.build_batch([ScheduledSequence(request, num_encoded)]))
-        request.num_computed_tokens = num_encoded
-        # The others as a draft, since a step gives logits for all of its tokens.
-        behind = [ScheduledSequence(request, 1, Draft(tuple(token_ids[num_encoded + 1 :])))]
-        expected = self.forward(self.build_batch(behind)).clone()
-        self.cache.pass_through(request.block_ids, num_encoded, encoding)
-        found = self.forward(self.build_batch(behind))
-        return float((found - expected).norm() / expected.norm().clamp_min(1e-9))
+        self.forward(self.build_batch([ScheduledSequence(request, count)]))
+        request.num_computed_tokens = count
+        return ScheduledSequence(request, 1, Draft(tuple(token_ids[count + 1 :])))
 
     def _check_tokens(self, count: int) -> list[int]:
         return [(37 * index + 11) % min(self.loaded.vocab_size, 1000) for index in range(count)]
@@ -271,12 +308,13 @@ class ModelRunner:
         """Of the last logits of a short input, computed in chunks, against the model's own."""
         token_ids = self._check_tokens(sum(_CHECK_CHUNKS))
         paged = self._chunked_logits(forward_pass, token_ids, first_position)
-        expected = self._reference_logits(token_ids, first_position)
-        return float((paged - expected).norm() / expected.norm().clamp_min(1e-9))
+        return _relative_distance(paged, self._reference_logits(token_ids, first_position, 1))
 
     @torch.inference_mode()
     def _chunked_logits(self, forward_pass: ForwardPass, token_ids: list[int], first_position: int) -> torch.Tensor:
-        blocks = BlockManager(self.cache.num_blocks, self.spec.block_size, prefix_caching=False)
+        # The first blocks: the cache that is written to may have no more than are needed.
+        needed = -(-len(token_ids) // self.spec.block_size)
+        blocks = BlockManager(min(needed, self.cache.num_blocks), self.spec.block_size, prefix_caching=False)
         request = Request("self-check", token_ids, SamplingParams())
         blocks.grow(request, len(token_ids))
         for chunk in _CHECK_CHUNKS:
@@ -284,16 +322,21 @@ class ModelRunner:
             batch.positions += first_position
             logits = forward_pass.forward(batch)
             request.num_computed_tokens += chunk
-        return logits[-1]
+        return logits[-1:]
 
     @torch.inference_mode()
-    def _reference_logits(self, token_ids: list[int], first_position: int) -> torch.Tensor:
+    def _reference_logits(self, token_ids: list[int], first_position: int, num_last: int) -> torch.Tensor:
+        """Of the last tokens, float32 ``[num_last, vocab_size]``."""
         model = self.loaded.model
         model.set_attn_implementation("eager")
         try:
             ids = torch.tensor([token_ids], device=self.device)
             positions = torch.arange(first_position, first_position + len(token_ids), device=self.device)[None]
-            logits: torch.Tensor = model(input_ids=ids, position_ids=positions, use_cache=False).logits[0, -1].float()
+            logits: torch.Tensor = model(input_ids=ids, position_ids=positions, use_cache=False).logits[0, -num_last:]
         finally:
             model.set_attn_implementation(ATTENTION_NAME)
-        return logits
+        return logits.float()
+
+
+def _relative_distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm().clamp_min(1e-9))

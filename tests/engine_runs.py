@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from transformers import PreTrainedModel
 
 from engine.block_manager import BlockManager
@@ -14,6 +13,7 @@ from engine.model_loader import prepare_model
 from engine.model_runner import ModelRunner
 from engine.request import FinishReason, Request, SamplingParams, TokenOutput
 from engine.scheduler import Scheduler, SchedulerLimits
+from tests.spoiled_cache import spoil
 
 BLOCK_SIZE = 4
 _MAX_STEPS = 20_000
@@ -32,9 +32,13 @@ class Outcome:
 
 
 def build_runner(
-    model: PreTrainedModel, num_blocks: int = 512, block_size: int = BLOCK_SIZE, decoder: str = "auto"
+    model: PreTrainedModel,
+    num_blocks: int = 512,
+    block_size: int = BLOCK_SIZE,
+    decoder: str = "auto",
+    kv_cache: str = "native",
 ) -> ModelRunner:
-    return ModelRunner(prepare_model(model, "float32"), num_blocks, block_size, decoder=decoder)
+    return ModelRunner(prepare_model(model, "float32"), num_blocks, block_size, decoder=decoder, kv_cache=kv_cache)
 
 
 def build_engine(
@@ -46,8 +50,7 @@ def build_engine(
     prefix_caching: bool = True,
 ) -> Engine:
     """An engine with an empty cache. Whatever it reads without having written it first is not a number."""
-    for tensor in (*runner.cache.keys, *runner.cache.values):
-        tensor.fill_(torch.nan)
+    spoil(runner.cache)
     limits = SchedulerLimits(chunk_tokens, max_num_seqs, runner.loaded.max_model_len)
     blocks = BlockManager(num_blocks or runner.cache.num_blocks, runner.spec.block_size, prefix_caching=prefix_caching)
     return Engine(runner, Scheduler(limits, blocks))

@@ -64,7 +64,7 @@ class PlanAttention:
             visible = torch.where(in_tree[None], bits.bool(), places[None] <= positions[:, None])
         if variant.sliding_window is not None:
             visible &= key_positions[None] > positions[:, None] - variant.sliding_window
-        keys, values = self._cache.keys[layer][slots].float(), self._cache.values[layer][slots].float()
+        keys, values = (tensor.float() for tensor in self._cache.read(layer, slots))
         share = query.shape[1] // keys.shape[1]
         for head in range(query.shape[1]):
             scores = query[token:behind, head].float() @ keys[:, head // share].T * variant.scaling

@@ -180,8 +180,8 @@ def plan_parts(
     A part spans as many layers as fit; where one layer alone is too large, its tokens are split. One token of one
     layer is never split, however small ``part_bytes`` is.
     """
-    layers = spec.all_layers if with_draft else spec.layers
-    sizes = [layer.bytes_per_token(spec.item_size, encoding) for layer in layers]
+    num_layers = len(spec.all_layers if with_draft else spec.layers)
+    sizes = [spec.layer_bytes_per_token(layer, layer + 1, encoding) for layer in range(num_layers)]
     layer = 0
     while layer < len(sizes) and start < end:
         layer_end, token_bytes = layer + 1, sizes[layer]

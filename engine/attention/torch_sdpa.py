@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.attention.base import AttentionBatch, AttentionVariant
-from engine.attention_groups import AttentionGroup, KVView
+from engine.attention_groups import AttentionGroup
 from engine.kv_cache import PagedKVCache
 
 
@@ -39,8 +39,11 @@ class TorchSDPA:
         self, layer: int, query: torch.Tensor, group: AttentionGroup, variant: AttentionVariant
     ) -> torch.Tensor:
         view = group.view(variant.sliding_window)
-        keys = self._gather(self._cache.keys[layer], view, group.num_seqs)
-        values = self._gather(self._cache.values[layer], view, group.num_seqs)
+        # [seqs, kv_heads, keys, dim]
+        keys, values = (
+            rows.view(group.num_seqs, view.num_keys, *rows.shape[1:]).transpose(1, 2)
+            for rows in self._cache.read(layer, view.slots)
+        )
         num_kv_heads, num_heads = keys.shape[1], query.shape[1]
         share = num_heads // num_kv_heads
         # [seqs * queries, heads, dim] → [seqs, kv_heads, share * queries, dim]
@@ -55,12 +58,6 @@ class TorchSDPA:
             output = _attend_in_full(rows, keys, values, mask, group.num_queries, variant)
         output = output.reshape(group.num_seqs, num_kv_heads, share, group.num_queries, -1).permute(0, 3, 1, 2, 4)
         return output.reshape(group.num_seqs * group.num_queries, num_heads, -1)
-
-    @staticmethod
-    def _gather(cached: torch.Tensor, view: KVView, num_seqs: int) -> torch.Tensor:
-        """``[seqs, kv_heads, keys, dim]``"""
-        rows = cached.index_select(0, view.slots)
-        return rows.view(num_seqs, view.num_keys, *cached.shape[1:]).transpose(1, 2)
 
 
 def _attend_in_full(

@@ -22,8 +22,10 @@ _OF_BATCH = ["first_seq", "num_seqs", "num_tokens", "table_width", "tree_width",
 @triton.jit(do_not_specialize=_OF_BATCH)
 def attend(
     query,  # [num_tokens, num_heads, key_dim]
-    keys,  # [num_slots, num_kv_heads, key_dim]
+    keys,  # [num_slots, num_kv_heads, key_dim], of the query's dtype or int8
     values,  # [num_slots, num_kv_heads, value_dim]
+    key_scales,  # of int8: [num_slots, num_kv_heads]
+    value_scales,
     output,  # [num_tokens, num_heads, value_dim], contiguous; split: [splits, num_tokens, num_heads, value_dim]
     stats,  # split: [2, splits, num_tokens, num_heads], maximum and sum of each row
     sinks,  # [num_heads]
@@ -46,6 +48,10 @@ def attend(
     key_head_stride,
     value_slot_stride,
     value_head_stride,
+    key_scale_slot_stride,
+    key_scale_head_stride,
+    value_scale_slot_stride,
+    value_scale_head_stride,
     share: tl.constexpr,
     key_dim: tl.constexpr,
     value_dim: tl.constexpr,
@@ -54,6 +60,7 @@ def attend(
     has_softcap: tl.constexpr,
     has_sinks: tl.constexpr,
     has_trees: tl.constexpr,
+    has_int8: tl.constexpr,
     is_split: tl.constexpr,
     block_q: tl.constexpr,
     block_m: tl.constexpr,
@@ -125,7 +132,12 @@ def attend(
             mask=inside[None, :] & (key_dims < key_dim)[:, None],
             other=0.0,
         )
-        scores = tl.dot(q, k, input_precision="ieee") * scale
+        scores = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scale
+        if has_int8:  # whole numbers are exact in any dtype
+            key_scale = tl.load(
+                key_scales + slots * key_scale_slot_stride + kv_head * key_scale_head_stride, mask=inside, other=0.0
+            )
+            scores *= key_scale[None, :]
         if has_softcap:
             # tanh by one exponential; it has the right limits where that overflows
             scores = softcap * (1 - 2 / (tl.exp(2 / softcap * scores) + 1)) * log2e
@@ -158,7 +170,14 @@ def attend(
             mask=inside[:, None] & (value_dims < value_dim)[None, :],
             other=0.0,
         )
-        acc = tl.dot(weights.to(v.dtype), v, acc * correction[:, None], input_precision="ieee")
+        if has_int8:
+            value_scale = tl.load(
+                value_scales + slots * value_scale_slot_stride + kv_head * value_scale_head_stride,
+                mask=inside,
+                other=0.0,
+            )
+            weights *= value_scale[None, :]
+        acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc * correction[:, None], input_precision="ieee")
         maximum = new_maximum
 
     places_out = tokens * num_heads + heads

@@ -11,6 +11,7 @@ from engine.attention.base import AttentionBatch, AttentionVariant
 from engine.attention.paged_plan import PagedPlan, PlannedBatch, Segment, make_plan
 from engine.attention.triton_kernels import attend, merge
 from engine.kv_cache import PagedKVCache
+from engine.kv_int8 import scales_of_rows
 
 # Rows of a tile: the smallest that holds a sequence's queries with their heads, else the last. Sizes are those at which
 # compilers for sm_80 and sm_90 spill no registers; float32 is multiplied without tensor cores, and needs more of them.
@@ -57,7 +58,7 @@ class TritonPaged:
             query = query.contiguous()
         plan = self._plan_of(batch)
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        output = query.new_empty(*query.shape[:2], values.shape[-1])
+        output = query.new_empty(*query.shape[:2], value.shape[-1])
         first_token = 0
         for segment in plan.segments:
             self._attend(plan, segment, first_token, query, keys, values, output, variant)
@@ -85,9 +86,11 @@ class TritonPaged:
         variant: AttentionVariant,
     ) -> None:
         num_tokens, num_heads, key_dim = query.shape
-        num_kv_heads, value_dim = values.shape[1:]
+        num_kv_heads, value_dim = values.shape[1], output.shape[-1]
+        has_int8 = keys.dtype == torch.int8
+        key_scales, value_scales = (scales_of_rows(rows) if has_int8 else rows for rows in (keys, values))
         share = num_heads // num_kv_heads
-        block_q, block_m = _tile(segment.max_tokens, share, keys.element_size())
+        block_q, block_m = _tile(segment.max_tokens, share, query.element_size())
         num_tiles = segment.num_tokens // block_q + segment.num_seqs
         block_key, block_value = _padded(key_dim), _padded(value_dim)
         splits = self._num_splits(segment, block_q, num_kv_heads, variant.sliding_window)
@@ -100,6 +103,8 @@ class TritonPaged:
             query,
             keys,
             values,
+            key_scales,
+            value_scales,
             target,
             stats,
             sinks,
@@ -122,6 +127,10 @@ class TritonPaged:
             keys.stride(1),
             values.stride(0),
             values.stride(1),
+            key_scales.stride(0),
+            key_scales.stride(1),
+            value_scales.stride(0),
+            value_scales.stride(1),
             share=share,
             key_dim=key_dim,
             value_dim=value_dim,
@@ -130,10 +139,11 @@ class TritonPaged:
             has_softcap=variant.softcap is not None,
             has_sinks=variant.sinks is not None,
             has_trees=plan.has_trees,
+            has_int8=has_int8,
             is_split=splits > 1,
             block_q=block_q,
             block_m=block_m,
-            block_n=_keys_per_step(block_key, keys.element_size()),
+            block_n=_keys_per_step(block_key, query.element_size()),
             block_key=block_key,
             block_value=block_value,
             num_warps=8 if block_m >= 64 else 4,

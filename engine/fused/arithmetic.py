@@ -157,6 +157,16 @@ def rotate(kind, row, cos, sin, out):
 
 
 @njit(error_model="numpy")
+def rotate_in_place(row, cos, sin):
+    """The same onto itself, in float32."""
+    half = cos.size
+    for i in range(half):
+        first, second = row[i], row[half + i]
+        row[i] = first * cos[i] - second * sin[i]
+        row[half + i] = second * cos[i] + first * sin[i]
+
+
+@njit(error_model="numpy")
 def round_row(kind, row, out):
     for i in range(row.size):
         out[i] = to_operand(kind, row[i])

@@ -26,18 +26,18 @@ from engine.fused.arithmetic import (
     to_operand,
 )
 from engine.fused.attention_tiles import mix_by_tiles, score_by_tiles, tile_scratch_floats, weights_of_row
+from engine.fused.int8_rows import row_bytes, unpack_rows
+from engine.fused.key_slots import KEY_CHUNK, ask_for_rows, fill_path, fill_slots
 from engine.fused.tables import Item, Span
 from engine.fused.tiles import STEP
-from engine.fused.vectors import dot_tile, largest, mix_tile, prefetch
+from engine.fused.vectors import dot_tile, largest, mix_tile
 
-KEY_CHUNK = 64
 SPLIT_KEYS = 4 * KEY_CHUNK
 """Keys that are summed by themselves; several threads can share a long context."""
 MAX_ROWS = 64
 """Query rows of a work item."""
 _MINUS_INFINITY = np.float32(-np.inf)
 _F32 = np.float32(0)
-_TILE_KEYS = 16
 
 
 def state_floats(num_rows: int, dim: int) -> int:
@@ -48,7 +48,8 @@ def state_floats(num_rows: int, dim: int) -> int:
 def scratch_floats(dim: int) -> int:
     """Size of the memory that one thread needs, in float32 values."""
     scores_and_slots, states = MAX_ROWS * KEY_CHUNK + 4 * KEY_CHUNK, 2 * state_floats(MAX_ROWS, dim)
-    return scores_and_slots + states + MAX_ROWS * KEY_CHUNK // 2 + tile_scratch_floats(KEY_CHUNK, dim)
+    rows = 2 * KEY_CHUNK + KEY_CHUNK * dim
+    return scores_and_slots + states + rows + MAX_ROWS * KEY_CHUNK // 2 + tile_scratch_floats(KEY_CHUNK, dim)
 
 
 @njit(error_model="numpy")
@@ -132,64 +133,6 @@ def _mix_rest(kind, weights, values, ldv, slots, num_keys, dim, out):
 
 
 @njit(error_model="numpy")
-def _slot(blocks, block_size, place):
-    return blocks[place // block_size] * block_size + place % block_size
-
-
-@njit(error_model="numpy")
-def _fill_slots(span, blocks, block_size, first, count, slots_at):
-    """Slots of places ``[first, first + count)``; the rest of a tile repeats the last one.
-
-    Returns:
-        Their number, in whole tiles.
-    """
-    out = numbers(slots_at, KEY_CHUNK)
-    place = first
-    end = first + count
-    while place < end:
-        block = place // block_size
-        base = blocks[block] * block_size - block * block_size
-        stop = min(end, (block + 1) * block_size)
-        for p in range(place, stop):
-            out[p - first] = base + p
-        place = stop
-    return _complete(span, blocks, block_size, first, count, out)
-
-
-@njit(error_model="numpy")
-def _fill_path(span, token, blocks, block_size, first, count, slots_at):
-    """The same for a token of a tree: behind the tree's start come its ancestors, and itself."""
-    out = numbers(slots_at, KEY_CHUNK)
-    tree_start, size = span[Span.TREE_START], span[Span.PATH_SIZE]
-    path = numbers(span[Span.PATHS] + 8 * token * size, size)
-    for p in range(first, first + count):
-        out[p - first] = _slot(blocks, block_size, p if p < tree_start else path[p - tree_start])
-    return _complete(span, blocks, block_size, first, count, out)
-
-
-@njit(error_model="numpy")
-def _complete(span, blocks, block_size, first, count, out):
-    """Puts slots that may be read where there are none to see: before the first key, and behind the last one."""
-    # Memory that nobody may look at need not hold numbers, and no weight makes up for that.
-    for j in range(min(count, span[Span.FIRST_KEY] - first)):
-        out[j] = _slot(blocks, block_size, span[Span.FIRST_KEY])
-    j = count
-    while j % _TILE_KEYS:
-        out[j] = out[count - 1]
-        j += 1
-    return j
-
-
-@njit(error_model="numpy")
-def _ask_for_rows(base, ld, slots_at, count, num_bytes):
-    """Has rows brought from memory while something else is computed."""
-    slots = numbers(slots_at, count)
-    for j in range(count):
-        for place in range(0, num_bytes, 64):
-            prefetch(base + slots[j] * ld + place)
-
-
-@njit(error_model="numpy")
 def _hide(scores, num_rows, share, visible, before):
     """Puts out what the rows must not see: places behind them, and those before the first key.
 
@@ -265,7 +208,7 @@ def _finish(kind, num_rows, dim, state, num_heads, head, share, first_token, out
 @njit(error_model="numpy")
 def _attend_chunk(
     kind, q, ld_query, num_rows, share, keys, values, ld_cache, slots_at, num_keys, visible, before, dim, lanes,
-    scaling, state, highest, mass, first_row, scores, tiles,
+    scaling, state, highest, mass, first_row, scores, tiles, unpacked,
 ):  # fmt: skip
     """Adds a chunk of keys to the states of some rows.
 
@@ -275,32 +218,48 @@ def _attend_chunk(
         before: keys before the first that may be seen.
         state: address of the state of the first of the rows, which is number ``first_row`` of its item.
         tiles: address of scratch memory for tiles, or 0: there are none.
+        unpacked: address of the numbers of a chunk in their order and of scratch memory for its keys or values, which
+            are int8 in the cache; 0: they are operands.
     """
     lds, ldw, rounded, scratch = 4 * KEY_CHUNK, 2 * KEY_CHUNK, tiles, tiles + 2 * MAX_ROWS * KEY_CHUNK
-    if tiles:
-        score_by_tiles(kind, q, ld_query, num_rows, keys, ld_cache, slots_at, num_keys, dim, scores, lds, scratch)
+    count = min(KEY_CHUNK, visible + (num_rows - 1) // share)
+    cached_at = slots_at
+    if unpacked:
+        rows_at = unpacked + 8 * KEY_CHUNK
+        unpack_rows(kind, keys, ld_cache, cached_at, num_keys, dim, rows_at)
+        keys, ld_rows, slots_at = rows_at, dim * item_size(kind), unpacked
     else:
-        _score(kind, q, ld_query, num_rows, keys, ld_cache, slots_at, num_keys, dim, scores)
+        rows_at, ld_rows = values, ld_cache
+    if tiles:
+        score_by_tiles(kind, q, ld_query, num_rows, keys, ld_rows, slots_at, num_keys, dim, scores, lds, scratch)
+    else:
+        _score(kind, q, ld_query, num_rows, keys, ld_rows, slots_at, num_keys, dim, scores)
     if visible < KEY_CHUNK or before > 0:
         _hide(scores, num_rows, share, visible, before)
     for i in range(num_rows):
         total = floats(state + 4 * dim * i, dim)
         place = rounded + ldw * i if tiles else 0
         _soften(scores + lds * i, total, scaling, highest, mass, first_row + i, place)
-    count = min(KEY_CHUNK, visible + (num_rows - 1) // share)
+    if unpacked:
+        unpack_rows(kind, values, ld_cache, cached_at, count, dim, rows_at)
     if tiles:
-        mix_by_tiles(kind, rounded, ldw, num_rows, values, ld_cache, slots_at, count, dim, state, scratch)
+        mix_by_tiles(kind, rounded, ldw, num_rows, rows_at, ld_rows, slots_at, count, dim, state, scratch)
     else:
-        _mix(kind, scores, num_rows, values, ld_cache, slots_at, count, dim, lanes, state)
+        _mix(kind, scores, num_rows, rows_at, ld_rows, slots_at, count, dim, lanes, state)
 
 
 @njit(error_model="numpy")
 def _attend_split(kind, span, item, shape, scaling, queries, keys, values, first_split_key, end, state, scratch):
     """Attends to the keys from ``first_split_key`` up to ``end``, both places; writes the rows' state."""
-    num_tokens, num_heads, num_kv_heads, dim, block_size, lanes, has_tiles = shape
-    tiles = scratch + 4 * (MAX_ROWS * KEY_CHUNK + 4 * KEY_CHUNK + 2 * MAX_ROWS * (dim + 2))
+    num_tokens, num_heads, num_kv_heads, dim, block_size, lanes, has_tiles, has_int8 = shape
+    unpacked = scratch + 4 * (MAX_ROWS * KEY_CHUNK + 4 * KEY_CHUNK + 2 * MAX_ROWS * (dim + 2))
+    tiles = unpacked + 4 * (2 * KEY_CHUNK + KEY_CHUNK * dim)
     if has_tiles == 0 or dim % STEP != 0:
         tiles = 0
+    if has_int8:
+        numbers(unpacked, KEY_CHUNK)[:] = np.arange(KEY_CHUNK)
+    else:
+        unpacked = 0
     share, size = num_heads // num_kv_heads, item_size(kind)
     query, num_rows = item[Item.FIRST], item[Item.COUNT] * share
     place, last, tree_start = span[Span.START] + query, item[Item.END], span[Span.TREE_START]
@@ -312,35 +271,36 @@ def _attend_split(kind, span, item, shape, scaling, queries, keys, values, first
     mass[:] = _F32
     floats(state, num_rows * dim)[:] = _F32
 
-    ld_query, ld_cache = dim * size, num_kv_heads * dim * size
+    vector_bytes = row_bytes(dim) if has_int8 else dim * size
+    ld_query, ld_cache = dim * size, num_kv_heads * vector_bytes
     q = queries + (item[Item.HEAD] * num_tokens + span[Span.FIRST_TOKEN] + query) * share * ld_query
-    k, v = keys + item[Item.HEAD] * dim * size, values + item[Item.HEAD] * dim * size
+    k, v = keys + item[Item.HEAD] * vector_bytes, values + item[Item.HEAD] * vector_bytes
     count = min(KEY_CHUNK, end - first_split_key)
-    num_keys = _fill_slots(span, blocks, block_size, first_split_key, count, slots_at)
-    _ask_for_rows(v, ld_cache, slots_at, count, dim * size)
+    num_keys = fill_slots(span, blocks, block_size, first_split_key, count, slots_at)
+    ask_for_rows(v, ld_cache, slots_at, count, vector_bytes)
     for first_key in range(first_split_key, end, KEY_CHUNK):
         # Rows of one head lie too far apart for the hardware to foresee.
         next_key, next_slots_at, next_num_keys = first_key + KEY_CHUNK, other_slots_at, 0
         if next_key < last:
             count = min(KEY_CHUNK, last - next_key)
-            next_num_keys = _fill_slots(span, blocks, block_size, next_key, count, next_slots_at)
-            _ask_for_rows(k, ld_cache, next_slots_at, count, dim * size)
-            _ask_for_rows(v, ld_cache, next_slots_at, count, dim * size)
+            next_num_keys = fill_slots(span, blocks, block_size, next_key, count, next_slots_at)
+            ask_for_rows(k, ld_cache, next_slots_at, count, vector_bytes)
+            ask_for_rows(v, ld_cache, next_slots_at, count, vector_bytes)
         before = span[Span.FIRST_KEY] - first_key
         if first_key + KEY_CHUNK <= tree_start:
             _attend_chunk(
                 kind, q, ld_query, num_rows, share, k, v, ld_cache, slots_at, num_keys, place + 1 - first_key, before,
-                dim, lanes, scaling, state, highest, mass, 0, scores, tiles,
+                dim, lanes, scaling, state, highest, mass, 0, scores, tiles, unpacked,
             )  # fmt: skip
         else:
             for token in range(item[Item.COUNT]):
                 visible = numbers(span[Span.VISIBLE], query + token + 1)[query + token] - first_key
                 if visible > 0:
                     row, count = token * share, min(KEY_CHUNK, visible)
-                    num_keys = _fill_path(span, query + token, blocks, block_size, first_key, count, slots_at)
+                    num_keys = fill_path(span, query + token, blocks, block_size, first_key, count, slots_at)
                     _attend_chunk(
                         kind, q + row * ld_query, ld_query, share, share, k, v, ld_cache, slots_at, num_keys, visible,
-                        before, dim, lanes, scaling, state + 4 * dim * row, highest, mass, row, scores, tiles,
+                        before, dim, lanes, scaling, state + 4 * dim * row, highest, mass, row, scores, tiles, unpacked,
                     )  # fmt: skip
         slots_at, other_slots_at, num_keys = next_slots_at, slots_at, next_num_keys
 
@@ -357,9 +317,11 @@ def attend(kind, span, item, shape, scaling, queries, keys, values, out, scratch
 
     Args:
         span, item: rows of the tables, int64 ``[Span.COLUMNS]`` and ``[Item.COLUMNS]``.
-        shape: num_tokens, num_heads, num_kv_heads, head dim, block size, lanes, whether there are tiles.
+        shape: num_tokens, num_heads, num_kv_heads, head dim, block size, lanes, whether there are tiles, whether the
+            cache is int8.
         queries: address of operands ``[num_kv_heads, num_tokens, share, head dim]``.
-        keys, values: addresses of operands ``[num_slots, num_kv_heads, head dim]``.
+        keys, values: addresses of operands ``[num_slots, num_kv_heads, head dim]``, or of rows of int8, see
+            :mod:`engine.fused.int8_rows`.
         out: address of operands ``[num_tokens, num_heads, head dim]``.
         scratch: address of :func:`scratch_floats` values.
     """

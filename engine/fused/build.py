@@ -22,6 +22,8 @@ from engine.model_cache import CACHE_VARIABLE, cache_dir
 logger = logging.getLogger(__name__)
 
 _SIGNATURE = "void(int64, int64)"
+_CONSTANTS = ("kv_int8.py", "kv_spec.py")
+"""Files beside this folder that the compiled code takes numbers from."""
 
 
 @cache
@@ -81,6 +83,7 @@ def _kept_in(folder: Path, numba: Any) -> Iterator[bool]:
 def _version(numba_version: str) -> str:
     """Names everything that the compiled code depends on; numba itself looks at one file and at the CPU."""
     digest = hashlib.blake2b(f"{numba_version} {has_tiles()}".encode(), digest_size=8)
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    folder = Path(__file__).parent
+    for source in (*sorted(folder.glob("*.py")), *(folder.parent / name for name in _CONSTANTS)):
         digest.update(source.read_bytes())
     return digest.hexdigest()

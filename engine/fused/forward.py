@@ -29,7 +29,8 @@ class FusedForward:
     """Reads the weights where they are. Forwards must not overlap.
 
     Args:
-        keys, values: of each layer, ``[num_slots, num_kv_heads, head_dim]``; they must outlive all forwards.
+        keys, values: of each layer, as :mod:`engine.kv_cache` has them, all in one encoding; they must outlive all
+            forwards.
         block_size: tokens per block of the cache.
         feature_columns: int64 ``[num_layers + 2]``: where among the features each hidden state belongs, see
             :attr:`engine.fused.tables.Model.FEATURES`; -1 for those that nobody asked for.
@@ -60,6 +61,7 @@ class FusedForward:
         self._model = _model_row(decoder, block_size, lanes())
         self._model[Model.LAYERS], self._model[Model.SCALES] = self._layers.ctypes.data, self._scales.ctypes.data
         self._model[Model.FEATURES] = self._columns.ctypes.data
+        self._model[Model.INT8_CACHE] = keys[0].dtype == torch.int8
         self._tiles = tile_configurations()
         if tiles and has_tiles() and decoder.embedding.dtype == torch.bfloat16:
             self._model[Model.TILES] = self._tiles.ctypes.data

@@ -12,10 +12,12 @@ from engine.fused.arithmetic import (
     rms_norm,
     rms_norm_in_place,
     rotate,
+    rotate_in_place,
     round_row,
     widen_row,
 )
 from engine.fused.attention import attend, join_splits
+from engine.fused.int8_rows import pack_row, row_bytes
 from engine.fused.linear import (
     add_down,
     add_output,
@@ -138,13 +140,19 @@ def _rotated_token(kind, model, step, table, scales, token):
         place = ((head // share * num_tokens + token) * share + head % share) * dim * size
         rotate(kind, values, cos, sin, operands(kind, step[Step.QUERIES] + place, dim))
     for head in range(num_kv_heads):
-        place = (slot * num_kv_heads + head) * dim * size
-        values = floats(row + 4 * dim * (num_heads + head), dim)
+        key = floats(row + 4 * dim * (num_heads + head), dim)
+        value = floats(row + 4 * dim * (num_heads + num_kv_heads + head), dim)
         if table[Layer.K_NORM]:
-            rms_norm_in_place(kind, values, operands(kind, table[Layer.K_NORM], dim), scales[Scale.K_EPS])
-        rotate(kind, values, cos, sin, operands(kind, table[Layer.KEYS] + place, dim))
-        values = floats(row + 4 * dim * (num_heads + num_kv_heads + head), dim)
-        round_row(kind, values, operands(kind, table[Layer.VALUES] + place, dim))
+            rms_norm_in_place(kind, key, operands(kind, table[Layer.K_NORM], dim), scales[Scale.K_EPS])
+        if model[Model.INT8_CACHE]:
+            place = (slot * num_kv_heads + head) * row_bytes(dim)
+            rotate_in_place(key, cos, sin)
+            pack_row(key, table[Layer.KEYS] + place)
+            pack_row(value, table[Layer.VALUES] + place)
+        else:
+            place = (slot * num_kv_heads + head) * dim * size
+            rotate(kind, key, cos, sin, operands(kind, table[Layer.KEYS] + place, dim))
+            round_row(kind, value, operands(kind, table[Layer.VALUES] + place, dim))
 
 
 @njit(error_model="numpy")
@@ -220,6 +228,7 @@ def compute_chunk(kind, model, step, layer, stage, chunk, scratch):
             model[Model.BLOCK_SIZE],
             model[Model.LANES],
             tiles,
+            model[Model.INT8_CACHE],
         )
         items = step[Step.ITEMS] if stage == Stage.ATTEND else step[Step.JOINS]
         item = numbers(items + 8 * Item.COLUMNS * chunk, Item.COLUMNS)

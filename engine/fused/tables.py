@@ -50,7 +50,8 @@ class Model(IntEnum):
     LM_HEAD_SCALES = 18
     GROUPED = 19  # 1: the layers' weights are int4; the head's never are
     TILES = 20  # address of the tiles' configurations; 0: products are computed without, see engine.fused.tiles
-    COLUMNS = 21
+    INT8_CACHE = 21  # 1: keys and values are rows of engine.fused.int8_rows
+    COLUMNS = 22
 
 
 class Layer(IntEnum):

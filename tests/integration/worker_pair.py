@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc.aio
-import torch
 from transformers import PreTrainedModel
 
 from cluster.config import BatonConfig
@@ -32,6 +31,7 @@ from engine.model_runner import ModelRunner
 from engine.request import FinishReason, SamplingParams, TokenLogprobs
 from prefill_worker.role import PrefillRole
 from tests.engine_runs import BLOCK_SIZE, build_runner
+from tests.spoiled_cache import spoil
 
 TIMEOUT_S = 30.0
 
@@ -168,12 +168,19 @@ class Runners:
         prefill_draft: Callable[[PreTrainedModel], LoadedDraft] | None,
         decode_draft: Callable[[PreTrainedModel], LoadedDraft] | None,
         num_blocks: int = 512,
+        kv_cache: str = "native",
     ) -> Runners:
         """Each side with a draft of its own, made for its copy of the model; None for a side without."""
         models = copy.deepcopy(model), copy.deepcopy(model)
         drafts = [make and make(own) for make, own in zip((prefill_draft, decode_draft), models, strict=True)]
         runners = [
-            ModelRunner(prepare_model(own, "float32"), num_blocks, BLOCK_SIZE, draft=draft.network if draft else None)
+            ModelRunner(
+                prepare_model(own, "float32"),
+                num_blocks,
+                BLOCK_SIZE,
+                draft=draft.network if draft else None,
+                kv_cache=kv_cache,
+            )
             for own, draft in zip(models, drafts, strict=True)
         ]
         return cls(runners[0], runners[1], drafts[0], drafts[1])
@@ -189,8 +196,7 @@ class Runners:
     def forget(self) -> None:
         """Whatever is read without having been written or received first is not a number."""
         for runner in (self.prefill, self.decode):
-            for tensor in (*runner.cache.keys, *runner.cache.values):
-                tensor.fill_(torch.nan)
+            spoil(runner.cache)
 
 
 def pair_config(**sections: dict[str, Any]) -> BatonConfig:

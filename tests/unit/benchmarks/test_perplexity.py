@@ -38,6 +38,8 @@ def test_precisions_are_read_and_others_refused() -> None:
     assert Precision.parse("float32+int8") == Precision("float32", "int8")
     assert Precision.parse("bfloat16+int4").name == "bfloat16+int4"
     assert Precision.parse("bfloat16").name == "bfloat16"
+    assert Precision.parse("bfloat16+kv_int8") == Precision("bfloat16", kv_cache="int8")
+    assert Precision.parse("float32+int4+kv_int8").name == "float32+int4+kv_int8"
     for text in ("int8", "bfloat16+int3", "+int8"):
         with pytest.raises(ValueError, match="no precision"):
             Precision.parse(text)

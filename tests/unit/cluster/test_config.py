@@ -99,6 +99,11 @@ def test_a_configuration_cannot_be_changed():
         ("engine: {weights: int8, decoder: transformers}", "weights: int8 needs decoder: fused or auto"),
         ("engine: {weights: int4, decoder: transformers}", "weights: int4 needs decoder: fused or auto"),
         ("engine: {weights: int3}", "engine.weights must be 'native', 'int8' or 'int4', got 'int3'."),
+        (
+            "engine: {kv_cache: int8}\nkv_transfer: {encoding: auto}",
+            "kv_transfer.encoding is auto, but must be native then",
+        ),
+        ("engine: {kv_cache: fp8}", "engine.kv_cache must be 'native' or 'int8', got 'fp8'."),
         ("engine: {device: cuda}", "engine.device is cuda, but prefill.resources.gpus is 0"),
         (
             "autoscaler: {enabled: true}\ndecode: {workers: 48}",

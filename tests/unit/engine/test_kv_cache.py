@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import kv_int8
+from engine.errors import UnsupportedModelError
 from engine.kv_cache import TORCH_DTYPES, PagedKVCache, _store, slots_of
 from engine.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
 
@@ -214,3 +216,57 @@ def test_passing_through_changes_the_first_tokens_and_native_nothing() -> None:
     expected = before.values[1].clone()
     expected[changed] = rounded(expected[changed])
     assert torch.equal(cache.values[1], expected)
+
+
+def build_int8(dtype: str = "float32", seed: int | None = None) -> PagedKVCache:
+    """A cache of int8 with a draft's layer behind the model's; zeros, or random numbers everywhere."""
+    layers = (LayerSpec(2, 8, 8), LayerSpec(1, 4, 12))
+    spec = KVCacheSpec("model", dtype, 4, layers, encoding=INT8).with_draft("draft", (LayerSpec(1, 3, 3),))
+    cache = PagedKVCache(spec, NUM_BLOCKS, CPU)
+    if seed is not None:
+        generator = torch.Generator().manual_seed(seed)
+        slots = torch.arange(NUM_BLOCKS * 4)
+        for index, layer in enumerate(spec.all_layers):
+            sizes = ((len(slots), layer.num_kv_heads, dim) for dim in (layer.key_dim, layer.value_dim))
+            rows = [torch.randn(size, generator=generator).to(TORCH_DTYPES[dtype]) for size in sizes]
+            cache.write(index, slots, *rows)
+    return cache
+
+
+@pytest.mark.parametrize("dtype", sorted(TORCH_DTYPES))
+def test_a_cache_of_int8_gives_what_a_native_one_would_after_a_way_as_int8(dtype: str) -> None:
+    cache = build_int8(dtype)
+    native = PagedKVCache(replace(cache.spec, encoding=KVEncoding.NATIVE), NUM_BLOCKS, CPU)
+    generator = torch.Generator().manual_seed(2)
+    blocks = [5, 2, 7]
+    slots = slots_of(blocks, 0, 11, 4)
+    for index, layer in enumerate(cache.spec.layers):
+        sizes = ((11, layer.num_kv_heads, dim) for dim in (layer.key_dim, layer.value_dim))
+        rows = [torch.randn(size, generator=generator).to(TORCH_DTYPES[dtype]) for size in sizes]
+        for each in (cache, native):
+            each.write(index, slots, *rows)
+    native.pass_through(blocks, 11, INT8)
+    for index in range(len(cache.spec.layers)):
+        assert all(map(torch.equal, cache.read(index, slots), native.read(index, slots)))
+
+
+@pytest.mark.parametrize("dtype", sorted(TORCH_DTYPES))
+def test_a_cache_of_int8_travels_and_moves_as_it_is(dtype: str) -> None:
+    source, target = build_int8(dtype, seed=3), build_int8(dtype)
+    blocks, others, layers = [5, 2, 7], [1, 0, 3], range(3)
+    exported = source.export_bytes(blocks, 2, 11, layers)
+    assert len(exported) == 9 * source.spec.bytes_per_token
+    target.import_bytes(others, 2, 11, layers, memoryview(exported))
+    there, here = slots_of(blocks, 2, 11, 4), slots_of(others, 2, 11, 4)
+    for layer in layers:
+        assert all(map(torch.equal, target.read(layer, here), source.read(layer, there)))
+    moved = here.flip(0)
+    target.move(here, moved)
+    for layer in layers:
+        assert all(map(torch.equal, target.read(layer, moved), source.read(layer, there)))
+
+
+def test_vectors_that_int8_cannot_keep_are_refused() -> None:
+    spec = KVCacheSpec("model", "float32", 4, (LayerSpec(2, 6, 6),), encoding=INT8)
+    with pytest.raises(UnsupportedModelError, match=r"multiple of 4 numbers.*of 6\..*engine\.kv_cache: native"):
+        PagedKVCache(spec, NUM_BLOCKS, CPU)

@@ -95,3 +95,17 @@ def test_zeros_stay_zeros(dtype: str) -> None:
 def test_addresses_do_not_matter(dtype: str, offset: int) -> None:
     vectors = torch.randn(7, 3, 5, generator=torch.Generator().manual_seed(4)).to(TORCH_DTYPES[dtype])
     assert torch.equal(passed(vectors, offset), passed(vectors))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_a_cache_are_what_travels(dtype: str) -> None:
+    """Broken vectors and zeros included."""
+    vectors = torch.randn(7, 3, 8, generator=torch.Generator().manual_seed(5)).to(TORCH_DTYPES[dtype])
+    vectors[1, 1], vectors[2, 0, 3], vectors[3, 2, 1] = 0.0, math.nan, math.inf
+    rows = kv_int8.encode_rows(vectors)
+    assert rows.dtype == torch.int8
+    assert rows.shape == (7, 3, 12)
+    found = kv_int8.decode_rows(rows, vectors.dtype)
+    assert torch.equal(found.nan_to_num(5.0), passed(vectors).nan_to_num(5.0))
+    assert found.dtype == vectors.dtype
+    assert not torch.isfinite(found[2, 0]).any()

@@ -15,6 +15,7 @@ CHANGES = {
     "block_size": replace(SPEC, block_size=32),
     "layer 1": replace(SPEC, layers=(SPEC.layers[0], LayerSpec(2, 64, 64))),
     "number of layers": replace(SPEC, layers=SPEC.layers[:1]),
+    "encoding": replace(SPEC, encoding=KVEncoding.INT8),
 }
 
 
@@ -35,11 +36,25 @@ def test_int8_is_a_byte_for_each_number_and_four_for_each_vector() -> None:
         assert spec.layer_bytes_per_token(0, 2, KVEncoding.NATIVE) == spec.bytes_per_token
 
 
-def test_json_keeps_everything() -> None:
-    copy = KVCacheSpec.from_json(SPEC.to_json())
-    assert copy == SPEC
-    assert copy.fingerprint() == SPEC.fingerprint()
-    assert copy.differences(SPEC) == []
+def test_a_cache_of_int8_keeps_drafts_as_they_are() -> None:
+    spec = replace(SPEC, encoding=KVEncoding.INT8).with_draft("draft", (LayerSpec(1, 8, 8),))
+    assert [spec.kept_as(layer) for layer in range(3)] == [KVEncoding.INT8, KVEncoding.INT8, KVEncoding.NATIVE]
+    assert spec.layer_bytes_per_token(0, 2) == SPEC.layer_bytes_per_token(0, 2, KVEncoding.INT8)
+    assert spec.bytes_per_token == spec.layer_bytes_per_token(0, 2) + 2 * (8 + 8)
+
+
+@pytest.mark.parametrize("spec", [SPEC, replace(SPEC, encoding=KVEncoding.INT8)])
+def test_json_keeps_everything(spec: KVCacheSpec) -> None:
+    copy = KVCacheSpec.from_json(spec.to_json())
+    assert copy == spec
+    assert copy.encoding is spec.encoding
+    assert copy.fingerprint() == spec.fingerprint()
+    assert copy.differences(spec) == []
+
+
+def test_an_encoding_that_is_not_known_is_no_layout() -> None:
+    with pytest.raises(ValueError, match="int3"):
+        KVCacheSpec.from_json(SPEC.to_json().replace("native", "int3", 1).replace("native", "int3", 1))
 
 
 @pytest.mark.parametrize("name", sorted(CHANGES))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from engine.attention.base import AttentionBackend, AttentionVariant
 from engine.attention_groups import AttentionGroup, Span, group_spans
 from engine.drafts import ROOT
 from engine.kv_cache import TORCH_DTYPES, PagedKVCache, slots_of
-from engine.kv_spec import KVCacheSpec, LayerSpec
+from engine.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
+from tests.spoiled_cache import spoil
 
 CreateBackend = Callable[[PagedKVCache], AttentionBackend]
 
@@ -36,6 +38,7 @@ class Shape:
     value_dim: int = 8
     block_size: int = 4
     dtype: str = "float32"
+    encoding: KVEncoding = KVEncoding.NATIVE
 
 
 class World:
@@ -46,13 +49,13 @@ class World:
         self.dtype = TORCH_DTYPES[shape.dtype]
         self.generator = torch.Generator().manual_seed(0)
         layer = LayerSpec(shape.num_kv_heads, shape.key_dim, shape.value_dim)
-        spec = KVCacheSpec("model", shape.dtype, shape.block_size, (layer,) * num_layers)
+        spec = KVCacheSpec("model", shape.dtype, shape.block_size, (layer,) * num_layers, encoding=shape.encoding)
         self.cache = PagedKVCache(spec, NUM_BLOCKS, CPU)
-        for tensor in (*self.cache.keys, *self.cache.values):
-            tensor.fill_(torch.nan)
-            for span in spans:
-                old = slots_of(span.block_ids, span.first_key, span.start, shape.block_size)
-                tensor[old] = self.random(len(old), *tensor.shape[1:])
+        spoil(self.cache)
+        for index, span in product(range(num_layers), spans):
+            old = slots_of(span.block_ids, span.first_key, span.start, shape.block_size)
+            sizes = ((len(old), shape.num_kv_heads, dim) for dim in (shape.key_dim, shape.value_dim))
+            self.cache.write(index, old, *(self.random(*size) for size in sizes))
         self.num_tokens = sum(span.num_tokens for span in spans)
         slots = [slots_of(span.block_ids, span.start, span.end, shape.block_size) for span in spans]
         self.batch = Batch(torch.cat(slots), group_spans(spans, shape.block_size, CPU, self.dtype))
@@ -77,8 +80,8 @@ class World:
         slots = slots_of(span.block_ids, 0, span.end, self.shape.block_size)[places]
         heads = []
         for head in range(self.query.shape[1]):
-            keys = self.cache.keys[layer][slots, head // self.shape.share].double()
-            values = self.cache.values[layer][slots, head // self.shape.share].double()
+            cached = self.cache.read(layer, slots)
+            keys, values = (tensor[:, head // self.shape.share].double() for tensor in cached)
             scores = keys @ self.query[token, head].double() * variant.scaling
             if variant.softcap is not None:
                 scores = variant.softcap * torch.tanh(scores / variant.softcap)
@@ -133,6 +136,7 @@ def cases(draw: st.DrawFn) -> tuple[Shape, list[Span], AttentionVariant]:
         key_dim=draw(st.sampled_from([4, 8, 20])),
         value_dim=draw(st.sampled_from([4, 12])),
         block_size=draw(st.integers(2, 5)),
+        encoding=draw(st.sampled_from(KVEncoding)),
     )
     sinks = torch.linspace(-2, 2, shape.num_kv_heads * shape.share) if draw(st.booleans()) else None
     variant = AttentionVariant(
@@ -161,6 +165,7 @@ def test_every_query_gets_the_softmax_over_its_own_past(
     torch.testing.assert_close(output.double(), world.expected(variant), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("encoding", [KVEncoding.NATIVE, pytest.param(KVEncoding.INT8, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     "variant",
     [
@@ -169,9 +174,11 @@ def test_every_query_gets_the_softmax_over_its_own_past(
     ],
     ids=["plain", "everything"],
 )
-def test_contexts_of_several_programs(create_backend: CreateBackend, variant: AttentionVariant) -> None:
+def test_contexts_of_several_programs(
+    create_backend: CreateBackend, variant: AttentionVariant, encoding: KVEncoding
+) -> None:
     """Long ones, of sequences with few new tokens and, apart from them, with many."""
-    shape = Shape(block_size=16)
+    shape = Shape(block_size=16, encoding=encoding)
     spans = [Span(list(range(21)), 310, 1), Span(list(range(21, 31)), 140, 4, (ROOT, ROOT, 0))]
     for step in (spans, [*spans, Span(list(range(31, 45)), 130, 70)]):
         world = World(shape, step)
@@ -179,9 +186,10 @@ def test_contexts_of_several_programs(create_backend: CreateBackend, variant: At
         torch.testing.assert_close(output.double(), world.expected(variant), rtol=1e-4, atol=1e-5)
 
 
-def test_half_precision(create_backend: CreateBackend) -> None:
+@pytest.mark.parametrize("encoding", KVEncoding)
+def test_half_precision(create_backend: CreateBackend, encoding: KVEncoding) -> None:
     """float16, since Triton's interpreter multiplies bfloat16 by its bits."""
-    world = World(Shape(dtype="float16"), [Span([3, 5, 1], 10, 1), Span([7, 9], 2, 5)])
+    world = World(Shape(dtype="float16", encoding=encoding), [Span([3, 5, 1], 10, 1), Span([7, 9], 2, 5)])
     variant = AttentionVariant(scaling=0.35, sliding_window=6)
     output = world.run(create_backend(world.cache), variant)
     assert output.dtype == torch.float16

@@ -16,10 +16,10 @@ from engine.attention.paged_plan import PlannedBatch, make_plan
 from engine.attention_groups import Span
 from engine.drafts import ROOT
 from engine.kv_cache import PagedKVCache
-from engine.kv_spec import KVCacheSpec, LayerSpec
+from engine.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
 
 CPU = torch.device("cpu")
-POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32"}
+POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int8: "*i8"}
 
 
 class Launches:
@@ -54,14 +54,24 @@ def kind_of(value: Any) -> str:
     return "fp32" if isinstance(value, float) else "i32"
 
 
-@pytest.mark.parametrize("capability", [80, 90])
-def test_the_kernels_compile(capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("capability", "encoding"),
+    [
+        (80, KVEncoding.NATIVE),
+        pytest.param(90, KVEncoding.NATIVE, marks=pytest.mark.thorough),
+        pytest.param(80, KVEncoding.INT8, marks=pytest.mark.thorough),
+        (90, KVEncoding.INT8),
+    ],
+)
+def test_the_kernels_compile(
+    capability: int, encoding: KVEncoding, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A tree with everything that a layer can have, then a plain decode step whose context is split."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     attend, merge = Launches(triton_paged.attend), Launches(triton_paged.merge)
     monkeypatch.setattr(triton_paged, "attend", attend)
     monkeypatch.setattr(triton_paged, "merge", merge)
-    cache = PagedKVCache(KVCacheSpec("model", "bfloat16", 16, (LayerSpec(1, 64, 64),)), 64, CPU)
+    cache = PagedKVCache(KVCacheSpec("model", "bfloat16", 16, (LayerSpec(1, 64, 64),), encoding=encoding), 64, CPU)
     backend = triton_paged.TritonPaged(cache)
     sinks = torch.zeros(4, dtype=torch.bfloat16)
     everything = AttentionVariant(scaling=0.1, sliding_window=128, softcap=30.0, sinks=sinks)

@@ -26,6 +26,7 @@ from engine.model_loader import LoadedModel, prepare_model
 from engine.model_runner import ModelRunner
 from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence
+from tests.spoiled_cache import spoil
 from tests.tiny_models import CONFIGS, VOCAB_SIZE, build_model, random_prompts, tiny_model
 
 BLOCK_SIZE = 4
@@ -81,17 +82,18 @@ class Runners:
         num_blocks: int = 128,
         block_size: int = BLOCK_SIZE,
         weights: str = "native",
+        kv_cache: str = "native",
     ) -> None:
         self.each = [
-            ModelRunner(loaded, num_blocks, block_size, decoder=decoder, weights=weights) for decoder in decoders
+            ModelRunner(loaded, num_blocks, block_size, decoder=decoder, weights=weights, kv_cache=kv_cache)
+            for decoder in decoders
         ]
         if "transformers" in decoders:
             exact = prepare_model(deepcopy(loaded.model).float(), "float32")
-            self.each.append(ModelRunner(exact, num_blocks, block_size, decoder="transformers"))
+            self.each.append(ModelRunner(exact, num_blocks, block_size, decoder="transformers", kv_cache=kv_cache))
         self.blocks = BlockManager(num_blocks, block_size, prefix_caching=False)
         for runner in self.each:
-            for tensor in (*runner.cache.keys, *runner.cache.values):
-                tensor.fill_(torch.nan)
+            spoil(runner.cache)
 
     def request(self, name: str, length: int) -> Request:
         request = Request(name, random_prompts([length], seed=len(name))[0], SamplingParams())
