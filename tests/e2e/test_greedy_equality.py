@@ -139,9 +139,11 @@ def moved_bytes(cluster: RunningCluster) -> tuple[float, float]:
 
 
 def test_tokens_equal_transformers(
-    cluster_of: tuple[RunningCluster, bool], prompts: list[list[int]], expected: list[list[int]]
+    cluster_of: tuple[RunningCluster, bool], prompts: list[list[int]], expected: list[list[int]], thorough: bool
 ) -> None:
     cluster, prefix_caching = cluster_of
+    if not (prefix_caching or thorough):  # without a cache all of a prompt is computed twice
+        prompts, expected = prompts[::2], expected[::2]
     together, _ = generate_all(cluster, prompts, concurrency=16)
     assert together == expected
     moved_before = moved_bytes(cluster)

@@ -1,4 +1,5 @@
-"""Label sets stay bounded, whatever clients send: 10,000 requests of every kind leave no trace in what series exist."""
+"""Label sets stay bounded, whatever clients send: thousands of requests of every kind leave no trace in what series
+exist."""
 
 from __future__ import annotations
 
@@ -15,7 +16,6 @@ from fastapi import FastAPI
 from tests.unit.cluster.fakes import MODEL
 from tests.unit.cluster.instant_cluster import CONTEXT_LENGTH, InstantCluster, call_app
 
-NUM_REQUESTS = 10_000
 NUM_BEFORE = 1_000
 CONCURRENCY = 24  # more than the router lets in, so that some requests are turned away
 MARKER = "zq"
@@ -94,12 +94,12 @@ def series(cluster: InstantCluster) -> set[tuple[str, frozenset[tuple[str, str]]
     }
 
 
-async def test_label_sets_stay_bounded_after_10000_requests(cluster: InstantCluster) -> None:
+async def test_label_sets_stay_bounded_after_thousands_of_requests(cluster: InstantCluster, thorough: bool) -> None:
     app = await cluster.start()
     source = calls(seed=7)
     await drive(app, source, NUM_BEFORE)
     before = series(cluster)
-    statuses = await drive(app, source, NUM_REQUESTS - NUM_BEFORE)
+    statuses = await drive(app, source, 9_000 if thorough else 2_000)
     after = series(cluster)
 
     assert before <= after
