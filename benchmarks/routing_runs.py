@@ -68,6 +68,7 @@ class Outcome:
 
     Attributes:
         pairs, local, refused: sequences by what the router did with them, warm-up included.
+        failed: measured requests without an answer.
         cached_share: of their prompt tokens, in a prefix cache of the worker that computed them.
     """
 
@@ -79,6 +80,7 @@ class Outcome:
     local: float
     refused: float
     cached_share: float
+    failed: float
 
 
 def prefix_heavy_prompts(count: int, seed: int) -> list[str]:
@@ -155,6 +157,7 @@ def read_outcome(stage: Mapping[str, Any], metrics: str) -> Outcome:
         local=counter(metrics, "baton_routes_total", 'kind="local"'),
         refused=counter(metrics, "baton_admission_refusals_total"),
         cached_share=counter(metrics, "baton_cached_prompt_tokens_total") / max(1.0, prompt_tokens),
+        failed=stage["num_failed"],
     )
 
 
@@ -168,14 +171,15 @@ def render(found: Mapping[Run, Outcome]) -> Table:
     table = Table()
     for column in ("workers", "workload", "router"):
         table.add_column(column, no_wrap=True)
-    for column in ("pairs", "local", "refused", "cached", "TTFT p50 ms", "TPOT p50 ms", "ITL p99 ms", "tokens/s",
-                   "TTFT, × less", "tokens/s, × more"):  # fmt: skip
+    for column in ("pairs", "local", "refused", "failed", "cached", "TTFT p50 ms", "TPOT p50 ms", "ITL p99 ms",
+                   "tokens/s", "TTFT, × less", "tokens/s, × more"):  # fmt: skip
         table.add_column(column, justify="right")
     for run, outcome in found.items():
         yardstick = found.get(replace(run, router=_ROUND_ROBIN), outcome)
         table.add_row(
             "+".join(map(str, run.pools)), run.workload, run.router,
-            f"{outcome.pairs:g}", f"{outcome.local:g}", f"{outcome.refused:g}", f"{outcome.cached_share:.0%}",
+            f"{outcome.pairs:g}", f"{outcome.local:g}", f"{outcome.refused:g}", f"{outcome.failed:g}",
+            f"{outcome.cached_share:.0%}",
             f"{outcome.ttft_ms:.0f}", f"{outcome.tpot_ms:.1f}", f"{outcome.itl_p99_ms:.0f}",
             f"{outcome.tokens_per_s:.1f}", _ratio(yardstick.ttft_ms, outcome.ttft_ms),
             _ratio(outcome.tokens_per_s, yardstick.tokens_per_s),

@@ -30,8 +30,9 @@ from cluster.slo import STANDARD
 STAGE = {
     "latencies": {"ttft_ms": {"p50": 100.0}, "tpot_ms": {"p50": 10.0}, "itl_ms": {"p99": 30.0}},
     "throughput": {"output_tokens_per_s": 50.0},
+    "num_failed": 2,
 }
-OUTCOME = Outcome(100.0, 10.0, 30.0, 50.0, pairs=3, local=2, refused=1, cached_share=0.25)
+OUTCOME = Outcome(100.0, 10.0, 30.0, 50.0, pairs=3, local=2, refused=1, cached_share=0.25, failed=2)
 
 
 def test_every_router_is_a_configuration():
@@ -81,16 +82,16 @@ def test_decisions_are_read_from_the_page_that_a_router_serves():
     metrics.prompt_tokens.inc(80)
     metrics.cached_tokens.inc(20)
     outcome = read_outcome(STAGE, generate_latest(metrics.registry).decode())
-    assert outcome == Outcome(100.0, 10.0, 30.0, 50.0, pairs=1, local=2, refused=1, cached_share=0.25)
+    assert outcome == Outcome(100.0, 10.0, 30.0, 50.0, pairs=1, local=2, refused=1, cached_share=0.25, failed=2)
 
 
 def test_medians_are_taken_figure_by_figure():
-    others = [Outcome(value, 10.0, 30.0, 50.0, 3, 2, 1, 0.25) for value in (300.0, 110.0)]
+    others = [Outcome(value, 10.0, 30.0, 50.0, 3, 2, 1, 0.25, 0) for value in (300.0, 110.0)]
     assert median_of([OUTCOME, *others]).ttft_ms == 110.0
 
 
 def test_gains_are_ratios_to_round_robin():
-    slow = Outcome(250.0, 10.0, 30.0, 40.0, 5, 0, 0, 0.0)
+    slow = Outcome(250.0, 10.0, 30.0, 40.0, 5, 0, 0, 0.0, 0)
     runs = {Run((1, 1), "baton", "mixed"): OUTCOME, Run((1, 1), "round-robin", "mixed"): slow}
     console = Console(file=io.StringIO(), width=200)
     console.print(render(runs))
