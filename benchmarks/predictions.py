@@ -2,6 +2,10 @@
 
 Starts a cluster, unless one is named, and keeps a few requests in flight. Of each it compares TTFT and TPOT with what
 the router had predicted when it routed the request. The machine should do nothing else.
+
+How evenly the machine ran bounds what can be predicted. So beside each error stands what one would have missed by in
+hindsight, with the measured times of the other requests at hand: the median TTFT of those with prompts of nearly the
+same length, and the median TPOT of those that were sent just before and after.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from cluster.config_reading import parse_override
 from cluster.launch import Cluster
 
 _TIMEOUT_S = 300.0
+_NUM_NEIGHBOURS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,21 +109,40 @@ def errors_of(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
     }
 
 
+def hindsight_errors_of(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
+    """What the other requests' times would have missed by, alike in length (TTFT) or in when they were sent (TPOT)."""
+    first = [(float(outcome.prompt_tokens), outcome.ttft_ms) for outcome in outcomes]
+    later = [(float(index), outcome.tpot_ms) for index, outcome in enumerate(outcomes) if outcome.tpot_ms]
+    return {"TTFT": _errors_of_neighbours(first), "TPOT": _errors_of_neighbours(later)}
+
+
+def _errors_of_neighbours(points: Sequence[tuple[float, float]]) -> list[float]:
+    """Signed relative errors of the median over the points that lie nearest, the point itself left out."""
+    errors = []
+    for index, (place, value) in enumerate(points):
+        others = sorted((abs(other - place), found) for i, (other, found) in enumerate(points) if i != index)
+        if others:
+            errors.append(statistics.median(found for _, found in others[:_NUM_NEIGHBOURS]) / value - 1)
+    return errors
+
+
 def render(outcomes: Sequence[Outcome], warm_up: int) -> Table:
-    """Median and 95th percentile of the absolute errors, and the median of the signed ones."""
-    table = Table("requests", "of", "median |error|", "p95 |error|", "median error", "measured, median")
+    """Median and 95th percentile of the absolute errors, the median of the signed ones, and the first in hindsight."""
+    table = Table("requests", "of", "median |error|", "p95 |error|", "median error", "in hindsight", "measured, median")
     for name, part in ((f"first {warm_up}", outcomes[:warm_up]), (f"after {warm_up}", outcomes[warm_up:])):
         measured = {
             "TTFT": [outcome.ttft_ms for outcome in part],
             "TPOT": [outcome.tpot_ms for outcome in part if outcome.tpot_ms],
         }
+        hindsight = hindsight_errors_of(part)
         for kind, errors in errors_of(part).items():
             if errors:
                 sizes = list(map(abs, errors))
                 worst = percentile(sizes, 95)
                 middle, bias = statistics.median(sizes), statistics.median(errors)
                 usual = f"{statistics.median(measured[kind]):.1f} ms"
-                table.add_row(name, kind, f"{middle:.1%}", f"{worst:.1%}", f"{bias:+.1%}", usual)
+                best = f"{statistics.median(map(abs, hindsight[kind])):.1%}" if hindsight[kind] else "-"
+                table.add_row(name, kind, f"{middle:.1%}", f"{worst:.1%}", f"{bias:+.1%}", best, usual)
     return table
 
 

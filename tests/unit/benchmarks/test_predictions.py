@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from benchmarks.predictions import Outcome, errors_of, make_prompts, outcome_of, render
+from benchmarks.predictions import Outcome, errors_of, hindsight_errors_of, make_prompts, outcome_of, render
 
 
 def test_an_outcome_compares_what_was_predicted_with_what_happened() -> None:
@@ -34,9 +34,20 @@ def test_the_table_tells_the_first_requests_from_the_others() -> None:
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(render(outcomes, warm_up=2))
     rows = [line.replace("│", " ").split() for line in console.export_text().splitlines()]
-    assert ["first", "2", "TTFT", "50.0%", "50.0%", "+50.0%", "100.0", "ms"] in rows
-    assert ["after", "2", "TTFT", "5.0%", "5.0%", "-5.0%", "100.0", "ms"] in rows
-    assert ["after", "2", "TPOT", "10.0%", "10.0%", "+10.0%", "10.0", "ms"] in rows
+    assert ["first", "2", "TTFT", "50.0%", "50.0%", "+50.0%", "0.0%", "100.0", "ms"] in rows
+    assert ["after", "2", "TTFT", "5.0%", "5.0%", "-5.0%", "0.0%", "100.0", "ms"] in rows
+    assert ["after", "2", "TPOT", "10.0%", "10.0%", "+10.0%", "0.0%", "10.0", "ms"] in rows
+
+
+def test_hindsight_knows_the_others_but_not_the_request_itself() -> None:
+    """TTFT by prompt length, whatever the order; TPOT by the order, whatever the length."""
+    short, long = Outcome(10, 9, 100.0, 0.0, 10.0, 0.0), Outcome(500, 9, 400.0, 0.0, 10.0, 0.0)
+    odd = Outcome(500, 9, 800.0, 0.0, 40.0, 0.0)
+    found = hindsight_errors_of([*[short, long] * 20, odd])
+    assert found["TTFT"][:40] == [0.0] * 40
+    assert found["TTFT"][40] == pytest.approx(-0.5)
+    assert found["TPOT"] == [*[0.0] * 40, pytest.approx(-0.75)]
+    assert hindsight_errors_of([odd]) == {"TTFT": [], "TPOT": []}
 
 
 def test_prompts_are_the_same_for_a_seed_and_never_begin_alike() -> None:
