@@ -38,7 +38,7 @@ def load_program(dtype: torch.dtype) -> Serve:
     except ImportError as error:
         raise NotFusableError(f"numba cannot be used: {error}") from error
     folder = cache_dir() / "kernels" / _version(numba.__version__)
-    with _kept_in(folder, numba) as is_kept:
+    with _kept_in(folder, numba, f".{dtype}.lock") as is_kept:
         try:
             program: Any = import_module("engine.fused.program")
             source = program.serve_bfloat16 if dtype == torch.bfloat16 else program.serve_float32
@@ -52,14 +52,14 @@ def load_program(dtype: torch.dtype) -> Serve:
 
 
 @contextmanager
-def _kept_in(folder: Path, numba: Any) -> Iterator[bool]:
+def _kept_in(folder: Path, numba: Any, lock_name: str) -> Iterator[bool]:
     """Lets numba keep what it compiles meanwhile in ``folder``; False where that cannot be written.
 
-    One process compiles, others wait for it.
+    One process compiles, others that need the same wait for it; what they find is a file of its own for each program.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / ".lock")
+        lock = FileLock(folder / lock_name)
         lock.acquire()
     except OSError as error:
         logger.warning(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -45,18 +46,32 @@ def test_without_numba_transformers_computes_the_same(
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
-    with _kept_in(tmp_path / "file" / "kernels", numba) as is_kept:
+    with _kept_in(tmp_path / "file" / "kernels", numba, ".lock") as is_kept:
         assert not is_kept
     assert "BATON_CACHE" in caplog.text
 
 
 def test_numba_keeps_its_own_cache_for_others(tmp_path: Path) -> None:
     before = numba.config.CACHE_DIR
-    with _kept_in(tmp_path / "kernels", numba) as is_kept:
+    with _kept_in(tmp_path / "kernels", numba, ".lock") as is_kept:
         meanwhile = numba.config.CACHE_DIR
     assert is_kept
     assert meanwhile == str(tmp_path / "kernels")
     assert before == numba.config.CACHE_DIR
+
+
+def test_whoever_needs_one_program_does_not_wait_for_another_to_be_compiled(tmp_path: Path) -> None:
+    acquired: list[bool] = []
+
+    def other() -> None:
+        with _kept_in(tmp_path, numba, ".other.lock") as is_kept:
+            acquired.append(is_kept)
+
+    with _kept_in(tmp_path, numba, ".one.lock"):
+        thread = threading.Thread(target=other, daemon=True)
+        thread.start()
+        thread.join(30)
+        assert acquired == [True]
 
 
 def test_a_program_is_loaded_once() -> None:
