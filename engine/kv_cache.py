@@ -71,10 +71,10 @@ class PagedKVCache:
         self.scratch_block = num_blocks if scratch else None
         num_slots = (num_blocks + scratch) * spec.block_size
         layers = list(enumerate(spec.all_layers))
-        self.keys = [self._empty(num_slots, index, layer.num_kv_heads, layer.key_dim) for index, layer in layers]
-        self.values = [self._empty(num_slots, index, layer.num_kv_heads, layer.value_dim) for index, layer in layers]
+        self.keys = [self._rows_of(num_slots, index, layer.num_kv_heads, layer.key_dim) for index, layer in layers]
+        self.values = [self._rows_of(num_slots, index, layer.num_kv_heads, layer.value_dim) for index, layer in layers]
 
-    def _empty(self, num_slots: int, layer: int, num_heads: int, dim: int) -> torch.Tensor:
+    def _rows_of(self, num_slots: int, layer: int, num_heads: int, dim: int) -> torch.Tensor:
         if self.spec.kept_as(layer) is KVEncoding.NATIVE:
             return _zeros((num_slots, num_heads, dim), self._dtype, self.device)
         if dim % SCALE_BYTES:

@@ -219,35 +219,36 @@ class ModelRunner:
         Raises:
             UnsupportedModelError: they differ by more than rounding, of quantized weights and KV too, explains.
         """
+        weights, encoding = self.spec.weights, self.spec.encoding
         try:
-            error = self._relative_error(self._forward_pass)
+            errors = [self._relative_error(self._forward_pass)]
+            if encoding is not KVEncoding.NATIVE:
+                errors.append(self._kept_error())
         except _FAILURES as failure:
             raise UnsupportedModelError(
                 f"{type(self.loaded.model).__name__} fails over the paged cache: {type(failure).__name__}: {failure}"
             ) from failure
-        if self.spec.weights != "native" and not error <= _QUANTIZED_TOLERANCE:
-            raise UnsupportedModelError(
-                f"{type(self.loaded.model).__name__} gives other logits with {self.spec.weights} weights (relative "
-                f"error {error:.2g}). Set engine.weights: native, or engine.self_check: false to serve it all the same."
-            )
-        if self.spec.weights != "native":
-            return
-        allowed = _CHECK_TOLERANCE[self.loaded.dtype_name]
-        if self.spec.encoding is not KVEncoding.NATIVE:
+        allowed = _CHECK_TOLERANCE[self.loaded.dtype_name] if weights == "native" else _QUANTIZED_TOLERANCE
+        causes: dict[str, str] = {}
+        if weights != "native":
+            causes["engine.weights"] = f"{weights} weights"
+        if encoding is not KVEncoding.NATIVE:
             allowed += _ENCODED_TOLERANCE
-            error = max(error, self._kept_error())
-            if not error <= allowed:
-                raise UnsupportedModelError(
-                    f"{type(self.loaded.model).__name__} gives other logits with a KV cache of {self.spec.encoding} "
-                    f"(relative error {error:.2g}, where {allowed:.2g} is allowed). Set engine.kv_cache: native, or "
-                    "engine.self_check: false to serve it all the same."
-                )
-        elif not error <= allowed:
+            causes["engine.kv_cache"] = f"a KV cache of {encoding}"
+        if all(error <= allowed for error in errors):
+            return
+        error = max(errors)
+        if causes:
             raise UnsupportedModelError(
-                f"{type(self.loaded.model).__name__} gives other logits over the paged cache than by itself "
-                f"(relative error {error:.2g}). Some of its layers keep state besides keys and values, or attend "
-                "in a way that baton does not know. Set engine.self_check: false to serve it all the same."
+                f"{type(self.loaded.model).__name__} gives other logits with {' and '.join(causes.values())} (relative "
+                f"error {error:.2g}, where {allowed:.2g} is allowed). Set {' or '.join(causes)} to native, or "
+                "engine.self_check to false to serve it all the same."
             )
+        raise UnsupportedModelError(
+            f"{type(self.loaded.model).__name__} gives other logits over the paged cache than by itself "
+            f"(relative error {error:.2g}). Some of its layers keep state besides keys and values, or attend "
+            "in a way that baton does not know. Set engine.self_check: false to serve it all the same."
+        )
 
     def check_encoding(self, encoding: KVEncoding) -> None:
         """Compares logits behind KV that has been encoded and decoded again with those behind the same KV as it was.

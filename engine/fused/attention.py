@@ -218,8 +218,8 @@ def _attend_chunk(
         before: keys before the first that may be seen.
         state: address of the state of the first of the rows, which is number ``first_row`` of its item.
         tiles: address of scratch memory for tiles, or 0: there are none.
-        unpacked: address of the numbers of a chunk in their order and of scratch memory for its keys or values, which
-            are int8 in the cache; 0: they are operands.
+        unpacked: address of the numbers from 0 on, which are the slots of a chunk's rows of operands, and behind them
+            of memory for these rows; 0: the cache holds operands.
     """
     lds, ldw, rounded, scratch = 4 * KEY_CHUNK, 2 * KEY_CHUNK, tiles, tiles + 2 * MAX_ROWS * KEY_CHUNK
     count = min(KEY_CHUNK, visible + (num_rows - 1) // share)
@@ -257,7 +257,9 @@ def _attend_split(kind, span, item, shape, scaling, queries, keys, values, first
     if has_tiles == 0 or dim % STEP != 0:
         tiles = 0
     if has_int8:
-        numbers(unpacked, KEY_CHUNK)[:] = np.arange(KEY_CHUNK)
+        in_order = numbers(unpacked, KEY_CHUNK)
+        for j in range(KEY_CHUNK):
+            in_order[j] = j
     else:
         unpacked = 0
     share, size = num_heads // num_kv_heads, item_size(kind)

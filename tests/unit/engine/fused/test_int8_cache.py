@@ -107,9 +107,21 @@ def test_a_model_that_loses_too_much_is_refused_by_its_self_check() -> None:
         with torch.no_grad():
             layer.self_attn.k_proj.bias[::2] = 1e4
     runner = ModelRunner(prepare_model(model, "float32"), 16, BLOCK_SIZE, kv_cache="int8")
-    with pytest.raises(UnsupportedModelError, match=r"KV cache of int8.*engine\.kv_cache: native"):
+    with pytest.raises(UnsupportedModelError, match=r"with a KV cache of int8.*Set engine\.kv_cache to native"):
         runner.self_check()
     ModelRunner(prepare_model(tiny_model("qwen2"), "float32"), 16, BLOCK_SIZE, kv_cache="int8").self_check()
+
+
+def test_where_weights_are_rounded_too_both_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = prepare_model(tiny_model("qwen2"), "float32")
+    runner = ModelRunner(loaded, 16, BLOCK_SIZE, weights="int8", kv_cache="int8")
+    runner.self_check()
+    for name in ("_QUANTIZED_TOLERANCE", "_ENCODED_TOLERANCE"):
+        monkeypatch.setattr(f"engine.model_runner.{name}", 1e-5)
+    with pytest.raises(
+        UnsupportedModelError, match=r"int8 weights and a KV cache.*engine\.weights or engine\.kv_cache"
+    ):
+        runner.self_check()
 
 
 def test_an_unknown_encoding_is_refused() -> None:
