@@ -19,7 +19,7 @@ def answers(encoding: str, kv_cache: str = "native") -> tuple[list[list[int]], f
         "dtype": "bfloat16",
         "kv_transfer": {"encoding": encoding},
         "engine": {"prefix_caching": False, "kv_cache": kv_cache},
-        "speculation": {"method": "none"},
+        "speculation": {"draft": "none"},  # whose KV would stay native in a cache of int8
     }
     with running_cluster(settings) as cluster:
         bodies = [cluster.complete(prompt, max_tokens=NUM_TOKENS, ignore_eos=True) for prompt in PROMPTS]
