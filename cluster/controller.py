@@ -192,7 +192,7 @@ class Controller:
         if info.kv_fingerprint != self._kv_fingerprint:
             raise LayoutMismatchError(
                 f"{info.worker_id} ({info.dtype}, blocks of {info.block_size}) has another KV layout than the workers "
-                "before it. All workers must run the same model, dtype and engine.block_size; set dtype explicitly "
+                "before it. All workers must run the same model, dtype and engine section; set dtype explicitly "
                 "when the pools run on different devices."
             )
         self._infos[info.worker_id] = info

@@ -81,7 +81,7 @@ class KVImporter:
         if differences := spec.differences(offer.spec):
             raise LayoutMismatchError(
                 f"The prefill and the decode worker cannot exchange KV. {'; '.join(differences)}. "
-                "Both pools must run the same model, dtype and engine.block_size."
+                "Both pools must run the same model, dtype, engine.block_size, engine.weights and engine.kv_cache."
             )
         holder = Request(offer.transfer_id, list(offer.token_ids), SamplingParams())
         needed = self._engine.blocks.num_blocks_for(holder.num_tokens)

@@ -145,13 +145,16 @@ def test_trees_of_drafts_see_their_ancestors_only(name: str, length: int, dtype:
 @pytest.mark.parametrize("length", [7, 60, 61, 62, 63, 64, 70, 254, 257, 300])
 @pytest.mark.parametrize("name", ["three_share", "heads_of_64", "wide_biases"])
 def test_a_token_of_a_tree_gets_the_bits_of_a_chain(name: str, length: int, dtype: str) -> None:
-    loaded = variant(name, dtype)
-    runners = Runners(loaded, "fused")
+    assert_trees_are_chains(variant(name, dtype), length)
+
+
+def assert_trees_are_chains(loaded: LoadedModel, length: int, kv_cache: str = "native") -> None:
+    runners = Runners(loaded, "fused", kv_cache=kv_cache)
     request = runners.request("a", length)
     runners.step((request, length - 1))
     [verified] = runners.step((request, 1, TREE))
     for node in range(len(TREE)):
-        alone = Runners(loaded, "fused")
+        alone = Runners(loaded, "fused", kv_cache=kv_cache)
         same = alone.request("a", length)
         alone.step((same, length - 1))
         path = tuple(TREE.token_ids[above] for above in TREE.path(node))
@@ -167,9 +170,12 @@ def test_a_token_of_a_tree_gets_the_bits_of_a_chain(name: str, length: int, dtyp
 def test_a_token_computes_to_the_same_bits_alone_and_in_any_company(
     name: str, length: int, dtype: str, weights: str
 ) -> None:
-    loaded = variant(name, dtype)
-    alone = Runners(loaded, "fused", weights=weights)
-    together = Runners(loaded, "fused", num_blocks=256, weights=weights)
+    assert_same_in_company(variant(name, dtype), length, weights=weights)
+
+
+def assert_same_in_company(loaded: LoadedModel, length: int, **ways: str) -> None:
+    alone = Runners(loaded, "fused", **ways)
+    together = Runners(loaded, "fused", num_blocks=256, **ways)
     lone = alone.request("a", length)
     expected = [alone.step((lone, 1))[0][-1:] for _ in range(length)][-1]
 

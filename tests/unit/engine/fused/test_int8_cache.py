@@ -7,16 +7,23 @@ import pytest
 import torch
 
 from engine import kv_int8
-from engine.batch import ForwardBatch
 from engine.drafts import Draft
 from engine.errors import ConfigError, UnsupportedModelError
 from engine.fused.int8_rows import pack_row, unpack_rows
 from engine.kv_cache import TORCH_DTYPES
 from engine.model_loader import prepare_model
 from engine.model_runner import ModelRunner
-from engine.scheduler import ScheduledSequence
 from tests.tiny_models import tiny_model
-from tests.unit.engine.fused.test_decoder import BLOCK_SIZE, TREE, VARIANTS, Runners, assert_as_good, variant
+from tests.unit.engine.fused.test_decoder import (
+    BLOCK_SIZE,
+    TREE,
+    VARIANTS,
+    Runners,
+    assert_as_good,
+    assert_same_in_company,
+    assert_trees_are_chains,
+    variant,
+)
 
 KINDS = {"bfloat16": np.uint16(0), "float32": np.float32(0)}
 # Of float32: a number that lies between two whole ones may become either.
@@ -71,33 +78,13 @@ def test_logits_are_those_of_transformers_over_the_same_cache(name: str, dtype: 
 @pytest.mark.parametrize("dtype", sorted(KINDS))
 @pytest.mark.parametrize("name", ["three_share", "heads_of_64"])
 def test_a_token_computes_to_the_same_bits_in_any_company(name: str, dtype: str) -> None:
-    loaded, length = variant(name, dtype), 300
-    alone, together = (Runners(loaded, "fused", num_blocks=256, kv_cache="int8") for _ in range(2))
-    lone = alone.request("a", length)
-    expected = [alone.step((lone, 1))[0][-1:] for _ in range(length)][-1]
-    same, other = together.request("a", length), together.request("bb", 40)
-    together.step((same, 70), (other, 3))
-    together.step((same, length - 71), (other, 20))
-    plan = [ScheduledSequence(same, 1, Draft((3, 4))), ScheduledSequence(other, 1)]
-    batch: ForwardBatch = together.each[0].build_batch(plan)
-    row = batch.rows_of[[s.request for s in batch.sequences].index(same)][0]
-    assert torch.equal(together.each[0].forward(batch)[row : row + 1], expected)
+    assert_same_in_company(variant(name, dtype), 300, kv_cache="int8")
 
 
 @pytest.mark.parametrize("dtype", sorted(KINDS))
 @pytest.mark.parametrize("length", [7, 64, 300])
 def test_a_token_of_a_tree_gets_the_bits_of_a_chain(length: int, dtype: str) -> None:
-    loaded = variant("heads_of_64", dtype)
-    runners = Runners(loaded, "fused", kv_cache="int8")
-    request = runners.request("a", length)
-    runners.step((request, length - 1))
-    [verified] = runners.step((request, 1, TREE))
-    for node in range(len(TREE)):
-        alone = Runners(loaded, "fused", kv_cache="int8")
-        same = alone.request("a", length)
-        alone.step((same, length - 1))
-        [chain] = alone.step((same, 1, Draft(tuple(TREE.token_ids[above] for above in TREE.path(node)))))
-        assert torch.equal(verified[1 + node], chain[-1])
+    assert_trees_are_chains(variant("heads_of_64", dtype), length, "int8")
 
 
 def test_a_model_that_loses_too_much_is_refused_by_its_self_check() -> None:
