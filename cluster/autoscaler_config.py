@@ -33,7 +33,7 @@ class AutoscalerConfig(Section):
     """Between two plans."""
     calm: Duration = 30.0
     """How long a pool must have had a worker too many before the first one goes."""
-    headroom: Annotated[float, Field(ge=0, le=4)] = 0.07
+    headroom: Annotated[float, Field(ge=0, le=4)] = 0.06
     """Growth of the load that a pool must bear after a worker was taken away, as a share of it."""
     role_change: bool = True
     """A worker may change to the other pool where that is quicker than a new one, or no node has room for one."""

@@ -7,6 +7,7 @@ from collections import deque
 
 from cluster.kv_transfer.base import PartHeader, Reservation, TransferOffer
 from cluster.kv_transfer.pending_imports import PendingImport, PendingImports
+from cluster.rpc import as_baton_error
 from engine.block_manager import BlockManager
 from engine.errors import ContextLengthError, OutOfBlocksError, TransferError
 from engine.request import Request, SamplingParams
@@ -53,8 +54,10 @@ class SimulatedKVSink:
         entry.holder = holder
         try:
             return Reservation(await self._find_room(holder, offer.deadline_s))
-        except BaseException:
-            self.abort(offer.transfer_id, "its sender gave up, or there was no room")
+        except BaseException as error:
+            went_away = isinstance(error, asyncio.CancelledError)
+            reason = "the sender went away" if went_away else as_baton_error(error, offer.transfer_id).message
+            self.abort(offer.transfer_id, reason)
             raise
 
     async def _find_room(self, holder: Request, deadline_s: float) -> int:

@@ -16,7 +16,8 @@ class PoolLimits:
 
 @dataclass(frozen=True, slots=True)
 class ScalingLimits:
-    """
+    """Their defaults are those of the configuration's section ``autoscaler``.
+
     Attributes:
         interval_s: between two plans.
         calm_s: how long a pool must have had a worker too many before the first one goes.
@@ -26,8 +27,8 @@ class ScalingLimits:
     """
 
     pools: Mapping[str, PoolLimits]
-    interval_s: float = 5.0
-    calm_s: float = 30.0
-    headroom: float = 0.07
-    role_change: bool = True
-    place_timeout_s: float = 60.0
+    interval_s: float
+    calm_s: float
+    headroom: float
+    role_change: bool
+    place_timeout_s: float

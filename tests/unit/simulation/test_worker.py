@@ -15,6 +15,7 @@ from engine.urgency import Urgency
 from simulation.limits import EngineLimits
 from simulation.profile import SpeculationRate
 from simulation.virtual_loop import run_virtually
+from simulation.worker import SimulatedWorker
 from tests.simulated import STEP, Pair, generate, lone_worker, make_profile, make_settings, prompt, sequence
 
 
@@ -194,6 +195,24 @@ def test_a_reservation_waits_for_room_and_gives_up_in_time():
     run_virtually(main)
 
 
+def test_the_request_hears_why_its_transfer_got_no_room():
+    async def main() -> None:
+        worker = lone_worker(num_blocks=8)
+        await worker.sink.reserve(offer_of(worker, "first", 1))
+        waiting = asyncio.create_task(worker.sink.reserve(offer_of(worker, "second", 2, deadline_s=0.5)))
+        with pytest.raises(TransferError, match=r"no room for 96 tokens within 0\.5 s"):
+            await worker.sink.claim("second")
+        with pytest.raises(OutOfBlocksError):
+            await waiting
+
+    run_virtually(main)
+
+
+def offer_of(worker: SimulatedWorker, name: str, start: int, deadline_s: float = 50.0) -> TransferOffer:
+    spec = KVCacheSpec("model", "bfloat16", worker.settings.block_size, layers=())
+    return TransferOffer(name, name, spec, tuple(prompt(96, start)), deadline_s=deadline_s)
+
+
 def test_a_transfer_that_is_given_up_while_it_waits_for_room_takes_none():
     """Its request went away. When there is room at last, nobody is left who would give the blocks back."""
 
@@ -201,12 +220,8 @@ def test_a_transfer_that_is_given_up_while_it_waits_for_room_takes_none():
         worker = lone_worker(num_blocks=8)
         sink = worker.sink
 
-        def offer(name: str, start: int) -> TransferOffer:
-            spec = KVCacheSpec("model", "bfloat16", worker.settings.block_size, layers=())
-            return TransferOffer(name, name, spec, tuple(prompt(96, start)), deadline_s=50.0)
-
-        await sink.reserve(offer("first", 1))
-        waiting = asyncio.create_task(sink.reserve(offer("second", 2)))
+        await sink.reserve(offer_of(worker, "first", 1))
+        waiting = asyncio.create_task(sink.reserve(offer_of(worker, "second", 2)))
         request = asyncio.create_task(sink.claim("second"))
         await asyncio.sleep(1)
         request.cancel()

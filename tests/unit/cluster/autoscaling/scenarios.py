@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cluster.autoscaler import AutoscalerState, ScalingPlan, plan
+from cluster.autoscaler_config import AutoscalerConfig
 from cluster.autoscaling.demand import ClassDemand, Demand, PromptGroup
 from cluster.autoscaling.limits import PoolLimits, ScalingLimits
 from cluster.autoscaling.observation import Observation, PoolCounts, PoolObservation
 from cluster.config import DECODE, POOLS, PREFILL
 from cluster.slo import INTERACTIVE, SloClass
 
-LIMITS = ScalingLimits({PREFILL: PoolLimits(1, 64), DECODE: PoolLimits(1, 64)}, calm_s=60.0)
+LIMITS = replace(
+    AutoscalerConfig().to_limits(), pools={PREFILL: PoolLimits(1, 64), DECODE: PoolLimits(1, 64)}, calm_s=60.0
+)
 
 
 @dataclass(frozen=True)
