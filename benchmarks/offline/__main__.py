@@ -27,7 +27,7 @@ from benchmarks.offline.processes import EngineProcess, started
 from engine.errors import BatonError
 from engine.model_source import resolve_model
 
-ENGINES = ("baton", "baton-int8", "baton-int4", "transformers", "vllm")
+ENGINES = ("baton", "baton-int8", "baton-int4", "transformers", "transformers-continuous", "vllm")
 _VOCABULARY = (1000, 30_000)
 """Ordinary tokens of every model that is large enough for this."""
 _PACKAGE = "benchmarks.offline"
@@ -115,6 +115,8 @@ def _command(name: str, folder: str | Path, cases: Sequence[Case], dtype: str, v
     given = [str(folder), dtype, str(most_tokens), str(max(case.batch for case in cases))]
     if name == "transformers":
         return [sys.executable, "-m", f"{_PACKAGE}.transformers_engine", *given[:2]]
+    if name == "transformers-continuous":
+        return [sys.executable, "-m", f"{_PACKAGE}.transformers_continuous_engine", *given]
     if name == "vllm":
         return [str(vllm_python), "-m", f"{_PACKAGE}.vllm_engine", *given]
     weights = name.partition("-")[2] or "native"

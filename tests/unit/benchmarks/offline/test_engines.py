@@ -6,15 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.offline import baton_engine, transformers_engine
+from benchmarks.offline import baton_engine, transformers_continuous_engine, transformers_engine
 from tests.tiny_models import random_prompts, tiny_model
 
 
-@pytest.mark.parametrize("name", ["native", "int8", "transformers"])
+@pytest.mark.parametrize("name", ["native", "int8", "transformers", "transformers-continuous"])
 def test_every_prompt_gets_exactly_so_many_tokens(name: str, tmp_path: Path) -> None:
     tiny_model("llama").save_pretrained(tmp_path)
     if name == "transformers":
         generate = transformers_engine.load(str(tmp_path), "float32")
+    elif name == "transformers-continuous":
+        generate = transformers_continuous_engine.load(str(tmp_path), "float32", most_tokens=32, most_sequences=4)
     else:
         generate = baton_engine.load(tmp_path, "float32", most_tokens=32, most_sequences=4, weights=name)
     for max_tokens in (1, 9):

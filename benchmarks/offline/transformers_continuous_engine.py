@@ -1,0 +1,54 @@
+"""Continuous batching of transformers, its paged cache and scheduler instead of ``generate``.
+
+``python -m benchmarks.offline.transformers_continuous_engine FOLDER DTYPE MOST_TOKENS MOST_SEQUENCES``
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+
+from benchmarks.offline.protocol import Generate, serve
+from cluster.cores import usable_cores
+
+_PAGE_TOKENS = 16
+_NO_EOS = -1
+
+
+def load(folder: str, dtype: str, most_tokens: int, most_sequences: int) -> Generate:
+    """
+    Args:
+        folder: of the model.
+        dtype: ``bfloat16`` or ``float32``.
+        most_tokens: of a sequence.
+        most_sequences: that run at once.
+    """
+    torch.set_num_threads(usable_cores())
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    config = GenerationConfig(do_sample=False, eos_token_id=_NO_EOS, pad_token_id=0)
+    batching = ContinuousBatchingConfig(
+        page_size=_PAGE_TOKENS,
+        num_blocks=1 + most_sequences * -(-most_tokens // _PAGE_TOKENS),
+        max_batch_tokens=most_sequences * most_tokens,
+        max_requests_per_batch=most_sequences,
+        allow_block_sharing=False,
+        use_cuda_graph=False,
+    )
+
+    def generate(prompts: list[list[int]], max_tokens: int) -> list[int]:
+        # The cache stays; the thread ends with each call, so that it cannot disturb another engine's turn.
+        answers = model.generate_batch(
+            prompts, config, batching, persistent_manager=True, warmup=False, max_new_tokens=max_tokens
+        )
+        if failed := [answer.error for answer in answers.values() if answer.error is not None]:
+            raise RuntimeError(f"transformers failed: {failed[0]}")
+        return [len(answer.generated_tokens) for answer in answers.values()]
+
+    return generate
+
+
+if __name__ == "__main__":
+    serve(lambda: load(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
