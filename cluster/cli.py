@@ -51,11 +51,6 @@ app.command("move")(move)
 app.add_typer(train_app, name="train")
 
 
-def main() -> None:
-    """Entry point of the console script."""
-    sys.exit(run(sys.argv[1:]))
-
-
 def run(arguments: Sequence[str]) -> int:
     """Runs one command and gives its exit status. Errors that users can cause become one message, never a traceback."""
     try:
@@ -368,4 +363,4 @@ def _output() -> Console:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(sys.argv[1:]))

@@ -32,7 +32,7 @@ def load(folder: str, dtype: str, most_tokens: int, most_sequences: int) -> Gene
     batching = ContinuousBatchingConfig(
         page_size=_PAGE_TOKENS,
         num_blocks=1 + most_sequences * -(-most_tokens // _PAGE_TOKENS),
-        max_batch_tokens=most_sequences * most_tokens,
+        max_batch_tokens=most_tokens,  # a step's masks take this times the cache
         max_requests_per_batch=most_sequences,
         allow_block_sharing=False,
         use_cuda_graph=False,

@@ -206,21 +206,27 @@ def _finish(kind, num_rows, dim, state, num_heads, head, share, first_token, out
 
 
 @njit(error_model="numpy")
-def _attend_chunk(
-    kind, q, ld_query, num_rows, share, keys, values, ld_cache, slots_at, num_keys, visible, before, dim, lanes,
-    scaling, state, highest, mass, first_row, scores, tiles, unpacked,
-):  # fmt: skip
+def _attend_chunk(kind, rows, cache, slots_at, num_keys, visible, before, head, states, memory):
     """Adds a chunk of keys to the states of some rows.
 
     Args:
+        rows: address of the queries, bytes from one to the next, how many there are, and how many a token has.
+        cache: addresses of keys and values, and bytes from one token's to the next.
         num_keys: slots to score, whole tiles of them.
         visible: keys up to that of the rows' first token.
         before: keys before the first that may be seen.
-        state: address of the state of the first of the rows, which is number ``first_row`` of its item.
-        tiles: address of scratch memory for tiles, or 0: there are none.
-        unpacked: address of the numbers from 0 on, which are the slots of a chunk's rows of operands, and behind them
-            of memory for these rows; 0: the cache holds operands.
+        head: its size, a vector's lanes, and what scores are multiplied with.
+        states: address of the first row's sums; highest scores and masses of all rows of the item; the first row's
+            number among them.
+        memory: addresses of the rows' scores; of scratch memory for tiles, or 0: there are none; of the numbers from 0
+            on, which are the slots of a chunk's rows of operands, and behind them of memory for these rows, or 0: the
+            cache holds operands.
     """
+    q, ld_query, num_rows, share = rows
+    keys, values, ld_cache = cache
+    dim, lanes, scaling = head
+    state, highest, mass, first_row = states
+    scores, tiles, unpacked = memory
     lds, ldw, rounded, scratch = 4 * KEY_CHUNK, 2 * KEY_CHUNK, tiles, tiles + 2 * MAX_ROWS * KEY_CHUNK
     count = min(KEY_CHUNK, visible + (num_rows - 1) // share)
     cached_at = slots_at
@@ -277,6 +283,7 @@ def _attend_split(kind, span, item, shape, scaling, queries, keys, values, first
     ld_query, ld_cache = dim * size, num_kv_heads * vector_bytes
     q = queries + (item[Item.HEAD] * num_tokens + span[Span.FIRST_TOKEN] + query) * share * ld_query
     k, v = keys + item[Item.HEAD] * vector_bytes, values + item[Item.HEAD] * vector_bytes
+    cache, head, memory = (k, v, ld_cache), (dim, lanes, scaling), (scores, tiles, unpacked)
     count = min(KEY_CHUNK, end - first_split_key)
     num_keys = fill_slots(span, blocks, block_size, first_split_key, count, slots_at)
     ask_for_rows(v, ld_cache, slots_at, count, vector_bytes)
@@ -290,20 +297,18 @@ def _attend_split(kind, span, item, shape, scaling, queries, keys, values, first
             ask_for_rows(v, ld_cache, next_slots_at, count, vector_bytes)
         before = span[Span.FIRST_KEY] - first_key
         if first_key + KEY_CHUNK <= tree_start:
-            _attend_chunk(
-                kind, q, ld_query, num_rows, share, k, v, ld_cache, slots_at, num_keys, place + 1 - first_key, before,
-                dim, lanes, scaling, state, highest, mass, 0, scores, tiles, unpacked,
-            )  # fmt: skip
+            rows, states = (q, ld_query, num_rows, share), (state, highest, mass, 0)
+            visible = place + 1 - first_key
+            _attend_chunk(kind, rows, cache, slots_at, num_keys, visible, before, head, states, memory)
         else:
             for token in range(item[Item.COUNT]):
                 visible = numbers(span[Span.VISIBLE], query + token + 1)[query + token] - first_key
                 if visible > 0:
                     row, count = token * share, min(KEY_CHUNK, visible)
                     num_keys = fill_path(span, query + token, blocks, block_size, first_key, count, slots_at)
-                    _attend_chunk(
-                        kind, q + row * ld_query, ld_query, share, share, k, v, ld_cache, slots_at, num_keys, visible,
-                        before, dim, lanes, scaling, state + 4 * dim * row, highest, mass, row, scores, tiles, unpacked,
-                    )  # fmt: skip
+                    rows = (q + row * ld_query, ld_query, share, share)
+                    states = (state + 4 * dim * row, highest, mass, row)
+                    _attend_chunk(kind, rows, cache, slots_at, num_keys, visible, before, head, states, memory)
         slots_at, other_slots_at, num_keys = next_slots_at, slots_at, next_num_keys
 
 

@@ -103,7 +103,7 @@ def test_nothing_of_the_tests_is_installed():
 
 def test_the_command_is_installed():
     (command,) = metadata.entry_points(group="console_scripts", name="baton")
-    assert command.value == "cluster.cli:main"
+    assert command.value == "cluster.command:main"
 
 
 def test_the_license_is_the_one_declared():
