@@ -40,3 +40,7 @@ class HttpMetrics:
         self._requests.labels(endpoint, str(status)).inc()
         if error_code is not None and error_code != RequestCancelledError.code and endpoint in GENERATION_ENDPOINTS:
             self._rejections.labels(error_code).inc()
+
+    def observe_no_request(self, status: int) -> None:
+        """Books an answer to something that was no HTTP request."""
+        self.observe(UNKNOWN_ENDPOINT, status, None)

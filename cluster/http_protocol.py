@@ -7,6 +7,7 @@ import struct
 import sys
 import time
 import uuid
+from collections.abc import Callable
 
 import h11
 import orjson
@@ -24,12 +25,21 @@ _LAST_DATA_RECEIVED_OFFSET = 52
 _MAX_REASON_CHARS = 200
 
 
+def timed_protocol(observe_fault: Callable[[int], None]) -> type[TimedH11Protocol]:
+    """The protocol of a server that hears the status of each answer to what never became a request."""
+    return type(TimedH11Protocol.__name__, (TimedH11Protocol,), {"observe_fault": staticmethod(observe_fault)})
+
+
 class TimedH11Protocol(H11Protocol):
     """Tells the application when a request came, and answers what is no request in the shape of all errors.
 
     While the event loop is busy, or the connection waits to be accepted, bytes lie in the kernel. The client counts
     that time, so the kernel is asked how long ago they came. Where it does not say, they came when they are read.
     """
+
+    @staticmethod
+    def observe_fault(status: int) -> None:
+        """What :func:`timed_protocol` was given."""
 
     def data_received(self, data: bytes) -> None:
         received_s = time.monotonic() - self._kernel_wait_s()
@@ -58,6 +68,8 @@ class TimedH11Protocol(H11Protocol):
             is_head = self.scope["method"] == "HEAD"
             self.cycle.disconnected = True  # its handler, which may not have run yet, talks to nobody
             self.cycle.message_event.set()
+        else:
+            self.observe_fault(status)  # the application heard nothing of it
         error = InvalidRequestError(f"This is not valid HTTP/1.1 and was not read further: {reason}.")
         body = orjson.dumps(error_body(error))
         headers = {

@@ -19,7 +19,7 @@ from cluster.control_plane import ControlPlane
 from cluster.garbage import spare_pauses
 from cluster.gateway import create_app
 from cluster.generation import ModelCard
-from cluster.http_protocol import TimedH11Protocol
+from cluster.http_protocol import timed_protocol
 from cluster.latency.store import FitStore
 from cluster.listening import listen
 from cluster.logs import configure_logging
@@ -175,7 +175,7 @@ class RouterHost:
         )
         config = uvicorn.Config(
             app,
-            http=TimedH11Protocol,
+            http=timed_protocol(self._metrics.http.observe_no_request),
             ws="none",
             log_config=None,
             access_log=False,

@@ -44,6 +44,10 @@ _MAX_DOUBLINGS = 10.0
 """Of the first pause of a second: by then it has long been the longest, and 2.0 ** 1024 would be no number."""
 _MAX_FAILED_ROUNDS = 3
 _SHORTEST_DRAIN_TIMEOUT_S = 600.0
+_STILL_LOADING = (
+    "The others are still loading. If the machine is slow, or the model is large, raise ray.start_timeout_s: the first "
+    "start on a machine compiles the decoder, too."
+)
 _DEAD_KEPT = 5
 _STARTS_KEPT = 5
 
@@ -355,7 +359,7 @@ class WorkerPool:
             if member.reason and member not in pending
         ]
         return f"After {timeout_s:g} s {self.num_ready} of {self.target} {self.name} workers are ready. " + (
-            "\n".join(dict.fromkeys(reasons)) if reasons else "The others are still loading."
+            "\n".join(dict.fromkeys(reasons)) if reasons else _STILL_LOADING
         )
 
     def _notify(self) -> None:

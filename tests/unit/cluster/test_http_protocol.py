@@ -13,7 +13,7 @@ import uvicorn
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
-from cluster.http_protocol import TimedH11Protocol
+from cluster.http_protocol import timed_protocol
 from cluster.request_times import ArrivalTimes, RequestTimesMiddleware, arrival_of, call_when_over
 from tests.unit.cluster.fakes import eventually
 
@@ -29,14 +29,14 @@ class Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving(app):
+async def serving(app, observe_fault=lambda status: None):
     """The address of a server of ``app`` with the protocol."""
     config = uvicorn.Config(
         RequestTimesMiddleware(app),
         host="127.0.0.1",
         port=0,
         lifespan="off",
-        http=TimedH11Protocol,
+        http=timed_protocol(observe_fault),
         ws="none",
         log_level="error",
     )
@@ -84,10 +84,13 @@ async def say_x(scope, receive, send):
     ids=["request line", "host", "header", "length", "too long", "chunk"],
 )
 async def test_what_is_no_http_is_answered_like_every_other_error(sent: bytes, status: bytes, reason: str) -> None:
-    async with serving(say_x) as address:
+    observed: list[int] = []
+    async with serving(say_x, observed.append) as address:
         first, headers, body = await answer_to(address, sent)
         assert (await answer_to(address, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))[2] == b"x"
     assert first.startswith(b"HTTP/1.1 " + status[:3])
+    # The application books a request whose head was one itself.
+    assert observed == ([] if b"chunked" in sent else [int(status[:3])])
     assert headers[b"content-type"] == b"application/json"
     assert headers[b"connection"] == b"close"
     assert headers[b"x-request-id"].startswith(b"req-")
