@@ -205,7 +205,7 @@ def num_chunks(kind, model, step, stage):
     return num_tokens
 
 
-@njit(error_model="numpy")
+@njit(inline="always", error_model="numpy")
 def compute_chunk(kind, model, step, layer, stage, chunk, scratch):
     """Computes one chunk of a stage; ``layer`` matters to those before :attr:`Stage.FEATURES`."""
     table = numbers(model[Model.LAYERS] + 8 * Layer.COLUMNS * layer, Layer.COLUMNS)
