@@ -6,7 +6,9 @@ answer must not take longer for them.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
 
@@ -16,10 +18,16 @@ from engine.urgency import NOT_URGENT, Urgency
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Prompt:
+    """
+    Attributes:
+        rank: sorts prompts by their urgency while nobody is late, then as they were sent.
+    """
+
     uncached_tokens: int
     attention_pairs: int
     sent_s: float
     urgency: Urgency
+    rank: tuple[float, float, float]
 
 
 @dataclass(slots=True)
@@ -27,11 +35,36 @@ class _Prompts:
     """Of one worker, in the order in which they were sent, and when the last one left."""
 
     waiting: dict[str, _Prompt] = field(default_factory=dict)
+    by_rank: list[_Prompt] = field(default_factory=list)
     progress_s: float = -inf
     tokens: int = 0
     attention_pairs: int = 0
-    last_key: tuple[float, float] = (-inf, -inf)
-    """None of them goes behind it; those that are late go before."""
+    num_sent: int = 0
+
+    def add(self, name: str, uncached_tokens: int, pairs: int, now_s: float, urgency: Urgency) -> None:
+        self.num_sent += 1
+        prompt = _Prompt(uncached_tokens, pairs, now_s, urgency, (*urgency.key(-inf), self.num_sent))
+        self.waiting[name] = prompt
+        insort(self.by_rank, prompt, key=_rank)
+        self.tokens += uncached_tokens
+        self.attention_pairs += pairs
+
+    def remove(self, name: str) -> None:
+        prompt = self.waiting.pop(name)
+        del self.by_rank[bisect_left(self.by_rank, prompt.rank, key=_rank)]
+        self.tokens -= prompt.uncached_tokens
+        self.attention_pairs -= prompt.attention_pairs
+
+    def behind(self, key: tuple[float, float], now_s: float) -> Iterator[_Prompt]:
+        """Those that go behind whoever has this key. Lateness moves prompts forwards only."""
+        for index in range(bisect_right(self.by_rank, (*key, inf), key=_rank), len(self.by_rank)):
+            prompt = self.by_rank[index]
+            if prompt.urgency.key(now_s) > key:
+                yield prompt
+
+
+def _rank(prompt: _Prompt) -> tuple[float, float, float]:
+    return prompt.rank
 
 
 @dataclass(slots=True)
@@ -66,10 +99,7 @@ class WorkLedger:
         """A prompt was sent to a worker."""
         prompts = self._prompts.setdefault(worker_id, _Prompts())
         pairs = attention_pairs(uncached_tokens, cached_tokens)
-        prompts.waiting[name] = _Prompt(uncached_tokens, pairs, now_s, urgency)
-        prompts.tokens += uncached_tokens
-        prompts.attention_pairs += pairs
-        prompts.last_key = max(prompts.last_key, urgency.key(-inf))
+        prompts.add(name, uncached_tokens, pairs, now_s, urgency)
 
     def end_prompt(self, worker_id: str, name: str, now_s: float, *, is_computed: bool = True) -> None:
         """Its first token came, or it never will.
@@ -82,9 +112,7 @@ class WorkLedger:
             return
         if is_computed or name == next(iter(prompts.waiting)):
             prompts.progress_s = now_s
-        prompt = prompts.waiting.pop(name)
-        prompts.tokens -= prompt.uncached_tokens
-        prompts.attention_pairs -= prompt.attention_pairs
+        prompts.remove(name)
         if not prompts.waiting:
             del self._prompts[worker_id]
 
@@ -194,18 +222,16 @@ def _ahead(
 ) -> tuple[int, int, int, _Prompt]:
     """(tokens, attention pairs, prompts, the prompt at work) of what a prompt of that urgency would wait for."""
     head = next(iter(prompts.waiting.values()))
-    own = urgency.key(now_s) if urgency is not None else (inf, inf)
-    # Lateness moves prompts forwards only: who goes behind the last of them as they came goes behind all of them.
-    if own >= prompts.last_key:
-        return prompts.tokens, prompts.attention_pairs, len(prompts.waiting), head
-    tokens = pairs = count = 0
-    for prompt in prompts.waiting.values():
-        share = 1.0
-        if prompt.urgency.key(now_s) > own:
-            if prompt is not head:
-                continue
+    tokens, pairs, count = prompts.tokens, prompts.attention_pairs, len(prompts.waiting)
+    if urgency is None:
+        return tokens, pairs, count, head
+    for prompt in prompts.behind(urgency.key(now_s), now_s):
+        if prompt is head:
             share = min(1.0, chunk_tokens / max(1, prompt.uncached_tokens))
-        tokens += int(share * prompt.uncached_tokens)
-        pairs += int(share * prompt.attention_pairs)
-        count += 1
+            tokens -= prompt.uncached_tokens - int(share * prompt.uncached_tokens)
+            pairs -= prompt.attention_pairs - int(share * prompt.attention_pairs)
+        else:
+            tokens -= prompt.uncached_tokens
+            pairs -= prompt.attention_pairs
+            count -= 1
     return tokens, pairs, count, head

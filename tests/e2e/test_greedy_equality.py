@@ -22,7 +22,7 @@ from engine.scheduler import SchedulerLimits
 from tests.e2e.conftest import MODEL, RunningCluster, running_cluster
 from tests.e2e.varied_prompts import varied_prompts
 
-NUM_NEW_TOKENS = 12
+NUM_NEW_TOKENS = 8
 
 
 @pytest.fixture(scope="module")

@@ -206,7 +206,7 @@ def test_two_hundred_requests_of_mixed_lengths(cluster: RunningCluster, thorough
         gate = asyncio.Semaphore(32)
 
         async def one(number: int) -> tuple[int, list[int], list[str]]:
-            num_tokens = 1 + number * 7 % 24
+            num_tokens = 1 + number * 7 % 16
             async with gate:
                 stream = await openai.completions.create(
                     model=MODEL,
