@@ -19,7 +19,7 @@ from benchmarks.ceilings import measure_ceilings
 from benchmarks.engine_steps import Result, Work, cases_of, run_case, show
 from engine.errors import ConfigError
 from engine.model_loader import load_model, pick_device
-from engine.model_runner import ModelRunner
+from engine.model_runner import KV_CACHES, ModelRunner
 from engine.model_source import resolve_model
 
 _BLOCK_SIZE = 16
@@ -27,7 +27,9 @@ _GRAPHS = "+graphs"
 VARIANTS = ("torch_sdpa", "triton_paged", "triton_paged" + _GRAPHS)
 
 
-def make_runner(variant: str, model: str, dtype: str, device: torch.device, num_blocks: int) -> ModelRunner:
+def make_runner(
+    variant: str, model: str, dtype: str, device: torch.device, num_blocks: int, kv_cache: str = "native"
+) -> ModelRunner:
     """A runner of its own model.
 
     Raises:
@@ -36,7 +38,9 @@ def make_runner(variant: str, model: str, dtype: str, device: torch.device, num_
     backend = variant.removesuffix(_GRAPHS)
     loaded = load_model(resolve_model(model), dtype, device)
     graphs = "auto" if variant.endswith(_GRAPHS) else "off"
-    return ModelRunner(loaded, num_blocks, _BLOCK_SIZE, backend, decoder="transformers", cuda_graphs=graphs)
+    return ModelRunner(
+        loaded, num_blocks, _BLOCK_SIZE, backend, decoder="transformers", cuda_graphs=graphs, kv_cache=kv_cache
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -45,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, help="default: all that run on the device")
+    parser.add_argument("--kv-cache", default="native", choices=KV_CACHES, help="of every variant")
     parser.add_argument("--contexts", type=int, nargs="+", default=[128, 2048, 8192], help="tokens before the step")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64], help="sequences that decode")
     parser.add_argument("--verify", type=int, nargs="*", default=[9], help="tokens of a chain to verify at batch 1")
@@ -64,7 +69,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ConfigError(f"{VARIANTS[-1]} needs CUDA, but the device is {device.type}.")
     cases = cases_of(arguments)
     num_blocks = max(case.batch * -(-(case.context + case.tokens) // _BLOCK_SIZE) for case in cases)
-    runners = {name: make_runner(name, arguments.model, arguments.dtype, device, num_blocks) for name in names}
+    runners = {
+        name: make_runner(name, arguments.model, arguments.dtype, device, num_blocks, arguments.kv_cache)
+        for name in names
+    }
     longest = max(case.context + case.tokens for case in cases)
     for runner in runners.values():
         runner.capture_graphs(max(arguments.batches), max([1, *arguments.verify, *arguments.trees]) - 1, longest)

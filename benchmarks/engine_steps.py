@@ -115,13 +115,13 @@ def make_runners(
     weights: Sequence[str] = ("native",),
     kv_caches: Sequence[str] = ("native",),
 ) -> dict[str, ModelRunner]:
-    """One for each way of computing the model that there is here; only the fused decoder has others than its own.
+    """One for each way of computing the model that there is here; only the fused decoder has other weights.
 
     They are named for what computes them, or for the weights if these are others, with ``+kv_int8`` for such a cache.
     """
     runners: dict[str, ModelRunner] = {}
     for kind, kv_cache, name in product(*map(dict.fromkeys, (weights, kv_caches, decoders))):
-        if name == "transformers" and (kind != "native" or kv_cache != "native"):
+        if name == "transformers" and kind != "native":
             continue
         runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, decoder=name, weights=kind, kv_cache=kv_cache)
         computed_by = "fused" if runner.is_fused else "transformers"
@@ -208,7 +208,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--decoders", nargs="+", default=["auto", "transformers"], choices=DECODERS)
     parser.add_argument("--weights", nargs="+", default=["native"], choices=WEIGHTS, help="of the fused decoder")
-    parser.add_argument("--kv-caches", nargs="+", default=["native"], choices=KV_CACHES, help="of the fused decoder")
+    parser.add_argument("--kv-caches", nargs="+", default=["native"], choices=KV_CACHES)
     parser.add_argument("--contexts", type=int, nargs="+", default=[128, 512, 2048], help="tokens before the step")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32], help="sequences that decode")
     parser.add_argument("--verify", type=int, nargs="*", default=[9], help="tokens of a chain to verify at batch 1")
@@ -221,12 +221,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    arguments = _parser().parse_args()
+    parser = _parser()
+    arguments = parser.parse_args()
     become_like_a_worker()
     torch.set_num_threads(arguments.threads)
     loaded = load_model(resolve_model(arguments.model), arguments.dtype, pick_device(arguments.device))
     cases = cases_of(arguments)
     most = max(case.batch * -(-(case.context + case.tokens) // _BLOCK_SIZE) for case in cases)
+    if set(arguments.decoders) == {"transformers"} and "native" not in arguments.weights:
+        parser.error("--decoders transformers computes native --weights only")
     runners = make_runners(loaded, most, arguments.decoders, arguments.weights, arguments.kv_caches)
     ceilings = measure_ceilings(loaded.model.dtype, loaded.model.device)
     first = next(iter(runners.values()))

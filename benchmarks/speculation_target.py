@@ -18,6 +18,7 @@ from engine.block_manager import BlockManager
 from engine.draft.loading import LoadedDraft, load_draft
 from engine.engine import Engine
 from engine.errors import ConfigError
+from engine.kv_spec import KVEncoding
 from engine.model_loader import LoadedModel, load_model, pick_device
 from engine.model_runner import ModelRunner
 from engine.model_source import resolve_model
@@ -48,6 +49,8 @@ class Target:
             None if draft is None else draft.network,
             engine.decoder,
             engine.weights,
+            engine.cuda_graphs,
+            kv_cache=engine.kv_cache,
         )
 
 
@@ -80,7 +83,7 @@ def load_target(config: BatonConfig) -> Target:
 def _check_room(target: Target, num_blocks: int, batch: int) -> None:
     """Of two caches, one of them with the draft's layers."""
     engine, draft = target.config.engine, target.draft
-    spec = target.loaded.kv_spec(engine.block_size, engine.weights)
+    spec = target.loaded.kv_spec(engine.block_size, engine.weights, KVEncoding(engine.kv_cache))
     whole = spec if draft is None else spec.with_draft("", draft.network.layer_specs)
     needed = num_blocks * engine.block_size * (spec.bytes_per_token + whole.bytes_per_token)
     free = _free_memory(target.loaded.model.device)

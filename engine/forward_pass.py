@@ -48,6 +48,8 @@ class ForwardPass(Protocol):
 class TransformersForward:
     """Implements :class:`ForwardPass` for every model: its own modules, with attention over the paged cache.
 
+    Several may share a model, each over a cache of its own; they compute one after the other.
+
     Args:
         feature_layers: hidden states that a draft reads, see :class:`engine.feature_tap.FeatureTap`.
     """
@@ -55,10 +57,10 @@ class TransformersForward:
     def __init__(self, loaded: LoadedModel, backend: AttentionBackend, feature_layers: Sequence[int] = ()) -> None:
         self._model = loaded.model
         self.features = FeatureTap(loaded.model, feature_layers) if feature_layers else None
-        layers = loaded.attention_layers
-        self._slots = [AttentionSlot(index, backend, layer.sliding_window) for index, layer in enumerate(layers)]
-        for layer, slot in zip(layers, self._slots, strict=True):
-            bind_slot(layer.module, slot)
+        self._slots = [
+            (layer.module, AttentionSlot(index, backend, layer.sliding_window))
+            for index, layer in enumerate(loaded.attention_layers)
+        ]
         loaded.model.set_attn_implementation(ATTENTION_NAME)
         self._selects_rows = accepts_logits_to_keep(loaded.model)
 
@@ -70,13 +72,14 @@ class TransformersForward:
         self, token_ids: torch.Tensor, positions: torch.Tensor, logit_rows: torch.Tensor, batch: AttentionBatch
     ) -> torch.Tensor:
         """The same by its parts, which :class:`engine.batch.ForwardBatch` describes."""
-        for slot in self._slots:
+        for module, slot in self._slots:
+            bind_slot(module, slot)
             slot.batch = batch
         kwargs = {"logits_to_keep": logit_rows} if self._selects_rows else {}
         try:
             output = self._model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, **kwargs)
         finally:
-            for slot in self._slots:
+            for _, slot in self._slots:
                 slot.batch = None
         logits: torch.Tensor = output.logits[0]
         if not self._selects_rows:

@@ -103,6 +103,7 @@ class ModelRunner:
             recorder = CudaGraphRecorder()
         self._recorder = None if cuda_graphs == "off" else recorder
         self.cache = PagedKVCache(self.spec, num_blocks, self.device, scratch=self._recorder is not None)
+        self._attention_backend = attention_backend
         self.backend = create_backend(attention_backend, self.cache)
         layers_read = () if draft is None else draft.feature_layers
         self._forward_pass = self._create_pass(decoder, layers_read)
@@ -214,21 +215,31 @@ class ModelRunner:
     def self_check(self) -> None:
         """Compares chunked, paged logits with those of the model's own attention over a short input.
 
-        Catches whatever else a layer may remember between steps. Costs two short forwards.
+        Catches whatever else a layer may remember between steps, whatever the cache loses. Costs a few short forwards.
 
         Raises:
             UnsupportedModelError: they differ by more than rounding, of quantized weights and KV too, explains.
         """
-        weights, encoding = self.spec.weights, self.spec.encoding
+        weights, encoding, name = self.spec.weights, self.spec.encoding, type(self.loaded.model).__name__
+        tolerance = _CHECK_TOLERANCE[self.loaded.dtype_name]
+        is_lossless = weights == "native" and encoding is KVEncoding.NATIVE
         try:
             errors = [self._relative_error(self._forward_pass)]
             if encoding is not KVEncoding.NATIVE:
                 errors.append(self._kept_error())
+            # The fused decoder was compared with native weights and KV before it was taken.
+            native_error = errors[0] if is_lossless else 0.0 if self.is_fused else self._native_error()
         except _FAILURES as failure:
             raise UnsupportedModelError(
-                f"{type(self.loaded.model).__name__} fails over the paged cache: {type(failure).__name__}: {failure}"
+                f"{name} fails over the paged cache: {type(failure).__name__}: {failure}"
             ) from failure
-        allowed = _CHECK_TOLERANCE[self.loaded.dtype_name] if weights == "native" else _QUANTIZED_TOLERANCE
+        if not native_error <= tolerance:
+            raise UnsupportedModelError(
+                f"{name} gives other logits over the paged cache than by itself (relative error {native_error:.2g}). "
+                "Some of its layers keep state besides keys and values, or attend in a way that baton does not know. "
+                "Set engine.self_check: false to serve it all the same."
+            )
+        allowed = tolerance if weights == "native" else _QUANTIZED_TOLERANCE
         causes: dict[str, str] = {}
         if weights != "native":
             causes["engine.weights"] = f"{weights} weights"
@@ -237,17 +248,11 @@ class ModelRunner:
             causes["engine.kv_cache"] = f"a KV cache of {encoding}"
         if all(error <= allowed for error in errors):
             return
-        error = max(errors)
-        if causes:
-            raise UnsupportedModelError(
-                f"{type(self.loaded.model).__name__} gives other logits with {' and '.join(causes.values())} (relative "
-                f"error {error:.2g}, where {allowed:.2g} is allowed). Set {' or '.join(causes)} to native, or "
-                "engine.self_check to false to serve it all the same."
-            )
+        error = max(errors, key=lambda each: (each != each, each))  # what is no number is the worst
         raise UnsupportedModelError(
-            f"{type(self.loaded.model).__name__} gives other logits over the paged cache than by itself "
-            f"(relative error {error:.2g}). Some of its layers keep state besides keys and values, or attend "
-            "in a way that baton does not know. Set engine.self_check: false to serve it all the same."
+            f"{name} gives other logits with {' and '.join(causes.values())} (relative error {error:.2g}, where "
+            f"{allowed:.2g} is allowed). Set {' or '.join(causes)} to native, or engine.self_check to false to serve "
+            "it all the same."
         )
 
     def check_encoding(self, encoding: KVEncoding) -> None:
@@ -277,6 +282,16 @@ class ModelRunner:
         request = behind.request
         self.cache.pass_through(request.block_ids, request.num_computed_tokens, encoding)
         return _relative_distance(self.forward(self.build_batch([behind])), expected)
+
+    def _native_error(self) -> float:
+        """Of the model's modules over a small cache that keeps keys and values as they are."""
+        lossless = self.loaded.kv_spec(self.spec.block_size)
+        cache = PagedKVCache(lossless, -(-sum(_CHECK_CHUNKS) // lossless.block_size), self.device)
+        modules = TransformersForward(self.loaded, create_backend(self._attention_backend, cache))
+        try:
+            return self._relative_error(modules)
+        finally:
+            modules.close()
 
     @torch.inference_mode()
     def _kept_error(self) -> float:

@@ -176,7 +176,8 @@ def attend(
                 mask=inside,
                 other=0.0,
             )
-            weights *= value_scale[None, :]
+            # Not onto the weights: times a scale, small ones would vanish from float16.
+            v = v.to(tl.float32) * value_scale[:, None]
         acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc * correction[:, None], input_precision="ieee")
         maximum = new_maximum
 

@@ -212,10 +212,11 @@ class _AveragingMLP(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
+        self.share = 1.0
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         counts = torch.arange(1, hidden.shape[1] + 1)[None, :, None]
-        return self.inner(hidden) + hidden.cumsum(dim=1) / counts
+        return self.inner(hidden) + self.share * hidden.cumsum(dim=1) / counts
 
 
 def _with_hidden_state(model: PreTrainedModel) -> PreTrainedModel:
@@ -233,9 +234,19 @@ def _with_ignored_positions(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-@pytest.mark.parametrize("damage", [_with_hidden_state, _with_ignored_positions])
-def test_self_check_catches_what_the_probe_cannot_see(damage: Callable[[PreTrainedModel], PreTrainedModel]) -> None:
-    runner = build_runner(damage(tiny_model("llama")), decoder="transformers")
+def _with_a_little_hidden_state(model: PreTrainedModel) -> PreTrainedModel:
+    """So little that a cache of int8 changes as much."""
+    damaged = _with_hidden_state(model)
+    damaged.model.layers[0].mlp.share = 0.03
+    return damaged
+
+
+@pytest.mark.parametrize("kv_cache", ["native", "int8"])
+@pytest.mark.parametrize("damage", [_with_hidden_state, _with_a_little_hidden_state, _with_ignored_positions])
+def test_self_check_catches_what_the_probe_cannot_see(
+    damage: Callable[[PreTrainedModel], PreTrainedModel], kv_cache: str
+) -> None:
+    runner = build_runner(damage(tiny_model("llama")), decoder="transformers", kv_cache=kv_cache)
     with pytest.raises(UnsupportedModelError, match="other logits over the paged cache"):
         runner.self_check()
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from benchmarks.ceilings import Ceilings, median_ratio
 from benchmarks.engine_steps import Case, Work, in_turn, make_plan, make_runners
 from engine.drafts import ROOT
 from engine.model_loader import LoadedModel, prepare_model
+from engine.model_runner import KV_CACHES
 from tests.tiny_models import tiny_model
 
 
@@ -65,3 +67,16 @@ def test_the_same_way_of_computing_is_measured_once() -> None:
         "fused",
         "transformers",
     ]
+
+
+def test_every_way_of_computing_takes_every_cache_over_the_same_model() -> None:
+    """Passes of one model take turns, each over its own cache."""
+    runners = make_runners(prepare_model(tiny_model("llama"), "float32"), 4, ["transformers"], ("native",), KV_CACHES)
+    assert list(runners) == ["transformers", "transformers+kv_int8"]
+    plan = make_plan(Case(1, 8, 0), 4)
+    first, other, again = (
+        runners[name].forward(runners[name].build_batch(plan))
+        for name in ("transformers", "transformers+kv_int8", "transformers")
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)

@@ -196,6 +196,24 @@ def test_half_precision(create_backend: CreateBackend, encoding: KVEncoding) -> 
     torch.testing.assert_close(output.double(), world.expected(variant), rtol=0.004, atol=0.004)
 
 
+@pytest.mark.parametrize("encoding", KVEncoding)
+def test_many_small_weights_do_not_vanish_in_half_precision(
+    create_backend: CreateBackend, encoding: KVEncoding
+) -> None:
+    """One key takes nearly all of the mass and has a value of nearly nothing, as first tokens do in many models."""
+    shape = Shape(num_kv_heads=1, share=1, dtype="float16", encoding=encoding, block_size=16)
+    world = World(shape, [Span(list(range(16)), 255, 1)])
+    slots = torch.arange(255)
+    keys, values = torch.zeros(255, 1, 8), torch.full((255, 1, 8), 0.05)
+    keys[0, 0, 0], values[0] = 10.5, 1e-4
+    world.cache.write(0, slots, keys.half(), values.half())
+    world.query[:], world.key[:], world.value[:] = 0, 0, 0.05
+    world.query[..., 0] = 1
+    variant = AttentionVariant(scaling=1.0)
+    output = world.run(create_backend(world.cache), variant)
+    torch.testing.assert_close(output.double(), world.expected(variant), rtol=0.01, atol=0)
+
+
 def test_layers_of_one_batch_may_differ(create_backend: CreateBackend) -> None:
     spans = [Span([3, 5, 1], 9, 3, (ROOT, ROOT)), Span([7, 9], 6, 1)]
     world = World(Shape(), spans, num_layers=2)
