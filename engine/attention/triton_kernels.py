@@ -18,6 +18,10 @@ import triton.language as tl
 # What changes from batch to batch. Kernels are not compiled anew because a number happens to be 1 or divisible by 16.
 _OF_BATCH = ["first_seq", "num_seqs", "num_tokens", "table_width", "tree_width", "ancestor_width"]
 
+_LIFT = tl.constexpr(32768.0)
+"""What weights of int8 values are multiplied by, so that small ones are numbers of float16; the largest still are."""
+_LEAST_UNIT = tl.constexpr(1e-30)
+
 
 @triton.jit(do_not_specialize=_OF_BATCH)
 def attend(
@@ -122,6 +126,7 @@ def attend(
     maximum = tl.full([block_m], float("-inf"), dtype=tl.float32)
     total = tl.zeros([block_m], dtype=tl.float32)
     acc = tl.zeros([block_m, block_value], dtype=tl.float32)
+    unit = tl.full((), _LEAST_UNIT, dtype=tl.float32)  # what sums over whole numbers are worth
     for step in range(first, last, block_n):
         places = step + tl.arange(0, block_n)
         inside = places < last
@@ -176,11 +181,16 @@ def attend(
                 mask=inside,
                 other=0.0,
             )
-            # Not onto the weights: times a scale, small ones would vanish from float16.
-            v = v.to(tl.float32) * value_scale[:, None]
+            # Onto the weights, in units of the largest scale so far and lifted: small ones would vanish from float16.
+            new_unit = tl.maximum(unit, tl.max(value_scale, 0))
+            weights *= (value_scale * (_LIFT / new_unit))[None, :]
+            correction *= unit / new_unit
+            unit = new_unit
         acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc * correction[:, None], input_precision="ieee")
         maximum = new_maximum
 
+    if has_int8:
+        acc *= unit / _LIFT
     places_out = tokens * num_heads + heads
     if is_split:
         num_rows = num_tokens.to(tl.int64) * num_heads
