@@ -14,7 +14,8 @@ from engine.kv_cache import PagedKVCache
 from engine.kv_int8 import scales_of_rows
 
 # Rows of a tile: the smallest that holds a sequence's queries with their heads, else the last. Sizes are those at which
-# compilers for sm_80 and sm_90 spill no registers with a native cache; float32 is multiplied without tensor cores, and needs more of them.
+# compilers for sm_80 and sm_90 spill no registers with a native cache; float32 is multiplied without tensor cores, and
+# needs more of them.
 _TILE_ROWS = {2: (16, 32, 64), 4: (16,)}
 _LEAST_DIM = 16
 """Least side of what tensor cores multiply."""
