@@ -26,6 +26,14 @@ from engine.fused.arithmetic import (
     to_operand,
 )
 from engine.fused.attention_tiles import mix_by_tiles, score_by_tiles, tile_scratch_floats, weights_of_row
+from engine.fused.attention_widened import (
+    mix_many,
+    number_rows,
+    row_scratch_floats,
+    score_many,
+    takes_many,
+    widen_queries,
+)
 from engine.fused.int8_rows import row_bytes, unpack_rows
 from engine.fused.key_slots import KEY_CHUNK, ask_for_rows, fill_path, fill_slots
 from engine.fused.tables import Item, Span
@@ -48,7 +56,7 @@ def state_floats(num_rows: int, dim: int) -> int:
 def scratch_floats(dim: int) -> int:
     """Size of the memory that one thread needs, in float32 values."""
     scores_and_slots, states = MAX_ROWS * KEY_CHUNK + 4 * KEY_CHUNK, 2 * state_floats(MAX_ROWS, dim)
-    rows = 2 * KEY_CHUNK + KEY_CHUNK * dim
+    rows = row_scratch_floats(dim) + MAX_ROWS * dim
     return scores_and_slots + states + rows + MAX_ROWS * KEY_CHUNK // 2 + tile_scratch_floats(KEY_CHUNK, dim)
 
 
@@ -61,19 +69,19 @@ def _score(kind, queries, ldq, num_rows, keys, ldk, slots, num_keys, dim, scores
         x, out, left = queries + i * ldq, scores + i * lds, num_rows - i
         if left >= 4:
             for j in range(0, num_keys, 4):
-                dot_tile(kind, 4, 4, 1, 0, x, ldq, keys, ldk, slots + 8 * j, 0, dim, out + 4 * j, lds)
+                dot_tile(kind, kind, 4, 4, 1, 0, x, ldq, keys, ldk, slots + 8 * j, 0, dim, out + 4 * j, lds)
             i += 4
         elif left == 3:
             for j in range(0, num_keys, 4):
-                dot_tile(kind, 3, 4, 1, 0, x, ldq, keys, ldk, slots + 8 * j, 0, dim, out + 4 * j, lds)
+                dot_tile(kind, kind, 3, 4, 1, 0, x, ldq, keys, ldk, slots + 8 * j, 0, dim, out + 4 * j, lds)
             i += 3
         elif left == 2:
             for j in range(0, num_keys, 8):
-                dot_tile(kind, 2, 8, 1, 0, x, ldq, keys, ldk, slots + 8 * j, 0, dim, out + 4 * j, lds)
+                dot_tile(kind, kind, 2, 8, 1, 0, x, ldq, keys, ldk, slots + 8 * j, 0, dim, out + 4 * j, lds)
             i += 2
         else:
             for j in range(0, num_keys, 16):
-                dot_tile(kind, 1, 16, 1, 0, x, ldq, keys, ldk, slots + 8 * j, 0, dim, out + 4 * j, lds)
+                dot_tile(kind, kind, 1, 16, 1, 0, x, ldq, keys, ldk, slots + 8 * j, 0, dim, out + 4 * j, lds)
             i += 1
 
 
@@ -220,13 +228,13 @@ def _attend_chunk(kind, rows, cache, slots_at, num_keys, visible, before, head, 
             number among them.
         memory: addresses of the rows' scores; of scratch memory for tiles, or 0: there are none; of the numbers from 0
             on, which are the slots of a chunk's rows of operands, and behind them of memory for these rows, or 0: the
-            cache holds operands.
+            cache holds operands; of the same for :mod:`engine.fused.attention_widened`, or 0: it has nothing to do.
     """
     q, ld_query, num_rows, share = rows
     keys, values, ld_cache = cache
     dim, lanes, scaling = head
     state, highest, mass, first_row = states
-    scores, tiles, unpacked = memory
+    scores, tiles, unpacked, widened = memory
     lds, ldw, rounded, scratch = 4 * KEY_CHUNK, 2 * KEY_CHUNK, tiles, tiles + 2 * MAX_ROWS * KEY_CHUNK
     count = min(KEY_CHUNK, visible + (num_rows - 1) // share)
     cached_at = slots_at
@@ -239,7 +247,11 @@ def _attend_chunk(kind, rows, cache, slots_at, num_keys, visible, before, head, 
     if tiles:
         score_by_tiles(kind, q, ld_query, num_rows, keys, ld_rows, slots_at, num_keys, dim, scores, lds, scratch)
     else:
-        _score(kind, q, ld_query, num_rows, keys, ld_rows, slots_at, num_keys, dim, scores)
+        done = 0
+        if widened:
+            done = score_many(kind, first_row, num_rows, keys, ld_rows, slots_at, num_keys, dim, scores, widened)
+        left, place = num_rows - done, scores + lds * done
+        _score(kind, q + ld_query * done, ld_query, left, keys, ld_rows, slots_at, num_keys, dim, place)
     if visible < KEY_CHUNK or before > 0:
         _hide(scores, num_rows, share, visible, before)
     for i in range(num_rows):
@@ -251,23 +263,25 @@ def _attend_chunk(kind, rows, cache, slots_at, num_keys, visible, before, head, 
     if tiles:
         mix_by_tiles(kind, rounded, ldw, num_rows, rows_at, ld_rows, slots_at, count, dim, state, scratch)
     else:
-        _mix(kind, scores, num_rows, rows_at, ld_rows, slots_at, count, dim, lanes, state)
+        done = 0
+        if widened:
+            done = mix_many(kind, scores, num_rows, rows_at, ld_rows, slots_at, count, dim, lanes, state, widened)
+        left, place, total_at = num_rows - done, scores + lds * done, state + 4 * dim * done
+        _mix(kind, place, left, rows_at, ld_rows, slots_at, count, dim, lanes, total_at)
 
 
 @njit(error_model="numpy")
 def _attend_split(kind, span, item, shape, scaling, queries, keys, values, first_split_key, end, state, scratch):
     """Attends to the keys from ``first_split_key`` up to ``end``, both places; writes the rows' state."""
     num_tokens, num_heads, num_kv_heads, dim, block_size, lanes, has_tiles, has_int8 = shape
-    unpacked = scratch + 4 * (MAX_ROWS * KEY_CHUNK + 4 * KEY_CHUNK + 2 * MAX_ROWS * (dim + 2))
-    tiles = unpacked + 4 * (2 * KEY_CHUNK + KEY_CHUNK * dim)
+    rows_memory = scratch + 4 * (MAX_ROWS * KEY_CHUNK + 4 * KEY_CHUNK + 2 * MAX_ROWS * (dim + 2))
+    tiles = rows_memory + 4 * (2 * KEY_CHUNK + KEY_CHUNK * dim + MAX_ROWS * dim)
     if has_tiles == 0 or dim % STEP != 0:
         tiles = 0
-    if has_int8:
-        in_order = numbers(unpacked, KEY_CHUNK)
-        for j in range(KEY_CHUNK):
-            in_order[j] = j
-    else:
-        unpacked = 0
+    unpacked = rows_memory if has_int8 else 0
+    widened = rows_memory if has_int8 == 0 and tiles == 0 and takes_many(kind, dim, lanes) else 0
+    if unpacked or widened:
+        number_rows(rows_memory)
     share, size = num_heads // num_kv_heads, item_size(kind)
     query, num_rows = item[Item.FIRST], item[Item.COUNT] * share
     place, last, tree_start = span[Span.START] + query, item[Item.END], span[Span.TREE_START]
@@ -283,7 +297,9 @@ def _attend_split(kind, span, item, shape, scaling, queries, keys, values, first
     ld_query, ld_cache = dim * size, num_kv_heads * vector_bytes
     q = queries + (item[Item.HEAD] * num_tokens + span[Span.FIRST_TOKEN] + query) * share * ld_query
     k, v = keys + item[Item.HEAD] * vector_bytes, values + item[Item.HEAD] * vector_bytes
-    cache, head, memory = (k, v, ld_cache), (dim, lanes, scaling), (scores, tiles, unpacked)
+    cache, head, memory = (k, v, ld_cache), (dim, lanes, scaling), (scores, tiles, unpacked, widened)
+    if widened:
+        widen_queries(kind, q, ld_query, num_rows, dim, widened)
     count = min(KEY_CHUNK, end - first_split_key)
     num_keys = fill_slots(span, blocks, block_size, first_split_key, count, slots_at)
     ask_for_rows(v, ld_cache, slots_at, count, vector_bytes)

@@ -14,6 +14,12 @@ I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64
 F32 = ir.FloatType()
 PTR = ir.PointerType()
 LINE_BYTES = 64
+LONGEST_STEP = 32
+_SLOW_PAIRS = ("sapphirerapids", "emeraldrapids")  # as LLVM calls them
+
+
+Operand = list[ir.Value]
+"""A step of values as they are multiplied: one vector, or the two that pairs were split into."""
 
 
 class _BFloat(ir.Type):
@@ -48,6 +54,25 @@ def lanes() -> int:
     if "avx512f" in _features():
         return 16
     return 8 if "avx2" in _features() else 4
+
+
+def has_pairs() -> bool:
+    """Whether an instruction multiplies pairs of bfloat16."""
+    return "avx512bf16" in _features() and lanes() == 16
+
+
+@cache
+def has_fast_pairs() -> bool:
+    """Whether it is faster than to multiply them as float32, see :class:`Dot`.
+
+    It is not on an Emerald Rapids: one core multiplies 84 GFLOP/s with it, and 160 of float32.
+    """
+    return has_pairs() and llvmlite.binding.get_host_cpu_name() not in _SLOW_PAIRS
+
+
+def numbers_at_once(*, half: bool) -> int:
+    """Numbers along a row that are multiplied in one step, at most :data:`LONGEST_STEP`."""
+    return 2 * lanes() if half and has_pairs() else lanes()
 
 
 class Emitter:
@@ -178,45 +203,84 @@ class Emitter:
 class Dot:
     """How values of one type are multiplied and summed along a row.
 
+    A pair of bfloat16 is multiplied by one instruction, where there is one, or *split*: into two float32, the pair's
+    second number and its first, for two fused multiply-adds in this order. That is what the instruction computes, bit
+    for bit (a product of two bfloat16 is exact in float32), where subnormal numbers count as zero.
+
     Args:
         half: bfloat16, else float32.
         whole: weights are int8; they become operands in registers, which are exact, and the sums are the same as if
             they had been operands in memory.
+        reused: every value that is loaded is multiplied several times, so that splitting pairs may pay.
+        widened: ``x`` lies in memory as :meth:`store_widened` leaves it, in float32, split where there are pairs.
     """
 
-    def __init__(self, emitter: Emitter, *, half: bool, whole: bool = False) -> None:
+    def __init__(
+        self, emitter: Emitter, *, half: bool, whole: bool = False, reused: bool = False, widened: bool = False
+    ) -> None:
         self.e = emitter
         self.half = half
         self.whole = whole
-        self.paired = half and "avx512bf16" in _features() and lanes() == 16
-        self.step = 2 * lanes() if self.paired else lanes()
+        self.paired = half and has_pairs()
+        self.split = self.paired and (widened or (reused and not has_fast_pairs()))
+        self.widened = widened
+        self.step = numbers_at_once(half=half)
         self.item = 2 if half else 4
         self.weight_item = 1 if whole else self.item
         self.raw = ir.VectorType(I16 if half else I32, self.step)
 
-    def load(self, base: ir.Value, place: ir.Value) -> ir.Value:
+    def load(self, base: ir.Value, place: ir.Value) -> Operand:
         """A step of values, from number ``place`` of a row on."""
+        if self.widened:
+            vector, bytes_of = ir.VectorType(F32, lanes()), 4 * lanes()
+            row = self.e.at(base, self._bytes(place, 4))
+            return [self.e.load(row, vector, i * bytes_of) for i in range(self.step // lanes())]
         return self.operand(self.e.load(base, self.raw, self._bytes(place, self.item)))
 
-    def load_part(self, base: ir.Value, place: ir.Value, mask: ir.Value) -> ir.Value:
+    def load_part(self, base: ir.Value, place: ir.Value, mask: ir.Value) -> Operand:
         """The lanes that ``mask`` names; the others are zero and their memory is not touched."""
+        if self.widened:
+            return self.load(base, place)
         return self.operand(self._masked(self.raw, self.item, base, place, mask))
 
-    def load_weights(self, base: ir.Value, place: ir.Value) -> ir.Value:
+    def load_weights(self, base: ir.Value, place: ir.Value) -> Operand:
         """:meth:`load` for weights."""
-        if not self.whole:
-            return self.load(base, place)
-        return self._operand_of_whole(self.e.load(base, ir.VectorType(I8, self.step), place))
+        raw = self.e.load(base, self._raw_weights(), self._bytes(place, self.weight_item))
+        return self._weights(raw)
 
-    def load_weights_part(self, base: ir.Value, place: ir.Value, mask: ir.Value) -> ir.Value:
+    def load_weights_part(self, base: ir.Value, place: ir.Value, mask: ir.Value) -> Operand:
         """:meth:`load_part` for weights."""
-        if not self.whole:
-            return self.load_part(base, place, mask)
-        return self._operand_of_whole(self._masked(ir.VectorType(I8, self.step), 1, base, place, mask))
+        return self._weights(self._masked(self._raw_weights(), self.weight_item, base, place, mask))
+
+    def store_widened(self, values: Operand, out: ir.Value, place: ir.Value) -> None:
+        """Stores a step of values for a product that takes ``x`` widened."""
+        row = self.e.at(out, self._bytes(place, 4))
+        for i, value in enumerate(values):
+            self.e.store(value, row, 4 * lanes() * i)
 
     def weight_line(self, place: ir.Value) -> ir.Value:
         """Bytes from the start of a row of weights to number ``place``."""
         return self._bytes(place, self.weight_item)
+
+    def operand(self, raw: ir.Value) -> Operand:
+        """What lies in memory as what is multiplied."""
+        if self.split:
+            ints, floats = ir.VectorType(I32, lanes()), ir.VectorType(F32, lanes())
+            bits = self.e.b.bitcast(raw, ints)
+            second = self.e.b.and_(bits, ints([0xFFFF << 16] * lanes()))
+            return [self.e.b.bitcast(part, floats) for part in (second, self.e.b.shl(bits, ints([16] * lanes())))]
+        if self.paired:
+            return [self.e.b.bitcast(raw, ir.VectorType(_BFloat(), self.step))]
+        if self.half:
+            return [self.e.widen(raw)]
+        return [self.e.b.bitcast(raw, ir.VectorType(F32, self.step))]
+
+    def add(self, total: ir.Value, x: Operand, w: Operand) -> ir.Value:
+        if self.paired and not self.split:
+            return self.e.call("llvm.x86.avx512bf16.dpbf16ps.512", total.type, (total, *x, *w))
+        for x_part, w_part in zip(x, w, strict=True):
+            total = self.e.fma(x_part, w_part, total)
+        return total
 
     def _bytes(self, place: ir.Value, item: int) -> ir.Value:
         return self.e.b.mul(place, I64(item))
@@ -226,27 +290,19 @@ class Dot:
         zeros = raw([0] * self.step)
         return self.e.call(name, raw, (self.e.at(base, self._bytes(place, item)), I32(1), mask, zeros))
 
-    def _operand_of_whole(self, raw: ir.Value) -> ir.Value:
+    def _raw_weights(self) -> ir.VectorType:
+        return ir.VectorType(I8, self.step) if self.whole else self.raw
+
+    def _weights(self, raw: ir.Value) -> Operand:
         """int8 as operands: seven bits and a sign fit into a bfloat16."""
+        if not self.whole:
+            return self.operand(raw)
         if not self.paired:
-            return self.e.b.sitofp(raw, ir.VectorType(F32, self.step))
+            return [self.e.b.sitofp(raw, ir.VectorType(F32, self.step))]
         half = self.step // 2
         parts = []
         for first in (0, half):
             lanes_of = ir.VectorType(I32, half)(list(range(first, first + half)))
             part = self.e.b.shuffle_vector(raw, raw, lanes_of)
             parts.append(self.e.b.sitofp(part, ir.VectorType(F32, half)))
-        return self.e.round_pair(*parts)
-
-    def operand(self, raw: ir.Value) -> ir.Value:
-        """What lies in memory as what is multiplied."""
-        if self.paired:
-            return self.e.b.bitcast(raw, ir.VectorType(_BFloat(), self.step))
-        if self.half:
-            return self.e.widen(raw)
-        return self.e.b.bitcast(raw, ir.VectorType(F32, self.step))
-
-    def add(self, total: ir.Value, x: ir.Value, w: ir.Value) -> ir.Value:
-        if self.paired:
-            return self.e.call("llvm.x86.avx512bf16.dpbf16ps.512", total.type, (total, x, w))
-        return self.e.fma(x, w, total)
+        return [self.e.round_pair(*parts)]

@@ -40,13 +40,15 @@ _RESULT_BYTES = 4 * BAND * TOKEN_BLOCK
 _SPARE_PRODUCTS = 5
 
 
-def product_scratch_bytes(widest: int, item_bytes: int) -> int:
-    """Memory that one thread needs for products: two bands' results, and a band of int8 or int4 as operands.
+def product_scratch_bytes(widest: int, item_bytes: int, *, is_quantized: bool) -> int:
+    """Memory that one thread needs for products: two bands' results, and what a product needs beside.
 
     Args:
-        widest: row of a weight of these; 0: there is none.
+        widest: row of a weight.
+        is_quantized: whether some weights are int8 or int4.
     """
-    return 2 * _RESULT_BYTES + max(_SPARE_PRODUCTS * PRODUCT_BYTES, band_scratch_bytes(widest, item_bytes))
+    beside = band_scratch_bytes(widest, item_bytes, is_quantized=is_quantized)
+    return 2 * _RESULT_BYTES + max(_SPARE_PRODUCTS * PRODUCT_BYTES, beside)
 
 
 @njit(error_model="numpy")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from numba import njit
+from numba import njit, types
+from numba.extending import overload
 
 from engine.fused.arithmetic import floats, item_size, operands, scale_by, whole_to_operand
+from engine.fused.emitter import LONGEST_STEP, has_fast_pairs, numbers_at_once
 from engine.fused.nibbles import (
     GROUP,
     GROUP_BYTES,
@@ -14,7 +18,7 @@ from engine.fused.nibbles import (
     widen_group_int4,
     widen_halves,
 )
-from engine.fused.vectors import dot_tile, dot_tile_int8, dot_tile_part, prefetch
+from engine.fused.vectors import dot_tile, dot_tile_int8, dot_tile_part, prefetch, widen_steps
 
 BAND = GROUP_ROWS
 """Rows of a weight that are multiplied with all tokens while they lie in the first cache."""
@@ -26,20 +30,53 @@ _CACHE_BYTES = 28 << 10
 """Of a first cache of 32 KiB."""
 _PART_BYTES = 2304
 """Of a row: four rows of ``x`` and half a band of so long ones stay in the first cache."""
+_PART_NUMBERS = 576
+"""Of a row in float32: four rows of ``x`` and a whole band of so long ones stay in a first cache of 48 KiB."""
 MANY_ROWS = 64
 """With so many, a product is bound by what its caches hold, with fewer by memory."""
 _SUMS_BYTES = 4 * 4 * 64
-_ALL_SUMS_BYTES = MOST_ROWS // 4 * (BAND // 2 // 4) * _SUMS_BYTES
+_ALL_SUMS_BYTES = MOST_ROWS // 4 * (BAND // 4) * _SUMS_BYTES
 
 
-def band_scratch_bytes(widest: int, item_bytes: int) -> int:
+def _x_kind(kind: Any) -> Any:
+    """What square tiles take of ``x``, as a number of that type: operands, or float32 where that is faster."""
+    raise NotImplementedError  # for compiled code only
+
+
+@overload(_x_kind)
+def _x_kind_of(kind):
+    if kind == types.float32 or has_fast_pairs():
+        return lambda kind: kind
+    return lambda kind: np.float32(0)
+
+
+def _whole_steps(kind: Any, k: Any) -> Any:
+    """Numbers of a row of ``k`` in float32, see :func:`engine.fused.vectors.widen_steps`."""
+    raise NotImplementedError  # for compiled code only
+
+
+@overload(_whole_steps)
+def _whole_steps_of(kind, k):
+    step = numbers_at_once(half=kind == types.uint16)
+    return lambda kind, k: (k + step - 1) // step * step
+
+
+def band_scratch_bytes(widest: int, item_bytes: int, *, is_quantized: bool) -> int:
     """What :func:`band_product` needs beside its result.
 
     Args:
-        widest: row of the weights that are no operands; 0: all are.
+        widest: row of the weights.
+        is_quantized: whether some of them are no operands.
     """
     groups = -(-widest // GROUP)
-    return _ALL_SUMS_BYTES + groups * (BAND * GROUP * item_bytes + _WORTH_BYTES)
+    band = groups * (BAND * GROUP * item_bytes + _WORTH_BYTES) if is_quantized else 0
+    return _ALL_SUMS_BYTES + int(_widened_bytes.py_func(widest)) + band
+
+
+@njit(error_model="numpy")
+def _widened_bytes(k):
+    """Four rows of ``x`` in float32, or such a part of them and of a band."""
+    return 4 * max(4 * (k // 4 * 4 + LONGEST_STEP), (4 + BAND) * (_PART_NUMBERS + LONGEST_STEP))
 
 
 @njit(error_model="numpy")
@@ -54,9 +91,10 @@ def band_product(kind, x, ldx, num_rows, weight, scales, grouped, first, width, 
         grouped: the weights are int4, and ``scales`` is the address of what their groups are worth.
         first: a multiple of :data:`BAND`.
         out: address of float32, of the first of these columns.
-        scratch: address of :func:`band_scratch_bytes`, where sums wait, and int8 and int4 become operands.
+        scratch: address of :func:`band_scratch_bytes`, where sums wait, rows of ``x`` are widened, and int8 and int4
+            become operands.
     """
-    ldw, spare = k * item_size(kind), scratch + _ALL_SUMS_BYTES
+    ldw, spare = k * item_size(kind), scratch + _ALL_SUMS_BYTES + _widened_bytes(k)
     if scales == 0:
         _operand_product(kind, x, ldx, num_rows, weight + first * ldw, ldw, width, k, out, ldo, scratch)
         return
@@ -105,7 +143,7 @@ def _operand_product(kind, x, ldx, num_rows, w, ldw, width, k, out, ldo, sums):
     if width != BAND:
         _single_columns(kind, x, ldx, num_rows, w, ldw, width, k, out, ldo)
     elif num_rows == 1:
-        dot_tile(kind, 1, 16, 0, BAND, x, ldx, w, ldw, 0, w + BAND * ldw, k, out, ldo)
+        dot_tile(kind, kind, 1, 16, 0, BAND, x, ldx, w, ldw, 0, w + BAND * ldw, k, out, ldo)
     else:
         _tiles(kind, x, ldx, num_rows, w, ldw, w + BAND * ldw, BAND, k, out, ldo, sums)
 
@@ -118,68 +156,150 @@ def _tiles(kind, x, ldx, num_rows, w, ldw, ask, num_asked, k, out, ldo, sums):
     only if every tile asks for a little: what is asked for all at once comes late, and then memory rests.
     """
     squares = num_rows // 4 * 4
-    if squares:
-        # So many columns' weights stay in the first cache, with four rows of x.
-        at_once = BAND if (BAND + 4) * ldw <= _CACHE_BYTES or num_rows < MANY_ROWS else BAND // 2
-        for j in range(0, BAND, at_once):
-            asked = min(num_asked, (num_asked * at_once + BAND - 1) // BAND)
-            _square_tiles(kind, x, ldx, squares, w + j * ldw, ldw, at_once, ask, asked, k, out + 4 * j, ldo, sums)
-            ask += asked * ldw
-            num_asked -= asked
+    if squares >= MANY_ROWS:
+        _many_tiles(kind, x, ldx, squares, w, ldw, ask, num_asked, k, out, ldo, sums)
+        num_asked = 0
+    elif squares:
+        _square_tiles(kind, x, ldx, squares, w, ldw, BAND, ask, num_asked, k, out, ldo, sums)
+        num_asked = 0
     i = squares
     if i + 2 <= num_rows:
         for j in range(0, BAND, 8):
             x_rows, w_rows, place = x + i * ldx, w + j * ldw, out + i * ldo + 4 * j
             if num_asked > 0:
-                dot_tile(kind, 2, 8, 0, 8, x_rows, ldx, w_rows, ldw, 0, ask, k, place, ldo)
+                dot_tile(kind, kind, 2, 8, 0, 8, x_rows, ldx, w_rows, ldw, 0, ask, k, place, ldo)
                 ask += 8 * ldw
                 num_asked -= 8
             else:
-                dot_tile(kind, 2, 8, 0, 0, x_rows, ldx, w_rows, ldw, 0, 0, k, place, ldo)
+                dot_tile(kind, kind, 2, 8, 0, 0, x_rows, ldx, w_rows, ldw, 0, 0, k, place, ldo)
         i += 2
     if i < num_rows:
-        dot_tile(kind, 1, 16, 0, 0, x + i * ldx, ldx, w, ldw, 0, 0, k, out + i * ldo, ldo)
+        dot_tile(kind, kind, 1, 16, 0, 0, x + i * ldx, ldx, w, ldw, 0, 0, k, out + i * ldo, ldo)
 
 
 @njit(error_model="numpy")
 def _square_tiles(kind, x, ldx, num_rows, w, ldw, width, ask, num_asked, k, out, ldo, sums):
-    """``width`` columns with rows of ``x`` in fours; long rows in parts, between which the sums wait in ``sums``."""
+    """``width`` columns with rows of ``x`` in fours, which are widened behind the sums where that is faster."""
+    x_kind = _x_kind(kind)
     num_tiles = width // 4 * min(BAND // 4, num_rows // 4)
     each = (num_asked + num_tiles - 1) // num_tiles
+    for i in range(0, num_rows, 4):
+        x_rows, ldr = x + i * ldx, ldx
+        if item_size(x_kind) != item_size(kind):
+            x_rows, ldr = sums + _ALL_SUMS_BYTES, 4 * _whole_steps(kind, k)
+            _widen_rows(kind, 4, x + i * ldx, ldx, k, x_rows, ldr)
+        for j in range(0, width, 4):
+            asked = min(each, num_asked)
+            _square_tile(x_kind, kind, asked, x_rows, ldr, w + j * ldw, ldw, ask, k, out + i * ldo + 4 * j, ldo)
+            ask += asked * ldw
+            num_asked -= asked
+
+
+def _many_tiles(*arguments: Any) -> None:
+    """:func:`_square_tiles` of a band with :data:`MANY_ROWS` or more."""
+    raise NotImplementedError  # for compiled code only
+
+
+@overload(_many_tiles)
+def _many_tiles_of(kind, x, ldx, num_rows, w, ldw, ask, num_asked, k, out, ldo, sums):
+    if kind == types.float32 or has_fast_pairs():
+        return _tiles_in_parts
+    return _widened_tiles
+
+
+def _tiles_in_parts(kind, x, ldx, num_rows, w, ldw, ask, num_asked, k, out, ldo, sums):
+    """Long rows are multiplied in parts, between which the sums wait in ``sums``."""
+    # So many columns' weights stay in the first cache, with four rows of x.
+    at_once = BAND if (BAND + 4) * ldw <= _CACHE_BYTES else BAND // 2
     part = k
-    if ldw > _PART_BYTES and num_rows >= MANY_ROWS:
-        num_parts = (ldw + _PART_BYTES - 1) // _PART_BYTES
-        part = ((k + num_parts - 1) // num_parts + 63) // 64 * 64
+    if ldw > _PART_BYTES:
+        part = _part_length(k, (ldw + _PART_BYTES - 1) // _PART_BYTES)
+    for j in range(0, BAND, at_once):
+        asked = min(num_asked, (num_asked * at_once + BAND - 1) // BAND)
+        columns, place = w + j * ldw, out + 4 * j
+        if part >= k:
+            _square_tiles(kind, x, ldx, num_rows, columns, ldw, at_once, ask, asked, k, place, ldo, sums)
+        else:
+            _part_tiles(kind, x, ldx, num_rows, columns, ldw, at_once, ask, asked, k, part, place, ldo, sums)
+        ask += asked * ldw
+        num_asked -= asked
+
+
+@njit(error_model="numpy")
+def _part_length(k, num_parts):
+    return ((k + num_parts - 1) // num_parts + 63) // 64 * 64
+
+
+@njit(error_model="numpy")
+def _part_tiles(kind, x, ldx, num_rows, w, ldw, width, ask, num_asked, k, part, out, ldo, sums):
+    num_tiles = width // 4 * (BAND // 4)
+    each = (num_asked + num_tiles - 1) // num_tiles
     for begin in range(0, k, part):
         at, place, next_row, left = begin * item_size(kind), sums, ask, num_asked
+        length = min(part, k - begin)
         for i in range(0, num_rows, 4):
             for j in range(0, width, 4):
                 asked = min(each, left)
-                x_rows, w_rows, target = x + i * ldx + at, w + j * ldw + at, out + i * ldo + 4 * j
-                if part >= k:
-                    _square_tile(kind, asked, x_rows, ldx, w_rows, ldw, next_row, k, target, ldo)
-                else:
-                    length = min(part, k - begin)
-                    _part_tile(
-                        kind, asked, begin == 0, begin + part >= k, x_rows, ldx, w_rows, ldw, next_row + at, length,
-                        place, target, ldo,
-                    )  # fmt: skip
-                    place += _SUMS_BYTES
+                _part_tile(
+                    kind, asked, begin == 0, begin + part >= k, x + i * ldx + at, ldx, w + j * ldw + at, ldw,
+                    next_row + at, length, place, out + i * ldo + 4 * j, ldo,
+                )  # fmt: skip
+                place += _SUMS_BYTES
                 next_row += asked * ldw
                 left -= asked
 
 
+def _widened_tiles(kind, x, ldx, num_rows, w, ldw, ask, num_asked, k, out, ldo, sums):
+    """Both sides in float32, in such parts that they stay in the first cache: the columns for all rows, these in fours.
+
+    The columns are widened once for many rows; the rows once for each band, a twelfth of the time.
+    """
+    part, f32 = k, np.float32(0)
+    if k > _PART_NUMBERS:
+        part = _part_length(k, (k + _PART_NUMBERS - 1) // _PART_NUMBERS)
+    ldr, next_line = 4 * _whole_steps(kind, part), ask
+    rows, columns = sums + _ALL_SUMS_BYTES, sums + _ALL_SUMS_BYTES + 4 * ldr
+    end = ask + num_asked * ldw
+    for begin in range(0, k, part):
+        at, place, length = begin * item_size(kind), sums, min(part, k - begin)
+        whole = _whole_steps(kind, length)
+        _widen_rows(kind, BAND, w + at, ldw, length, columns, ldr)
+        is_first, is_last = begin == 0, begin + part >= k
+        for i in range(0, num_rows, 4):
+            _widen_rows(kind, 4, x + i * ldx + at, ldx, length, rows, ldr)
+            for j in range(0, BAND, 4):
+                tile, target = columns + j * ldr, out + i * ldo + 4 * j
+                if next_line < end:
+                    prefetch(next_line)
+                    next_line += _LINE_BYTES
+                if is_first and is_last:
+                    dot_tile(f32, f32, 4, 4, 0, 0, rows, ldr, tile, ldr, 0, 0, whole, target, ldo)
+                elif is_first:
+                    dot_tile_part(f32, 4, 4, 0, -1, rows, ldr, tile, ldr, 0, whole, place, target, ldo)
+                elif is_last:
+                    dot_tile_part(f32, 4, 4, 0, 1, rows, ldr, tile, ldr, 0, whole, place, target, ldo)
+                else:
+                    dot_tile_part(f32, 4, 4, 0, 0, rows, ldr, tile, ldr, 0, whole, place, target, ldo)
+                place += _SUMS_BYTES
+
+
 @njit(error_model="numpy")
-def _square_tile(kind, asked, x, ldx, w, ldw, ask, k, out, ldo):
+def _widen_rows(kind, num_rows, x, ldx, k, out, ldo):
+    for row in range(num_rows):
+        widen_steps(kind, x + row * ldx, k, out + row * ldo)
+
+
+@njit(error_model="numpy")
+def _square_tile(x_kind, kind, asked, x, ldx, w, ldw, ask, k, out, ldo):
     """Asks for ``asked`` rows or a few more; each number of them is code of its own."""
     if asked <= 0:
-        dot_tile(kind, 4, 4, 0, 0, x, ldx, w, ldw, 0, ask, k, out, ldo)
+        dot_tile(x_kind, kind, 4, 4, 0, 0, x, ldx, w, ldw, 0, ask, k, out, ldo)
     elif asked == 1:
-        dot_tile(kind, 4, 4, 0, 1, x, ldx, w, ldw, 0, ask, k, out, ldo)
+        dot_tile(x_kind, kind, 4, 4, 0, 1, x, ldx, w, ldw, 0, ask, k, out, ldo)
     elif asked == 2:
-        dot_tile(kind, 4, 4, 0, 2, x, ldx, w, ldw, 0, ask, k, out, ldo)
+        dot_tile(x_kind, kind, 4, 4, 0, 2, x, ldx, w, ldw, 0, ask, k, out, ldo)
     else:
-        dot_tile(kind, 4, 4, 0, 4, x, ldx, w, ldw, 0, ask, k, out, ldo)
+        dot_tile(x_kind, kind, 4, 4, 0, 4, x, ldx, w, ldw, 0, ask, k, out, ldo)
 
 
 @njit(error_model="numpy")
@@ -204,7 +324,7 @@ def _part_tile(kind, asked, is_first, is_last, x, ldx, w, ldw, ask, k, sums, out
 def _single_columns(kind, x, ldx, num_rows, w, ldw, width, k, out, ldo):
     for i in range(num_rows):
         for j in range(width):
-            dot_tile(kind, 1, 1, 0, 0, x + i * ldx, ldx, w + j * ldw, ldw, 0, 0, k, out + i * ldo + 4 * j, ldo)
+            dot_tile(kind, kind, 1, 1, 0, 0, x + i * ldx, ldx, w + j * ldw, ldw, 0, 0, k, out + i * ldo + 4 * j, ldo)
 
 
 @njit(error_model="numpy")

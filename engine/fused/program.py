@@ -16,6 +16,7 @@ from numba import njit, types
 from engine.fused.arithmetic import numbers
 from engine.fused.linear import is_alone
 from engine.fused.stages import compute_chunk, num_chunks
+from engine.fused.subnormals import ignore_subnormals, restore_subnormals
 from engine.fused.tables import Model, Pool, Stage, Step
 from engine.fused.tiles import CONFIGURATION_BYTES, configure_tiles, release_tiles
 from engine.fused.vectors import atomic_add, atomic_load, relax
@@ -114,7 +115,9 @@ def _serve(kind, pool, thread):
             atomic_add(pool + 8 * Pool.ACTIVE, 1)
         # Whoever leads closes first and looks for active helpers then, so one of the two sees the other.
         if atomic_load(pool + 8 * Pool.OPEN) > 0 and thread < table[Pool.NUM_THREADS]:
+            before = ignore_subnormals()
             _run(kind, numbers(table[Pool.MODEL], Model.COLUMNS), numbers(table[Pool.STEP], Step.COLUMNS), thread)
+            restore_subnormals(before)
         if leads:
             atomic_add(pool + 8 * Pool.OPEN, -1)
             spins = 0

@@ -13,9 +13,10 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
-from engine.fused.emitter import F32, I32, I64, LINE_BYTES, PTR, Dot, Emitter, lanes
+from engine.fused.emitter import F32, I32, I64, LINE_BYTES, PTR, Dot, Emitter, Operand, lanes
 
 
 def is_half(kind: types.Type) -> bool:
@@ -24,10 +25,11 @@ def is_half(kind: types.Type) -> bool:
 
 
 @intrinsic(prefer_literal=True)
-def dot_tile(typing_context, kind, rows, columns, indexed, asked, x, ldx, w, ldw, index, ask, k, out, ldo):
+def dot_tile(typing_context, x_kind, kind, rows, columns, indexed, asked, x, ldx, w, ldw, index, ask, k, out, ldo):
     """``out[i, j] = sum(x[i, :k] * w[j, :k])`` for ``rows * columns`` sums, a multiple of the vector's lanes.
 
     Args:
+        x_kind: ``kind``, or a float32 for rows of ``x`` that :func:`widen_steps` has seen.
         kind: a uint16 when the operands are bfloat16, a float32 when they are that.
         indexed: 1: row ``j`` of ``w`` is number ``index[j]`` (int64) instead of ``j``.
         asked: how many rows of ``w`` to prefetch meanwhile, from the one at ``ask`` on, which need not exist.
@@ -35,18 +37,20 @@ def dot_tile(typing_context, kind, rows, columns, indexed, asked, x, ldx, w, ldw
     """
     num_rows, num_columns = rows.literal_value, columns.literal_value
     by_index, num_asked = bool(indexed.literal_value), int(asked.literal_value)
-    half = is_half(kind)
-    signature = types.void(kind, rows, columns, indexed, asked, *[types.int64] * 9)
+    half, reused = is_half(kind), min(num_rows, num_columns) > 2
+    widened = half and not is_half(x_kind)
+    signature = types.void(x_kind, kind, rows, columns, indexed, asked, *[types.int64] * 9)
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
-        x, ldx, w, ldw, index, ask, k, out, ldo = arguments[5:]
+        x, ldx, w, ldw, index, ask, k, out, ldo = arguments[6:]
         e = Emitter(builder)
         if by_index:
             index_root = builder.inttoptr(index, PTR)
             numbers = [e.load(index_root, I64, 8 * j) for j in range(num_columns)]
         else:
             numbers = [I64(j) for j in range(num_columns)]
-        _emit_tile(e, Dot(e, half=half), num_rows, (x, ldx), (w, ldw), numbers, (ask, num_asked), k, (out, ldo))
+        dot = Dot(e, half=half, reused=reused, widened=widened)
+        _emit_tile(e, dot, num_rows, (x, ldx), (w, ldw), numbers, (ask, num_asked), k, (out, ldo))
         return context.get_dummy_value()
 
     return signature, codegen
@@ -180,8 +184,7 @@ def _loop_of_steps(
     builder.cbranch(builder.icmp_unsigned("!=", rest, I64(0)), part, done)
 
     builder.position_at_end(part)
-    numbers = ir.VectorType(I64, dot.step)(list(range(dot.step)))
-    mask = builder.icmp_unsigned("<", numbers, e.splat(rest, dot.step))
+    mask = _mask_of_rest(e, dot, rest)
     x_parts = [dot.load_part(row, end, mask) for row in x_rows]
     w_parts = [dot.load_weights_part(row, end, mask) for row in w_rows]
     finished = _add_products(dot, totals, x_parts, w_parts)
@@ -198,11 +201,42 @@ def _loop_of_steps(
     return results
 
 
-def _add_products(
-    dot: Dot, totals: Sequence[ir.Value], xs: Sequence[ir.Value], ws: Sequence[ir.Value]
-) -> list[ir.Value]:
+def _mask_of_rest(e: Emitter, dot: Dot, rest: ir.Value) -> ir.Value:
+    """The first ``rest`` lanes of a step."""
+    numbers = ir.VectorType(I64, dot.step)(list(range(dot.step)))
+    return e.b.icmp_unsigned("<", numbers, e.splat(rest, dot.step))
+
+
+def _add_products(dot: Dot, totals: Sequence[ir.Value], xs: Sequence[Operand], ws: Sequence[Operand]) -> list[ir.Value]:
     pairs = [(x, w) for x in xs for w in ws]
     return [dot.add(total, x, w) for total, (x, w) in zip(totals, pairs, strict=True)]
+
+
+@intrinsic(prefer_literal=True)
+def widen_steps(typing_context, kind, x, k, out):
+    """A row of operands → what tiles take for one of bfloat16 where ``x`` is float32: whole steps, filled with zeros.
+
+    Args:
+        kind: see :func:`dot_tile`.
+        x, out: addresses; ``k``: numbers of the row.
+    """
+    half = is_half(kind)
+    signature = types.void(kind, *[types.int64] * 3)
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
+        e = Emitter(builder)
+        source, dot = builder.inttoptr(arguments[1], PTR), Dot(e, half=half, reused=True)
+        target, length = builder.inttoptr(arguments[3], PTR), arguments[2]
+        rest = builder.and_(length, I64(dot.step - 1))
+        end = builder.sub(length, rest)
+        with cgutils.for_range_slice(builder, I64(0), end, I64(dot.step)) as (place, _):
+            dot.store_widened(dot.load(source, place), target, place)
+        with builder.if_then(builder.icmp_unsigned("!=", rest, I64(0))):
+            mask = _mask_of_rest(e, dot, rest)
+            dot.store_widened(dot.load_part(source, end, mask), target, end)
+        return context.get_dummy_value()
+
+    return signature, codegen
 
 
 @intrinsic(prefer_literal=True)

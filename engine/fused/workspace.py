@@ -30,8 +30,9 @@ class Workspace:
             Step.GATED: item * decoder.intermediate_size,
             Step.PACKED: item * max(decoder.input_size, queries, hidden),
         }
-        widest = max(decoder.input_size, queries, decoder.intermediate_size) if decoder.is_quantized else 0
-        scratch = max(4 * scratch_floats(decoder.head_dim), product_scratch_bytes(widest, item))
+        widest = max(decoder.input_size, queries, decoder.intermediate_size)
+        products = product_scratch_bytes(widest, item, is_quantized=decoder.is_quantized)
+        scratch = max(4 * scratch_floats(decoder.head_dim), products)
         self._scratch_bytes = _padded(scratch)
         self._num_layers = len(decoder.layers)
         self._num_tokens = 0

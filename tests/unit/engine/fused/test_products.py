@@ -9,9 +9,11 @@ import pytest
 import torch
 from numba import njit
 
+from engine.fused.arithmetic import item_size
 from engine.fused.products import BAND, MANY_ROWS, band_product, band_scratch_bytes
 from engine.fused.quantization import quantize_linear_int4
 from engine.fused.structure import Linear
+from engine.fused.subnormals import ignore_subnormals, restore_subnormals
 from tests.rounded_weights import numbers_of
 
 KINDS: dict[torch.dtype, Any] = {torch.bfloat16: np.uint16(0), torch.float32: np.float32(0)}
@@ -24,13 +26,18 @@ def _product(kind, x, ldx, num_rows, w, scales, grouped, num_columns, k, out, ld
         band_product(kind, x, ldx, num_rows, w, scales, grouped, first, count, k, out + 4 * first, ldo, scratch)
 
 
+def scratch_for(x: torch.Tensor, *, is_quantized: bool) -> torch.Tensor:
+    size = band_scratch_bytes(x.shape[1], x.element_size(), is_quantized=is_quantized)
+    return torch.full((size,), 0xFF, dtype=torch.uint8)
+
+
 def product(
     x: torch.Tensor, w: torch.Tensor, scales: torch.Tensor | None = None, num_columns: int | None = None
 ) -> torch.Tensor:
     """Of int4 when ``num_columns`` says how many rows of the last band are the weight's."""
     grouped, num_columns = num_columns is not None, num_columns or len(w)
     out = torch.full((len(x), num_columns), torch.nan)
-    scratch = torch.full((band_scratch_bytes(x.shape[1], x.element_size()),), 0xFF, dtype=torch.uint8)
+    scratch = scratch_for(x, is_quantized=True)
     _product(
         KINDS[x.dtype], x.data_ptr(), x.element_size() * x.shape[1], len(x), w.data_ptr(),
         0 if scales is None else scales.data_ptr(), grouped, num_columns, x.shape[1], out.data_ptr(), 4 * num_columns,
@@ -73,7 +80,7 @@ def test_int8_gives_the_bits_of_the_same_numbers_as_operands(k: int, dtype: torc
     for num_columns in (1, 15, 16, 17, 64):
         whole = torch.randint(-127, 128, (num_columns, k), generator=generator).to(torch.int8)
         scales = torch.rand(num_columns, generator=generator)
-        for num_rows in (1, 2, 3, 4, 5, 7, 9, 17):
+        for num_rows in (1, 2, 3, 4, 5, 7, 9, 17, MANY_ROWS + 1):
             x = torch.randn(num_rows, k, generator=generator).to(dtype)
             assert torch.equal(product(x, whole, scales), product(x, whole.to(dtype)) * scales)
 
@@ -85,6 +92,39 @@ def test_int4_gives_the_bits_of_what_its_numbers_are_as_operands(k: int, dtype: 
     for num_columns in (1, 15, 16, 17, 64):
         int4 = quantize_linear_int4(Linear(torch.randn(num_columns, k, generator=generator), None))
         same = numbers_of(int4, num_columns, k).to(dtype)
-        for num_rows in (1, 2, 3, 4, 5, 7, 9, 17):
+        for num_rows in (1, 2, 3, 4, 5, 7, 9, 17, MANY_ROWS + 1):
             x = torch.randn(num_rows, k, generator=generator).to(dtype)
             assert torch.equal(product(x, int4.weight, int4.scales, num_columns), product(x, same))
+
+
+@njit(error_model="numpy")
+def _product_as_in_a_forward(kind, x, num_rows, w, num_columns, k, out, scratch):
+    before = ignore_subnormals()
+    ldx = k * item_size(kind)
+    _product(kind, x, ldx, num_rows, w, 0, False, num_columns, k, out, 4 * num_columns, scratch)
+    restore_subnormals(before)
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+def test_rows_are_independent_where_numbers_are_too_small_for_float32(dtype: torch.dtype) -> None:
+    """The instruction for pairs of bfloat16 takes subnormal numbers for zero; what replaces it must, too."""
+    generator = torch.Generator().manual_seed(0)
+    k = 96
+    w = (torch.randn(32, k, generator=generator) * 1e-19).to(dtype)
+    x = (torch.randn(MANY_ROWS + 7, k, generator=generator) * 1e-19).to(dtype)
+    x[::2] = (x[::2].float() * 1e-19).to(dtype)
+    scratch = scratch_for(x, is_quantized=False)
+
+    def multiplied(rows: torch.Tensor) -> torch.Tensor:
+        rows, out = rows.contiguous(), torch.full((len(rows), len(w)), torch.nan)
+        _product_as_in_a_forward(
+            KINDS[dtype], rows.data_ptr(), len(rows), w.data_ptr(), len(w), k, out.data_ptr(), scratch.data_ptr()
+        )
+        return out
+
+    result = multiplied(x)
+    assert (result[1::2] != 0).any()
+    for row in range(len(x)):
+        assert torch.equal(multiplied(x[row : row + 1])[0], result[row])
+    subnormal = torch.tensor(1e-39)
+    assert subnormal * 1.0 != 0  # the thread is as it was before
