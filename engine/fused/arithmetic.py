@@ -122,14 +122,6 @@ def _mean_square(row):
     return total / np.float32(row.size)
 
 
-@njit(error_model="numpy", fastmath={"reassoc"})
-def row_sum(row):
-    total = _F32
-    for i in range(row.size):
-        total += row[i]
-    return total
-
-
 @njit(error_model="numpy")
 def rms_norm(kind, row, weight, eps, out):
     """``out = row / rms(row) * weight``; ``weight`` and ``out`` are operands, ``row`` is float32."""

@@ -21,7 +21,6 @@ from engine.fused.arithmetic import (
     item_size,
     numbers,
     operands,
-    row_sum,
     scale_row,
     to_operand,
 )
@@ -36,9 +35,10 @@ from engine.fused.attention_widened import (
 )
 from engine.fused.int8_rows import row_bytes, unpack_rows
 from engine.fused.key_slots import KEY_CHUNK, ask_for_rows, fill_path, fill_slots
+from engine.fused.softmax import largest, weigh_row
 from engine.fused.tables import Item, Span
 from engine.fused.tiles import STEP
-from engine.fused.vectors import dot_tile, largest, mix_tile
+from engine.fused.vectors import dot_tile, mix_tile
 
 SPLIT_KEYS = 4 * KEY_CHUNK
 """Keys that are summed by themselves; several threads can share a long context."""
@@ -171,9 +171,7 @@ def _soften(scores, total, scaling, highest, mass, i, rounded):
     if rounded:
         here = weights_of_row(scores, KEY_CHUNK, top, scaling, rounded)
     else:
-        for j in range(KEY_CHUNK):
-            row[j] = exp((row[j] - top) * scaling)
-        here = row_sum(row)
+        here = weigh_row(scores, KEY_CHUNK, top, scaling)
     if top > highest[i]:
         factor = exp((highest[i] - top) * scaling)
         mass[i] = mass[i] * factor + here

@@ -300,25 +300,6 @@ def mix_tile(typing_context, kind, rows, vectors, p, ldp, v, ldv, index, count, 
     return signature, codegen
 
 
-@intrinsic(prefer_literal=True)
-def largest(typing_context, address, count):
-    """The largest of ``count`` float32 at an address, a multiple of the vector's lanes; numbers win over NaN."""
-    size = count.literal_value
-    signature = types.float32(types.int64, count)
-
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
-        e = Emitter(builder)
-        vector = ir.VectorType(F32, lanes())
-        root = builder.inttoptr(arguments[0], PTR)
-        values = [e.load(root, vector, 4 * first) for first in range(0, size, lanes())]
-        while len(values) > 1:
-            pairs = zip(values[::2], values[1::2], strict=True)
-            values = [e.call(f"llvm.maxnum.v{lanes()}f32", vector, pair) for pair in pairs]
-        return e.call(f"llvm.vector.reduce.fmax.v{lanes()}f32", F32, values)
-
-    return signature, codegen
-
-
 @intrinsic
 def pointer_to(typing_context, kind, address):
     """A typed pointer to ``address``; ``kind`` is any value of the type pointed to."""
