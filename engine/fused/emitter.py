@@ -209,8 +209,8 @@ class Dot:
 
     Args:
         half: bfloat16, else float32.
-        whole: weights are int8; they become operands in registers, which are exact, and the sums are the same as if
-            they had been operands in memory.
+        whole: weights are int8; they become operands in registers, which are exact, or split ones where these are
+            faster, and the sums are the same as if they had been operands in memory.
         reused: every value that is loaded is multiplied several times, so that splitting pairs may pay.
         widened: ``x`` lies in memory as :meth:`store_widened` leaves it, in float32, split where there are pairs.
     """
@@ -222,7 +222,7 @@ class Dot:
         self.half = half
         self.whole = whole
         self.paired = half and has_pairs()
-        self.split = self.paired and (widened or (reused and not has_fast_pairs()))
+        self.split = self.paired and (widened or ((reused or whole) and not has_fast_pairs()))
         self.widened = widened
         self.step = numbers_at_once(half=half)
         self.item = 2 if half else 4
@@ -297,12 +297,12 @@ class Dot:
         """int8 as operands: seven bits and a sign fit into a bfloat16."""
         if not self.whole:
             return self.operand(raw)
+        b, floats, ints = self.e.b, ir.VectorType(F32, lanes()), ir.VectorType(I32, lanes())
+        if self.split:
+            pairs = b.zext(b.bitcast(raw, ir.VectorType(I16, lanes())), ints)
+            at_top = [b.shl(pairs, ints([bits] * lanes())) for bits in (16, 24)]
+            return [b.sitofp(b.ashr(part, ints([24] * lanes())), floats) for part in at_top]
         if not self.paired:
-            return [self.e.b.sitofp(raw, ir.VectorType(F32, self.step))]
-        half = self.step // 2
-        parts = []
-        for first in (0, half):
-            lanes_of = ir.VectorType(I32, half)(list(range(first, first + half)))
-            part = self.e.b.shuffle_vector(raw, raw, lanes_of)
-            parts.append(self.e.b.sitofp(part, ir.VectorType(F32, half)))
-        return [self.e.round_pair(*parts)]
+            return [b.sitofp(raw, floats)]
+        halves = [ir.VectorType(I32, lanes())(list(range(first, first + lanes()))) for first in (0, lanes())]
+        return [self.e.round_pair(*(b.sitofp(b.shuffle_vector(raw, raw, half), floats) for half in halves))]
