@@ -1,4 +1,4 @@
-"""What engine steps cost by attention backend, with and without CUDA graphs: ``python -m benchmarks.attention_steps``.
+"""What engine steps cost by attention backend, CUDA graphs and fp8 weights: ``python -m benchmarks.attention_steps``.
 
 The variants take turns (A B A B) over the same steps, each with a copy of the model and a cache of its own. Without a
 GPU there is one variant, ``torch_sdpa``.
@@ -23,8 +23,10 @@ from engine.model_runner import KV_CACHES, ModelRunner
 from engine.model_source import resolve_model
 
 _BLOCK_SIZE = 16
-_GRAPHS = "+graphs"
-VARIANTS = ("torch_sdpa", "triton_paged", "triton_paged" + _GRAPHS)
+_GRAPHS = "graphs"
+_FP8 = "fp8"
+VARIANTS = ("torch_sdpa", "triton_paged", "triton_paged+graphs", "triton_paged+graphs+fp8", "torch_sdpa+fp8")
+_ON_CUDA = VARIANTS[:4]
 
 
 def make_runner(
@@ -35,11 +37,12 @@ def make_runner(
     Raises:
         ConfigError: the variant cannot run here.
     """
-    backend = variant.removesuffix(_GRAPHS)
-    loaded = load_model(resolve_model(model), dtype, device)
-    graphs = "auto" if variant.endswith(_GRAPHS) else "off"
+    backend, *extras = variant.split("+")
+    weights = _FP8 if _FP8 in extras else "native"
+    loaded = load_model(resolve_model(model), dtype, device, weights)
+    graphs = "auto" if _GRAPHS in extras else "off"
     return ModelRunner(
-        loaded, num_blocks, _BLOCK_SIZE, backend, decoder="transformers", cuda_graphs=graphs, kv_cache=kv_cache
+        loaded, num_blocks, _BLOCK_SIZE, backend, None, "transformers", weights, graphs, kv_cache=kv_cache
     )
 
 
@@ -64,9 +67,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Raises :class:`ConfigError` for a variant that cannot run here."""
     arguments = _parser().parse_args(argv)
     device = pick_device(arguments.device)
-    names = arguments.variants or (VARIANTS if device.type == "cuda" else VARIANTS[:1])
-    if device.type != "cuda" and VARIANTS[-1] in names:
-        raise ConfigError(f"{VARIANTS[-1]} needs CUDA, but the device is {device.type}.")
+    names = arguments.variants or (_ON_CUDA if device.type == "cuda" else VARIANTS[:1])
+    recorded = [name for name in names if _GRAPHS in name.split("+")]
+    if device.type != "cuda" and recorded:
+        raise ConfigError(f"{recorded[0]} needs CUDA, but the device is {device.type}.")
     cases = cases_of(arguments)
     num_blocks = max(case.batch * -(-(case.context + case.tokens) // _BLOCK_SIZE) for case in cases)
     runners = {

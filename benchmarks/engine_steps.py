@@ -27,7 +27,7 @@ from cluster.cores import usable_cores
 from cluster.worker_environment import become_like_a_worker
 from engine.block_manager import BlockManager
 from engine.drafts import ROOT, Draft
-from engine.forward_pass import DECODERS, WEIGHTS
+from engine.forward_pass import DECODER_OF_WEIGHTS, DECODERS
 from engine.model_loader import LoadedModel, load_model, pick_device
 from engine.model_runner import KV_CACHES, ModelRunner
 from engine.model_source import resolve_model
@@ -35,6 +35,7 @@ from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence
 
 _BLOCK_SIZE = 16
+_WEIGHTS = ("native", *(name for name, decoder in DECODER_OF_WEIGHTS.items() if decoder == "fused"))
 _WARM_UPS = 2
 _WIDTH = 110
 
@@ -88,10 +89,11 @@ class Work:
     def __init__(self, loaded: LoadedModel, kv_bytes_per_token: int, weights: str = "native") -> None:
         model: Any = loaded.model
         head = model.get_output_embeddings().weight
-        layers = sum(parameter.numel() for parameter in model.get_decoder().layers.parameters())
-        size = head.element_size()
+        tensors = [*model.get_decoder().layers.parameters(), *model.get_decoder().layers.buffers()]  # fp8 are buffers
+        layers = sum(tensor.numel() for tensor in tensors)
+        sizes = sum(tensor.nbytes for tensor in tensors) / layers, head.element_size()
         # int4 have a step and a minimum for 32 of them, and a head of int8.
-        self._layer_item, self._head_item = {"int8": (1.0, 1.0), "int4": (0.625, 1.0)}.get(weights, (size, size))
+        self._layer_item, self._head_item = {"int8": (1.0, 1.0), "int4": (0.625, 1.0)}.get(weights, sizes)
         self._head, self._layers, self._kv_bytes = head.numel(), layers, kv_bytes_per_token
         config = model.config.get_text_config(decoder=True)
         head_dim = loaded.attention_layers[0].spec.key_dim
@@ -207,7 +209,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--decoders", nargs="+", default=["auto", "transformers"], choices=DECODERS)
-    parser.add_argument("--weights", nargs="+", default=["native"], choices=WEIGHTS, help="of the fused decoder")
+    parser.add_argument("--weights", nargs="+", default=["native"], choices=_WEIGHTS, help="of the fused decoder")
     parser.add_argument("--kv-caches", nargs="+", default=["native"], choices=KV_CACHES)
     parser.add_argument("--contexts", type=int, nargs="+", default=[128, 512, 2048], help="tokens before the step")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32], help="sequences that decode")

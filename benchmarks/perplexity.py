@@ -35,11 +35,16 @@ _WIDTH = 110
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """How weights are held: a dtype, or int8 or int4 beside activations of that dtype; and how keys and values are."""
+    """How weights are held: in a dtype, or otherwise beside activations of it; and how keys and values are."""
 
     dtype: str
     weights: str = "native"
     kv_cache: str = "native"
+
+    @property
+    def made_from(self) -> tuple[str, torch.device, str]:
+        """What its model is loaded with: only fp8 weights are made then."""
+        return self.dtype, pick_device("cpu"), self.weights if self.weights == "fp8" else "native"
 
     @property
     def name(self) -> str:
@@ -163,9 +168,9 @@ def main() -> None:
     source = resolve_model(arguments.model)
     token_ids = quality_text.read_tokens(arguments, source, 2)
     blocks = -(-arguments.window // _BLOCK_SIZE)
-    loaded = {p.dtype: load_model(source, p.dtype, pick_device("cpu")) for p in arguments.precisions}
+    loaded = {p.made_from: load_model(source, *p.made_from) for p in arguments.precisions}
     runners = {
-        p.name: ModelRunner(loaded[p.dtype], blocks, _BLOCK_SIZE, weights=p.weights, kv_cache=p.kv_cache)
+        p.name: ModelRunner(loaded[p.made_from], blocks, _BLOCK_SIZE, weights=p.weights, kv_cache=p.kv_cache)
         for p in arguments.precisions
     }
     qualities = measure(runners, token_ids, arguments.window)

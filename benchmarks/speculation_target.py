@@ -75,7 +75,7 @@ def load_target(config: BatonConfig) -> Target:
     """
     torch.set_num_threads(config.engine.threads or usable_cores())
     source = resolve_model(config.model)
-    loaded = load_model(source, config.dtype, pick_device(config.engine.device))
+    loaded = load_model(source, config.dtype, pick_device(config.engine.device), config.engine.weights)
     draft = load_draft(config.speculation.draft, config.model, source.path, loaded)
     return Target(config, loaded, Tokenizer.load(source.path), draft)
 

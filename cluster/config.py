@@ -146,10 +146,11 @@ class EngineConfig(Section):
     decoder: Literal["auto", "fused", "transformers"] = "auto"
     """What computes the model. fused: one compiled program, on the CPU, for models of the Llama family; transformers:
     the model's own modules; auto: fused where it can."""
-    weights: Literal["native", "int8", "int4"] = "native"
+    weights: Literal["native", "int8", "int4", "fp8"] = "native"
     """What the model's linear layers are made into when a worker starts. native: what the model has; int8: half of what
     there is to read for a token, with a small loss of quality; int4: a third, with a loss that depends on the model;
-    only the fused decoder computes these."""
+    only the fused decoder computes these. fp8: half, for GPUs since Ada and Hopper, beside bfloat16; only the model's
+    own modules compute it."""
     kv_cache: Literal["native", "int8"] = "native"
     """What keys and values are kept as. native: as the model makes them; int8: LOSSY, half of the bytes of bfloat16 in
     the cache and on their way between the pools; those of drafts stay native."""
@@ -163,8 +164,9 @@ class EngineConfig(Section):
 
     @model_validator(mode="after")
     def _weights_that_the_decoder_knows(self) -> EngineConfig:
-        if self.weights != "native" and self.decoder == "transformers":
-            raise ValueError(f"weights: {self.weights} needs decoder: fused or auto")
+        needed = "transformers" if self.weights == "fp8" else "fused"
+        if self.weights != "native" and self.decoder not in ("auto", needed):
+            raise ValueError(f"weights: {self.weights} needs decoder: {needed} or auto")
         return self
 
 

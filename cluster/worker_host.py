@@ -162,7 +162,7 @@ class WorkerHost:
         config = self._config
         torch.set_num_threads(self._num_threads)
         source = resolve_model(config.model)
-        loaded = load_model(source, config.dtype, pick_device(config.engine.device))
+        loaded = load_model(source, config.dtype, pick_device(config.engine.device), config.engine.weights)
         draft = load_draft(config.speculation.draft, config.model, source.path, loaded) if self._runs_draft else None
         network = None if draft is None else draft.network
         spec = loaded.kv_spec(config.engine.block_size, encoding=KVEncoding(config.engine.kv_cache))

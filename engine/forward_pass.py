@@ -15,7 +15,9 @@ from engine.kv_cache import PagedKVCache
 from engine.model_loader import LoadedModel, accepts_logits_to_keep
 
 DECODERS = ("auto", "fused", "transformers")
-WEIGHTS = ("native", "int8", "int4")
+WEIGHTS = ("native", "int8", "int4", "fp8")
+DECODER_OF_WEIGHTS = {"int8": "fused", "int4": "fused", "fp8": "transformers"}
+"""What alone computes them."""
 
 
 class NotFusableError(UnsupportedModelError):
@@ -95,7 +97,7 @@ class TransformersForward:
 def create_fused(
     loaded: LoadedModel, cache: PagedKVCache, feature_layers: Sequence[int] = (), weights: str = "native"
 ) -> ForwardPass:
-    """The fused decoder over a model's cache, with its weights as they are or as one of :data:`WEIGHTS`.
+    """The fused decoder over a model's cache, with its weights as they are, as ``int8`` or as ``int4``.
 
     Raises:
         NotFusableError: it does not know the model, or cannot be compiled here.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,12 +23,14 @@ from transformers.utils.logging import disable_progress_bar
 from engine.attention.base import ATTENTION_NAME, paged_attention
 from engine.attention_probe import AttentionLayer, probe_attention
 from engine.errors import ConfigError, UnsupportedModelError
+from engine.fp8_linear import make_linears_fp8
 from engine.kv_cache import TORCH_DTYPES
 from engine.kv_spec import KVCacheSpec, KVEncoding
 from engine.model_source import ModelSource
 
 _ATTENTION_TYPES = {"full_attention", "sliding_attention", "attention"}
 _SAMPLES_PER_TENSOR = 16
+_NUM_COMPARED = 32
 # Of a config: where it came from and who wrote it, which the model does not compute with.
 _VOLATILE_SETTINGS = frozenset({"_name_or_path", "architectures", "dtype", "transformers_version"})
 
@@ -39,7 +42,9 @@ class LoadedModel:
     Attributes:
         attention_layers: in the order in which a forward calls them; their index is the cache layer.
         max_model_len: the model's own context length.
-        fingerprint: equal for equal weights and config, see :func:`fingerprint_of`.
+        fingerprint: equal for equal weights and config, see :func:`fingerprint_of`; of the weights as they were.
+        weights: ``native``, or ``fp8``: what its linear layers are, see :mod:`engine.fp8_linear`.
+        weights_error: relative error of some logits that these weights alone brought.
     """
 
     model: PreTrainedModel
@@ -49,6 +54,8 @@ class LoadedModel:
     max_model_len: int
     eos_token_ids: frozenset[int]
     fingerprint: str
+    weights: str = "native"
+    weights_error: float = 0.0
 
     def kv_spec(
         self, block_size: int, weights: str = "native", encoding: KVEncoding = KVEncoding.NATIVE
@@ -87,28 +94,31 @@ def pick_dtype(name: str, config: Any, device: torch.device) -> str:
     return stored
 
 
-def load_model(source: ModelSource, dtype: str, device: torch.device) -> LoadedModel:
+def load_model(source: ModelSource, dtype: str, device: torch.device, weights: str = "native") -> LoadedModel:
     """Loads weights and probes the architecture.
 
+    Args:
+        weights: ``fp8`` turns linear layers into such; whoever computes a model with other ones leaves the model's be.
+
     Raises:
-        ConfigError: the model cannot be found or read.
+        ConfigError: the model cannot be found or read, or fp8 is not for this dtype and device.
         UnsupportedModelError: its architecture cannot run on this engine; the message says why.
     """
     config = _load_config(source)
     check_architecture(config)
     dtype_name = pick_dtype(dtype, config, device)
     model: Any = _load_weights(source, config, TORCH_DTYPES[dtype_name])
-    return prepare_model(model.to(device).eval(), dtype_name)
+    return prepare_model(model.to(device).eval(), dtype_name, weights)
 
 
-def prepare_model(model: PreTrainedModel, dtype_name: str) -> LoadedModel:
-    """Probes a model that is in memory and on its device already. Raises :class:`UnsupportedModelError`."""
+def prepare_model(model: PreTrainedModel, dtype_name: str, weights: str = "native") -> LoadedModel:
+    """The same of a model that is in memory and on its device already; ``fp8`` changes it in place."""
     check_architecture(model.config)
     # Registering the same function again changes nothing, so every model may do it.
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, paged_attention)
     model.requires_grad_(False)
     attention_layers = probe_attention(model)
-    return LoadedModel(
+    loaded = LoadedModel(
         model=model,
         attention_layers=attention_layers,
         dtype_name=dtype_name,
@@ -117,6 +127,40 @@ def prepare_model(model: PreTrainedModel, dtype_name: str) -> LoadedModel:
         eos_token_ids=_eos_token_ids(model),
         fingerprint=fingerprint_of(model),
     )
+    return _with_fp8(loaded) if weights == "fp8" else loaded
+
+
+def _with_fp8(loaded: LoadedModel) -> LoadedModel:
+    """Compared here with its former self, which nobody can afterwards."""
+    token_ids = check_tokens(_NUM_COMPARED, loaded.vocab_size)
+    before = own_logits(loaded.model, token_ids)
+    make_linears_fp8(loaded.model)
+    if loaded.model.device.type == "cuda":
+        torch.cuda.empty_cache()  # what the weights took is room for KV
+    error = relative_distance(own_logits(loaded.model, token_ids), before)
+    return replace(loaded, weights="fp8", weights_error=error)
+
+
+@torch.inference_mode()
+def own_logits(model: PreTrainedModel, token_ids: Sequence[int], first_position: int = 0) -> torch.Tensor:
+    """By the model's own attention, float32 ``[num_tokens, vocab_size]``; afterwards it attends over a paged cache."""
+    model.set_attn_implementation("eager")
+    try:
+        ids = torch.tensor([token_ids], device=model.device)
+        positions = torch.arange(first_position, first_position + len(token_ids), device=model.device)[None]
+        logits: torch.Tensor = model(input_ids=ids, position_ids=positions, use_cache=False).logits[0]
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
+    return logits.float()
+
+
+def check_tokens(count: int, vocab_size: int) -> list[int]:
+    """Some, to compare two ways of computing a model by."""
+    return [(37 * index + 11) % min(vocab_size, 1000) for index in range(count)]
+
+
+def relative_distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm().clamp_min(1e-9))
 
 
 def check_architecture(config: Any) -> None:

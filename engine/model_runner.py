@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from engine.attention.base import ATTENTION_NAME
 from engine.attention.registry import create_backend
 from engine.batch import ForwardBatch
 from engine.block_manager import BlockManager
@@ -16,10 +15,18 @@ from engine.draft.network import DraftNetwork
 from engine.drafts import Draft
 from engine.errors import ConfigError, UnsupportedModelError
 from engine.feature_tap import HiddenStates
-from engine.forward_pass import DECODERS, WEIGHTS, ForwardPass, NotFusableError, TransformersForward, create_fused
+from engine.forward_pass import (
+    DECODER_OF_WEIGHTS,
+    DECODERS,
+    WEIGHTS,
+    ForwardPass,
+    NotFusableError,
+    TransformersForward,
+    create_fused,
+)
 from engine.kv_cache import TORCH_DTYPES, PagedKVCache, slot_of
 from engine.kv_spec import KVEncoding
-from engine.model_loader import LoadedModel
+from engine.model_loader import LoadedModel, check_tokens, own_logits, relative_distance
 from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence
 from engine.uploads import upload_ints
@@ -53,7 +60,7 @@ class ModelRunner:
         decoder: what computes the model: ``transformers``: its own modules; ``fused``: one compiled program, on the
             CPU, for models of the Llama family; ``auto``: that where it can, else its own modules.
         weights: ``native``: as the model has them; ``int8``, ``int4``: see :mod:`engine.fused.quantization`; only the
-            fused decoder computes those.
+            fused decoder computes those; ``fp8``: as the model has them that was loaded so, by its own modules.
         cuda_graphs: ``auto``: :meth:`capture_graphs` records steps, on CUDA, where the model's own modules compute them
             with a backend that reads the block table; ``off``: it does nothing.
         recorder: records them; None: CUDA's own.
@@ -92,8 +99,11 @@ class ModelRunner:
             )
         if kv_cache not in KV_CACHES:
             raise ConfigError(f"engine.kv_cache is {kv_cache!r}, but it must be one of: {', '.join(KV_CACHES)}.")
-        if weights != "native" and decoder == "transformers":
-            raise ConfigError(f"engine.weights is {weights}, which needs engine.decoder: fused or auto.")
+        needed = DECODER_OF_WEIGHTS.get(weights, decoder)
+        if decoder not in ("auto", needed):
+            raise ConfigError(f"engine.weights is {weights}, which needs engine.decoder: {needed} or auto.")
+        if (weights == "fp8") != (loaded.weights == "fp8"):
+            raise ConfigError(f"engine.weights is {weights}, but the model was loaded with {loaded.weights} weights.")
         self.loaded = loaded
         self.device = loaded.model.device
         self.spec = loaded.kv_spec(block_size, weights, KVEncoding(kv_cache))
@@ -142,7 +152,7 @@ class ModelRunner:
         self._forward_pass.close()
 
     def _create_pass(self, decoder: str, feature_layers: Sequence[int]) -> ForwardPass:
-        if decoder != "transformers":
+        if "transformers" not in (decoder, DECODER_OF_WEIGHTS.get(self.spec.weights)):
             try:
                 return self._create_fused(feature_layers)
             except NotFusableError as reason:
@@ -224,7 +234,7 @@ class ModelRunner:
         tolerance = _CHECK_TOLERANCE[self.loaded.dtype_name]
         is_lossless = weights == "native" and encoding is KVEncoding.NATIVE
         try:
-            errors = [self._relative_error(self._forward_pass)]
+            errors = [self._relative_error(self._forward_pass), self.loaded.weights_error]
             if encoding is not KVEncoding.NATIVE:
                 errors.append(self._kept_error())
             # The fused decoder was compared with native weights and KV before it was taken.
@@ -281,7 +291,7 @@ class ModelRunner:
         expected = self.forward(self.build_batch([behind])).clone()
         request = behind.request
         self.cache.pass_through(request.block_ids, request.num_computed_tokens, encoding)
-        return _relative_distance(self.forward(self.build_batch([behind])), expected)
+        return relative_distance(self.forward(self.build_batch([behind])), expected)
 
     def _native_error(self) -> float:
         """Of the model's modules over a small cache that keeps keys and values as they are."""
@@ -300,13 +310,13 @@ class ModelRunner:
         if token_ids is None:
             return 0.0
         found = self.forward(self.build_batch([self._computed_but_for_the_last(token_ids)]))
-        return _relative_distance(found, self._reference_logits(token_ids, 0, _NUM_BEHIND))
+        return relative_distance(found, own_logits(self.loaded.model, token_ids)[-_NUM_BEHIND:])
 
     def _tokens_for_encoding(self) -> list[int] | None:
         """As many as the cache and the model have room for; None when that is too few."""
         room = min(self.loaded.max_model_len, self.cache.num_blocks * self.spec.block_size)
         count = min(_NUM_ENCODED, room - _NUM_BEHIND)
-        return self._check_tokens(count + _NUM_BEHIND) if count > 0 else None
+        return check_tokens(count + _NUM_BEHIND, self.loaded.vocab_size) if count > 0 else None
 
     def _computed_but_for_the_last(self, token_ids: list[int]) -> ScheduledSequence:
         """Computes the first tokens; the others as a draft, since a step gives logits for all of its tokens."""
@@ -317,14 +327,11 @@ class ModelRunner:
         request.num_computed_tokens = count
         return ScheduledSequence(request, 1, Draft(tuple(token_ids[count + 1 :])))
 
-    def _check_tokens(self, count: int) -> list[int]:
-        return [(37 * index + 11) % min(self.loaded.vocab_size, 1000) for index in range(count)]
-
     def _relative_error(self, forward_pass: ForwardPass, first_position: int = 0) -> float:
         """Of the last logits of a short input, computed in chunks, against the model's own."""
-        token_ids = self._check_tokens(sum(_CHECK_CHUNKS))
+        token_ids = check_tokens(sum(_CHECK_CHUNKS), self.loaded.vocab_size)
         paged = self._chunked_logits(forward_pass, token_ids, first_position)
-        return _relative_distance(paged, self._reference_logits(token_ids, first_position, 1))
+        return relative_distance(paged, own_logits(self.loaded.model, token_ids, first_position)[-1:])
 
     @torch.inference_mode()
     def _chunked_logits(self, forward_pass: ForwardPass, token_ids: list[int], first_position: int) -> torch.Tensor:
@@ -339,20 +346,3 @@ class ModelRunner:
             logits = forward_pass.forward(batch)
             request.num_computed_tokens += chunk
         return logits[-1:]
-
-    @torch.inference_mode()
-    def _reference_logits(self, token_ids: list[int], first_position: int, num_last: int) -> torch.Tensor:
-        """Of the last tokens, float32 ``[num_last, vocab_size]``."""
-        model = self.loaded.model
-        model.set_attn_implementation("eager")
-        try:
-            ids = torch.tensor([token_ids], device=self.device)
-            positions = torch.arange(first_position, first_position + len(token_ids), device=self.device)[None]
-            logits: torch.Tensor = model(input_ids=ids, position_ids=positions, use_cache=False).logits[0, -num_last:]
-        finally:
-            model.set_attn_implementation(ATTENTION_NAME)
-        return logits.float()
-
-
-def _relative_distance(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).norm() / expected.norm().clamp_min(1e-9))

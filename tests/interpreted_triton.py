@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_OURS = ("engine.attention.triton_kernels", "engine.attention.triton_paged")
+_OURS = ("engine.attention.triton_kernels", "engine.attention.triton_paged", "engine.fp8_kernels")
 _SWITCH = "TRITON_INTERPRET"
 
 
@@ -28,6 +28,9 @@ def interpreted_triton() -> Iterator[None]:
     finally:
         for name in _loaded():
             del sys.modules[name]
+            package, _, child = name.rpartition(".")
+            if package in sys.modules:  # which remembers what was imported from it
+                vars(sys.modules[package]).pop(child, None)
         sys.modules.update(before)
         if switch is None:
             del os.environ[_SWITCH]

@@ -32,7 +32,7 @@ def load(folder: Path, dtype: str, most_tokens: int, most_sequences: int, weight
         weights: see ``engine.weights``.
     """
     torch.set_num_threads(usable_cores())
-    loaded = load_model(resolve_model(str(folder)), dtype, pick_device("cpu"))
+    loaded = load_model(resolve_model(str(folder)), dtype, pick_device("cpu"), weights)
     num_blocks = 1 + most_sequences * -(-most_tokens // _BLOCK_SIZE)
     runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, weights=weights)
     limits = SchedulerLimits(most_sequences * most_tokens, most_sequences, most_tokens)

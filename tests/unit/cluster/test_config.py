@@ -98,7 +98,8 @@ def test_a_configuration_cannot_be_changed():
         ("prefill: {kv_blocks: 9, kv_memory_gib: 1}", "prefill: kv_blocks and kv_memory_gib both size the KV cache"),
         ("engine: {weights: int8, decoder: transformers}", "weights: int8 needs decoder: fused or auto"),
         ("engine: {weights: int4, decoder: transformers}", "weights: int4 needs decoder: fused or auto"),
-        ("engine: {weights: int3}", "engine.weights must be 'native', 'int8' or 'int4', got 'int3'."),
+        ("engine: {weights: fp8, decoder: fused}", "weights: fp8 needs decoder: transformers or auto"),
+        ("engine: {weights: int3}", "engine.weights must be 'native', 'int8', 'int4' or 'fp8', got 'int3'."),
         (
             "engine: {kv_cache: int8}\nkv_transfer: {encoding: auto}",
             "kv_transfer.encoding is auto, but must be native then",

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, compile
 
 from engine.attention import triton_paged
 from engine.attention.base import AttentionVariant
@@ -17,41 +14,9 @@ from engine.attention_groups import Span
 from engine.drafts import ROOT
 from engine.kv_cache import PagedKVCache
 from engine.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
+from tests.triton_launches import Launches
 
 CPU = torch.device("cpu")
-POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int8: "*i8"}
-
-
-class Launches:
-    """Keeps what would be launched."""
-
-    def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
-        self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return lambda *args, **kwargs: self.calls.append((args, kwargs))
-
-    def compile(self, capability: int) -> str:
-        """PTX of the last launch."""
-        args, kwargs = self.calls[-1]
-        warps = {name: kwargs.pop(name) for name in ("num_warps",) if name in kwargs}
-        named = {**dict(zip(self.kernel.arg_names, args, strict=False)), **kwargs}
-        signature = {name: "constexpr" if name in kwargs else kind_of(value) for name, value in named.items()}
-        constants = {(self.kernel.arg_names.index(name),): value for name, value in kwargs.items()}
-        divisible = {
-            (index,): [["tt.divisibility", 16]]
-            for index, name in enumerate(self.kernel.arg_names)
-            if signature[name].startswith("*") or (name.endswith("_stride") and named[name] % 16 == 0)
-        }
-        source = ASTSource(self.kernel, signature, constants, divisible)
-        return str(compile(source, target=GPUTarget("cuda", capability, 32), options=warps).asm["ptx"])
-
-
-def kind_of(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return POINTERS[value.dtype]
-    return "fp32" if isinstance(value, float) else "i32"
 
 
 @pytest.mark.parametrize(
