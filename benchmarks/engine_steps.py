@@ -27,7 +27,7 @@ from cluster.cores import usable_cores
 from cluster.worker_environment import become_like_a_worker
 from engine.block_manager import BlockManager
 from engine.drafts import ROOT, Draft
-from engine.forward_pass import DECODER_OF_WEIGHTS, DECODERS
+from engine.forward_pass import DECODERS, FUSED_WEIGHTS
 from engine.model_loader import LoadedModel, load_model, pick_device
 from engine.model_runner import KV_CACHES, ModelRunner
 from engine.model_source import resolve_model
@@ -35,7 +35,6 @@ from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence
 
 _BLOCK_SIZE = 16
-_WEIGHTS = ("native", *(name for name, decoder in DECODER_OF_WEIGHTS.items() if decoder == "fused"))
 _WARM_UPS = 2
 _WIDTH = 110
 
@@ -209,7 +208,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--decoders", nargs="+", default=["auto", "transformers"], choices=DECODERS)
-    parser.add_argument("--weights", nargs="+", default=["native"], choices=_WEIGHTS, help="of the fused decoder")
+    parser.add_argument("--weights", nargs="+", default=["native"], choices=FUSED_WEIGHTS, help="of the fused decoder")
     parser.add_argument("--kv-caches", nargs="+", default=["native"], choices=KV_CACHES)
     parser.add_argument("--contexts", type=int, nargs="+", default=[128, 512, 2048], help="tokens before the step")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32], help="sequences that decode")

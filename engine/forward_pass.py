@@ -15,7 +15,9 @@ from engine.kv_cache import PagedKVCache
 from engine.model_loader import LoadedModel, accepts_logits_to_keep
 
 DECODERS = ("auto", "fused", "transformers")
-WEIGHTS = ("native", "int8", "int4", "fp8")
+FUSED_WEIGHTS = ("native", "int8", "int4")
+"""Those that the fused decoder computes."""
+WEIGHTS = (*FUSED_WEIGHTS, "fp8")
 DECODER_OF_WEIGHTS = {"int8": "fused", "int4": "fused", "fp8": "transformers"}
 """What alone computes them."""
 

@@ -28,7 +28,7 @@ from engine.fused.attention_tiles import mix_by_tiles, score_by_tiles, tile_scra
 from engine.fused.attention_widened import (
     mix_many,
     number_rows,
-    row_scratch_floats,
+    row_scratch_bytes,
     score_many,
     takes_many,
     widen_queries,
@@ -56,7 +56,7 @@ def state_floats(num_rows: int, dim: int) -> int:
 def scratch_floats(dim: int) -> int:
     """Size of the memory that one thread needs, in float32 values."""
     scores_and_slots, states = MAX_ROWS * KEY_CHUNK + 4 * KEY_CHUNK, 2 * state_floats(MAX_ROWS, dim)
-    rows = row_scratch_floats(dim) + MAX_ROWS * dim
+    rows = int(row_scratch_bytes.py_func(dim)) // 4 + MAX_ROWS * dim
     return scores_and_slots + states + rows + MAX_ROWS * KEY_CHUNK // 2 + tile_scratch_floats(KEY_CHUNK, dim)
 
 
@@ -273,15 +273,15 @@ def _attend_split(kind, span, item, shape, scaling, queries, keys, values, first
     """Attends to the keys from ``first_split_key`` up to ``end``, both places; writes the rows' state."""
     num_tokens, num_heads, num_kv_heads, dim, block_size, lanes, has_tiles, has_int8 = shape
     rows_memory = scratch + 4 * (MAX_ROWS * KEY_CHUNK + 4 * KEY_CHUNK + 2 * MAX_ROWS * (dim + 2))
-    tiles = rows_memory + 4 * (2 * KEY_CHUNK + KEY_CHUNK * dim + MAX_ROWS * dim)
+    tiles = rows_memory + row_scratch_bytes(dim) + 4 * MAX_ROWS * dim
     if has_tiles == 0 or dim % STEP != 0:
         tiles = 0
     unpacked = rows_memory if has_int8 else 0
-    widened = rows_memory if has_int8 == 0 and tiles == 0 and takes_many(kind, dim, lanes) else 0
-    if unpacked or widened:
-        number_rows(rows_memory)
     share, size = num_heads // num_kv_heads, item_size(kind)
     query, num_rows = item[Item.FIRST], item[Item.COUNT] * share
+    widened = rows_memory if has_int8 == 0 and tiles == 0 and takes_many(kind, num_rows, dim, lanes) else 0
+    if unpacked or widened:
+        number_rows(rows_memory)
     place, last, tree_start = span[Span.START] + query, item[Item.END], span[Span.TREE_START]
     scores, slots_at = scratch, scratch + 4 * MAX_ROWS * KEY_CHUNK
     other_slots_at = slots_at + 8 * KEY_CHUNK

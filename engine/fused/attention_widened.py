@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import njit
 from numba.extending import overload
 
 from engine.fused.arithmetic import floats, numbers, operands, widen_row
-from engine.fused.emitter import LONGEST_STEP, has_fast_pairs
+from engine.fused.emitter import LONGEST_STEP, is_widened
 from engine.fused.key_slots import KEY_CHUNK
 from engine.fused.vectors import dot_tile, mix_tile, widen_steps
 
@@ -21,26 +21,27 @@ _WORTH_ROWS = 16
 _F32 = np.float32(0)
 
 
-def row_scratch_floats(dim: int) -> int:
-    """Memory for one chunk's keys or values, in float32 values: the numbers of its rows from 0 on, then they."""
-    return 2 * KEY_CHUNK + KEY_CHUNK * dim
-
-
 @njit(inline="always", error_model="numpy")
-def _row_bytes(dim):
-    return 4 * (2 * KEY_CHUNK + KEY_CHUNK * dim)
+def row_scratch_bytes(dim):
+    """Memory for one chunk's keys or values: the numbers of its rows from 0 on, then they, as float32."""
+    return 8 * KEY_CHUNK + 4 * KEY_CHUNK * dim
 
 
-def takes_many(kind: Any, dim: Any, lanes: Any) -> Any:
-    """Whether the other functions of this module do anything. They need :func:`number_rows` once before."""
+def takes_many(kind: Any, num_rows: Any, dim: Any, lanes: Any) -> Any:
+    """Whether the other functions of this module have to do with an item of so many rows.
+
+    They need :func:`number_rows` and :func:`widen_queries` once before.
+    """
     raise NotImplementedError  # for compiled code only
 
 
 @overload(takes_many)
-def _takes_many_of(kind, dim, lanes):
-    if kind == types.float32 or has_fast_pairs():
-        return lambda kind, dim, lanes: False
-    return lambda kind, dim, lanes: dim % (4 * lanes) == 0 and dim % LONGEST_STEP == 0
+def _takes_many_of(kind, num_rows, dim, lanes):
+    if not is_widened(kind):
+        return lambda kind, num_rows, dim, lanes: False
+    return lambda kind, num_rows, dim, lanes: (
+        num_rows >= _WORTH_ROWS and dim % (4 * lanes) == 0 and dim % LONGEST_STEP == 0
+    )
 
 
 @njit(error_model="numpy")
@@ -52,25 +53,24 @@ def number_rows(memory):
 
 
 def widen_queries(*arguments: Any) -> None:
-    """Widens all rows of an item, if it is worth it.
+    """Widens all rows of an item.
 
     Args:
         kind: see :func:`engine.fused.vectors.dot_tile`.
         q: address of the rows; ``ldq``: bytes from one to the next.
-        memory: address of :func:`row_scratch_floats`, and of as many rows of float32 behind.
+        memory: address of :func:`row_scratch_bytes`, and of as many rows of float32 behind.
     """
     raise NotImplementedError  # for compiled code only
 
 
 @overload(widen_queries)
 def _widen_queries_of(kind, q, ldq, num_rows, dim, memory):
-    if kind == types.float32 or has_fast_pairs():
+    if not is_widened(kind):
         return lambda kind, q, ldq, num_rows, dim, memory: None
 
     def widen(kind, q, ldq, num_rows, dim, memory):
-        if num_rows >= _WORTH_ROWS:
-            for i in range(num_rows):
-                widen_steps(kind, q + i * ldq, dim, memory + _row_bytes(dim) + 4 * dim * i)
+        for i in range(num_rows):
+            widen_steps(kind, q + i * ldq, dim, memory + row_scratch_bytes(dim) + 4 * dim * i)
 
     return widen
 
@@ -89,14 +89,14 @@ def score_many(*arguments: Any) -> int:
 
 @overload(score_many)
 def _score_many_of(kind, first, num_rows, keys, ldk, slots, num_keys, dim, scores, memory):
-    if kind == types.float32 or has_fast_pairs():
+    if not is_widened(kind):
         return lambda kind, first, num_rows, keys, ldk, slots, num_keys, dim, scores, memory: 0
 
     def score(kind, first, num_rows, keys, ldk, slots, num_keys, dim, scores, memory):
         if num_rows < _WORTH_ROWS:
             return 0
         rows, ld, lds = memory + 8 * KEY_CHUNK, 4 * dim, 4 * KEY_CHUNK
-        queries, slot = memory + _row_bytes(dim) + first * ld, numbers(slots, num_keys)
+        queries, slot = memory + row_scratch_bytes(dim) + first * ld, numbers(slots, num_keys)
         for j in range(num_keys):
             widen_steps(kind, keys + slot[j] * ldk, dim, rows + j * ld)
         fours = num_rows // 4 * 4
@@ -121,7 +121,7 @@ def mix_many(*arguments: Any) -> int:
 
 @overload(mix_many)
 def _mix_many_of(kind, weights, num_rows, values, ldv, slots, num_keys, dim, lanes, out, memory):
-    if kind == types.float32 or has_fast_pairs():
+    if not is_widened(kind):
         return lambda kind, weights, num_rows, values, ldv, slots, num_keys, dim, lanes, out, memory: 0
 
     def mix(kind, weights, num_rows, values, ldv, slots, num_keys, dim, lanes, out, memory):

@@ -29,7 +29,7 @@ class FusedDecoder:
 
     Args:
         feature_layers: hidden states that a draft reads, see :class:`engine.feature_tap.FeatureTap`.
-        weights: one of :data:`engine.forward_pass.WEIGHTS`.
+        weights: one of :data:`engine.forward_pass.FUSED_WEIGHTS`.
 
     Raises:
         NotFusableError: the model is put together in a way that the program does not know, or it cannot be compiled.

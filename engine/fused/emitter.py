@@ -7,7 +7,7 @@ from functools import cache
 
 import llvmlite.binding
 from llvmlite import ir
-from numba import config
+from numba import config, types
 from numba.core import cgutils
 
 I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
@@ -15,8 +15,8 @@ F32 = ir.FloatType()
 PTR = ir.PointerType()
 LINE_BYTES = 64
 LONGEST_STEP = 32
-_SLOW_PAIRS = ("sapphirerapids", "emeraldrapids")  # as LLVM calls them
-
+_SLOW_PAIRS = ("sapphirerapids", "emeraldrapids")
+"""CPUs, as LLVM calls them, on which this was measured; that others multiply pairs fast is known of Zen 4 and Zen 5."""
 
 Operand = list[ir.Value]
 """A step of values as they are multiplied: one vector, or the two that pairs were split into."""
@@ -70,6 +70,11 @@ def has_fast_pairs() -> bool:
     return has_pairs() and llvmlite.binding.get_host_cpu_name() not in _SLOW_PAIRS
 
 
+def is_widened(kind: types.Type) -> bool:
+    """Whether what is reused of a kind, uint16 for bfloat16, is split into float32 before it is multiplied."""
+    return kind == types.uint16 and not has_fast_pairs()
+
+
 def numbers_at_once(*, half: bool) -> int:
     """Numbers along a row that are multiplied in one step, at most :data:`LONGEST_STEP`."""
     return 2 * lanes() if half and has_pairs() else lanes()
@@ -116,11 +121,16 @@ class Emitter:
         ints, floats = ir.VectorType(I32, count), ir.VectorType(F32, count)
         if "f16c" in _features():
             return self.b.fpext(self.b.bitcast(bits, ir.VectorType(ir.HalfType(), count)), floats)
-        # Elsewhere LLVM may call a function that nobody defines. Only the exponent's bias differs, and infinity.
+        # Elsewhere LLVM may call a function that nobody defines. The bias differs, infinity, and what is small.
         wide = self.b.zext(bits, ints)
-        shifted = self.b.shl(self.b.and_(wide, ints([0x7FFF] * count)), ints([13] * count))
-        finite = self.b.bitcast(self.b.fmul(self.b.bitcast(shifted, floats), floats([2.0**112] * count)), ints)
-        is_finite = self.b.icmp_unsigned("<", shifted, ints([0x7C00 << 13] * count))
+        size = self.b.and_(wide, ints([0x7FFF] * count))
+        shifted = self.b.shl(size, ints([13] * count))
+        normal = self.b.add(shifted, ints([112 << 23] * count))
+        # As whole numbers: as float32 these would be too small to count, see engine.fused.subnormals.
+        small = self.b.bitcast(self.b.fmul(self.b.uitofp(size, floats), floats([2.0**-24] * count)), ints)
+        is_small = self.b.icmp_unsigned("<", size, ints([0x0400] * count))
+        is_finite = self.b.icmp_unsigned("<", size, ints([0x7C00] * count))
+        finite = self.b.select(is_small, small, normal)
         size = self.b.select(is_finite, finite, self.b.or_(shifted, ints([0x7F800000] * count)))
         sign = self.b.shl(self.b.and_(wide, ints([0x8000] * count)), ints([16] * count))
         return self.b.bitcast(self.b.or_(size, sign), floats)

@@ -9,7 +9,7 @@ from numba import njit, types
 from numba.extending import overload
 
 from engine.fused.arithmetic import floats, item_size, operands, scale_by, whole_to_operand
-from engine.fused.emitter import LONGEST_STEP, has_fast_pairs, numbers_at_once
+from engine.fused.emitter import LONGEST_STEP, is_widened, numbers_at_once
 from engine.fused.nibbles import (
     GROUP,
     GROUP_BYTES,
@@ -45,9 +45,9 @@ def _x_kind(kind: Any) -> Any:
 
 @overload(_x_kind)
 def _x_kind_of(kind):
-    if kind == types.float32 or has_fast_pairs():
-        return lambda kind: kind
-    return lambda kind: np.float32(0)
+    if is_widened(kind):
+        return lambda kind: np.float32(0)
+    return lambda kind: kind
 
 
 def _whole_steps(kind: Any, k: Any) -> Any:
@@ -202,9 +202,7 @@ def _many_tiles(*arguments: Any) -> None:
 
 @overload(_many_tiles)
 def _many_tiles_of(kind, x, ldx, num_rows, w, ldw, ask, num_asked, k, out, ldo, sums):
-    if kind == types.float32 or has_fast_pairs():
-        return _tiles_in_parts
-    return _widened_tiles
+    return _widened_tiles if is_widened(kind) else _tiles_in_parts
 
 
 def _tiles_in_parts(kind, x, ldx, num_rows, w, ldw, ask, num_asked, k, out, ldo, sums):

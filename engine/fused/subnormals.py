@@ -11,6 +11,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from engine.fused.emitter import I32, Emitter
@@ -27,7 +28,7 @@ def ignore_subnormals(typing_context):
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> ir.Value:
         if not _is_x86():
             return I32(0)
-        place = builder.alloca(I32)
+        place = cgutils.alloca_once(builder, I32)
         e = Emitter(builder)
         e.call("llvm.x86.sse.stmxcsr", ir.VoidType(), (place,))
         before = builder.load(place, typ=I32)
@@ -44,7 +45,7 @@ def restore_subnormals(typing_context, before):
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> ir.Value:
         if _is_x86():
-            place = builder.alloca(I32)
+            place = cgutils.alloca_once(builder, I32)
             builder.store(arguments[0], place)
             Emitter(builder).call("llvm.x86.sse.ldmxcsr", ir.VoidType(), (place,))
         return context.get_dummy_value()

@@ -18,7 +18,7 @@ from engine.block_manager import BlockManager
 from engine.draft.eagle import FINAL_HIDDEN
 from engine.drafts import NO_DRAFT, ROOT, Draft
 from engine.errors import ConfigError, UnsupportedModelError
-from engine.forward_pass import WEIGHTS, NotFusableError
+from engine.forward_pass import FUSED_WEIGHTS, NotFusableError
 from engine.fused.decoder import FusedDecoder
 from engine.fused.tiles import has_tiles
 from engine.kv_cache import PagedKVCache
@@ -162,7 +162,7 @@ def assert_trees_are_chains(loaded: LoadedModel, length: int, kv_cache: str = "n
         assert torch.equal(verified[1 + node], chain[-1])
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("weights", FUSED_WEIGHTS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("name", "length"), [("three_share", 75), ("three_share", 300), ("heads_of_64", 300), ("wide_biases", 300)]
