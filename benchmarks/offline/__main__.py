@@ -27,7 +27,8 @@ from benchmarks.offline.processes import EngineProcess, started
 from engine.errors import BatonError
 from engine.model_source import resolve_model
 
-ENGINES = ("baton", "baton-int8", "baton-int4", "transformers", "transformers-continuous", "vllm")
+ENGINES = ("baton", "baton-int8", "baton-int4", "transformers", "transformers-continuous", "vllm", "llama-cpp")
+_FOREIGN = ("vllm", "llama-cpp")
 _VOCABULARY = (1000, 30_000)
 """Ordinary tokens of every model that is large enough for this."""
 _PACKAGE = "benchmarks.offline"
@@ -100,6 +101,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--engines", nargs="+", default=["baton", "transformers"], choices=ENGINES)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"], help="of every engine")
     parser.add_argument("--vllm-python", type=Path, help="the interpreter of an environment that has vLLM")
+    parser.add_argument("--llama-python", type=Path, help="the interpreter of an environment that has llama-cpp-python")
+    parser.add_argument("--llama-gguf", type=Path, help="the same model as a GGUF file, whose precision llama-cpp has")
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 32], help="sequences that decode")
     parser.add_argument("--context", type=int, default=128, help="tokens of their prompts")
     parser.add_argument("--output", type=int, default=64, help="tokens that each of them decodes")
@@ -110,15 +113,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command(name: str, folder: str | Path, cases: Sequence[Case], dtype: str, vllm_python: Path | None) -> list[str]:
+def _command(name: str, folder: str | Path, cases: Sequence[Case], arguments: argparse.Namespace) -> list[str]:
     most_tokens = max(case.prompt_tokens + case.output_tokens + 1 for case in cases)
-    given = [str(folder), dtype, str(most_tokens), str(max(case.batch for case in cases))]
+    given = [str(folder), arguments.dtype, str(most_tokens), str(max(case.batch for case in cases))]
     if name == "transformers":
         return [sys.executable, "-m", f"{_PACKAGE}.transformers_engine", *given[:2]]
     if name == "transformers-continuous":
         return [sys.executable, "-m", f"{_PACKAGE}.transformers_continuous_engine", *given]
     if name == "vllm":
-        return [str(vllm_python), "-m", f"{_PACKAGE}.vllm_engine", *given]
+        return [str(arguments.vllm_python), "-m", f"{_PACKAGE}.vllm_engine", *given]
+    if name == "llama-cpp":
+        file = str(arguments.llama_gguf.absolute())
+        return [str(arguments.llama_python), "-m", f"{_PACKAGE}.llama_cpp_engine", file, str(most_tokens)]
     weights = name.partition("-")[2] or "native"
     return [sys.executable, "-m", f"{_PACKAGE}.baton_engine", *given, weights]
 
@@ -138,6 +144,14 @@ def main() -> None:
         )
     if "vllm" in arguments.engines and arguments.vllm_python is None:
         parser.error("vllm needs --vllm-python: the interpreter of an environment that has vLLM's CPU build")
+    if "llama-cpp" in arguments.engines:
+        if arguments.llama_python is None or arguments.llama_gguf is None:
+            parser.error(
+                "llama-cpp needs --llama-python, the interpreter of an environment that has llama-cpp-python, and "
+                "--llama-gguf, the model as a GGUF file"
+            )
+        if any(batch > 1 for batch in arguments.batches):
+            parser.error("llama-cpp computes one sequence at a time here: use --batches 1")
     console = Console()
     try:
         folder = resolve_model(arguments.model).path
@@ -146,9 +160,9 @@ def main() -> None:
             engines = []
             for name in dict.fromkeys(arguments.engines):
                 console.print(f"loading {name}")
-                command = _command(name, folder, cases, arguments.dtype, arguments.vllm_python)
+                command = _command(name, folder, cases, arguments)
                 engines.append(
-                    stack.enter_context(started(name, command, logs / f"{name}.log", is_ours=name != "vllm"))
+                    stack.enter_context(started(name, command, logs / f"{name}.log", is_ours=name not in _FOREIGN))
                 )
             results = []
             for case in cases:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.offline.__main__ import Case, render, run_rounds
+from benchmarks.offline import llama_cpp_engine
+from benchmarks.offline.__main__ import Case, main, render, run_rounds
 from benchmarks.offline.processes import started
 from engine.errors import ConfigError
 
@@ -87,3 +89,44 @@ def test_prompts_differ_from_round_to_round_and_are_as_long_as_they_should() -> 
 def test_the_table_has_rates_and_ratios() -> None:
     table = render([(Case(4, 8, 10), {"a": [1.0, 2.0, 4.0], "b": [2.0, 4.0, 4.0]})])
     assert [list(column.cells) for column in table.columns] == [["decode, batch 4"], ["20"], ["10"], ["2.00"]]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["vllm"], "vllm needs --vllm-python"),
+        (["llama-cpp"], "llama-cpp needs --llama-python"),
+        (["llama-cpp", "--llama-python", "python3"], "and --llama-gguf"),
+        (["llama-cpp", "--llama-python", "python3", "--llama-gguf", "a.gguf"], "use --batches 1"),
+    ],
+)
+def test_other_engines_say_what_they_need(
+    given: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["offline", "--engines", *given])
+    with pytest.raises(SystemExit):
+        main()
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_llama_cpp_decodes_greedily_after_its_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every token but the last is computed on: as many forwards as the engines beside it run."""
+    seen: list[list[int]] = []
+
+    class Llama:
+        def __init__(self, gguf_file: str, **options: int) -> None:
+            assert (gguf_file, options["n_ctx"]) == ("a.gguf", 32)
+
+        def reset(self) -> None:
+            seen.clear()
+
+        def eval(self, tokens: list[int]) -> None:
+            seen.append(tokens)
+
+        def sample(self, temp: float) -> int:
+            assert temp == 0.0
+            return 7
+
+    monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(Llama=Llama))
+    assert llama_cpp_engine.load("a.gguf", 32)([[1], [2, 3]], 3) == [3, 3]
+    assert seen == [[2, 3], [7], [7]]
