@@ -171,22 +171,6 @@ def widen_row(kind, row, out):
 
 
 @njit(error_model="numpy")
-def gated_silu(kind, gate, up, out):
-    """``out = silu(gate) * up``"""
-    for i in range(gate.size):
-        g = gate[i]
-        out[i] = to_operand(kind, g / (np.float32(1.0) + exp(-g)) * up[i])
-
-
-@njit(error_model="numpy")
-def gate_in_place(gate, up):
-    """The same onto ``gate``, in float32."""
-    for i in range(gate.size):
-        g = gate[i]
-        gate[i] = g / (np.float32(1.0) + exp(-g)) * up[i]
-
-
-@njit(error_model="numpy")
 def add_row(total, row):
     for i in range(row.size):
         total[i] += row[i]

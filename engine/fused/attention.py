@@ -21,10 +21,9 @@ from engine.fused.arithmetic import (
     item_size,
     numbers,
     operands,
-    scale_row,
     to_operand,
 )
-from engine.fused.attention_tiles import mix_by_tiles, score_by_tiles, tile_scratch_floats, weights_of_row
+from engine.fused.attention_tiles import mix_by_tiles, score_by_tiles, tile_scratch_floats
 from engine.fused.attention_widened import (
     mix_many,
     number_rows,
@@ -35,7 +34,7 @@ from engine.fused.attention_widened import (
 )
 from engine.fused.int8_rows import row_bytes, unpack_rows
 from engine.fused.key_slots import KEY_CHUNK, ask_for_rows, fill_path, fill_slots
-from engine.fused.softmax import largest, weigh_row
+from engine.fused.softmax import soften
 from engine.fused.tables import Item, Span
 from engine.fused.tiles import STEP
 from engine.fused.vectors import dot_tile, mix_tile
@@ -44,6 +43,8 @@ SPLIT_KEYS = 4 * KEY_CHUNK
 """Keys that are summed by themselves; several threads can share a long context."""
 MAX_ROWS = 64
 """Query rows of a work item."""
+_SCORES_FLOATS = MAX_ROWS * (KEY_CHUNK + 2)
+"""Their scores of a chunk, and what :func:`engine.fused.softmax.soften` needs beside."""
 _MINUS_INFINITY = np.float32(-np.inf)
 _F32 = np.float32(0)
 
@@ -55,7 +56,7 @@ def state_floats(num_rows: int, dim: int) -> int:
 
 def scratch_floats(dim: int) -> int:
     """Size of the memory that one thread needs, in float32 values."""
-    scores_and_slots, states = MAX_ROWS * KEY_CHUNK + 4 * KEY_CHUNK, 2 * state_floats(MAX_ROWS, dim)
+    scores_and_slots, states = _SCORES_FLOATS + 4 * KEY_CHUNK, 2 * state_floats(MAX_ROWS, dim)
     rows = int(row_scratch_bytes.py_func(dim)) // 4 + MAX_ROWS * dim
     return scores_and_slots + states + rows + MAX_ROWS * KEY_CHUNK // 2 + tile_scratch_floats(KEY_CHUNK, dim)
 
@@ -155,33 +156,6 @@ def _hide(scores, num_rows, share, visible, before):
 
 
 @njit(error_model="numpy")
-def _soften(scores, total, scaling, highest, mass, i, rounded):
-    """One row's scores → weights relative to the highest so far; earlier sums are brought down to it.
-
-    Args:
-        rounded: where they are stored as bfloat16 for tiles; 0: they stay where the scores were.
-    """
-    row = floats(scores, KEY_CHUNK)
-    top = max(highest[i], largest(scores, KEY_CHUNK))
-    if top == _MINUS_INFINITY:  # nothing seen yet
-        row[:] = _F32
-        if rounded:
-            floats(rounded, KEY_CHUNK // 2)[:] = _F32
-        return
-    if rounded:
-        here = weights_of_row(scores, KEY_CHUNK, top, scaling, rounded)
-    else:
-        here = weigh_row(scores, KEY_CHUNK, top, scaling)
-    if top > highest[i]:
-        factor = exp((highest[i] - top) * scaling)
-        mass[i] = mass[i] * factor + here
-        scale_row(total, factor)
-        highest[i] = top
-    else:
-        mass[i] += here
-
-
-@njit(error_model="numpy")
 def _merge(num_rows, dim, scaling, first, second):
     """Adds the second state of the rows to the first; see :func:`state_floats`."""
     highest, mass = floats(first + 4 * num_rows * dim, num_rows), floats(first + 4 * num_rows * (dim + 1), num_rows)
@@ -252,10 +226,8 @@ def _attend_chunk(kind, rows, cache, slots_at, num_keys, visible, before, head, 
         _score(kind, q + ld_query * done, ld_query, left, keys, ld_rows, slots_at, num_keys, dim, place)
     if visible < KEY_CHUNK or before > 0:
         _hide(scores, num_rows, share, visible, before)
-    for i in range(num_rows):
-        total = floats(state + 4 * dim * i, dim)
-        place = rounded + ldw * i if tiles else 0
-        _soften(scores + lds * i, total, scaling, highest, mass, first_row + i, place)
+    tops, sums = highest[first_row : first_row + num_rows], mass[first_row : first_row + num_rows]
+    soften(scores, num_rows, dim, scaling, state, tops, sums, rounded if tiles else 0, scores + lds * MAX_ROWS)
     if unpacked:
         unpack_rows(kind, values, ld_cache, cached_at, count, dim, rows_at)
     if tiles:
@@ -272,7 +244,7 @@ def _attend_chunk(kind, rows, cache, slots_at, num_keys, visible, before, head, 
 def _attend_split(kind, span, item, shape, scaling, queries, keys, values, first_split_key, end, state, scratch):
     """Attends to the keys from ``first_split_key`` up to ``end``, both places; writes the rows' state."""
     num_tokens, num_heads, num_kv_heads, dim, block_size, lanes, has_tiles, has_int8 = shape
-    rows_memory = scratch + 4 * (MAX_ROWS * KEY_CHUNK + 4 * KEY_CHUNK + 2 * MAX_ROWS * (dim + 2))
+    rows_memory = scratch + 4 * (_SCORES_FLOATS + 4 * KEY_CHUNK + 2 * MAX_ROWS * (dim + 2))
     tiles = rows_memory + row_scratch_bytes(dim) + 4 * MAX_ROWS * dim
     if has_tiles == 0 or dim % STEP != 0:
         tiles = 0
@@ -283,7 +255,7 @@ def _attend_split(kind, span, item, shape, scaling, queries, keys, values, first
     if unpacked or widened:
         number_rows(rows_memory)
     place, last, tree_start = span[Span.START] + query, item[Item.END], span[Span.TREE_START]
-    scores, slots_at = scratch, scratch + 4 * MAX_ROWS * KEY_CHUNK
+    scores, slots_at = scratch, scratch + 4 * _SCORES_FLOATS
     other_slots_at = slots_at + 8 * KEY_CHUNK
     blocks = numbers(span[Span.BLOCKS], (place + item[Item.COUNT] + block_size - 1) // block_size)
     highest, mass = floats(state + 4 * num_rows * dim, num_rows), floats(state + 4 * num_rows * (dim + 1), num_rows)
@@ -353,7 +325,7 @@ def attend(kind, span, item, shape, scaling, queries, keys, values, out, scratch
         first = _begin(span, item[Item.SPLIT] * SPLIT_KEYS, last)
         _attend_split(kind, span, item, shape, scaling, queries, keys, values, first, last, item[Item.STATE], scratch)
         return
-    state = scratch + 4 * (MAX_ROWS * KEY_CHUNK + 4 * KEY_CHUNK)
+    state = scratch + 4 * (_SCORES_FLOATS + 4 * KEY_CHUNK)
     other = state + 4 * MAX_ROWS * (dim + 2)
     for first in range(0, end, SPLIT_KEYS):
         last, target = min(end, first + SPLIT_KEYS), state if first == 0 else other

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import llvmlite.binding
@@ -18,6 +18,7 @@ LONGEST_STEP = 32
 _SLOW_PAIRS = ("sapphirerapids", "emeraldrapids")
 """CPUs, as LLVM calls them, on which this was measured; that others multiply pairs fast is known of Zen 4 and Zen 5."""
 
+Combine = Callable[[ir.Value, ir.Value], ir.Value]
 Operand = list[ir.Value]
 """A step of values as they are multiplied: one vector, or the two that pairs were split into."""
 
@@ -152,6 +153,10 @@ class Emitter:
         kind = ir.VectorType(_BFloat(), 32)
         return self.call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", kind, (high, low))
 
+    def as_pairs(self, words: ir.Value) -> ir.Value:
+        """``<16 x i32>`` as ``<32 x bfloat>``."""
+        return self.b.bitcast(words, ir.VectorType(_BFloat(), 2 * words.type.count))
+
     def transpose(self, rows: Sequence[ir.Value]) -> list[ir.Value]:
         """As many vectors as each has lanes, a power of two: lanes become vectors, and vectors lanes."""
         count = len(rows)
@@ -185,11 +190,15 @@ class Emitter:
                 mask = ir.VectorType(I32, size)(list(range(lane, lane + size)))
                 self.store(self.b.shuffle_vector(sums[vector], sums[vector], mask), target, column * 4)
 
-    def fold(self, vectors: list[ir.Value]) -> list[ir.Value]:
+    def fold(self, vectors: list[ir.Value], combine: Combine | None = None) -> list[ir.Value]:
         """Sums over the lanes of each vector, in the order of the vectors, packed into as few vectors as hold them.
 
         Lane ``j`` is added to lane ``j + half``, then the halves again, alike for every vector.
+
+        Args:
+            combine: what to do with two vectors instead of adding them.
         """
+        combine = combine or self.b.fadd
         count = vectors[0].type.count
         width = count
         while width > 1:
@@ -201,7 +210,7 @@ class Emitter:
                 high = [lane + half for lane in low]
                 mask = ir.VectorType(I32, count)
                 vectors.append(
-                    self.b.fadd(
+                    combine(
                         self.b.shuffle_vector(first, second, mask(low)),
                         self.b.shuffle_vector(first, second, mask(high)),
                     )

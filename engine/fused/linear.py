@@ -6,15 +6,15 @@ Which of the two ways a column is computed depends on the model alone, so that a
 
 from __future__ import annotations
 
+import numpy as np
 from numba import njit
 
+from engine.fused.activation import gated_silu
 from engine.fused.arithmetic import (
     add_operands,
     add_row,
     floats,
     from_operand,
-    gate_in_place,
-    gated_silu,
     item_size,
     operands,
 )
@@ -226,17 +226,17 @@ def gate(kind, model, step, table, chunk, scratch):
     ups, scales = table[Layer.UP], table[Layer.UP_SCALES]
     band_product(kind, x, ldx, rows, ups, scales, grouped, first, count, hidden, other, ldo, spare)
     for i in range(rows):
-        gated, up = floats(scratch + ldo * i, count), floats(other + ldo * i, count)
         target = step[Step.GATED] + ((token + i) * width + first) * size
-        _gate_row(kind, table, first, gated, up, operands(kind, target, count))
+        _gate_row(kind, table, first, scratch + ldo * i, other + ldo * i, count, target)
 
 
 @njit(error_model="numpy")
-def _gate_row(kind, table, first, gated, up, out):
+def _gate_row(kind, table, first, gated, up, count, out):
     if table[Layer.GATE_BIAS]:
-        add_operands(kind, gated, operands(kind, table[Layer.GATE_BIAS] + first * item_size(kind), gated.size))
-        add_operands(kind, up, operands(kind, table[Layer.UP_BIAS] + first * item_size(kind), up.size))
-    gated_silu(kind, gated, up, out)
+        at = first * item_size(kind)
+        add_operands(kind, floats(gated, count), operands(kind, table[Layer.GATE_BIAS] + at, count))
+        add_operands(kind, floats(up, count), operands(kind, table[Layer.UP_BIAS] + at, count))
+    gated_silu(kind, gated, up, count, out)
 
 
 @njit(error_model="numpy")
@@ -248,8 +248,7 @@ def _gate_by_tiles(kind, model, step, table, token, first, scratch):
     if is_alone(step):
         x, ldp = step[Step.NORMED], PAIR_BYTES
         multiply_pair(kind, x, ldp, ldg, 1, True, gates, ups, ldw, BAND * ldw, k, scratch)
-        out = operands(kind, step[Step.GATED] + 2 * first, BAND)
-        _gate_row(kind, table, first, floats(scratch, BAND), floats(scratch + 4 * BAND, BAND), out)
+        _gate_row(kind, table, first, scratch, scratch + 4 * BAND, BAND, step[Step.GATED] + 2 * first)
         return
     end = min(token + TOKEN_BLOCK, num_tokens)
     for place in range(token, end, 2 * TILE):
@@ -261,7 +260,7 @@ def _gate_by_tiles(kind, model, step, table, token, first, scratch):
             if table[Layer.GATE_BIAS]:
                 _add_to_columns(kind, gated, operands(kind, table[Layer.GATE_BIAS] + 2 * first, BAND))
                 _add_to_columns(kind, up, operands(kind, table[Layer.UP_BIAS] + 2 * first, BAND))
-            gate_in_place(floats(gated, BAND * TILE), floats(up, BAND * TILE))
+            gated_silu(np.float32(0), gated, up, BAND * TILE, gated)
             pack_columns(gated, step[Step.GATED] + 2 * (place + i * TILE) * width + first * 2 * TILE)
 
 

@@ -1,89 +1,160 @@
-"""The softmax of a row of scores, a chunk at a time: its largest, and its weights relative to the largest so far."""
+"""The softmax of rows of scores, a chunk at a time: their largest, and their weights relative to the largest so far.
+
+Several rows at once: what is done to one takes longer than it costs, so the next one's begins meanwhile.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.extending import intrinsic
 
-from engine.fused.emitter import F32, I32, PTR, Emitter, lanes
+from engine.fused.arithmetic import exp, floats, scale_row
+from engine.fused.attention_tiles import weights_of_row
+from engine.fused.emitter import F32, I32, I64, PTR, Combine, Emitter, lanes
+from engine.fused.key_slots import KEY_CHUNK
+from engine.fused.powers import LOG2E, power_of_two
 
-_LOG2E = 1.4426950408889634
-# 2**x = sum(c * x**i), Taylor's series: to 1.2e-7 for |x| <= 1/2.
-_POWERS = (1.0, 0.6931471806, 0.2402265070, 0.0555041087, 0.0096181291, 0.0013333558, 0.0001540353)
-_LEAST_POWER = -126.0  # and everything below it is 0
-_ROUNDER = 12582912.0
-_ROUNDER_BITS = 0x4B400000
-# 1.5 * 2**23: adding it leaves the nearest whole number in the last bits, subtracting it again that number.
+_AT_ONCE = 4
+_ROW_BYTES = 4 * KEY_CHUNK
+_MINUS_INFINITY = np.float32(-np.inf)
+_F32 = np.float32(0)
 
 
 @intrinsic(prefer_literal=True)
-def largest(typing_context, address, count):
-    """The largest of ``count`` float32 at an address, a multiple of the vector's lanes; numbers win over NaN."""
-    size = count.literal_value
-    signature = types.float32(types.int64, count)
+def _largest(typing_context, rows, count, scores, stride, out):
+    """The largest of each of ``rows`` rows of ``count`` float32, ``stride`` bytes apart."""
+    num_rows, size = rows.literal_value, count.literal_value
+    signature = types.void(rows, count, *[types.int64] * 3)
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
         e = Emitter(builder)
         vector = ir.VectorType(F32, lanes())
-        root = builder.inttoptr(arguments[0], PTR)
-        values = [e.load(root, vector, 4 * first) for first in range(0, size, lanes())]
-        while len(values) > 1:
-            pairs = zip(values[::2], values[1::2], strict=True)
-            values = [e.call(f"llvm.maxnum.v{lanes()}f32", vector, pair) for pair in pairs]
-        return e.call(f"llvm.vector.reduce.fmax.v{lanes()}f32", F32, values)
+
+        def larger(first: ir.Value, second: ir.Value) -> ir.Value:
+            return builder.select(builder.fcmp_ordered(">", first, second), first, second)
+
+        tops = []
+        for root in _rows(e, arguments[2], arguments[3], num_rows):
+            tops.append(_reduce([e.load(root, vector, 4 * first) for first in range(0, size, lanes())], larger))
+        _store_lanes(e, e.fold(tops, larger), num_rows, arguments[4])
+        return context.get_dummy_value()
 
     return signature, codegen
 
 
 @intrinsic(prefer_literal=True)
-def weigh_row(typing_context, scores, count, top, scaling):
-    """``scores = exp((scores - top) * scaling)`` in place, and their sum; NaN stays NaN.
+def _weigh(typing_context, rows, count, scores, stride, tops, scaling, sums):
+    """:func:`weigh_rows` of ``rows`` rows of ``count`` scores, ``stride`` bytes apart."""
+    num_rows, size = rows.literal_value, count.literal_value
+    signature = types.void(rows, count, *[types.int64] * 3, types.float32, types.int64)
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
+        e = Emitter(builder)
+        vector = ir.VectorType(F32, lanes())
+        factor = e.splat(builder.fmul(arguments[5], F32(LOG2E)), lanes())
+        top_root, totals = builder.inttoptr(arguments[4], PTR), []
+        for row, root in enumerate(_rows(e, arguments[2], arguments[3], num_rows)):
+            top, weights = e.splat(e.load(top_root, F32, 4 * row), lanes()), []
+            for first in range(0, size, lanes()):
+                distance = builder.fsub(e.load(root, vector, 4 * first), top)
+                weights.append(power_of_two(e, builder.fmul(distance, factor)))
+                e.store(weights[-1], root, 4 * first)
+            totals.append(_reduce(weights, builder.fadd))
+        _store_lanes(e, e.fold(totals), num_rows, arguments[6])
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+def _rows(e: Emitter, address: ir.Value, stride: ir.Value, num_rows: int) -> list[ir.Value]:
+    root = e.b.inttoptr(address, PTR)
+    return [e.at(root, e.b.mul(stride, I64(row))) for row in range(num_rows)]
+
+
+def _reduce(vectors: list[ir.Value], combine: Combine) -> ir.Value:
+    while len(vectors) > 1:
+        vectors = [combine(*pair) for pair in zip(vectors[::2], vectors[1::2], strict=True)]
+    return vectors[0]
+
+
+def _store_lanes(e: Emitter, folded: list[ir.Value], count: int, out: ir.Value) -> None:
+    (values,) = folded
+    target = e.b.inttoptr(out, PTR)
+    for lane in range(count):
+        e.store(e.b.extract_element(values, I32(lane)), target, 4 * lane)
+
+
+@njit(error_model="numpy")
+def largest_of_rows(scores, num_rows, out):
+    """The largest score of each row, of numbers.
 
     Args:
-        scores: address of ``count`` float32, a multiple of the vector's lanes.
-        top: float32, a number, none of the scores above it.
+        scores: address of float32 ``[num_rows, KEY_CHUNK]``.
+        out: address of float32 ``[num_rows]``.
     """
-    size = count.literal_value
-    signature = types.float32(types.int64, count, types.float32, types.float32)
-
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
-        e = Emitter(builder)
-        vector = ir.VectorType(F32, lanes())
-        root = builder.inttoptr(arguments[0], PTR)
-        top = e.splat(arguments[2], lanes())
-        factor = e.splat(builder.fmul(arguments[3], F32(_LOG2E)), lanes())
-        totals = []
-        for first in range(0, size, lanes()):
-            distance = builder.fsub(e.load(root, vector, 4 * first), top)
-            weight = _power_of_two(e, builder.fmul(distance, factor))
-            e.store(weight, root, 4 * first)
-            totals.append(weight)
-        while len(totals) > 1:
-            totals = [builder.fadd(*pair) for pair in zip(totals[::2], totals[1::2], strict=True)]
-        (total,) = e.fold(totals)
-        return builder.extract_element(total, I32(0))
-
-    return signature, codegen
+    i = 0
+    while i + _AT_ONCE <= num_rows:
+        _largest(_AT_ONCE, KEY_CHUNK, scores + i * _ROW_BYTES, _ROW_BYTES, out + 4 * i)
+        i += _AT_ONCE
+    while i < num_rows:
+        _largest(1, KEY_CHUNK, scores + i * _ROW_BYTES, _ROW_BYTES, out + 4 * i)
+        i += 1
 
 
-def _power_of_two(e: Emitter, power: ir.Value) -> ir.Value:
-    """2 to the power of float32 that are 0 or less."""
-    vector, ints = power.type, ir.VectorType(I32, power.type.count)
+@njit(error_model="numpy")
+def weigh_rows(scores, num_rows, tops, scaling, sums):
+    """``scores = exp((scores - top) * scaling)`` in place, and each row's sum; NaN stays NaN.
 
-    def of(number: float) -> ir.Value:
-        return vector([number] * vector.count)
+    Args:
+        scores: address of float32 ``[num_rows, KEY_CHUNK]``.
+        tops: address of float32 ``[num_rows]``: numbers, none of a row's scores above its own.
+        sums: address of float32 ``[num_rows]``.
+    """
+    i = 0
+    while i + _AT_ONCE <= num_rows:
+        _weigh(_AT_ONCE, KEY_CHUNK, scores + i * _ROW_BYTES, _ROW_BYTES, tops + 4 * i, scaling, sums + 4 * i)
+        i += _AT_ONCE
+    while i < num_rows:
+        _weigh(1, KEY_CHUNK, scores + i * _ROW_BYTES, _ROW_BYTES, tops + 4 * i, scaling, sums + 4 * i)
+        i += 1
 
-    shifted = e.b.fadd(power, of(_ROUNDER))
-    rest = e.b.fsub(power, e.b.fsub(shifted, of(_ROUNDER)))
-    value = of(_POWERS[-1])
-    for coefficient in _POWERS[-2::-1]:
-        value = e.fma(value, rest, of(coefficient))
-    bias = 127 - _ROUNDER_BITS
-    exponent = e.b.add(e.b.bitcast(shifted, ints), ints([bias & 0xFFFFFFFF] * ints.count))
-    scale = e.b.bitcast(e.b.shl(exponent, ints([23] * ints.count)), vector)
-    is_low = e.b.fcmp_ordered("<", power, of(_LEAST_POWER))
-    return e.b.select(is_low, of(0.0), e.b.fmul(value, scale))
+
+@njit(error_model="numpy")
+def soften(scores, num_rows, dim, scaling, state, highest, mass, rounded, spare):
+    """Scores → weights relative to the highest so far; earlier sums are brought down to it.
+
+    Args:
+        scores: address of float32 ``[num_rows, KEY_CHUNK]``.
+        state: address of the rows' sums, float32 ``[num_rows, dim]``.
+        highest, mass: float32 ``[num_rows]``, of all earlier scores.
+        rounded: where weights are stored as bfloat16 for tiles; 0: they stay where the scores were.
+        spare: address of float32 ``[2, num_rows]``.
+    """
+    tops_at, sums_at = spare, spare + 4 * num_rows
+    tops, sums = floats(tops_at, num_rows), floats(sums_at, num_rows)
+    largest_of_rows(scores, num_rows, tops_at)
+    for i in range(num_rows):
+        top = max(highest[i], tops[i])
+        # A row that has seen nothing yet: -inf less a number is -inf, which weighs nothing.
+        tops[i] = top if top > _MINUS_INFINITY else _F32
+    if rounded:
+        for i in range(num_rows):
+            place = rounded + _ROW_BYTES // 2 * i
+            sums[i] = weights_of_row(scores + _ROW_BYTES * i, KEY_CHUNK, tops[i], scaling, place)
+    else:
+        weigh_rows(scores, num_rows, tops_at, scaling, sums_at)
+    for i in range(num_rows):
+        if sums[i] == _F32:
+            continue
+        if tops[i] > highest[i]:
+            factor = exp((highest[i] - tops[i]) * scaling)
+            mass[i] = mass[i] * factor + sums[i]
+            scale_row(floats(state + 4 * dim * i, dim), factor)
+            highest[i] = tops[i]
+        else:
+            mass[i] += sums[i]

@@ -1,4 +1,4 @@
-"""A row's softmax against numpy's, and at its edges."""
+"""The softmax of rows against numpy's, and at its edges."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from engine.fused.softmax import largest, weigh_row
+from engine.fused.softmax import largest_of_rows, soften, weigh_rows
 
 COUNT = 64
 LOG2E = 1.4426950408889634
@@ -17,19 +17,40 @@ Row = npt.NDArray[np.float32]
 
 
 @njit(error_model="numpy")
-def _weigh(scores, top, scaling):
-    return weigh_row(scores, 64, top, scaling)
+def _weigh(scores, num_rows, tops, scaling, sums):
+    weigh_rows(scores, num_rows, tops, scaling, sums)
 
 
 @njit(error_model="numpy")
-def _largest(scores):
-    return largest(scores, 64)
+def _largest(scores, num_rows, out):
+    largest_of_rows(scores, num_rows, out)
+
+
+@njit(error_model="numpy")
+def _soften(scores, num_rows, dim, scaling, state, highest, mass, spare):
+    soften(scores, num_rows, dim, scaling, state, highest, mass, 0, spare)
 
 
 def weigh(scores: npt.ArrayLike, top: float, scaling: float = 1.0) -> tuple[Row, float]:
-    row = np.array(scores, dtype=np.float32)
-    total = _weigh(row.ctypes.data, np.float32(top), np.float32(scaling))
-    return row, total
+    """A row, computed alone and as each of five, which must not differ."""
+    alone, total = weigh_all(np.array([scores]), [top], scaling)
+    rows, totals = weigh_all(np.array([scores] * 5), [top] * 5, scaling)
+    np.testing.assert_array_equal(rows, np.repeat(alone, 5, axis=0))
+    np.testing.assert_array_equal(totals, np.repeat(total, 5))
+    return alone[0], total[0]
+
+
+def weigh_all(scores: npt.ArrayLike, tops: list[float], scaling: float) -> tuple[Row, Row]:
+    rows, highest = np.array(scores, dtype=np.float32), np.array(tops, dtype=np.float32)
+    sums = np.empty_like(highest)
+    _weigh(rows.ctypes.data, len(rows), highest.ctypes.data, np.float32(scaling), sums.ctypes.data)
+    return rows, sums
+
+
+def largest(scores: Row) -> Row:
+    out = np.empty(len(scores), dtype=np.float32)
+    _largest(scores.ctypes.data, len(scores), out.ctypes.data)
+    return out
 
 
 @given(
@@ -70,13 +91,41 @@ def test_the_smallest_weights_are_numbers_or_zero() -> None:
     assert (weights[powers > -125.999] > 0.0).all()
 
 
-@given(st.lists(st.floats(width=32, allow_nan=False), min_size=COUNT, max_size=COUNT))
-def test_the_largest_of_a_row(scores: list[float]) -> None:
-    row = np.array(scores, dtype=np.float32)
-    assert _largest(row.ctypes.data) == row.max()
+@given(st.integers(1, 9), st.integers(0, 2**32 - 1))
+def test_the_largest_of_rows(num_rows: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    scores = rng.standard_normal((num_rows, COUNT)).astype(np.float32)
+    scores[rng.random(scores.shape) < 0.3] = -np.inf
+    np.testing.assert_array_equal(largest(scores), scores.max(axis=1))
 
 
-def test_numbers_win_over_nan() -> None:
-    row = np.full(COUNT, np.nan, dtype=np.float32)
-    row[17] = -5.0
-    assert _largest(row.ctypes.data) == -5.0
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 2**32 - 1))
+def test_chunk_by_chunk_it_is_the_softmax_of_all(num_rows: int, num_chunks: int, seed: int) -> None:
+    """Rows that see nothing in some chunks, the first ones too, and sums that are brought down to the largest so far."""
+    rng = np.random.default_rng(seed)
+    scores = (rng.standard_normal((num_rows, num_chunks, COUNT)) * 4).astype(np.float32)
+    scores[rng.random((num_rows, num_chunks)) < 0.3] = -np.inf
+    values = rng.standard_normal((num_chunks, COUNT, 16)).astype(np.float32)
+    state, spare = np.zeros((num_rows, 16), dtype=np.float32), np.empty((2, num_rows), dtype=np.float32)
+    highest, mass = np.full(num_rows, -np.inf, dtype=np.float32), np.zeros(num_rows, dtype=np.float32)
+    for chunk in range(num_chunks):
+        weights = scores[:, chunk].copy()
+        places = (weights.ctypes.data, num_rows, 16, np.float32(0.5), state.ctypes.data)
+        _soften(*places, highest, mass, spare.ctypes.data)
+        state += weights @ values[chunk]
+    np.testing.assert_array_equal(highest, scores.max(axis=(1, 2)))
+    seen = highest > -np.inf
+    assert (mass[~seen] == 0).all()
+    assert (state[~seen] == 0).all()
+    powers = np.exp(0.5 * (scores[seen].astype(np.float64) - highest[seen, None, None]))
+    np.testing.assert_allclose(mass[seen], powers.sum(axis=(1, 2)), rtol=1e-5)
+    np.testing.assert_allclose(state[seen], np.einsum("rck,ckd->rd", powers, values), rtol=1e-4, atol=1e-4)
+
+
+def test_nan_is_not_hidden() -> None:
+    scores = np.zeros((5, COUNT), dtype=np.float32)
+    scores[1, 3] = np.nan
+    state, spare = np.zeros((5, 16), dtype=np.float32), np.empty((2, 5), dtype=np.float32)
+    highest, mass = np.full(5, -np.inf, dtype=np.float32), np.zeros(5, dtype=np.float32)
+    _soften(scores.ctypes.data, 5, 16, np.float32(1.0), state.ctypes.data, highest, mass, spare.ctypes.data)
+    np.testing.assert_array_equal(np.isnan(mass), [False, True, False, False, False])
