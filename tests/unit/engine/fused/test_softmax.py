@@ -101,7 +101,7 @@ def test_the_largest_of_rows(num_rows: int, seed: int) -> None:
 
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 2**32 - 1))
 def test_chunk_by_chunk_it_is_the_softmax_of_all(num_rows: int, num_chunks: int, seed: int) -> None:
-    """Rows that see nothing in some chunks, the first ones too, and sums that are brought down to the largest so far."""
+    """Rows that see nothing in some chunks, in the first ones too, and sums that are brought down to the largest."""
     rng = np.random.default_rng(seed)
     scores = (rng.standard_normal((num_rows, num_chunks, COUNT)) * 4).astype(np.float32)
     scores[rng.random((num_rows, num_chunks)) < 0.3] = -np.inf
