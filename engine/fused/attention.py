@@ -23,8 +23,7 @@ from engine.fused.arithmetic import (
     operands,
     to_operand,
 )
-from engine.fused.attention_tiles import mix_by_tiles, score_by_tiles, tile_scratch_floats
-from engine.fused.attention_widened import (
+from engine.fused.attention_many import (
     mix_many,
     number_rows,
     row_scratch_bytes,
@@ -32,6 +31,7 @@ from engine.fused.attention_widened import (
     takes_many,
     widen_queries,
 )
+from engine.fused.attention_tiles import mix_by_tiles, score_by_tiles, tile_scratch_floats
 from engine.fused.int8_rows import row_bytes, unpack_rows
 from engine.fused.key_slots import KEY_CHUNK, ask_for_rows, fill_path, fill_slots
 from engine.fused.softmax import soften
@@ -200,13 +200,13 @@ def _attend_chunk(kind, rows, cache, slots_at, num_keys, visible, before, head, 
             number among them.
         memory: addresses of the rows' scores; of scratch memory for tiles, or 0: there are none; of the numbers from 0
             on, which are the slots of a chunk's rows of operands, and behind them of memory for these rows, or 0: the
-            cache holds operands; of the same for :mod:`engine.fused.attention_widened`, or 0: it has nothing to do.
+            cache holds operands; of the same for :mod:`engine.fused.attention_many`, or 0: it has nothing to do.
     """
     q, ld_query, num_rows, share = rows
     keys, values, ld_cache = cache
     dim, lanes, scaling = head
     state, highest, mass, first_row = states
-    scores, tiles, unpacked, widened = memory
+    scores, tiles, unpacked, many = memory
     lds, ldw, rounded, scratch = 4 * KEY_CHUNK, 2 * KEY_CHUNK, tiles, tiles + 2 * MAX_ROWS * KEY_CHUNK
     count = min(KEY_CHUNK, visible + (num_rows - 1) // share)
     cached_at = slots_at
@@ -220,8 +220,9 @@ def _attend_chunk(kind, rows, cache, slots_at, num_keys, visible, before, head, 
         score_by_tiles(kind, q, ld_query, num_rows, keys, ld_rows, slots_at, num_keys, dim, scores, lds, scratch)
     else:
         done = 0
-        if widened:
-            done = score_many(kind, first_row, num_rows, keys, ld_rows, slots_at, num_keys, dim, scores, widened)
+        if many:
+            asked = (q, ld_query, first_row, num_rows)
+            done = score_many(kind, asked, keys, ld_rows, slots_at, num_keys, dim, scores, many)
         left, place = num_rows - done, scores + lds * done
         _score(kind, q + ld_query * done, ld_query, left, keys, ld_rows, slots_at, num_keys, dim, place)
     if visible < KEY_CHUNK or before > 0:
@@ -234,8 +235,8 @@ def _attend_chunk(kind, rows, cache, slots_at, num_keys, visible, before, head, 
         mix_by_tiles(kind, rounded, ldw, num_rows, rows_at, ld_rows, slots_at, count, dim, state, scratch)
     else:
         done = 0
-        if widened:
-            done = mix_many(kind, scores, num_rows, rows_at, ld_rows, slots_at, count, dim, lanes, state, widened)
+        if many:
+            done = mix_many(kind, scores, num_rows, rows_at, ld_rows, slots_at, count, dim, lanes, state, many)
         left, place, total_at = num_rows - done, scores + lds * done, state + 4 * dim * done
         _mix(kind, place, left, rows_at, ld_rows, slots_at, count, dim, lanes, total_at)
 
@@ -251,8 +252,8 @@ def _attend_split(kind, span, item, shape, scaling, queries, keys, values, first
     unpacked = rows_memory if has_int8 else 0
     share, size = num_heads // num_kv_heads, item_size(kind)
     query, num_rows = item[Item.FIRST], item[Item.COUNT] * share
-    widened = rows_memory if has_int8 == 0 and tiles == 0 and takes_many(kind, num_rows, dim, lanes) else 0
-    if unpacked or widened:
+    many = rows_memory if has_int8 == 0 and tiles == 0 and takes_many(kind, num_rows, dim, lanes) else 0
+    if unpacked or many:
         number_rows(rows_memory)
     place, last, tree_start = span[Span.START] + query, item[Item.END], span[Span.TREE_START]
     scores, slots_at = scratch, scratch + 4 * _SCORES_FLOATS
@@ -267,9 +268,9 @@ def _attend_split(kind, span, item, shape, scaling, queries, keys, values, first
     ld_query, ld_cache = dim * size, num_kv_heads * vector_bytes
     q = queries + (item[Item.HEAD] * num_tokens + span[Span.FIRST_TOKEN] + query) * share * ld_query
     k, v = keys + item[Item.HEAD] * vector_bytes, values + item[Item.HEAD] * vector_bytes
-    cache, head, memory = (k, v, ld_cache), (dim, lanes, scaling), (scores, tiles, unpacked, widened)
-    if widened:
-        widen_queries(kind, q, ld_query, num_rows, dim, widened)
+    cache, head, memory = (k, v, ld_cache), (dim, lanes, scaling), (scores, tiles, unpacked, many)
+    if many:
+        widen_queries(kind, q, ld_query, num_rows, dim, many)
     count = min(KEY_CHUNK, end - first_split_key)
     num_keys = fill_slots(span, blocks, block_size, first_split_key, count, slots_at)
     ask_for_rows(v, ld_cache, slots_at, count, vector_bytes)

@@ -153,6 +153,10 @@ class Emitter:
         kind = ir.VectorType(_BFloat(), 32)
         return self.call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", kind, (high, low))
 
+    def as_pairs(self, words: ir.Value) -> ir.Value:
+        """``<16 x i32>`` as ``<32 x bfloat>``."""
+        return self.b.bitcast(words, ir.VectorType(_BFloat(), 2 * words.type.count))
+
     def transpose(self, rows: Sequence[ir.Value]) -> list[ir.Value]:
         """As many vectors as each has lanes, a power of two: lanes become vectors, and vectors lanes."""
         count = len(rows)

@@ -1,4 +1,4 @@
-"""Products computed in the ways that are meant for other CPUs, as far as this one has their instructions."""
+"""Products and scores computed in the ways that are meant for other CPUs, as far as this one has their instructions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import llvmlite.binding
 import pytest
 from engine.fused import emitter
 
-way, tests = sys.argv[1:]
+way, *tests = sys.argv[1:]
 features = frozenset(emitter._features())
 if way == "pairs":  # fast where they are slow, slow where they are fast
     name = llvmlite.binding.get_host_cpu_name()
@@ -26,7 +26,7 @@ elif way == "avx512":
     emitter._features = lambda: features - {"avx512bf16"}
 else:
     emitter._features = lambda: frozenset(name for name in features if not name.startswith("avx512"))
-sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", tests, "-k", "bfloat16 and (600 or 40 or small)"]))
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *tests, "-k", "bfloat16 and (600 or 40 or small or many)"]))
 """
 
 
@@ -34,6 +34,6 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", tests, "-k", "bfloat16 and
 def test_products_are_right_and_rows_independent(way: str) -> None:
     if not (has_pairs() if way == "pairs" else has_features("avx512f" if way == "avx512" else "avx2")):
         pytest.skip(f"this CPU has no {way}")
-    tests = str(Path(__file__).with_name("test_products.py"))
-    ended = subprocess.run([sys.executable, "-c", RUN, way, tests], capture_output=True, text=True, check=False)
+    tests = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("products", "attention_many")]
+    ended = subprocess.run([sys.executable, "-c", RUN, way, *tests], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-1000:]
