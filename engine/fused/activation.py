@@ -31,15 +31,12 @@ def gated_silu(typing_context, kind, gate, up, count, out):
         gates, ups, target = (builder.inttoptr(arguments[i], PTR) for i in (1, 2, 4))
         rest = builder.and_(arguments[3], I64(width - 1))
         end = builder.sub(arguments[3], rest)
-        with cgutils.for_range_slice(builder, I64(0), end, I64(width)) as (place, _):
-            at = builder.mul(place, I64(4))
-            vector = ir.VectorType(F32, width)
-            value = _gated(e, e.load(gates, vector, at), e.load(ups, vector, at))
-            e.store(e.round(value) if half else value, target, builder.mul(place, I64(item)))
-        with cgutils.for_range_slice(builder, end, arguments[3], I64(1)) as (place, _):
-            at, one = builder.mul(place, I64(4)), ir.VectorType(F32, 1)
-            value = _gated(e, e.load(gates, one, at), e.load(ups, one, at))
-            e.store(e.round(value) if half else value, target, builder.mul(place, I64(item)))
+        for first, last, size in ((I64(0), end, width), (end, arguments[3], 1)):
+            vector = ir.VectorType(F32, size)
+            with cgutils.for_range_slice(builder, first, last, I64(size)) as (place, _):
+                at = builder.mul(place, I64(4))
+                value = _gated(e, e.load(gates, vector, at), e.load(ups, vector, at))
+                e.store(e.round(value) if half else value, target, builder.mul(place, I64(item)))
         return context.get_dummy_value()
 
     return signature, codegen

@@ -15,10 +15,10 @@ from numba.extending import intrinsic
 
 from engine.fused.arithmetic import add_row, floats, numbers
 from engine.fused.emitter import F32, I16, I32, I64, PTR, Emitter, lanes
+from engine.fused.powers import LOG2E
 from engine.fused.tiles import PAIRS_BYTES, STEP, TILE, has_tiles, multiply
 
 _KEYS_BYTES = PAIRS_BYTES * STEP // 2
-_LOG2E = 1.4426950408889634
 # 2**x = sum(c * x**i), Taylor's series: to 4e-6 for |x| <= 1/2, hundreds of times less than rounding to bfloat16 takes.
 _POWERS = (1.0, 0.69314718, 0.24022651, 0.055504109, 0.0096181291, 0.0013333558)
 _LEAST_POWER = -200.0  # and everything below it is 0
@@ -84,7 +84,7 @@ def weights_of_row(typing_context, scores, count, top, scaling, out):
         e = Emitter(builder)
         vector = ir.VectorType(F32, TILE)
         source, target = builder.inttoptr(arguments[0], PTR), builder.inttoptr(arguments[4], PTR)
-        factor = builder.fmul(arguments[3], F32(_LOG2E))
+        factor = builder.fmul(arguments[3], F32(LOG2E))
         slope, shift = (e.splat(value, TILE) for value in (factor, builder.fneg(builder.fmul(factor, arguments[2]))))
         every, rounding = ir.IntType(16)(-1), I32(4)
         weights = []

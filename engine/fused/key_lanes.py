@@ -52,11 +52,11 @@ def transpose_keys(typing_context, kind, dim, keys, ldk, slots, out):
 
 @intrinsic(prefer_literal=True)
 def score_tile(typing_context, kind, dim, rows, groups, x, ldx, keys, out, ldo):
-    """``out[i, j] = x[i] · keys[j]`` for as many keys as there are lanes, bit for bit what a tile of products gives.
+    """``out[i, j] = x[i] · keys[j]`` for groups of as many keys as there are lanes, with the bits of a tile.
 
     Args:
         kind, dim: see :func:`transpose_keys`, which has seen the keys.
-        rows: a literal.
+        rows, groups: literals; groups lie one behind the other.
         x: address of rows of operands, or of what :func:`engine.fused.vectors.widen_steps` has made of them where
             :func:`engine.fused.emitter.is_widened` says so.
         out: address of float32; ``ldx``, ``ldo``: bytes from row to row.
