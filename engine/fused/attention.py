@@ -17,7 +17,6 @@ from numba import njit
 from engine.fused.arithmetic import (
     exp,
     floats,
-    from_operand,
     item_size,
     numbers,
     operands,
@@ -34,10 +33,11 @@ from engine.fused.attention_many import (
 from engine.fused.attention_tiles import mix_by_tiles, score_by_tiles, tile_scratch_floats
 from engine.fused.int8_rows import row_bytes, unpack_rows
 from engine.fused.key_slots import KEY_CHUNK, ask_for_rows, fill_path, fill_slots
+from engine.fused.mixing import mix
 from engine.fused.softmax import soften
 from engine.fused.tables import Item, Span
 from engine.fused.tiles import STEP
-from engine.fused.vectors import dot_tile, mix_tile
+from engine.fused.vectors import dot_tile
 
 SPLIT_KEYS = 4 * KEY_CHUNK
 """Keys that are summed by themselves; several threads can share a long context."""
@@ -84,61 +84,6 @@ def _score(kind, queries, ldq, num_rows, keys, ldk, slots, num_keys, dim, scores
             for j in range(0, num_keys, 16):
                 dot_tile(kind, kind, 1, 16, 1, 0, x, ldq, keys, ldk, slots + 8 * j, 0, dim, out + 4 * j, lds)
             i += 1
-
-
-@njit(error_model="numpy")
-def _mix(kind, weights, num_rows, values, ldv, slots, num_keys, dim, lanes, out):
-    """``out[i] += sum(weights[i, j] * values[slots[j]])``"""
-    ldw, ldo = 4 * KEY_CHUNK, 4 * dim
-    item = item_size(kind)
-    i = 0
-    while i < num_rows:
-        p, left = weights + i * ldw, num_rows - i
-        d = 0
-        while d + 4 * lanes <= dim:
-            v, o = values + d * item, out + i * ldo + 4 * d
-            if left >= 4:
-                mix_tile(kind, 4, 4, p, ldw, v, ldv, slots, num_keys, o, ldo)
-            elif left == 3:
-                mix_tile(kind, 3, 4, p, ldw, v, ldv, slots, num_keys, o, ldo)
-            elif left == 2:
-                mix_tile(kind, 2, 4, p, ldw, v, ldv, slots, num_keys, o, ldo)
-            else:
-                mix_tile(kind, 1, 4, p, ldw, v, ldv, slots, num_keys, o, ldo)
-            d += 4 * lanes
-        while d + lanes <= dim:
-            for r in range(min(left, 4)):
-                mix_tile(
-                    kind,
-                    1,
-                    1,
-                    p + r * ldw,
-                    ldw,
-                    values + d * item,
-                    ldv,
-                    slots,
-                    num_keys,
-                    out + (i + r) * ldo + 4 * d,
-                    ldo,
-                )
-            d += lanes
-        if d < dim:
-            for r in range(min(left, 4)):
-                _mix_rest(
-                    kind, p + r * ldw, values + d * item, ldv, slots, num_keys, dim - d, out + (i + r) * ldo + 4 * d
-                )
-        i += min(left, 4)
-
-
-@njit(error_model="numpy")
-def _mix_rest(kind, weights, values, ldv, slots, num_keys, dim, out):
-    total = floats(out, dim)
-    weight = floats(weights, num_keys)
-    slot = numbers(slots, num_keys)
-    for j in range(num_keys):
-        row = operands(kind, values + slot[j] * ldv, dim)
-        for d in range(dim):
-            total[d] += weight[j] * from_operand(kind, row[d])
 
 
 @njit(error_model="numpy")
@@ -228,7 +173,7 @@ def _attend_chunk(kind, rows, cache, slots_at, num_keys, visible, before, head, 
     if visible < KEY_CHUNK or before > 0:
         _hide(scores, num_rows, share, visible, before)
     tops, sums = highest[first_row : first_row + num_rows], mass[first_row : first_row + num_rows]
-    soften(scores, num_rows, dim, scaling, state, tops, sums, rounded if tiles else 0, scores + lds * MAX_ROWS)
+    soften(kind, scores, num_rows, dim, scaling, state, tops, sums, rounded if tiles else 0, scores + lds * MAX_ROWS)
     if unpacked:
         unpack_rows(kind, values, ld_cache, cached_at, count, dim, rows_at)
     if tiles:
@@ -238,7 +183,7 @@ def _attend_chunk(kind, rows, cache, slots_at, num_keys, visible, before, head, 
         if many:
             done = mix_many(kind, scores, num_rows, rows_at, ld_rows, slots_at, count, dim, lanes, state, many)
         left, place, total_at = num_rows - done, scores + lds * done, state + 4 * dim * done
-        _mix(kind, place, left, rows_at, ld_rows, slots_at, count, dim, lanes, total_at)
+        mix(kind, place, left, rows_at, ld_rows, slots_at, count, dim, lanes, total_at)
 
 
 @njit(error_model="numpy")

@@ -17,7 +17,8 @@ from engine.fused.emitter import LONGEST_STEP, is_widened, numbers_at_once
 from engine.fused.emitter import lanes as num_lanes
 from engine.fused.key_lanes import score_tile, transpose_keys
 from engine.fused.key_slots import KEY_CHUNK
-from engine.fused.vectors import dot_tile, is_half, mix_tile, widen_steps
+from engine.fused.mixing import mix_tile
+from engine.fused.vectors import dot_tile, is_half, widen_steps
 
 _WORTH_ROWS = 16
 """Rows that share a chunk's keys, for which it is worth it."""

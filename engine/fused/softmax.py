@@ -17,6 +17,7 @@ from engine.fused.arithmetic import exp, floats, scale_row
 from engine.fused.attention_tiles import weights_of_row
 from engine.fused.emitter import F32, I32, I64, PTR, Combine, Emitter, lanes
 from engine.fused.key_slots import KEY_CHUNK
+from engine.fused.mixing import has_rounded_weights
 from engine.fused.powers import LOG2E, power_of_two
 
 _AT_ONCE = 4
@@ -48,27 +49,37 @@ def _largest(typing_context, rows, count, scores, stride, out):
 
 
 @intrinsic(prefer_literal=True)
-def _weigh(typing_context, rows, count, scores, stride, tops, scaling, sums):
+def _weigh(typing_context, kind, rows, count, scores, stride, tops, scaling, sums):
     """:func:`weigh_rows` of ``rows`` rows of ``count`` scores, ``stride`` bytes apart."""
     num_rows, size = rows.literal_value, count.literal_value
-    signature = types.void(rows, count, *[types.int64] * 3, types.float32, types.int64)
+    rounded = has_rounded_weights(kind)
+    signature = types.void(kind, rows, count, *[types.int64] * 3, types.float32, types.int64)
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
         e = Emitter(builder)
         vector = ir.VectorType(F32, lanes())
-        factor = e.splat(builder.fmul(arguments[5], F32(LOG2E)), lanes())
-        top_root, totals = builder.inttoptr(arguments[4], PTR), []
-        for row, root in enumerate(_rows(e, arguments[2], arguments[3], num_rows)):
+        factor = e.splat(builder.fmul(arguments[6], F32(LOG2E)), lanes())
+        top_root, totals = builder.inttoptr(arguments[5], PTR), []
+        for row, root in enumerate(_rows(e, arguments[3], arguments[4], num_rows)):
             top, weights = e.splat(e.load(top_root, F32, 4 * row), lanes()), []
             for first in range(0, size, lanes()):
                 distance = builder.fsub(e.load(root, vector, 4 * first), top)
                 weights.append(power_of_two(e, builder.fmul(distance, factor)))
-                e.store(weights[-1], root, 4 * first)
+            _store_weights(e, weights, root, rounded=rounded)
             totals.append(_reduce(weights, builder.fadd))
-        _store_lanes(e, e.fold(totals), num_rows, arguments[6])
+        _store_lanes(e, e.fold(totals), num_rows, arguments[7])
         return context.get_dummy_value()
 
     return signature, codegen
+
+
+def _store_weights(e: Emitter, weights: list[ir.Value], row: ir.Value, *, rounded: bool) -> None:
+    if rounded:
+        for number in range(0, len(weights), 2):
+            e.store(e.round_pair(*weights[number : number + 2]), row, 2 * lanes() * number)
+        return
+    for number, weight in enumerate(weights):
+        e.store(weight, row, 4 * lanes() * number)
 
 
 def _rows(e: Emitter, address: ir.Value, stride: ir.Value, num_rows: int) -> list[ir.Value]:
@@ -107,28 +118,31 @@ def largest_of_rows(scores, num_rows, out):
 
 
 @njit(error_model="numpy")
-def weigh_rows(scores, num_rows, tops, scaling, sums):
+def weigh_rows(kind, scores, num_rows, tops, scaling, sums):
     """``scores = exp((scores - top) * scaling)`` in place, and each row's sum; NaN stays NaN.
 
     Args:
+        kind: of the values that are weighed; the weights are what :func:`engine.fused.mixing.mix` takes for them. Sums
+            are of weights that are not rounded.
         scores: address of float32 ``[num_rows, KEY_CHUNK]``.
         tops: address of float32 ``[num_rows]``: numbers, none of a row's scores above its own.
         sums: address of float32 ``[num_rows]``.
     """
     i = 0
     while i + _AT_ONCE <= num_rows:
-        _weigh(_AT_ONCE, KEY_CHUNK, scores + i * _ROW_BYTES, _ROW_BYTES, tops + 4 * i, scaling, sums + 4 * i)
+        _weigh(kind, _AT_ONCE, KEY_CHUNK, scores + i * _ROW_BYTES, _ROW_BYTES, tops + 4 * i, scaling, sums + 4 * i)
         i += _AT_ONCE
     while i < num_rows:
-        _weigh(1, KEY_CHUNK, scores + i * _ROW_BYTES, _ROW_BYTES, tops + 4 * i, scaling, sums + 4 * i)
+        _weigh(kind, 1, KEY_CHUNK, scores + i * _ROW_BYTES, _ROW_BYTES, tops + 4 * i, scaling, sums + 4 * i)
         i += 1
 
 
 @njit(error_model="numpy")
-def soften(scores, num_rows, dim, scaling, state, highest, mass, rounded, spare):
+def soften(kind, scores, num_rows, dim, scaling, state, highest, mass, rounded, spare):
     """Scores → weights relative to the highest so far; earlier sums are brought down to it.
 
     Args:
+        kind: see :func:`weigh_rows`.
         scores: address of float32 ``[num_rows, KEY_CHUNK]``.
         state: address of the rows' sums, float32 ``[num_rows, dim]``.
         highest, mass: float32 ``[num_rows]``, of all earlier scores.
@@ -147,7 +161,7 @@ def soften(scores, num_rows, dim, scaling, state, highest, mass, rounded, spare)
             place = rounded + _ROW_BYTES // 2 * i
             sums[i] = weights_of_row(scores + _ROW_BYTES * i, KEY_CHUNK, tops[i], scaling, place)
     else:
-        weigh_rows(scores, num_rows, tops_at, scaling, sums_at)
+        weigh_rows(kind, scores, num_rows, tops_at, scaling, sums_at)
     for i in range(num_rows):
         if sums[i] == _F32:
             continue

@@ -239,67 +239,6 @@ def widen_steps(typing_context, kind, x, k, out):
     return signature, codegen
 
 
-@intrinsic(prefer_literal=True)
-def mix_tile(typing_context, kind, rows, vectors, p, ldp, v, ldv, index, count, out, ldo):
-    """``out[i, :] += sum(p[i, j] * v[index[j], :] for j < count)``, ``vectors`` registers wide.
-
-    Args:
-        kind: see :func:`dot_tile`; ``p`` and ``out`` are float32.
-        p, v, index, out: addresses; ``ldp``, ``ldv``, ``ldo``: bytes from row to row.
-    """
-    num_rows, num_vectors = rows.literal_value, vectors.literal_value
-    half = is_half(kind)
-    signature = types.void(kind, rows, vectors, *[types.int64] * 8)
-
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
-        p_base, p_stride, v_base, v_stride, index_base, length, out_base, out_stride = arguments[3:]
-        e = Emitter(builder)
-        vector = ir.VectorType(F32, lanes())
-        raw = ir.VectorType(ir.IntType(16), lanes()) if half else vector
-        v_bytes, out_bytes = lanes() * (2 if half else 4), lanes() * 4
-        p_root, v_root, index_root, out_root = (
-            builder.inttoptr(address, PTR) for address in (p_base, v_base, index_base, out_base)
-        )
-        p_rows = [e.at(p_root, builder.mul(p_stride, I64(i))) for i in range(num_rows)]
-        places = [
-            e.at(out_root, builder.add(builder.mul(out_stride, I64(i)), I64(j * out_bytes)))
-            for i in range(num_rows)
-            for j in range(num_vectors)
-        ]
-        starts = [e.load(place, vector) for place in places]
-
-        before = builder.block
-        head, body, done = (builder.append_basic_block(name) for name in ("keys", "key", "mixed"))
-        builder.branch(head)
-        builder.position_at_end(head)
-        number = builder.phi(I64)
-        totals = [builder.phi(vector) for _ in places]
-        number.add_incoming(I64(0), before)
-        for total, start in zip(totals, starts, strict=True):
-            total.add_incoming(start, before)
-        builder.cbranch(builder.icmp_unsigned("<", number, length), body, done)
-
-        builder.position_at_end(body)
-        row = e.at(v_root, builder.mul(v_stride, e.load(index_root, I64, builder.mul(number, I64(8)))))
-        loaded = [e.load(row, raw, j * v_bytes) for j in range(num_vectors)]
-        values = [e.widen(value) for value in loaded] if half else loaded
-        at_key = builder.mul(number, I64(4))
-        weights = [e.splat(e.load(p_row, F32, at_key), lanes()) for p_row in p_rows]
-        pairs = [(weight, value) for weight in weights for value in values]
-        added = [e.fma(weight, value, total) for total, (weight, value) in zip(totals, pairs, strict=True)]
-        number.add_incoming(builder.add(number, I64(1)), builder.block)
-        for total, value in zip(totals, added, strict=True):
-            total.add_incoming(value, builder.block)
-        builder.branch(head)
-
-        builder.position_at_end(done)
-        for total, place in zip(totals, places, strict=True):
-            e.store(total, place)
-        return context.get_dummy_value()
-
-    return signature, codegen
-
-
 @intrinsic
 def pointer_to(typing_context, kind, address):
     """A typed pointer to ``address``; ``kind`` is any value of the type pointed to."""

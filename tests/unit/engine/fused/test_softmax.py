@@ -12,13 +12,14 @@ from numba import njit
 from engine.fused.softmax import largest_of_rows, soften, weigh_rows
 
 COUNT = 64
+F32 = np.float32(0)
 LOG2E = 1.4426950408889634
 Row = npt.NDArray[np.float32]
 
 
 @njit(error_model="numpy")
 def _weigh(scores, num_rows, tops, scaling, sums):
-    weigh_rows(scores, num_rows, tops, scaling, sums)
+    weigh_rows(F32, scores, num_rows, tops, scaling, sums)
 
 
 @njit(error_model="numpy")
@@ -28,7 +29,7 @@ def _largest(scores, num_rows, out):
 
 @njit(error_model="numpy")
 def _soften(scores, num_rows, dim, scaling, state, highest, mass, spare):
-    soften(scores, num_rows, dim, scaling, state, highest, mass, 0, spare)
+    soften(F32, scores, num_rows, dim, scaling, state, highest, mass, 0, spare)
 
 
 def weigh(scores: npt.ArrayLike, top: float, scaling: float = 1.0) -> tuple[Row, float]:

@@ -1,0 +1,223 @@
+"""Values, weighted and added up.
+
+Where an instruction multiplies pairs of bfloat16 fast, weights are rounded to bfloat16 and two keys are weighed at
+once, which halves the work. Pairs begin at the first key of a chunk, whoever asks, and a last key without a neighbour
+has one that weighs nothing: so a row's bits depend neither on the rows beside it nor on the keys that it cannot see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from engine.fused.arithmetic import floats, from_operand, item_size, numbers, operands
+from engine.fused.emitter import F32, I16, I32, I64, PTR, Dot, Emitter, has_fast_pairs, lanes
+from engine.fused.key_slots import KEY_CHUNK
+from engine.fused.vectors import is_half
+
+_WEIGHT_ROW_BYTES = 4 * KEY_CHUNK
+
+
+def has_rounded_weights(kind: types.Type) -> bool:
+    """Whether weights of values of that kind are bfloat16, else float32; see :func:`engine.fused.vectors.is_half`."""
+    return is_half(kind) and has_fast_pairs()
+
+
+@njit(error_model="numpy")
+def mix(kind, weights, num_rows, values, ldv, slots, num_keys, dim, lanes, out):
+    """``out[i] += sum(weights[i, j] * values[slots[j]])``
+
+    Args:
+        weights: address of rows of :data:`engine.fused.key_slots.KEY_CHUNK` weights, as many bytes apart as rows of so
+            many float32, in the format of :func:`has_rounded_weights`; what stands behind those of ``num_keys`` is 0.
+        values: address of operands, those of slot 0; ``ldv``: bytes from slot to slot.
+        slots: address of int64 ``[num_keys]``.
+        lanes: of a vector, see :func:`engine.fused.emitter.lanes`.
+        out: address of float32 ``[num_rows, dim]``.
+    """
+    ldw, ldo, item = _WEIGHT_ROW_BYTES, 4 * dim, item_size(kind)
+    for i in range(0, num_rows, 4):
+        p, row, left = weights + i * ldw, out + i * ldo, min(4, num_rows - i)
+        d = 0
+        while d + 4 * lanes <= dim:
+            v, o = values + d * item, row + 4 * d
+            if left == 4:
+                mix_tile(kind, 4, 4, p, ldw, v, ldv, slots, num_keys, o, ldo)
+            elif left == 3:
+                mix_tile(kind, 3, 4, p, ldw, v, ldv, slots, num_keys, o, ldo)
+            elif left == 2:
+                mix_tile(kind, 2, 4, p, ldw, v, ldv, slots, num_keys, o, ldo)
+            else:
+                mix_tile(kind, 1, 4, p, ldw, v, ldv, slots, num_keys, o, ldo)
+            d += 4 * lanes
+        while d + lanes <= dim:
+            for r in range(left):
+                v, o = values + d * item, row + r * ldo + 4 * d
+                mix_tile(kind, 1, 1, p + r * ldw, ldw, v, ldv, slots, num_keys, o, ldo)
+            d += lanes
+        if d < dim:
+            for r in range(left):
+                _mix_rest(kind, p + r * ldw, values + d * item, ldv, slots, num_keys, dim - d, row + r * ldo + 4 * d)
+
+
+@njit(error_model="numpy")
+def _mix_rest(kind, weights, values, ldv, slots, num_keys, dim, out):
+    total, slot = floats(out, dim), numbers(slots, num_keys)
+    for j in range(num_keys):
+        weight, row = _weight(kind, weights, j), operands(kind, values + slot[j] * ldv, dim)
+        for d in range(dim):
+            total[d] += weight * from_operand(kind, row[d])
+
+
+@intrinsic
+def _weight(typing_context, kind, weights, number):
+    """One weight of a row, as float32."""
+    rounded = has_rounded_weights(kind)
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
+        e = Emitter(builder)
+        row, number = builder.inttoptr(arguments[1], PTR), arguments[2]
+        if not rounded:
+            return e.load(row, F32, builder.mul(number, I64(4)))
+        bits = builder.zext(e.load(row, I16, builder.mul(number, I64(2))), I32)
+        return builder.bitcast(builder.shl(bits, I32(16)), F32)
+
+    return types.float32(kind, types.int64, types.int64), codegen
+
+
+@intrinsic(prefer_literal=True)
+def mix_tile(typing_context, kind, rows, vectors, p, ldp, v, ldv, index, count, out, ldo):
+    """``out[i, :] += sum(p[i, j] * v[index[j], :] for j < count)``, ``vectors`` registers wide.
+
+    Args:
+        kind: see :func:`engine.fused.vectors.dot_tile`.
+        rows, vectors: literals.
+        p: address of weights, see :func:`mix`, and of a 0 behind an odd number of them.
+        v, index, out: addresses; ``ldp``, ``ldv``, ``ldo``: bytes from row to row.
+    """
+    num_rows, num_vectors = rows.literal_value, vectors.literal_value
+    mixer = _PairMixer if has_rounded_weights(kind) else _Mixer
+    signature = types.void(kind, rows, vectors, *[types.int64] * 8)
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
+        p_base, p_stride, v_base, v_stride, index_base, length, out_base, out_stride = arguments[3:]
+        e = Emitter(builder)
+        vector = ir.VectorType(F32, lanes())
+        p_root, v_root, index_root, out_root = (
+            builder.inttoptr(address, PTR) for address in (p_base, v_base, index_base, out_base)
+        )
+        p_rows = [e.at(p_root, builder.mul(p_stride, I64(i))) for i in range(num_rows)]
+        places = [
+            e.at(out_root, builder.add(builder.mul(out_stride, I64(i)), I64(j * 4 * lanes())))
+            for i in range(num_rows)
+            for j in range(num_vectors)
+        ]
+        starts = [e.load(place, vector) for place in places]
+        keys = mixer(e, is_half(kind), (v_root, v_stride), index_root, length, num_vectors)
+
+        before = builder.block
+        head, body, done = (builder.append_basic_block(name) for name in ("keys", "key", "mixed"))
+        builder.branch(head)
+        builder.position_at_end(head)
+        number = builder.phi(I64)
+        totals = [builder.phi(vector) for _ in places]
+        number.add_incoming(I64(0), before)
+        for total, start in zip(totals, starts, strict=True):
+            total.add_incoming(start, before)
+        builder.cbranch(builder.icmp_unsigned("<", number, length), body, done)
+
+        builder.position_at_end(body)
+        values = keys.values(number)
+        weights = [keys.weight(p_row, number) for p_row in p_rows]
+        pairs = [(weight, value) for weight in weights for value in values]
+        added = [keys.add(total, *pair) for total, pair in zip(totals, pairs, strict=True)]
+        number.add_incoming(builder.add(number, I64(keys.at_once)), builder.block)
+        for total, value in zip(totals, added, strict=True):
+            total.add_incoming(value, builder.block)
+        builder.branch(head)
+
+        builder.position_at_end(done)
+        for total, place in zip(totals, places, strict=True):
+            e.store(total, place)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+class _Mixer:
+    """One key at a time, in float32.
+
+    Args:
+        values: address of slot 0, and bytes from slot to slot.
+        index: address of the keys' slots; ``length``: how many.
+        num_vectors: registers that a key's values fill.
+    """
+
+    at_once = 1
+
+    def __init__(
+        self,
+        e: Emitter,
+        half: bool,
+        values: tuple[ir.Value, ir.Value],
+        index: ir.Value,
+        length: ir.Value,
+        num_vectors: int,
+    ) -> None:
+        self.e, self.half, self.index, self.length, self.num_vectors = e, half, index, length, num_vectors
+        self._root, self._stride = values
+
+    def row(self, number: ir.Value) -> ir.Value:
+        """Address of a key's values."""
+        slot = self.e.load(self.index, I64, self.e.b.mul(number, I64(8)))
+        return self.e.at(self._root, self.e.b.mul(self._stride, slot))
+
+    def values(self, number: ir.Value) -> list[ir.Value]:
+        """As they are multiplied, from key ``number`` on."""
+        row, item = self.row(number), 2 if self.half else 4
+        raw = ir.VectorType(I16 if self.half else F32, lanes())
+        loaded = [self.e.load(row, raw, item * lanes() * j) for j in range(self.num_vectors)]
+        return [self.e.widen(value) for value in loaded] if self.half else loaded
+
+    def weight(self, row: ir.Value, number: ir.Value) -> ir.Value:
+        """What all of them are multiplied with."""
+        return self.e.splat(self.e.load(row, F32, self.e.b.mul(number, I64(4))), lanes())
+
+    def add(self, total: ir.Value, weight: ir.Value, value: ir.Value) -> ir.Value:
+        return self.e.fma(weight, value, total)
+
+
+class _PairMixer(_Mixer):
+    """Two keys at a time, as pairs of bfloat16."""
+
+    at_once = 2
+
+    def values(self, number: ir.Value) -> list[ir.Value]:
+        b, width = self.e.b, lanes()
+        following = b.add(number, I64(1))
+        # The last one's neighbour weighs nothing, but must be a number.
+        other = b.select(b.icmp_unsigned("<", following, self.length), following, number)
+        rows, mixed = (self.row(number), self.row(other)), []
+        at_once = 2 if self.num_vectors % 2 == 0 else 1
+        raw = ir.VectorType(I16, width * at_once)
+        for first in range(0, self.num_vectors, at_once):
+            even, odd = (self.e.load(row, raw, 2 * width * first) for row in rows)
+            for half in range(at_once):
+                order = [lane + odd_key * raw.count for lane in _lanes_of(half) for odd_key in range(2)]
+                interleaved = b.shuffle_vector(even, odd, ir.VectorType(I32, 2 * width)(order))
+                mixed.append(self.e.as_pairs(b.bitcast(interleaved, ir.VectorType(I32, width))))
+        return mixed
+
+    def weight(self, row: ir.Value, number: ir.Value) -> ir.Value:
+        return self.e.as_pairs(self.e.splat(self.e.load(row, I32, self.e.b.mul(number, I64(2))), lanes()))
+
+    def add(self, total: ir.Value, weight: ir.Value, value: ir.Value) -> ir.Value:
+        return Dot(self.e, half=True).add(total, [weight], [value])
+
+
+def _lanes_of(half: int) -> range:
+    return range(lanes() * half, lanes() * (half + 1))
