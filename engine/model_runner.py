@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -30,6 +31,10 @@ from engine.model_loader import LoadedModel, check_tokens, own_logits, relative_
 from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence
 from engine.uploads import upload_ints
+
+if TYPE_CHECKING:
+    from engine.fused.decoder import FusedDecoder
+    from engine.fused.stage_clock import StageClock
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +132,10 @@ class ModelRunner:
     def is_fused(self) -> bool:
         """Whether the fused decoder computes the model."""
         return not isinstance(self._forward_pass, TransformersForward | GraphedForward)
+
+    def watch_stages(self) -> StageClock | None:
+        """Has all later steps note when the fused decoder's stages are done; None where something else computes."""
+        return cast("FusedDecoder", self._forward_pass).watch_stages() if self.is_fused else None
 
     @property
     def num_graphs(self) -> int:

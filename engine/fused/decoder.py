@@ -14,6 +14,7 @@ from engine.errors import UnsupportedModelError
 from engine.feature_tap import HiddenStates
 from engine.fused.forward import MAX_THREADS, FusedForward, Table
 from engine.fused.quantization import quantize
+from engine.fused.stage_clock import StageClock
 from engine.fused.structure import read_decoder
 from engine.kv_cache import PagedKVCache
 from engine.model_loader import LoadedModel
@@ -57,6 +58,10 @@ class FusedDecoder:
         if self.features is not None:
             self.features.keep(states, self._hidden_size)
         return logits
+
+    def watch_stages(self) -> StageClock:
+        """See :meth:`engine.model_runner.ModelRunner.watch_stages`."""
+        return self._forward.watch()
 
     def close(self) -> None:
         """Ends the threads."""

@@ -13,6 +13,7 @@ from engine.fused.attention_plan import AttentionPlan
 from engine.fused.build import load_program
 from engine.fused.emitter import lanes
 from engine.fused.rotary import RotaryTable
+from engine.fused.stage_clock import StageClock
 from engine.fused.structure import Decoder, DecoderLayer
 from engine.fused.tables import Layer, Model, Scale, Step
 from engine.fused.threads import ThreadPool
@@ -68,6 +69,7 @@ class FusedForward:
         self._step = np.zeros(Step.COLUMNS, dtype=np.int64)
         self._workspace = Workspace(decoder)
         self._attention = AttentionPlan(decoder.num_heads, decoder.num_kv_heads, decoder.head_dim)
+        self._clock: StageClock | None = None
         self._pool = ThreadPool(serve, self._model.ctypes.data, self._step.ctypes.data, MAX_THREADS)
 
     def run(
@@ -108,9 +110,15 @@ class FusedForward:
         step[Step.ITEMS], step[Step.JOINS] = attention.items.ctypes.data, attention.joins.ctypes.data
         step[Step.FEATURES] = features.data_ptr() if self._num_features else 0
         step[Step.NUM_FEATURES] = self._num_features
+        step[Step.CLOCK] = 0 if self._clock is None else self._clock.address
         step[Step.HIDDEN] = 0 if hidden is None else hidden.data_ptr()
         self._pool.run(num_threads)
         return logits, features
+
+    def watch(self) -> StageClock:
+        """Has all later forwards note when their stages are done."""
+        self._clock = StageClock(len(self._decoder.layers))
+        return self._clock
 
     def close(self) -> None:
         """Ends the threads."""

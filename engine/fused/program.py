@@ -10,6 +10,8 @@ above it, which was a tenth of the time that compiling takes.
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 from numba import njit, types
 
@@ -26,12 +28,20 @@ LINE = 64
 _SPINS_BEFORE_YIELD = 4000
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 _sem_post = types.ExternalFunction("sem_post", types.int32(types.int64))
+_clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.int64))
+_CLOCK_MONOTONIC = time.CLOCK_MONOTONIC
 _sem_wait = types.ExternalFunction("sem_wait", types.int32(types.int64))
+
+
+@njit(inline="always", error_model="numpy")
+def num_phases(num_layers):
+    """Stages of all layers, and those behind the last."""
+    return num_layers * Stage.FEATURES + Stage.LOGITS + 1 - Stage.FEATURES
 
 
 def counter_bytes(num_layers: int, num_threads: int) -> int:
     """Size of the counters of one forward; all zero when it begins."""
-    return (num_layers * Stage.FEATURES + 3) * (num_threads + 1) * LINE
+    return int(num_phases.py_func(num_layers)) * (num_threads + 1) * LINE
 
 
 @njit(error_model="numpy")
@@ -72,6 +82,13 @@ def _finish(counters, phase, num_threads, num_chunks, num_done):
         spins = _wait(spins)
 
 
+@njit(error_model="numpy")
+def _note_time(step, thread, number):
+    """Keeps the moment, seconds and nanoseconds, if a clock is wanted."""
+    if step[Step.CLOCK] != 0 and thread == 0:
+        _clock_gettime(_CLOCK_MONOTONIC, step[Step.CLOCK] + 16 * number)
+
+
 @njit(inline="always", error_model="numpy")
 def _run(kind, model, step, thread):
     num_layers, num_threads = model[Model.NUM_LAYERS], step[Step.NUM_THREADS]
@@ -80,7 +97,8 @@ def _run(kind, model, step, thread):
     num_inner = num_layers * Stage.FEATURES
     if model[Model.TILES]:
         configure_tiles(model[Model.TILES] + (CONFIGURATION_BYTES if is_alone(step) else 0))
-    for phase in range(num_inner + Stage.LOGITS + 1 - Stage.FEATURES):
+    _note_time(step, thread, 0)
+    for phase in range(num_phases(num_layers)):
         layer, stage = phase // Stage.FEATURES, phase % Stage.FEATURES
         if phase >= num_inner:
             layer, stage = num_layers - 1, Stage.FEATURES + phase - num_inner
@@ -95,6 +113,7 @@ def _run(kind, model, step, thread):
             done += 1
             chunk = _take(counters, phase, thread, num_threads, total)
         _finish(counters, phase, num_threads, total, done)
+        _note_time(step, thread, phase + 1)
     if model[Model.TILES]:
         release_tiles()
 

@@ -133,7 +133,8 @@ class Step(IntEnum):
     JOINS = 24  # items whose splits are joined
     NUM_JOINS = 25
     PACKED = 26  # what the next product reads, packed for tiles, see engine.fused.tiles
-    COLUMNS = 27
+    CLOCK = 27  # address of int64 [1 + stages, 2]: seconds and nanoseconds when each was done; 0: nobody asks
+    COLUMNS = 28
 
 
 class Span(IntEnum):
