@@ -15,50 +15,53 @@ import numpy as np
 from numba import njit
 
 from engine.fused.arithmetic import (
-    exp,
     floats,
     item_size,
     numbers,
-    operands,
-    to_operand,
 )
 from engine.fused.attention_many import (
     mix_many,
-    number_rows,
     row_scratch_bytes,
     score_many,
     takes_many,
     widen_queries,
 )
-from engine.fused.attention_tiles import mix_by_tiles, score_by_tiles, tile_scratch_floats
+from engine.fused.attention_state import highest_at, mass_at, merge_states, state_floats, store_results
+from engine.fused.attention_tiles import attend_split_by_tiles, tile_scratch_floats
 from engine.fused.int8_rows import row_bytes, unpack_rows
-from engine.fused.key_slots import KEY_CHUNK, ask_for_rows, fill_path, fill_slots
+from engine.fused.key_slots import KEY_CHUNK, SPLIT_KEYS, ask_for_rows, fill_path, fill_slots, number_rows
 from engine.fused.mixing import mix
 from engine.fused.softmax import soften
 from engine.fused.tables import Item, Span
 from engine.fused.tiles import STEP
 from engine.fused.vectors import dot_tile
 
-SPLIT_KEYS = 4 * KEY_CHUNK
-"""Keys that are summed by themselves; several threads can share a long context."""
 MAX_ROWS = 64
 """Query rows of a work item."""
+_MAX_TILE_ROWS = 128
+"""The same for a matrix unit, which gains more by preparing keys and values once for all of them."""
 _SCORES_FLOATS = MAX_ROWS * (KEY_CHUNK + 2)
 """Their scores of a chunk, and what :func:`engine.fused.softmax.soften` needs beside."""
 _MINUS_INFINITY = np.float32(-np.inf)
 _F32 = np.float32(0)
 
 
-def state_floats(num_rows: int, dim: int) -> int:
-    """Size of the state of some rows: their sums ``[num_rows, dim]``, highest scores and masses, in float32 values."""
-    return num_rows * (dim + 2)
+@njit(inline="always", error_model="numpy")
+def is_tiled(tiles, dim):
+    """Whether a matrix unit attends, if the model has ``tiles``."""
+    return tiles != 0 and dim % STEP == 0
+
+
+def max_rows(tiles: int, dim: int) -> int:
+    """Query rows of a work item, at most."""
+    return _MAX_TILE_ROWS if is_tiled.py_func(tiles, dim) else MAX_ROWS
 
 
 def scratch_floats(dim: int) -> int:
     """Size of the memory that one thread needs, in float32 values."""
-    scores_and_slots, states = _SCORES_FLOATS + 4 * KEY_CHUNK, 2 * state_floats(MAX_ROWS, dim)
+    scores_and_slots, states = _SCORES_FLOATS + 4 * KEY_CHUNK, 2 * _MAX_TILE_ROWS * (dim + 2)
     rows = int(row_scratch_bytes.py_func(dim)) // 4 + MAX_ROWS * dim
-    return scores_and_slots + states + rows + MAX_ROWS * KEY_CHUNK // 2 + tile_scratch_floats(KEY_CHUNK, dim)
+    return scores_and_slots + states + rows + tile_scratch_floats(dim)
 
 
 @njit(error_model="numpy")
@@ -95,39 +98,10 @@ def _hide(scores, num_rows, share, visible, before):
     """
     for i in range(num_rows):
         row = floats(scores + 4 * KEY_CHUNK * i, KEY_CHUNK)
-        end = visible + i // share
-        for j in range(KEY_CHUNK):
-            row[j] = row[j] if (j < end) & (j >= before) else _MINUS_INFINITY
-
-
-@njit(error_model="numpy")
-def _merge(num_rows, dim, scaling, first, second):
-    """Adds the second state of the rows to the first; see :func:`state_floats`."""
-    highest, mass = floats(first + 4 * num_rows * dim, num_rows), floats(first + 4 * num_rows * (dim + 1), num_rows)
-    other, more = floats(second + 4 * num_rows * dim, num_rows), floats(second + 4 * num_rows * (dim + 1), num_rows)
-    for i in range(num_rows):
-        if other[i] == _MINUS_INFINITY:
-            continue
-        top = max(highest[i], other[i])
-        mine, theirs = exp((highest[i] - top) * scaling), exp((other[i] - top) * scaling)
-        total, addend = floats(first + 4 * i * dim, dim), floats(second + 4 * i * dim, dim)
-        for d in range(dim):
-            total[d] = total[d] * mine + addend[d] * theirs
-        mass[i] = mass[i] * mine + more[i] * theirs
-        highest[i] = top
-
-
-@njit(error_model="numpy")
-def _finish(kind, num_rows, dim, state, num_heads, head, share, first_token, out):
-    """Divides by the rows' masses and stores them where the output projection reads them."""
-    size = item_size(kind)
-    mass = floats(state + 4 * num_rows * (dim + 1), num_rows)
-    for i in range(num_rows):
-        row = floats(state + 4 * dim * i, dim)
-        target = out + ((first_token + i // share) * num_heads + head * share + i % share) * dim * size
-        result = operands(kind, target, dim)
-        for d in range(dim):
-            result[d] = to_operand(kind, row[d] / mass[i])
+        for j in range(max(0, visible + i // share), KEY_CHUNK):
+            row[j] = _MINUS_INFINITY
+        for j in range(min(before, KEY_CHUNK)):
+            row[j] = _MINUS_INFINITY
 
 
 @njit(error_model="numpy")
@@ -143,16 +117,16 @@ def _attend_chunk(kind, rows, cache, slots_at, num_keys, visible, before, head, 
         head: its size, a vector's lanes, and what scores are multiplied with.
         states: address of the first row's sums; highest scores and masses of all rows of the item; the first row's
             number among them.
-        memory: addresses of the rows' scores; of scratch memory for tiles, or 0: there are none; of the numbers from 0
-            on, which are the slots of a chunk's rows of operands, and behind them of memory for these rows, or 0: the
-            cache holds operands; of the same for :mod:`engine.fused.attention_many`, or 0: it has nothing to do.
+        memory: addresses of the rows' scores; of the numbers from 0 on, which are the slots of a chunk's rows of
+            operands, and behind them of memory for these rows, or 0: the cache holds operands; of the same for
+            :mod:`engine.fused.attention_many`, or 0: it has nothing to do.
     """
     q, ld_query, num_rows, share = rows
     keys, values, ld_cache = cache
     dim, lanes, scaling = head
     state, highest, mass, first_row = states
-    scores, tiles, unpacked, many = memory
-    lds, ldw, rounded, scratch = 4 * KEY_CHUNK, 2 * KEY_CHUNK, tiles, tiles + 2 * MAX_ROWS * KEY_CHUNK
+    scores, unpacked, many = memory
+    lds = 4 * KEY_CHUNK
     count = min(KEY_CHUNK, visible + (num_rows - 1) // share)
     cached_at = slots_at
     if unpacked:
@@ -161,50 +135,47 @@ def _attend_chunk(kind, rows, cache, slots_at, num_keys, visible, before, head, 
         keys, ld_rows, slots_at = rows_at, dim * item_size(kind), unpacked
     else:
         rows_at, ld_rows = values, ld_cache
-    if tiles:
-        score_by_tiles(kind, q, ld_query, num_rows, keys, ld_rows, slots_at, num_keys, dim, scores, lds, scratch)
-    else:
-        done = 0
-        if many:
-            asked = (q, ld_query, first_row, num_rows)
-            done = score_many(kind, asked, keys, ld_rows, slots_at, num_keys, dim, scores, many)
-        left, place = num_rows - done, scores + lds * done
-        _score(kind, q + ld_query * done, ld_query, left, keys, ld_rows, slots_at, num_keys, dim, place)
+    done = 0
+    if many:
+        asked = (q, ld_query, first_row, num_rows)
+        done = score_many(kind, asked, keys, ld_rows, slots_at, num_keys, dim, scores, many)
+    left, place = num_rows - done, scores + lds * done
+    _score(kind, q + ld_query * done, ld_query, left, keys, ld_rows, slots_at, num_keys, dim, place)
     if visible < KEY_CHUNK or before > 0:
         _hide(scores, num_rows, share, visible, before)
     tops, sums = highest[first_row : first_row + num_rows], mass[first_row : first_row + num_rows]
-    soften(kind, scores, num_rows, dim, scaling, state, tops, sums, rounded if tiles else 0, scores + lds * MAX_ROWS)
+    soften(kind, scores, num_rows, dim, scaling, state, tops, sums, scores + lds * MAX_ROWS)
     if unpacked:
         unpack_rows(kind, values, ld_cache, cached_at, count, dim, rows_at)
-    if tiles:
-        mix_by_tiles(kind, rounded, ldw, num_rows, rows_at, ld_rows, slots_at, count, dim, state, scratch)
-    else:
-        done = 0
-        if many:
-            done = mix_many(kind, scores, num_rows, rows_at, ld_rows, slots_at, count, dim, lanes, state, many)
-        left, place, total_at = num_rows - done, scores + lds * done, state + 4 * dim * done
-        mix(kind, place, left, rows_at, ld_rows, slots_at, count, dim, lanes, total_at)
+    done = 0
+    if many:
+        done = mix_many(kind, scores, num_rows, rows_at, ld_rows, slots_at, count, dim, lanes, state, many)
+    left, place, total_at = num_rows - done, scores + lds * done, state + 4 * dim * done
+    mix(kind, place, left, rows_at, ld_rows, slots_at, count, dim, lanes, total_at)
 
 
 @njit(error_model="numpy")
 def _attend_split(kind, span, item, shape, scaling, queries, keys, values, first_split_key, end, state, scratch):
     """Attends to the keys from ``first_split_key`` up to ``end``, both places; writes the rows' state."""
-    num_tokens, num_heads, num_kv_heads, dim, block_size, lanes, has_tiles, has_int8 = shape
-    rows_memory = scratch + 4 * (_SCORES_FLOATS + 4 * KEY_CHUNK + 2 * MAX_ROWS * (dim + 2))
-    tiles = rows_memory + row_scratch_bytes(dim) + 4 * MAX_ROWS * dim
-    if has_tiles == 0 or dim % STEP != 0:
-        tiles = 0
+    num_tokens, num_heads, num_kv_heads, dim, block_size, lanes, tiles, has_int8 = shape
+    rows_memory = scratch + 4 * (_SCORES_FLOATS + 4 * KEY_CHUNK + 2 * _MAX_TILE_ROWS * (dim + 2))
+    if is_tiled(tiles, dim):
+        packed = rows_memory + row_scratch_bytes(dim) + 4 * MAX_ROWS * dim
+        attend_split_by_tiles(
+            kind, span, item, shape, scaling, queries, keys, values, first_split_key, end, state, rows_memory, packed
+        )
+        return
     unpacked = rows_memory if has_int8 else 0
     share, size = num_heads // num_kv_heads, item_size(kind)
     query, num_rows = item[Item.FIRST], item[Item.COUNT] * share
-    many = rows_memory if has_int8 == 0 and tiles == 0 and takes_many(kind, num_rows, dim, lanes) else 0
+    many = rows_memory if has_int8 == 0 and takes_many(kind, num_rows, dim, lanes) else 0
     if unpacked or many:
         number_rows(rows_memory)
     place, last, tree_start = span[Span.START] + query, item[Item.END], span[Span.TREE_START]
     scores, slots_at = scratch, scratch + 4 * _SCORES_FLOATS
     other_slots_at = slots_at + 8 * KEY_CHUNK
     blocks = numbers(span[Span.BLOCKS], (place + item[Item.COUNT] + block_size - 1) // block_size)
-    highest, mass = floats(state + 4 * num_rows * dim, num_rows), floats(state + 4 * num_rows * (dim + 1), num_rows)
+    highest, mass = floats(highest_at(state, num_rows, dim), num_rows), floats(mass_at(state, num_rows, dim), num_rows)
     highest[:] = _MINUS_INFINITY
     mass[:] = _F32
     floats(state, num_rows * dim)[:] = _F32
@@ -213,7 +184,7 @@ def _attend_split(kind, span, item, shape, scaling, queries, keys, values, first
     ld_query, ld_cache = dim * size, num_kv_heads * vector_bytes
     q = queries + (item[Item.HEAD] * num_tokens + span[Span.FIRST_TOKEN] + query) * share * ld_query
     k, v = keys + item[Item.HEAD] * vector_bytes, values + item[Item.HEAD] * vector_bytes
-    cache, head, memory = (k, v, ld_cache), (dim, lanes, scaling), (scores, tiles, unpacked, many)
+    cache, head, memory = (k, v, ld_cache), (dim, lanes, scaling), (scores, unpacked, many)
     if many:
         widen_queries(kind, q, ld_query, num_rows, dim, many)
     count = min(KEY_CHUNK, end - first_split_key)
@@ -272,14 +243,14 @@ def attend(kind, span, item, shape, scaling, queries, keys, values, out, scratch
         _attend_split(kind, span, item, shape, scaling, queries, keys, values, first, last, item[Item.STATE], scratch)
         return
     state = scratch + 4 * (_SCORES_FLOATS + 4 * KEY_CHUNK)
-    other = state + 4 * MAX_ROWS * (dim + 2)
+    other = state + 4 * _MAX_TILE_ROWS * (dim + 2)
     for first in range(0, end, SPLIT_KEYS):
         last, target = min(end, first + SPLIT_KEYS), state if first == 0 else other
         begin = _begin(span, first, last)
         _attend_split(kind, span, item, shape, scaling, queries, keys, values, begin, last, target, scratch)
         if first > 0:
-            _merge(num_rows, dim, scaling, state, other)
-    _finish(
+            merge_states(num_rows, dim, scaling, state, other)
+    store_results(
         kind, num_rows, dim, state, num_heads, item[Item.HEAD], share, span[Span.FIRST_TOKEN] + item[Item.FIRST], out
     )
 
@@ -290,7 +261,7 @@ def join_splits(kind, span, item, shape, scaling, out):
     num_heads, dim, share = shape[1], shape[3], shape[1] // shape[2]
     num_rows, state = item[Item.COUNT] * share, item[Item.STATE]
     for split in range(1, item[Item.SPLIT]):
-        _merge(num_rows, dim, scaling, state, state + 4 * split * num_rows * (dim + 2))
-    _finish(
+        merge_states(num_rows, dim, scaling, state, state + 4 * split * state_floats(num_rows, dim))
+    store_results(
         kind, num_rows, dim, state, num_heads, item[Item.HEAD], share, span[Span.FIRST_TOKEN] + item[Item.FIRST], out
     )

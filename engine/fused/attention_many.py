@@ -34,7 +34,7 @@ def row_scratch_bytes(dim):
 def takes_many(kind: Any, num_rows: Any, dim: Any, lanes: Any) -> Any:
     """Whether the other functions of this module have to do with an item of so many rows.
 
-    They need :func:`number_rows` and :func:`widen_queries` once before.
+    They need :func:`engine.fused.key_slots.number_rows` and :func:`widen_queries` once before.
     """
     raise NotImplementedError  # for compiled code only
 
@@ -46,14 +46,6 @@ def _takes_many_of(kind, num_rows, dim, lanes):
     return lambda kind, num_rows, dim, lanes: (
         num_rows >= _WORTH_ROWS and dim % (4 * lanes) == 0 and dim % LONGEST_STEP == 0
     )
-
-
-@njit(error_model="numpy")
-def number_rows(memory):
-    """Writes the numbers by which rows that lie one behind the other are found."""
-    in_order = numbers(memory, KEY_CHUNK)
-    for j in range(KEY_CHUNK):
-        in_order[j] = j
 
 
 def widen_queries(*arguments: Any) -> None:

@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from engine.attention_groups import Span as AttentionSpan
 from engine.drafts import ROOT, depths_of
-from engine.fused.attention import MAX_ROWS, SPLIT_KEYS, state_floats
+from engine.fused.attention_state import state_floats
+from engine.fused.key_slots import SPLIT_KEYS
 from engine.fused.tables import Item
 
 Table = npt.NDArray[np.int64]
@@ -33,13 +34,17 @@ class AttentionTables:
 
 
 class AttentionPlan:
-    """Makes the tables of a step."""
+    """Makes the tables of a step.
 
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    Args:
+        max_rows: query rows of an item.
+    """
+
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, max_rows: int) -> None:
         self._num_kv_heads = num_kv_heads
         self._share = num_heads // num_kv_heads
         self._head_dim = head_dim
-        self._queries_per_item = max(1, MAX_ROWS // self._share)
+        self._queries_per_item = max(1, max_rows // self._share)
 
     def tables(self, spans: list[AttentionSpan], num_threads: int) -> AttentionTables:
         """Items with the longest contexts come first."""
@@ -77,7 +82,7 @@ class AttentionPlan:
     ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
         """One item for each split of the keys, and what puts them together again."""
         counts = [-(-item[Item.END] // SPLIT_KEYS) for item in items]
-        sizes = [4 * state_floats(item[Item.COUNT] * self._share, self._head_dim) for item in items]
+        sizes = [4 * int(state_floats.py_func(item[Item.COUNT] * self._share, self._head_dim)) for item in items]
         needed = sum(size * count for size, count in zip(sizes, counts, strict=True) if count > 1)
         states = np.empty(needed, dtype=np.uint8)
         memory.append(states)

@@ -1,7 +1,9 @@
-"""A chunk of attention by a CPU's matrix unit, see :mod:`engine.fused.tiles`.
+"""Attention by a CPU's matrix unit, see :mod:`engine.fused.tiles`: all keys of a split at once.
 
-Queries lie as they are and keys are packed, so that scores come out row by row. They become weights, which are summed
-in float32, rounded to operands, and multiplied with values of which two keys' lie interleaved.
+Keys are packed and values interleaved once for all rows of a work item. Then 32 rows at a time are computed from end to
+end, so that their scores stay in the first cache: queries lie as they are, scores come out row by row, become weights
+in place, and are multiplied with the values. A row's result depends neither on the rows beside it nor on keys that it
+cannot see: these weigh nothing, and add nothing to what the matrix unit sums pair by pair.
 """
 
 from __future__ import annotations
@@ -9,24 +11,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from engine.fused.arithmetic import add_row, floats, numbers
+from engine.fused.arithmetic import floats, numbers
+from engine.fused.attention_state import highest_at, mass_at
 from engine.fused.emitter import F32, I16, I32, I64, PTR, Emitter, lanes
-from engine.fused.powers import LOG2E
-from engine.fused.tiles import PAIRS_BYTES, STEP, TILE, has_tiles, multiply
+from engine.fused.int8_rows import row_bytes, unpack_rows
+from engine.fused.key_slots import KEY_CHUNK, SPLIT_KEYS, ask_for_rows, fill_path, fill_slots, number_rows
+from engine.fused.split_softmax import weigh_split
+from engine.fused.tables import Item, Span
+from engine.fused.tiles import PAIRS_BYTES, STEP, TILE, multiply
 
-_KEYS_BYTES = PAIRS_BYTES * STEP // 2
-# 2**x = sum(c * x**i), Taylor's series: to 4e-6 for |x| <= 1/2, hundreds of times less than rounding to bfloat16 takes.
-_POWERS = (1.0, 0.69314718, 0.24022651, 0.055504109, 0.0096181291, 0.0013333558)
-_LEAST_POWER = -200.0  # and everything below it is 0
+_ROWS_AT_ONCE = 2 * TILE
+_VALUES_BYTES = PAIRS_BYTES * SPLIT_KEYS // 2
+"""From 16 numbers of all values of a split to the next 16."""
+_SCORES_BYTES = 4 * SPLIT_KEYS + 64
+"""From row to row of scores. Were it a power of two, a processor would take rows for each other."""
+_MINUS_INFINITY = np.float32(-np.inf)
+_F32 = np.float32(0)
 
 
-def tile_scratch_floats(num_keys: int, dim: int) -> int:
-    """Memory for a chunk, in float32 values: packed keys or values, and what they add to the rows."""
-    return num_keys * dim // 2 + 2 * TILE * dim
+def tile_scratch_floats(dim: int) -> int:
+    """Memory for a split, in float32 values: packed keys and values, scores of some rows, and what they come to."""
+    return SPLIT_KEYS * dim + _ROWS_AT_ONCE * (_SCORES_BYTES // 4 + dim)
 
 
 @intrinsic
@@ -67,54 +77,6 @@ def _interleave(typing_context, even, odd, out, ldg):
     return types.void(*[types.int64] * 4), codegen
 
 
-@intrinsic(prefer_literal=True)
-def weights_of_row(typing_context, scores, count, top, scaling, out):
-    """``out = exp((scores - top) * scaling)`` as bfloat16, and the sum of what was rounded; NaN stays NaN.
-
-    Args:
-        scores, out: addresses, of ``count`` values, a multiple of 32.
-        top: float32, a number.
-    """
-    size = count.literal_value
-    signature = types.float32(types.int64, count, types.float32, types.float32, types.int64)
-
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
-        if not has_tiles():
-            return F32(0.0)
-        e = Emitter(builder)
-        vector = ir.VectorType(F32, TILE)
-        source, target = builder.inttoptr(arguments[0], PTR), builder.inttoptr(arguments[4], PTR)
-        factor = builder.fmul(arguments[3], F32(LOG2E))
-        slope, shift = (e.splat(value, TILE) for value in (factor, builder.fneg(builder.fmul(factor, arguments[2]))))
-        every, rounding = ir.IntType(16)(-1), I32(4)
-        weights = []
-        for first in range(0, size, TILE):
-            power = e.fma(e.load(source, vector, 4 * first), slope, shift)
-            # Of two operands of which one is NaN, this gives the second.
-            floor = vector([_LEAST_POWER] * TILE)
-            power = e.call("llvm.x86.avx512.max.ps.512", vector, (floor, power, rounding))
-            whole = e.call("llvm.rint.v16f32", vector, (power,))
-            rest = builder.fsub(power, whole)
-            value = vector([_POWERS[-1]] * TILE)
-            for coefficient in _POWERS[-2::-1]:
-                value = e.fma(value, rest, vector([coefficient] * TILE))
-            name = "llvm.x86.avx512.mask.scalef.ps.512"
-            weights.append(e.call(name, vector, (value, whole, value, every, rounding)))
-        for number in range(0, len(weights), 2):
-            e.store(e.round_pair(weights[number], weights[number + 1]), target, number * 2 * TILE)
-        (total,) = e.fold([_sum(builder, weights)])
-        return builder.extract_element(total, I32(0))
-
-    return signature, codegen
-
-
-def _sum(builder: ir.IRBuilder, vectors: Sequence[ir.Value]) -> ir.Value:
-    total = vectors[0]
-    for vector in vectors[1:]:
-        total = builder.fadd(total, vector)
-    return total
-
-
 @njit(error_model="numpy")
 def _multiply_all(kind, rows, ldr, num_row_groups, x, ldg, num_groups, k, out, ldo):
     """``[16 * num_row_groups, k]`` with packed ``[num_groups, k / 2, 16, 2]``, in float32 rows ``ldo`` bytes apart."""
@@ -138,38 +100,174 @@ def _multiply_all(kind, rows, ldr, num_row_groups, x, ldg, num_groups, k, out, l
 
 
 @njit(error_model="numpy")
-def score_by_tiles(kind, queries, ldq, num_rows, keys, ldk, slots, num_keys, dim, scores, lds, scratch):
-    """``scores[i, j] = queries[i] · keys[slots[j]]``, for whole tiles of keys and, beyond ``num_rows``, of queries."""
-    ldg = TILE * dim * 2
+def _prepare_chunk(kind, cache, slots_at, num_keys, count, number, dim, packed):
+    """Packs the keys at ``num_keys`` slots, whole tiles of them, and interleaves the values at the first ``count``.
+
+    Args:
+        cache: addresses of the head's keys and values in slot 0, bytes from slot to slot, and, where they are int8, the
+            address of the numbers from 0 on and of memory for a chunk of operands behind them, else 0.
+        number: of the chunk in its split.
+        packed: address of :func:`tile_scratch_floats` values.
+    """
+    keys, values, ld, unpacked = cache
+    at, rows_at = slots_at, unpacked + 8 * KEY_CHUNK
+    if unpacked:
+        unpack_rows(kind, keys, ld, slots_at, num_keys, dim, rows_at)
+        keys, at = rows_at, unpacked
+    ldr = 2 * dim if unpacked else ld
+    group = packed + number * KEY_CHUNK * 2 * dim
     for j in range(0, num_keys, TILE):
         for place in range(0, dim, STEP):
-            out = scratch + j // TILE * ldg + place // 2 * PAIRS_BYTES
-            _pack_key_tile(keys + 2 * place, ldk, slots + 8 * j, out)
-    row_groups = (num_rows + TILE - 1) // TILE
-    _multiply_all(kind, queries, ldq, row_groups, scratch, ldg, num_keys // TILE, dim, scores, lds)
+            _pack_key_tile(keys + 2 * place, ldr, at + 8 * j, group + j * 2 * dim + place // 2 * PAIRS_BYTES)
+    if unpacked:
+        unpack_rows(kind, values, ld, slots_at, count, dim, rows_at)
+        values = rows_at
+    slots, last = numbers(at, count), count - 1
+    group = packed + SPLIT_KEYS * 2 * dim + number * (KEY_CHUNK // 2 * PAIRS_BYTES)
+    # A step's values that nobody sees must be numbers, too.
+    for pair in range((count + STEP - 1) // STEP * (STEP // 2)):
+        even, odd = values + slots[min(2 * pair, last)] * ldr, values + slots[min(2 * pair + 1, last)] * ldr
+        for place in range(0, dim, STEP):
+            out = group + place // TILE * _VALUES_BYTES + pair * PAIRS_BYTES
+            _interleave(even + 2 * place, odd + 2 * place, out, _VALUES_BYTES)
+
+
+@intrinsic
+def _hide_keys(typing_context, row, first, last):
+    """Puts out the scores of keys ``[first, last)`` of a row that begins at an address."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
+        if lanes() != TILE:
+            return context.get_dummy_value()
+        e = Emitter(builder)
+        root, first, last = builder.inttoptr(arguments[0], PTR), *arguments[1:]
+        numbers_of = ir.VectorType(I64, TILE)
+        minus_infinity, number = ir.VectorType(F32, TILE)([float("-inf")] * TILE), numbers_of(list(range(TILE)))
+        start, before = builder.and_(first, I64(-TILE)), builder.block
+        head, body, done = (builder.append_basic_block(name) for name in ("keys", "key", "hidden"))
+        builder.branch(head)
+        builder.position_at_end(head)
+        place = builder.phi(I64)
+        place.add_incoming(start, before)
+        builder.cbranch(builder.icmp_signed("<", place, last), body, done)
+        builder.position_at_end(body)
+        keys = builder.add(e.splat(place, TILE), number)
+        hidden = builder.and_(
+            builder.icmp_signed(">=", keys, e.splat(first, TILE)), builder.icmp_signed("<", keys, e.splat(last, TILE))
+        )
+        at = e.at(root, builder.mul(place, I64(4)))
+        e.call("llvm.masked.store.v16f32.p0", ir.VoidType(), (minus_infinity, at, I32(4), hidden))
+        place.add_incoming(builder.add(place, I64(TILE)), builder.block)
+        builder.branch(head)
+        builder.position_at_end(done)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
 
 
 @njit(error_model="numpy")
-def mix_by_tiles(kind, weights, ldw, num_rows, values, ldv, slots_at, num_keys, dim, out, scratch):
-    """``out[i] += sum(weights[i, j] * values[slots[j]])``
+def _hide(scores, first_row, num_rows, share, visible, before, num_keys):
+    """Puts out what rows must not see: keys from ``visible`` on, one more for each token, and those ``before``."""
+    for i in range(num_rows):
+        row, end = scores + i * _SCORES_BYTES, max(0, visible + (first_row + i) // share)
+        if end < num_keys:
+            _hide_keys(row, end, num_keys)
+        if before > 0:
+            _hide_keys(row, 0, min(before, num_keys))
+
+
+@njit(error_model="numpy")
+def _attend_rows(kind, rows, seen, head, packed, state):
+    """Rows against a split that is prepared.
 
     Args:
-        weights: address of operands, ``ldw`` bytes from row to row; those of keys that fill up 32 must be 0, and rows
-            are read until they fill up a tile.
-        scratch: address of :func:`tile_scratch_floats` values.
+        rows: address of the queries, how many rows there are, and how many a token has.
+        seen: keys up to that of the first token, keys before the first that may be seen, and keys up to the last one.
+        head: its size, and what scores are multiplied with.
+        packed: address of :func:`tile_scratch_floats` values.
+        state: addresses of the rows' sums, highest scores and masses, and rows of sums that may be written to.
     """
-    steps = (num_keys + STEP - 1) // STEP
-    ldg = steps * _KEYS_BYTES
-    slots = numbers(slots_at, num_keys)
-    for pair in range(steps * STEP // 2):
-        even = values + slots[min(2 * pair, num_keys - 1)] * ldv
-        odd = values + slots[min(2 * pair + 1, num_keys - 1)] * ldv
-        for place in range(0, dim, STEP):
-            _interleave(even + 2 * place, odd + 2 * place, scratch + place // TILE * ldg + pair * PAIRS_BYTES, ldg)
-    k = steps * STEP
-    product = scratch + dim // TILE * ldg
-    for i in range(0, num_rows, 2 * TILE):
-        row_groups = 1 if num_rows - i <= TILE else 2
-        _multiply_all(kind, weights + i * ldw, ldw, row_groups, scratch, ldg, dim // TILE, k, product, 4 * dim)
-        for row in range(i, min(num_rows, i + 2 * TILE)):
-            add_row(floats(out + 4 * dim * row, dim), floats(product + 4 * dim * (row - i), dim))
+    q, num_rows, share = rows
+    visible, before, num_keys = seen
+    dim, scaling = head
+    sums, highest, mass, room = state
+    ldq, ldo = 2 * dim, 4 * dim
+    values, scores = packed + SPLIT_KEYS * 2 * dim, packed + SPLIT_KEYS * 4 * dim
+    spare = scores + _ROWS_AT_ONCE * _SCORES_BYTES
+    num_chunks = (num_keys + KEY_CHUNK - 1) // KEY_CHUNK
+    key_tiles, steps = (num_keys + TILE - 1) // TILE, (num_keys + STEP - 1) // STEP
+    for i in range(0, num_rows, _ROWS_AT_ONCE):
+        count = min(_ROWS_AT_ONCE, num_rows - i)
+        tiles = (count + TILE - 1) // TILE
+        _multiply_all(kind, q + i * ldq, ldq, tiles, packed, TILE * 2 * dim, key_tiles, dim, scores, _SCORES_BYTES)
+        _hide(scores, i, count, share, visible, before, num_chunks * KEY_CHUNK)
+        weigh_split(scores, _SCORES_BYTES, count, num_chunks, scaling, highest + 4 * i, mass + 4 * i)
+        target = sums + i * ldo if i + tiles * TILE <= room else spare
+        _multiply_all(kind, scores, _SCORES_BYTES, tiles, values, _VALUES_BYTES, dim // TILE, steps * STEP, target, ldo)
+        if target == spare:
+            floats(sums + i * ldo, count * dim)[:] = floats(spare, count * dim)
+
+
+@njit(error_model="numpy")
+def attend_split_by_tiles(
+    kind, span, item, shape, scaling, queries, keys, values, first_split_key, end, state, unpacked, packed
+):
+    """Attends to the keys from ``first_split_key`` up to ``end``, both places; writes the rows' state.
+
+    Args:
+        kind, span, item, shape, scaling, queries, keys, values: see :func:`engine.fused.attention.attend`.
+        state: see :mod:`engine.fused.attention_state`.
+        unpacked: see :func:`_prepare_chunk`; behind it is room for two lists of a chunk's slots.
+        packed: address of :func:`tile_scratch_floats` values.
+    """
+    num_tokens, num_heads, num_kv_heads, dim, block_size, _, _, has_int8 = shape
+    share, query, num_rows = num_heads // num_kv_heads, item[Item.FIRST], item[Item.COUNT] * (num_heads // num_kv_heads)
+    place, last, tree_start = span[Span.START] + query, item[Item.END], span[Span.TREE_START]
+    blocks = numbers(span[Span.BLOCKS], (place + item[Item.COUNT] + block_size - 1) // block_size)
+    slots_at = unpacked + 8 * KEY_CHUNK + 2 * KEY_CHUNK * dim
+    other_slots_at = slots_at + 8 * KEY_CHUNK
+    vector_bytes = row_bytes(dim) if has_int8 else 2 * dim
+    ldq, ld = 2 * dim, num_kv_heads * vector_bytes
+    q = queries + (item[Item.HEAD] * num_tokens + span[Span.FIRST_TOKEN] + query) * share * ldq
+    k, v = keys + item[Item.HEAD] * vector_bytes, values + item[Item.HEAD] * vector_bytes
+    cache, head = (k, v, ld, unpacked if has_int8 else 0), (dim, scaling)
+    if has_int8:
+        number_rows(unpacked)
+
+    # What lies before the tree is the same for all tokens.
+    count = min(KEY_CHUNK, end - first_split_key)
+    num_keys = fill_slots(span, blocks, block_size, first_split_key, count, slots_at)
+    ask_for_rows(v, ld, slots_at, count, vector_bytes)
+    number, first_key = 0, first_split_key
+    while first_key < min(end, tree_start - KEY_CHUNK + 1):
+        next_key, next_count, next_num_keys = first_key + KEY_CHUNK, 0, 0
+        if next_key < last:
+            # Rows of one head lie too far apart for the hardware to foresee.
+            next_count = min(KEY_CHUNK, last - next_key)
+            next_num_keys = fill_slots(span, blocks, block_size, next_key, next_count, other_slots_at)
+            ask_for_rows(k, ld, other_slots_at, next_count, vector_bytes)
+            ask_for_rows(v, ld, other_slots_at, next_count, vector_bytes)
+        _prepare_chunk(kind, cache, slots_at, num_keys, count, number, dim, packed)
+        number, first_key, count, num_keys = number + 1, next_key, next_count, next_num_keys
+        slots_at, other_slots_at = other_slots_at, slots_at
+    before, highest = span[Span.FIRST_KEY] - first_split_key, highest_at(state, num_rows, dim)
+    mass = mass_at(state, num_rows, dim)
+    if first_key >= end:
+        seen = (place + 1 - first_split_key, before, end - first_split_key)
+        _attend_rows(kind, (q, num_rows, share), seen, head, packed, (state, highest, mass, num_rows + TILE - 1))
+        return
+    for token in range(item[Item.COUNT]):
+        visible = min(end, numbers(span[Span.VISIBLE], query + token + 1)[query + token]) - first_split_key
+        row = token * share
+        sums = (state + 4 * dim * row, highest + 4 * row, mass + 4 * row, share)
+        if visible <= 0:
+            floats(sums[0], share * dim)[:] = _F32
+            floats(sums[1], share)[:] = _MINUS_INFINITY
+            floats(sums[2], share)[:] = _F32
+            continue
+        for chunk in range(number, (visible + KEY_CHUNK - 1) // KEY_CHUNK):
+            first_key, count = first_split_key + chunk * KEY_CHUNK, min(KEY_CHUNK, visible - chunk * KEY_CHUNK)
+            num_keys = fill_path(span, query + token, blocks, block_size, first_key, count, slots_at)
+            _prepare_chunk(kind, cache, slots_at, num_keys, count, chunk, dim, packed)
+        seen = (visible, before, visible)
+        _attend_rows(kind, (q + row * ldq, share, share), seen, head, packed, sums)

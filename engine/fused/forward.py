@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from engine.attention_groups import Span
+from engine.fused.attention import max_rows
 from engine.fused.attention_plan import AttentionPlan
 from engine.fused.build import load_program
 from engine.fused.emitter import lanes
@@ -68,7 +69,8 @@ class FusedForward:
             self._model[Model.TILES] = self._tiles.ctypes.data
         self._step = np.zeros(Step.COLUMNS, dtype=np.int64)
         self._workspace = Workspace(decoder)
-        self._attention = AttentionPlan(decoder.num_heads, decoder.num_kv_heads, decoder.head_dim)
+        rows = max_rows(int(self._model[Model.TILES]), decoder.head_dim)
+        self._attention = AttentionPlan(decoder.num_heads, decoder.num_kv_heads, decoder.head_dim, rows)
         self._clock: StageClock | None = None
         self._pool = ThreadPool(serve, self._model.ctypes.data, self._step.ctypes.data, MAX_THREADS)
 

@@ -10,6 +10,8 @@ from engine.fused.vectors import prefetch
 
 KEY_CHUNK = 64
 """Keys that are attended to together."""
+SPLIT_KEYS = 4 * KEY_CHUNK
+"""Keys that are summed by themselves; several threads can share a long context."""
 _TILE_KEYS = 16
 
 
@@ -69,3 +71,11 @@ def ask_for_rows(base, ld, slots_at, count, num_bytes):
     for j in range(count):
         for place in range(0, num_bytes, 64):
             prefetch(base + slots[j] * ld + place)
+
+
+@njit(error_model="numpy")
+def number_rows(memory):
+    """Writes the numbers by which rows that lie one behind the other are found."""
+    in_order = numbers(memory, KEY_CHUNK)
+    for j in range(KEY_CHUNK):
+        in_order[j] = j

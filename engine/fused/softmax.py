@@ -14,7 +14,6 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from engine.fused.arithmetic import exp, floats, scale_row
-from engine.fused.attention_tiles import weights_of_row
 from engine.fused.emitter import F32, I32, I64, PTR, Combine, Emitter, lanes
 from engine.fused.key_slots import KEY_CHUNK
 from engine.fused.mixing import has_rounded_weights
@@ -138,7 +137,7 @@ def weigh_rows(kind, scores, num_rows, tops, scaling, sums):
 
 
 @njit(error_model="numpy")
-def soften(kind, scores, num_rows, dim, scaling, state, highest, mass, rounded, spare):
+def soften(kind, scores, num_rows, dim, scaling, state, highest, mass, spare):
     """Scores → weights relative to the highest so far; earlier sums are brought down to it.
 
     Args:
@@ -146,7 +145,6 @@ def soften(kind, scores, num_rows, dim, scaling, state, highest, mass, rounded, 
         scores: address of float32 ``[num_rows, KEY_CHUNK]``.
         state: address of the rows' sums, float32 ``[num_rows, dim]``.
         highest, mass: float32 ``[num_rows]``, of all earlier scores.
-        rounded: where weights are stored as bfloat16 for tiles; 0: they stay where the scores were.
         spare: address of float32 ``[2, num_rows]``.
     """
     tops_at, sums_at = spare, spare + 4 * num_rows
@@ -156,12 +154,7 @@ def soften(kind, scores, num_rows, dim, scaling, state, highest, mass, rounded, 
         top = max(highest[i], tops[i])
         # A row that has seen nothing yet: -inf less a number is -inf, which weighs nothing.
         tops[i] = top if top > _MINUS_INFINITY else _F32
-    if rounded:
-        for i in range(num_rows):
-            place = rounded + _ROW_BYTES // 2 * i
-            sums[i] = weights_of_row(scores + _ROW_BYTES * i, KEY_CHUNK, tops[i], scaling, place)
-    else:
-        weigh_rows(kind, scores, num_rows, tops_at, scaling, sums_at)
+    weigh_rows(kind, scores, num_rows, tops_at, scaling, sums_at)
     for i in range(num_rows):
         if sums[i] == _F32:
             continue

@@ -7,9 +7,9 @@ import pytest
 from numba import njit
 
 from engine.fused.attention import MAX_ROWS, _score
-from engine.fused.attention_many import number_rows, row_scratch_bytes, score_many, takes_many, widen_queries
+from engine.fused.attention_many import row_scratch_bytes, score_many, takes_many, widen_queries
 from engine.fused.emitter import lanes
-from engine.fused.key_slots import KEY_CHUNK
+from engine.fused.key_slots import KEY_CHUNK, number_rows
 
 NUM_SLOTS, NUM_HEADS = 300, 3
 KINDS = {"bfloat16": np.uint16(0), "float32": np.float32(0)}

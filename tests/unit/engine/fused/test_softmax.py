@@ -29,7 +29,7 @@ def _largest(scores, num_rows, out):
 
 @njit(error_model="numpy")
 def _soften(scores, num_rows, dim, scaling, state, highest, mass, spare):
-    soften(F32, scores, num_rows, dim, scaling, state, highest, mass, 0, spare)
+    soften(F32, scores, num_rows, dim, scaling, state, highest, mass, spare)
 
 
 def weigh(scores: npt.ArrayLike, top: float, scaling: float = 1.0) -> tuple[Row, float]:
