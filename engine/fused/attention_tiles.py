@@ -88,13 +88,13 @@ def _multiply_all(kind, rows, ldr, num_row_groups, x, ldg, num_groups, k, out, l
         while j < num_groups:
             group, place = x + j * ldg, out + i * down + j * right
             if i + 1 < num_row_groups and j + 1 < num_groups:
-                multiply(kind, 2, 2, 0, row, other, ldr, group, PAIRS_BYTES, ldg, 0, k, place, ldo, down, right)
+                multiply(kind, 2, 2, 0, row, other, ldr, 0, 0, group, PAIRS_BYTES, ldg, k, place, ldo, down, right)
             elif i + 1 < num_row_groups:
-                multiply(kind, 2, 1, 0, row, other, ldr, group, PAIRS_BYTES, ldg, 0, k, place, ldo, down, right)
+                multiply(kind, 2, 1, 0, row, other, ldr, 0, 0, group, PAIRS_BYTES, ldg, k, place, ldo, down, right)
             elif j + 1 < num_groups:
-                multiply(kind, 1, 2, 0, row, row, ldr, group, PAIRS_BYTES, ldg, 0, k, place, ldo, down, right)
+                multiply(kind, 1, 2, 0, row, row, ldr, 0, 0, group, PAIRS_BYTES, ldg, k, place, ldo, down, right)
             else:
-                multiply(kind, 1, 1, 0, row, row, ldr, group, PAIRS_BYTES, ldg, 0, k, place, ldo, down, right)
+                multiply(kind, 1, 1, 0, row, row, ldr, 0, 0, group, PAIRS_BYTES, ldg, k, place, ldo, down, right)
             j += 2
         i += 2
 

@@ -18,7 +18,7 @@ from engine.fused.stage_clock import StageClock
 from engine.fused.structure import Decoder, DecoderLayer
 from engine.fused.tables import Layer, Model, Scale, Step
 from engine.fused.threads import ThreadPool
-from engine.fused.tiles import has_tiles, tile_configurations
+from engine.fused.tiles import STEP, TILE, has_tiles, tile_configurations
 from engine.fused.workspace import Workspace
 
 Table = npt.NDArray[np.int64]
@@ -66,7 +66,7 @@ class FusedForward:
         self._model[Model.INT8_CACHE] = keys[0].dtype == torch.int8
         self._tiles = tile_configurations()
         if tiles and has_tiles() and decoder.embedding.dtype == torch.bfloat16:
-            self._model[Model.TILES] = self._tiles.ctypes.data
+            self._model[Model.TILES], self._model[Model.ALL_TILED] = self._tiles.ctypes.data, _fills_tiles(decoder)
         self._step = np.zeros(Step.COLUMNS, dtype=np.int64)
         self._workspace = Workspace(decoder)
         rows = max_rows(int(self._model[Model.TILES]), decoder.head_dim)
@@ -125,6 +125,14 @@ class FusedForward:
     def close(self) -> None:
         """Ends the threads."""
         self._pool.close()
+
+
+def _fills_tiles(decoder: Decoder) -> bool:
+    """Whether all weights consist of whole tiles of operands."""
+    layers = decoder.layers
+    linears = [each for x in layers for each in (x.q, x.k, x.v, x.o, x.gate, x.up, x.down)]
+    shapes = [linear.weight.shape for linear in (*linears, decoder.lm_head)]
+    return not decoder.is_quantized and all(rows % TILE == 0 and k % STEP == 0 for rows, k in shapes)
 
 
 def _address(tensor: torch.Tensor | None) -> int:

@@ -6,10 +6,9 @@ Which of the two ways a column is computed depends on the model alone, so that a
 
 from __future__ import annotations
 
-import numpy as np
 from numba import njit
 
-from engine.fused.activation import gated_silu
+from engine.fused.activation import gate_columns, gated_silu
 from engine.fused.arithmetic import (
     add_operands,
     add_row,
@@ -26,18 +25,20 @@ from engine.fused.tiles import (
     PRODUCT_BYTES,
     STEP,
     TILE,
+    aligned_rows,
     multiply_pair,
-    pack_columns,
     pack_tokens,
     tile_product,
+    tile_product_bytes,
 )
 
 TOKEN_BLOCK = MOST_ROWS
 """Tokens that are multiplied with a band of weights before the next band, at most."""
 _BLOCK_BYTES = 300 << 10
 """Of these tokens' rows, which shall still lie in the second cache when the next band comes, beside that."""
+_TILE_BLOCK_BYTES = 1200 << 10
+"""The same of packed tokens, for a matrix unit, which is so fast that weights must not be fetched often."""
 _RESULT_BYTES = 4 * BAND * TOKEN_BLOCK
-_SPARE_PRODUCTS = 5
 
 
 def product_scratch_bytes(widest: int, item_bytes: int, *, is_quantized: bool) -> int:
@@ -48,7 +49,7 @@ def product_scratch_bytes(widest: int, item_bytes: int, *, is_quantized: bool) -
         is_quantized: whether some weights are int8 or int4.
     """
     beside = band_scratch_bytes(widest, item_bytes, is_quantized=is_quantized)
-    return 2 * _RESULT_BYTES + max(_SPARE_PRODUCTS * PRODUCT_BYTES, beside)
+    return 2 * _RESULT_BYTES + max(tile_product_bytes(widest), beside)
 
 
 @njit(error_model="numpy")
@@ -71,8 +72,13 @@ def _columns_at_once(model, num_tokens):
 
 
 @njit(error_model="numpy")
-def _token_block(kind, model, k):
+def _token_block(kind, model, num_tokens, k):
     """Tokens with rows of ``k`` that are multiplied with one band after the other."""
+    if model[Model.ALL_TILED]:
+        at_once = 2 * TILE
+        at_most = max(1, _TILE_BLOCK_BYTES // (at_once * k * item_size(kind))) * at_once
+        blocks = max(1, (num_tokens + at_most - 1) // at_most)
+        return ((num_tokens + blocks - 1) // blocks + at_once - 1) // at_once * at_once
     block = TOKEN_BLOCK
     while model[Model.TILES] == 0 and block > MANY_ROWS and block * k * item_size(kind) > _BLOCK_BYTES:
         block //= 2
@@ -87,7 +93,7 @@ def _parts(model, num_tokens, width):
 
 @njit(error_model="numpy")
 def _blocks(kind, model, num_tokens, k):
-    block = _token_block(kind, model, k)
+    block = max(1, _token_block(kind, model, num_tokens, k))
     return (num_tokens + block - 1) // block
 
 
@@ -128,7 +134,7 @@ def _product(kind, model, step, x, token, count, weight, scales, grouped, first,
         packed, ldp = step[Step.PACKED] + 2 * token * k, PAIRS_BYTES
         if is_alone(step):
             packed, ldp = x, PAIR_BYTES
-        tile_product(kind, packed, ldp, count, weight + 2 * first * k, 2 * k, width // BAND, k, out, ldo, spare)
+        tile_product(kind, False, packed, ldp, count, weight + 2 * first * k, width // BAND, k, out, ldo, spare)
         done = width // BAND * BAND
     while done < width:
         columns = min(BAND, width - done)
@@ -159,7 +165,7 @@ def project(kind, model, step, table, chunk, scratch):
     at_once = _columns_at_once(model, num_tokens)
     first = part * at_once
     count = min(at_once, width - first)
-    at_most = _token_block(kind, model, length)
+    at_most = _token_block(kind, model, num_tokens, length)
     token = block * at_most
     rows = min(at_most, num_tokens - token)
     ldo = 4 * (q_width + 2 * kv_width)
@@ -175,27 +181,44 @@ def project(kind, model, step, table, chunk, scratch):
 @njit(error_model="numpy")
 def add_output(kind, model, step, table, chunk, scratch):
     """Some columns of what attention adds to the residual stream."""
-    x, k = step[Step.MIXED], model[Model.NUM_HEADS] * model[Model.HEAD_DIM]
-    hidden, num_tokens, size = model[Model.HIDDEN], step[Step.NUM_TOKENS], item_size(kind)
-    parts, at_once = _parts(model, num_tokens, hidden), _columns_at_once(model, num_tokens)
-    at_most = _token_block(kind, model, k)
-    token, first = chunk // parts * at_most, chunk % parts * at_once
-    rows, count, ldo = min(at_most, num_tokens - token), min(at_once, hidden - first), 4 * at_once
-    weight, scales, grouped = table[Layer.O], table[Layer.O_SCALES], model[Model.GROUPED]
-    spare = scratch + 2 * _RESULT_BYTES
-    _product(kind, model, step, x, token, rows, weight, scales, grouped, first, count, k, scratch, ldo, spare)
-    bias = table[Layer.O_BIAS] + first * size if table[Layer.O_BIAS] else 0
-    _add(kind, step, hidden, token, rows, first, count, bias, scratch, ldo)
+    k = model[Model.NUM_HEADS] * model[Model.HEAD_DIM]
+    packed = step[Step.PACKED] if model[Model.TILES] != 0 and table[Layer.O_SCALES] == 0 and k % STEP == 0 else 0
+    weight, scales, bias = table[Layer.O], table[Layer.O_SCALES], table[Layer.O_BIAS]
+    _add_product(kind, model, step, step[Step.MIXED], packed, k, weight, scales, bias, chunk, scratch)
 
 
 @njit(error_model="numpy")
-def _add(kind, step, hidden, token, num_tokens, first, count, bias, rows, ldo):
-    """Adds columns of a product to the residual stream."""
-    for i in range(num_tokens):
-        state = floats(step[Step.STATES] + 4 * ((token + i) * hidden + first), count)
-        add_row(state, floats(rows + ldo * i, count))
-        if bias:
-            add_operands(kind, state, operands(kind, bias, count))
+def _add_product(kind, model, step, x, packed, k, weight, scales, bias, chunk, scratch):
+    """Adds some columns of a product of rows of ``k`` to the residual stream.
+
+    Args:
+        x: address of operands ``[num_tokens, k]``; ``packed``: of the same packed, or 0: no tiles compute this.
+    """
+    hidden, num_tokens, size = model[Model.HIDDEN], step[Step.NUM_TOKENS], item_size(kind)
+    parts, at_once = _parts(model, num_tokens, hidden), _columns_at_once(model, num_tokens)
+    at_most = _token_block(kind, model, num_tokens, k)
+    token, first = chunk // parts * at_most, chunk % parts * at_once
+    rows, count, done = min(at_most, num_tokens - token), min(at_once, hidden - first), 0
+    spare, ldo = scratch + 2 * _RESULT_BYTES, 4 * hidden
+    states = step[Step.STATES] + token * ldo + 4 * first
+    if packed and count >= BAND:
+        place, ldp = packed + 2 * token * k, PAIRS_BYTES
+        if is_alone(step):
+            place, ldp = x, PAIR_BYTES
+        tile_product(kind, True, place, ldp, rows, weight + 2 * first * k, count // BAND, k, states, ldo, spare)
+        done = count // BAND * BAND
+    for column in range(done, count, BAND):
+        columns, row = min(BAND, count - column), x + token * k * size
+        band_product(
+            kind, row, k * size, rows, weight, scales, model[Model.GROUPED], first + column, columns, k,
+            scratch, 4 * BAND, spare,
+        )  # fmt: skip
+        for i in range(rows):
+            add_row(floats(states + i * ldo + 4 * column, columns), floats(scratch + 4 * BAND * i, columns))
+    if bias:
+        row = operands(kind, bias + first * size, count)
+        for i in range(rows):
+            add_operands(kind, floats(states + i * ldo, count), row)
 
 
 @njit(error_model="numpy")
@@ -211,7 +234,7 @@ def gate(kind, model, step, table, chunk, scratch):
     """``silu(gate) * up`` of a band of both."""
     hidden, width, size = model[Model.HIDDEN], model[Model.INTERMEDIATE], item_size(kind)
     num_tokens, bands = step[Step.NUM_TOKENS], (width + BAND - 1) // BAND
-    at_most = _token_block(kind, model, hidden)
+    at_most = _token_block(kind, model, num_tokens, hidden)
     token, first = chunk // bands * at_most, chunk % bands * BAND
     if _has_tiled_mlp(model, table):
         _gate_by_tiles(kind, model, step, table, token, first, scratch)
@@ -245,23 +268,26 @@ def _gate_by_tiles(kind, model, step, table, token, first, scratch):
     k, width, num_tokens = model[Model.HIDDEN], model[Model.INTERMEDIATE], step[Step.NUM_TOKENS]
     x, ldp, ldg, ldw = step[Step.PACKED] + 2 * token * k, PAIRS_BYTES, 2 * TILE * k, 2 * k
     gates, ups = table[Layer.GATE] + first * ldw, table[Layer.UP] + first * ldw
+    next_gates, next_ups = gates + BAND * ldw, ups + BAND * ldw
     if is_alone(step):
         x, ldp = step[Step.NORMED], PAIR_BYTES
-        multiply_pair(kind, x, ldp, ldg, 1, True, gates, ups, ldw, BAND * ldw, k, scratch)
+        multiply_pair(kind, x, ldp, ldg, 1, True, gates, ups, ldw, next_gates, next_ups, k, scratch)
         _gate_row(kind, table, first, scratch, scratch + 4 * BAND, BAND, step[Step.GATED] + 2 * first)
         return
-    end = min(token + TOKEN_BLOCK, num_tokens)
+    end = min(token + _token_block(kind, model, num_tokens, k), num_tokens)
+    copies = scratch + 2 * _RESULT_BYTES
+    gates = aligned_rows(gates, 1, k, end - token, copies)
+    ups = aligned_rows(ups, 1, k, end - token, copies + BAND * ldw)
     for place in range(token, end, 2 * TILE):
-        groups = 1 if end - place <= TILE else 2
+        groups, is_first = 1 if end - place <= TILE else 2, place == token
         group = x + (place - token) * ldw
-        multiply_pair(kind, group, ldp, ldg, groups, place == token, gates, ups, ldw, BAND * ldw, k, scratch)
+        multiply_pair(kind, group, ldp, ldg, groups, is_first, gates, ups, ldw, next_gates, next_ups, k, scratch)
         for i in range(groups):
             gated, up = scratch + i * PRODUCT_BYTES, scratch + (groups + i) * PRODUCT_BYTES
             if table[Layer.GATE_BIAS]:
                 _add_to_columns(kind, gated, operands(kind, table[Layer.GATE_BIAS] + 2 * first, BAND))
                 _add_to_columns(kind, up, operands(kind, table[Layer.UP_BIAS] + 2 * first, BAND))
-            gated_silu(np.float32(0), gated, up, BAND * TILE, gated)
-            pack_columns(gated, step[Step.GATED] + 2 * (place + i * TILE) * width + first * 2 * TILE)
+            gate_columns(gated, up, step[Step.GATED] + 2 * (place + i * TILE) * width + first * 2 * TILE)
 
 
 @njit(error_model="numpy")
@@ -275,27 +301,10 @@ def _add_to_columns(kind, product, bias):
 @njit(error_model="numpy")
 def add_down(kind, model, step, table, chunk, scratch):
     """Some columns of what the MLP adds to the residual stream."""
-    x, k = step[Step.GATED], model[Model.INTERMEDIATE]
-    hidden, num_tokens, size = model[Model.HIDDEN], step[Step.NUM_TOKENS], item_size(kind)
-    parts, at_once = _parts(model, num_tokens, hidden), _columns_at_once(model, num_tokens)
-    at_most = _token_block(kind, model, k)
-    token, first = chunk // parts * at_most, chunk % parts * at_once
-    count, ldo, rows = min(at_once, hidden - first), 4 * at_once, min(at_most, num_tokens - token)
-    weight, scales, grouped = table[Layer.DOWN], table[Layer.DOWN_SCALES], model[Model.GROUPED]
-    spare = scratch + 2 * _RESULT_BYTES
-    if _has_tiled_mlp(model, table):
-        ldp = PAIR_BYTES if is_alone(step) else PAIRS_BYTES
-        packed, w = x + 2 * token * k, weight + 2 * first * k
-        tile_product(kind, packed, ldp, rows, w, 2 * k, count // BAND, k, scratch, ldo, spare)
-    else:
-        for done in range(0, count, BAND):
-            columns, place = min(BAND, count - done), scratch + 4 * done
-            band_product(
-                kind, x + token * k * size, k * size, rows, weight, scales, grouped, first + done, columns, k,
-                place, ldo, spare,
-            )  # fmt: skip
-    bias = table[Layer.DOWN_BIAS] + first * size if table[Layer.DOWN_BIAS] else 0
-    _add(kind, step, hidden, token, rows, first, count, bias, scratch, ldo)
+    packed = step[Step.GATED] if _has_tiled_mlp(model, table) else 0
+    weight, scales, bias = table[Layer.DOWN], table[Layer.DOWN_SCALES], table[Layer.DOWN_BIAS]
+    k = model[Model.INTERMEDIATE]
+    _add_product(kind, model, step, step[Step.GATED], packed, k, weight, scales, bias, chunk, scratch)
 
 
 @njit(error_model="numpy")
@@ -303,7 +312,7 @@ def logits(kind, model, step, chunk, scratch):
     """Some columns of the logits."""
     hidden, width, size, num_rows = model[Model.HIDDEN], model[Model.VOCAB], item_size(kind), step[Step.NUM_ROWS]
     parts, at_once = _parts(model, num_rows, width), _columns_at_once(model, num_rows)
-    at_most = _token_block(kind, model, hidden)
+    at_most = _token_block(kind, model, num_rows, hidden)
     row, first = chunk // parts * at_most, chunk % parts * at_once
     rows, count, ldo = min(at_most, num_rows - row), min(at_once, width - first), 4 * width
     out = step[Step.LOGITS] + row * ldo + 4 * first

@@ -1,4 +1,4 @@
-"""Powers of two of a vector, in the emitter's words."""
+"""Powers of two of a vector, in the emitter's words: as precise as float32, and quicker for what becomes bfloat16."""
 
 from __future__ import annotations
 
@@ -32,3 +32,20 @@ def power_of_two(e: Emitter, power: ir.Value) -> ir.Value:
     scale = e.b.bitcast(e.b.shl(exponent, ints([23] * ints.count)), vector)
     is_low = e.b.fcmp_ordered("<", power, of(_LEAST_POWER))
     return e.b.select(is_low, of(0.0), e.b.fmul(value, scale))
+
+
+_QUICK_POWERS = (1.00000252, 0.693006621, 0.241427493, 0.0520374288, 0.0135206032)
+# 2**x = sum(c * x**i) to 2.7e-6 for 0 <= x < 1 (least squares): hundreds of times less than rounding to bfloat16 takes.
+_FLOOR = 0x09
+# How ``vreduceps`` rounds, silently, before it subtracts.
+
+
+def quick_power_of_two(e: Emitter, power: ir.Value) -> ir.Value:
+    """2 to the power of 16 float32, with AVX-512; that of -inf is 0, NaN stays NaN."""
+    vector, every, rounding = power.type, ir.IntType(16)(-1), I32(4)
+    rest = e.call("llvm.x86.avx512.mask.reduce.ps.512", vector, (power, I32(_FLOOR), power, every, rounding))
+    value = vector([_QUICK_POWERS[-1]] * vector.count)
+    for coefficient in _QUICK_POWERS[-2::-1]:
+        value = e.fma(value, rest, vector([coefficient] * vector.count))
+    # It rounds the exponent down itself.
+    return e.call("llvm.x86.avx512.mask.scalef.ps.512", vector, (value, power, value, every, rounding))

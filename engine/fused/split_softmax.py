@@ -15,16 +15,12 @@ from numba.extending import intrinsic
 
 from engine.fused.emitter import F32, I32, I64, PTR, Emitter
 from engine.fused.key_slots import KEY_CHUNK
-from engine.fused.powers import LOG2E
+from engine.fused.powers import LOG2E, quick_power_of_two
 from engine.fused.tiles import TILE, has_tiles
 
 _AT_ONCE = 4
 """Rows: what is done to one takes longer than it costs, so the next one's begins meanwhile."""
 _CHUNK_BYTES = 4 * KEY_CHUNK
-# 2**x = sum(c * x**i) for 0 <= x < 1, by least squares: a hundredth of what rounding to bfloat16 takes.
-_POWERS = (1.00000252, 0.693006621, 0.241427493, 0.0520374288, 0.0135206032)
-_FLOOR = 0x09
-"""How ``vreduceps`` rounds, silently, before it subtracts."""
 _MINUS_INFINITY = float("-inf")
 
 
@@ -68,7 +64,7 @@ def _weigh(typing_context, rows, scores, stride, num_chunks, scaling, tops, sums
                 weights = []
                 for half in range(2):
                     at = builder.add(place, I64(4 * TILE * (2 * pair + half)))
-                    weights.append(_power(e, e.fma(e.load(roots[row], vector, at), slope, shifts[row])))
+                    weights.append(quick_power_of_two(e, e.fma(e.load(roots[row], vector, at), slope, shifts[row])))
                 # Weights take half of the room, so that they never reach scores that are still to be read.
                 at = builder.add(builder.lshr(place, I64(1)), I64(4 * TILE * pair))
                 e.store(e.round_pair(*weights), roots[row], at)
@@ -105,17 +101,6 @@ def _over_chunks(e: Emitter, length: ir.Value, starts: Sequence[ir.Value], step:
     builder.branch(head)
     builder.position_at_end(done)
     return values
-
-
-def _power(e: Emitter, power: ir.Value) -> ir.Value:
-    """2 to the power of float32 that are 0 or less; that of -inf is 0, NaN stays NaN."""
-    vector, every, rounding = power.type, ir.IntType(16)(-1), I32(4)
-    rest = e.call("llvm.x86.avx512.mask.reduce.ps.512", vector, (power, I32(_FLOOR), power, every, rounding))
-    value = vector([_POWERS[-1]] * TILE)
-    for coefficient in _POWERS[-2::-1]:
-        value = e.fma(value, rest, vector([coefficient] * TILE))
-    # It rounds the exponent down itself.
-    return e.call("llvm.x86.avx512.mask.scalef.ps.512", vector, (value, power, value, every, rounding))
 
 
 @njit(error_model="numpy")

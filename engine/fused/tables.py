@@ -51,7 +51,8 @@ class Model(IntEnum):
     GROUPED = 19  # 1: the layers' weights are int4; the head's never are
     TILES = 20  # address of the tiles' configurations; 0: products are computed without, see engine.fused.tiles
     INT8_CACHE = 21  # 1: keys and values are rows of engine.fused.int8_rows
-    COLUMNS = 22
+    ALL_TILED = 22  # 1: tiles compute all products
+    COLUMNS = 23
 
 
 class Layer(IntEnum):

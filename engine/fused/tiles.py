@@ -37,6 +37,8 @@ PRODUCT_BYTES = 4 * TILE * TILE
 CONFIGURATION_BYTES = 64
 _ROW_BYTES = 64
 _NUM_TILES = 8
+_SPARE_PRODUCTS = 5
+_WORTH_TOKENS = 3 * TILE
 _WEIGHTS, _TOKENS = 4, 6  # the tiles that hold them; sums are in those before
 _ARCH_PRCTL = 158
 _ARCH_REQ_XCOMP_PERM = 0x1023
@@ -89,14 +91,16 @@ def release_tiles(typing_context):
 
 
 @intrinsic(prefer_literal=True)
-def multiply(typing_context, kind, weights, groups, asked, w, other, ldw, x, ldp, ldg, ahead, k, out, ldo, ldv, ldh):
+def multiply(
+    typing_context, kind, weights, groups, asked, w, other, ldw, ask, ask_other, x, ldp, ldg, k, out, ldo, ldv, ldh
+):
     """16 rows of ``w``, and as many of ``other`` if there are two ``weights``, with one or two ``groups`` of tokens.
 
     A single product is ``[16, 16]``, or ``[16, 1]`` of a token alone.
 
     Args:
-        asked: 1: prefetch meanwhile what lies ``ahead`` bytes behind all that is read of weights; it need not exist.
-        w, other, x, out: addresses; ``ldw``: bytes from row to row of a weight.
+        asked: 1: prefetch meanwhile as much from the addresses ``ask`` and ``ask_other`` on, which need not exist.
+        w, other, x, out: addresses; ``ldw``: bytes from row to row of a weight, and of what is asked for.
         ldp, ldg: bytes from pair to pair of tokens, and from group to group.
         out: address of float32; ``ldo``: bytes from row to row of a product; ``ldv``, ``ldh``: from one weight's
             products to the other's, and from one group's to the other's.
@@ -104,16 +108,18 @@ def multiply(typing_context, kind, weights, groups, asked, w, other, ldw, x, ldp
     num_weights, num_groups = weights.literal_value, groups.literal_value
     asks = bool(asked.literal_value)
     half = is_half(kind)
-    signature = types.void(kind, weights, groups, asked, *[types.int64] * 12)
+    signature = types.void(kind, weights, groups, asked, *[types.int64] * 13)
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
         if not (half and has_tiles()):
             return context.get_dummy_value()
         e = Emitter(builder)
-        stride, pair_stride, group_stride, distance, length = (arguments[i] for i in (6, 8, 9, 10, 11))
-        out_stride, weight_offset, group_offset = arguments[13:]
-        rows = [builder.inttoptr(arguments[4 + i], PTR) for i in range(num_weights)]
-        x, out = (builder.inttoptr(arguments[i], PTR) for i in (7, 12))
+        stride, pair_stride, group_stride, length = (arguments[i] for i in (6, 10, 11, 12))
+        out_stride, weight_offset, group_offset = arguments[14:]
+        rows, next_rows = (
+            [builder.inttoptr(arguments[first + i], PTR) for i in range(num_weights)] for first in (4, 7)
+        )
+        x, out = (builder.inttoptr(arguments[i], PTR) for i in (9, 13))
         sums = [(i, j) for i in range(num_weights) for j in range(num_groups)]
         for number in range(len(sums)):
             _emit(e, "tilezero", I8(number))
@@ -135,10 +141,9 @@ def multiply(typing_context, kind, weights, groups, asked, w, other, ldw, x, ldp
             _emit(e, "tileloadd64", I8(_TOKENS + j), e.at(pairs, builder.mul(group_stride, I64(j))), pair_stride)
         for number, (i, j) in enumerate(sums):
             _emit(e, "tdpbf16ps", I8(number), I8(_WEIGHTS + i), I8(_TOKENS + j))
-        for weight in rows if asks else ():
-            next_row = e.at(weight, builder.add(across, distance))
+        for next_row in next_rows if asks else ():
             for number in range(TILE):
-                line = e.at(next_row, builder.mul(stride, I64(number)))
+                line = e.at(e.at(next_row, across), builder.mul(stride, I64(number)))
                 e.call("llvm.prefetch.p0", ir.VoidType(), (line, I32(0), I32(1), I32(1)))
         place.add_incoming(builder.add(place, I64(STEP)), builder.block)
         builder.branch(head)
@@ -154,6 +159,24 @@ def multiply(typing_context, kind, weights, groups, asked, w, other, ldw, x, ldp
 
 def _emit(e: Emitter, name: str, *arguments: ir.Value) -> None:
     e.call(f"llvm.x86.{name}", ir.VoidType(), arguments)
+
+
+@intrinsic
+def _add_transposed(typing_context, product, out, ldo):
+    """Adds a product's columns to 16 rows, ``ldo`` bytes from one to the next."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
+        if lanes() != TILE:
+            return context.get_dummy_value()
+        e, vector = Emitter(builder), ir.VectorType(F32, TILE)
+        source, target = (builder.inttoptr(address, PTR) for address in arguments[:2])
+        columns = [e.load(source, vector, number * _ROW_BYTES) for number in range(TILE)]
+        for number, row in enumerate(e.transpose(columns)):
+            at = builder.mul(arguments[2], I64(number))
+            e.store(builder.fadd(e.load(target, vector, at), row), target, at)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), codegen
 
 
 @intrinsic
@@ -178,28 +201,6 @@ def _transpose(typing_context, x, ldx, last, out, ldo):
     return types.void(*[types.int64] * 5), codegen
 
 
-@intrinsic
-def pack_columns(typing_context, product, out):
-    """A product ``[16 columns, 16 tokens]`` → what is packed of the same tokens, ``[8, 16, 2]`` bfloat16."""
-
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
-        if lanes() != TILE:
-            return context.get_dummy_value()
-        e = Emitter(builder)
-        source, target = (builder.inttoptr(address, PTR) for address in arguments)
-        words = ir.VectorType(I32, TILE)
-        for pair in range(TILE // 2):
-            low, high = (
-                builder.zext(e.round(e.load(source, ir.VectorType(F32, TILE), (2 * pair + i) * _ROW_BYTES)), words)
-                for i in range(2)
-            )
-            joined = builder.or_(low, builder.shl(high, words([16] * TILE)))
-            e.store(joined, target, pair * PAIRS_BYTES)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
-
-
 @njit(error_model="numpy")
 def pack_tokens(x, ldx, num_tokens, k, out):
     """Operands ``[num_tokens, k]``, at most 16 of them → packed; what fills up the 16 repeats the last."""
@@ -208,14 +209,25 @@ def pack_tokens(x, ldx, num_tokens, k, out):
 
 
 @njit(error_model="numpy")
-def _store(product, num_tokens, out, ldo, spare):
-    """A product's columns as rows of tokens."""
+def _store(adds, product, num_tokens, out, ldo, spare):
+    """A product's columns as rows of tokens, or added to these."""
     if num_tokens >= TILE:
-        _transpose(product, _ROW_BYTES, TILE - 1, out, ldo)
+        if adds:
+            _add_transposed(product, out, ldo)
+        else:
+            _transpose(product, _ROW_BYTES, TILE - 1, out, ldo)
         return
     _transpose(product, _ROW_BYTES, TILE - 1, spare, _ROW_BYTES)
     for token in range(num_tokens):
-        copy_line(spare + token * _ROW_BYTES, out + token * ldo)
+        _store_line(adds, spare + token * _ROW_BYTES, out + token * ldo)
+
+
+@njit(error_model="numpy")
+def _store_line(adds, source, target):
+    if adds:
+        _add_line(source, target)
+    else:
+        copy_line(source, target)
 
 
 @intrinsic
@@ -231,8 +243,21 @@ def copy_line(typing_context, source, target):
     return types.void(types.int64, types.int64), codegen
 
 
+@intrinsic
+def _add_line(typing_context, source, target):
+    """Adds 16 float32 at one address to those at another."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
+        e, vector = Emitter(builder), ir.VectorType(F32, TILE)
+        source, target = (builder.inttoptr(address, PTR) for address in arguments)
+        e.store(builder.fadd(e.load(target, vector), e.load(source, vector)), target)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
 @njit(error_model="numpy")
-def multiply_pair(kind, x, ldp, ldg, num_groups, is_first, w, other, ldw, ahead, k, out):
+def multiply_pair(kind, x, ldp, ldg, num_groups, is_first, w, other, ldw, ask, ask_other, k, out):
     """Two weights' bands with one or two groups of tokens; the first of them ask for what is next.
 
     Args:
@@ -241,44 +266,69 @@ def multiply_pair(kind, x, ldp, ldg, num_groups, is_first, w, other, ldw, ahead,
     one = TILE * ldp
     if num_groups == 1:
         if is_first:
-            multiply(kind, 2, 1, 1, w, other, ldw, x, ldp, ldg, ahead, k, out, ldp, one, one)
+            multiply(kind, 2, 1, 1, w, other, ldw, ask, ask_other, x, ldp, ldg, k, out, ldp, one, one)
         else:
-            multiply(kind, 2, 1, 0, w, other, ldw, x, ldp, ldg, ahead, k, out, ldp, one, one)
+            multiply(kind, 2, 1, 0, w, other, ldw, ask, ask_other, x, ldp, ldg, k, out, ldp, one, one)
     elif is_first:
-        multiply(kind, 2, 2, 1, w, other, ldw, x, ldp, ldg, ahead, k, out, ldp, 2 * one, one)
+        multiply(kind, 2, 2, 1, w, other, ldw, ask, ask_other, x, ldp, ldg, k, out, ldp, 2 * one, one)
     else:
-        multiply(kind, 2, 2, 0, w, other, ldw, x, ldp, ldg, ahead, k, out, ldp, 2 * one, one)
+        multiply(kind, 2, 2, 0, w, other, ldw, ask, ask_other, x, ldp, ldg, k, out, ldp, 2 * one, one)
 
 
 @njit(error_model="numpy")
-def tile_product(kind, x, ldp, num_tokens, w, ldw, num_bands, k, out, ldo, scratch):
+def tile_product(kind, adds, x, ldp, num_tokens, w, num_bands, k, out, ldo, scratch):
     """One or two bands of 16 rows of a weight with tokens.
 
     Args:
+        adds: whether products are added to what is in ``out``.
         x: address of packed tokens, group after group; ``ldp``: bytes from pair to pair, which say whether it is a
             token alone.
+        w: address of operands ``[16 * num_bands, k]``, behind which the next ones lie.
         out: address of float32 ``[num_tokens, 16 * num_bands]``; ``ldo``: bytes from row to row.
-        scratch: five products' bytes.
+        scratch: address of :func:`tile_product_bytes`.
     """
-    ldg, one, ahead = k * TILE * 2, TILE * ldp, num_bands * TILE * ldw
-    spare = scratch + 4 * PRODUCT_BYTES
+    ldw, ldg, one = 2 * k, k * TILE * 2, TILE * ldp
+    spare, copies = scratch + 4 * PRODUCT_BYTES, scratch + _SPARE_PRODUCTS * PRODUCT_BYTES
+    ask, ask_other = w + num_bands * TILE * ldw, w + (num_bands + 1) * TILE * ldw
     if ldp == PAIR_BYTES:
         for band in range(num_bands):
-            row, place = w + band * TILE * ldw, out + band * one
-            multiply(kind, 1, 1, 1, row, row, ldw, x, ldp, ldg, ahead, k, place, ldp, one, one)
+            row = w + band * TILE * ldw
+            multiply(
+                kind, 1, 1, 1, row, row, ldw, row + num_bands * TILE * ldw, 0, x, ldp, ldg, k, scratch, ldp, one, one
+            )
+            _store_line(adds, scratch, out + band * one)
         return
+    w = aligned_rows(w, num_bands, k, num_tokens, copies)
+    other = w + TILE * ldw
     for token in range(0, num_tokens, 2 * TILE):
         num_groups = 1 if num_tokens - token <= TILE else 2
-        group = x + token // TILE * ldg
+        x_rows, is_first = x + token // TILE * ldg, token == 0
         if num_bands == 2:
-            other = w + TILE * ldw
-            multiply_pair(kind, group, ldp, ldg, num_groups, token == 0, w, other, ldw, ahead, k, scratch)
+            multiply_pair(kind, x_rows, ldp, ldg, num_groups, is_first, w, other, ldw, ask, ask_other, k, scratch)
         elif num_groups == 2:
-            multiply(kind, 1, 2, 1, w, w, ldw, group, ldp, ldg, ahead, k, scratch, ldp, one, one)
+            multiply(kind, 1, 2, 1, w, w, ldw, ask, 0, x_rows, ldp, ldg, k, scratch, ldp, one, one)
         else:
-            multiply(kind, 1, 1, 1, w, w, ldw, group, ldp, ldg, ahead, k, scratch, ldp, one, one)
+            multiply(kind, 1, 1, 1, w, w, ldw, ask, 0, x_rows, ldp, ldg, k, scratch, ldp, one, one)
         for band in range(num_bands):
             for i in range(num_groups):
                 first = token + i * TILE
                 product = scratch + (band * num_groups + i) * PRODUCT_BYTES
-                _store(product, num_tokens - first, out + first * ldo + band * _ROW_BYTES, ldo, spare)
+                _store(adds, product, num_tokens - first, out + first * ldo + band * _ROW_BYTES, ldo, spare)
+
+
+def tile_product_bytes(widest: int) -> int:
+    """What :func:`tile_product` needs beside its result; ``widest``: row of the weights."""
+    return _SPARE_PRODUCTS * PRODUCT_BYTES + 2 * TILE * 2 * widest
+
+
+@njit(error_model="numpy")
+def aligned_rows(w, num_bands, k, num_tokens, out):
+    """Where 16 rows a band lie as tiles are loaded fastest: at ``out`` if many tokens are worth a copy, else at ``w``.
+
+    Files hold weights at any address, and a tile whose rows reach over the ends of lines is loaded at half the speed.
+    """
+    if w % _ROW_BYTES == 0 or num_tokens < _WORTH_TOKENS:
+        return w
+    for place in range(0, num_bands * TILE * 2 * k, _ROW_BYTES):
+        copy_line(w + place, out + place)
+    return out

@@ -14,7 +14,6 @@ from engine.fused.tiles import (
     CONFIGURATION_BYTES,
     PAIR_BYTES,
     PAIRS_BYTES,
-    PRODUCT_BYTES,
     TILE,
     configure_tiles,
     has_tiles,
@@ -22,13 +21,14 @@ from engine.fused.tiles import (
     release_tiles,
     tile_configurations,
     tile_product,
+    tile_product_bytes,
 )
 
 KIND = np.uint16(0)
 
 
 @njit(error_model="numpy")
-def _product(configuration, x, packed, ldp, num_tokens, w, num_bands, k, out, ldo, scratch):
+def _product(configuration, adds, x, packed, ldp, num_tokens, w, num_bands, k, out, ldo, scratch):
     configure_tiles(configuration)
     if ldp == PAIR_BYTES:
         packed = x
@@ -37,18 +37,21 @@ def _product(configuration, x, packed, ldp, num_tokens, w, num_bands, k, out, ld
             pack_tokens(x + 2 * token * k, 2 * k, min(TILE, num_tokens - token), k, packed + 2 * token * k)
     for band in range(0, num_bands, 2):
         at_once, place = min(2, num_bands - band), out + 4 * TILE * band
-        tile_product(KIND, packed, ldp, num_tokens, w + 2 * TILE * band * k, 2 * k, at_once, k, place, ldo, scratch)
+        tile_product(KIND, adds, packed, ldp, num_tokens, w + 2 * TILE * band * k, at_once, k, place, ldo, scratch)
     release_tiles()
 
 
-def product(x: torch.Tensor, w: torch.Tensor, *, alone: bool = False) -> torch.Tensor:
+def product(
+    x: torch.Tensor, w: torch.Tensor, *, alone: bool = False, start: torch.Tensor | None = None
+) -> torch.Tensor:
     num_tokens, k = x.shape
     configurations = tile_configurations()
     packed = torch.zeros(-(-num_tokens // TILE) * TILE, k, dtype=torch.bfloat16)
-    scratch = torch.full((5 * PRODUCT_BYTES,), 0xFF, dtype=torch.uint8)
-    out = torch.full((num_tokens, len(w)), torch.nan)
+    scratch = torch.full((tile_product_bytes(k),), 0xFF, dtype=torch.uint8)
+    out = torch.full((num_tokens, len(w)), torch.nan) if start is None else start.clone()
     _product(
-        configurations.ctypes.data + (CONFIGURATION_BYTES if alone else 0), x.data_ptr(), packed.data_ptr(),
+        configurations.ctypes.data + (CONFIGURATION_BYTES if alone else 0),
+        start is not None, x.data_ptr(), packed.data_ptr(),
         PAIR_BYTES if alone else PAIRS_BYTES, num_tokens, w.data_ptr(), len(w) // TILE, k, out.data_ptr(),
         4 * len(w), scratch.data_ptr(),
     )  # fmt: skip
@@ -67,6 +70,26 @@ def test_products_are_right_and_tokens_independent(num_columns: int, k: int) -> 
         torch.testing.assert_close(result.double(), x.double() @ w.double().T, rtol=1e-5, atol=1e-4)
         for token in range(num_tokens):
             assert torch.equal(product(x[token : token + 1], w, alone=True)[0], result[token])
+
+
+@pytest.mark.skipif(not has_tiles(), reason="this CPU has no matrix unit")
+@pytest.mark.parametrize("num_tokens", [1, 16, 21, 32, 50, 64])
+def test_products_are_added_to_what_is_there(num_tokens: int) -> None:
+    generator = torch.Generator().manual_seed(num_tokens)
+    x, w = (torch.randn(rows, 96, generator=generator).bfloat16() for rows in (num_tokens, 48))
+    start = torch.randn(num_tokens, 48, generator=generator)
+    assert torch.equal(product(x, w, start=start), start + product(x, w))
+    assert torch.equal(product(x[:1], w, start=start[:1], alone=True), start[:1] + product(x[:1], w, alone=True))
+
+
+@pytest.mark.skipif(not has_tiles(), reason="this CPU has no matrix unit")
+@pytest.mark.parametrize("num_tokens", [1, 20, 70])
+def test_weights_may_lie_anywhere(num_tokens: int) -> None:
+    generator = torch.Generator().manual_seed(num_tokens)
+    x, w = (torch.randn(rows, 64, generator=generator).bfloat16() for rows in (num_tokens, 32))
+    moved = torch.empty(w.numel() + 4, dtype=torch.bfloat16)[4:].view_as(w).copy_(w)
+    assert moved.data_ptr() % 64 == 8
+    assert torch.equal(product(x, moved), product(x, w))
 
 
 @pytest.mark.parametrize(
