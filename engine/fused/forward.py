@@ -128,11 +128,11 @@ class FusedForward:
 
 
 def _fills_tiles(decoder: Decoder) -> bool:
-    """Whether all weights consist of whole tiles of operands."""
-    layers = decoder.layers
-    linears = [each for x in layers for each in (x.q, x.k, x.v, x.o, x.gate, x.up, x.down)]
-    shapes = [linear.weight.shape for linear in (*linears, decoder.lm_head)]
-    return not decoder.is_quantized and all(rows % TILE == 0 and k % STEP == 0 for rows, k in shapes)
+    """Whether all weights consist of whole tiles."""
+    dim, hidden, vocab = decoder.head_dim, decoder.embedding.shape[1], decoder.lm_head.weight.shape[0]
+    read = (decoder.input_size, decoder.num_heads * dim, hidden, decoder.intermediate_size)
+    written = (decoder.num_heads * dim, decoder.num_kv_heads * dim, hidden, decoder.intermediate_size, vocab)
+    return all(k % STEP == 0 for k in read) and all(rows % TILE == 0 for rows in written)
 
 
 def _address(tensor: torch.Tensor | None) -> int:

@@ -16,21 +16,13 @@ from engine.fused.arithmetic import (
     from_operand,
     item_size,
     operands,
+    scale_by,
 )
 from engine.fused.products import BAND, MANY_ROWS, MOST_ROWS, band_product, band_scratch_bytes
 from engine.fused.tables import Layer, Model, Step
-from engine.fused.tiles import (
-    PAIR_BYTES,
-    PAIRS_BYTES,
-    PRODUCT_BYTES,
-    STEP,
-    TILE,
-    aligned_rows,
-    multiply_pair,
-    pack_tokens,
-    tile_product,
-    tile_product_bytes,
-)
+from engine.fused.tile_bands import band_rows, scale_columns
+from engine.fused.tile_products import tile_product, tile_product_bytes
+from engine.fused.tiles import PAIR_BYTES, PAIRS_BYTES, PRODUCT_BYTES, STEP, TILE, multiply_pair, pack_tokens
 
 TOKEN_BLOCK = MOST_ROWS
 """Tokens that are multiplied with a band of weights before the next band, at most."""
@@ -130,11 +122,12 @@ def _product(kind, model, step, x, token, count, weight, scales, grouped, first,
     """
     size = item_size(kind)
     done = 0
-    if model[Model.TILES] != 0 and scales == 0 and k % STEP == 0 and width >= BAND:
+    if model[Model.TILES] != 0 and k % STEP == 0 and width >= BAND:
         packed, ldp = step[Step.PACKED] + 2 * token * k, PAIRS_BYTES
         if is_alone(step):
             packed, ldp = x, PAIR_BYTES
-        tile_product(kind, False, packed, ldp, count, weight + 2 * first * k, width // BAND, k, out, ldo, spare)
+        weights = (weight, scales, grouped)
+        tile_product(kind, False, packed, ldp, count, weights, first, width // BAND, k, out, ldo, spare)
         done = width // BAND * BAND
     while done < width:
         columns = min(BAND, width - done)
@@ -182,7 +175,7 @@ def project(kind, model, step, table, chunk, scratch):
 def add_output(kind, model, step, table, chunk, scratch):
     """Some columns of what attention adds to the residual stream."""
     k = model[Model.NUM_HEADS] * model[Model.HEAD_DIM]
-    packed = step[Step.PACKED] if model[Model.TILES] != 0 and table[Layer.O_SCALES] == 0 and k % STEP == 0 else 0
+    packed = step[Step.PACKED] if model[Model.TILES] != 0 and k % STEP == 0 else 0
     weight, scales, bias = table[Layer.O], table[Layer.O_SCALES], table[Layer.O_BIAS]
     _add_product(kind, model, step, step[Step.MIXED], packed, k, weight, scales, bias, chunk, scratch)
 
@@ -199,20 +192,20 @@ def _add_product(kind, model, step, x, packed, k, weight, scales, bias, chunk, s
     at_most = _token_block(kind, model, num_tokens, k)
     token, first = chunk // parts * at_most, chunk % parts * at_once
     rows, count, done = min(at_most, num_tokens - token), min(at_once, hidden - first), 0
-    spare, ldo = scratch + 2 * _RESULT_BYTES, 4 * hidden
+    spare, ldo, grouped = scratch + 2 * _RESULT_BYTES, 4 * hidden, model[Model.GROUPED]
     states = step[Step.STATES] + token * ldo + 4 * first
     if packed and count >= BAND:
         place, ldp = packed + 2 * token * k, PAIRS_BYTES
         if is_alone(step):
             place, ldp = x, PAIR_BYTES
-        tile_product(kind, True, place, ldp, rows, weight + 2 * first * k, count // BAND, k, states, ldo, spare)
+        weights = (weight, scales, grouped)
+        tile_product(kind, True, place, ldp, rows, weights, first, count // BAND, k, states, ldo, spare)
         done = count // BAND * BAND
     for column in range(done, count, BAND):
         columns, row = min(BAND, count - column), x + token * k * size
         band_product(
-            kind, row, k * size, rows, weight, scales, model[Model.GROUPED], first + column, columns, k,
-            scratch, 4 * BAND, spare,
-        )  # fmt: skip
+            kind, row, k * size, rows, weight, scales, grouped, first + column, columns, k, scratch, 4 * BAND, spare
+        )
         for i in range(rows):
             add_row(floats(states + i * ldo + 4 * column, columns), floats(scratch + 4 * BAND * i, columns))
     if bias:
@@ -222,11 +215,9 @@ def _add_product(kind, model, step, x, packed, k, weight, scales, bias, chunk, s
 
 
 @njit(error_model="numpy")
-def _has_tiled_mlp(model, table):
+def _has_tiled_mlp(model):
     """Whether tiles compute the whole MLP; what lies between its products stays packed then."""
-    native = table[Layer.GATE_SCALES] == 0 and table[Layer.DOWN_SCALES] == 0
-    whole = model[Model.HIDDEN] % STEP == 0 and model[Model.INTERMEDIATE] % STEP == 0
-    return model[Model.TILES] != 0 and native and whole
+    return model[Model.TILES] != 0 and model[Model.HIDDEN] % STEP == 0 and model[Model.INTERMEDIATE] % STEP == 0
 
 
 @njit(error_model="numpy")
@@ -236,7 +227,7 @@ def gate(kind, model, step, table, chunk, scratch):
     num_tokens, bands = step[Step.NUM_TOKENS], (width + BAND - 1) // BAND
     at_most = _token_block(kind, model, num_tokens, hidden)
     token, first = chunk // bands * at_most, chunk % bands * BAND
-    if _has_tiled_mlp(model, table):
+    if _has_tiled_mlp(model):
         _gate_by_tiles(kind, model, step, table, token, first, scratch)
         return
     count = min(BAND, width - first)
@@ -267,23 +258,35 @@ def _gate_by_tiles(kind, model, step, table, token, first, scratch):
     """The same; products stay columns of tokens, which is nearly how the next product reads them."""
     k, width, num_tokens = model[Model.HIDDEN], model[Model.INTERMEDIATE], step[Step.NUM_TOKENS]
     x, ldp, ldg, ldw = step[Step.PACKED] + 2 * token * k, PAIRS_BYTES, 2 * TILE * k, 2 * k
-    gates, ups = table[Layer.GATE] + first * ldw, table[Layer.UP] + first * ldw
-    next_gates, next_ups = gates + BAND * ldw, ups + BAND * ldw
+    end, grouped = min(token + _token_block(kind, model, num_tokens, k), num_tokens), model[Model.GROUPED]
     if is_alone(step):
         x, ldp = step[Step.NORMED], PAIR_BYTES
-        multiply_pair(kind, x, ldp, ldg, 1, True, gates, ups, ldw, next_gates, next_ups, k, scratch)
-        _gate_row(kind, table, first, scratch, scratch + 4 * BAND, BAND, step[Step.GATED] + 2 * first)
-        return
-    end = min(token + _token_block(kind, model, num_tokens, k), num_tokens)
     copies = scratch + 2 * _RESULT_BYTES
-    gates = aligned_rows(gates, 1, k, end - token, copies)
-    ups = aligned_rows(ups, 1, k, end - token, copies + BAND * ldw)
+    worth = copies + 2 * BAND * ldw
+    next_gates, next_ups = table[Layer.GATE] + (first + BAND) * ldw, table[Layer.UP] + (first + BAND) * ldw
+    weights = (table[Layer.GATE], table[Layer.GATE_SCALES], grouped)
+    gates = band_rows(kind, weights, first, 1, k, end - token, copies, worth)
+    weights = (table[Layer.UP], table[Layer.UP_SCALES], grouped)
+    ups = band_rows(kind, weights, first, 1, k, end - token, copies + BAND * ldw, worth)
+    # What becomes operands first has asked for what is next already.
+    asks, scaled = table[Layer.GATE_SCALES] == 0, table[Layer.GATE_SCALES] != 0 and grouped == 0
+    gate_scales, up_scales = table[Layer.GATE_SCALES] + 4 * first, table[Layer.UP_SCALES] + 4 * first
     for place in range(token, end, 2 * TILE):
-        groups, is_first = 1 if end - place <= TILE else 2, place == token
+        groups, is_asked = 1 if end - place <= TILE else 2, asks and place == token
         group = x + (place - token) * ldw
-        multiply_pair(kind, group, ldp, ldg, groups, is_first, gates, ups, ldw, next_gates, next_ups, k, scratch)
+        multiply_pair(kind, group, ldp, ldg, groups, is_asked, gates, ups, ldw, next_gates, next_ups, k, scratch)
+        if is_alone(step):
+            up = scratch + 4 * BAND
+            if scaled:
+                scale_by(floats(scratch, BAND), floats(gate_scales, BAND))
+                scale_by(floats(up, BAND), floats(up_scales, BAND))
+            _gate_row(kind, table, first, scratch, up, BAND, step[Step.GATED] + 2 * first)
+            return
         for i in range(groups):
             gated, up = scratch + i * PRODUCT_BYTES, scratch + (groups + i) * PRODUCT_BYTES
+            if scaled:
+                scale_columns(gated, gate_scales)
+                scale_columns(up, up_scales)
             if table[Layer.GATE_BIAS]:
                 _add_to_columns(kind, gated, operands(kind, table[Layer.GATE_BIAS] + 2 * first, BAND))
                 _add_to_columns(kind, up, operands(kind, table[Layer.UP_BIAS] + 2 * first, BAND))
@@ -301,7 +304,7 @@ def _add_to_columns(kind, product, bias):
 @njit(error_model="numpy")
 def add_down(kind, model, step, table, chunk, scratch):
     """Some columns of what the MLP adds to the residual stream."""
-    packed = step[Step.GATED] if _has_tiled_mlp(model, table) else 0
+    packed = step[Step.GATED] if _has_tiled_mlp(model) else 0
     weight, scales, bias = table[Layer.DOWN], table[Layer.DOWN_SCALES], table[Layer.DOWN_BIAS]
     k = model[Model.INTERMEDIATE]
     _add_product(kind, model, step, step[Step.GATED], packed, k, weight, scales, bias, chunk, scratch)

@@ -35,10 +35,9 @@ PAIR_BYTES = 4
 """From pair to pair of a token alone."""
 PRODUCT_BYTES = 4 * TILE * TILE
 CONFIGURATION_BYTES = 64
-_ROW_BYTES = 64
+ROW_BYTES = 64
+"""Of a tile."""
 _NUM_TILES = 8
-_SPARE_PRODUCTS = 5
-_WORTH_TOKENS = 3 * TILE
 _WEIGHTS, _TOKENS = 4, 6  # the tiles that hold them; sums are in those before
 _ARCH_PRCTL = 158
 _ARCH_REQ_XCOMP_PERM = 0x1023
@@ -61,7 +60,7 @@ def tile_configurations() -> npt.NDArray[np.uint8]:
     tables[:, 0] = 1
     tables[:, 48 : 48 + _NUM_TILES] = TILE
     widths = tables[:, 16 : 16 + 2 * _NUM_TILES : 2]
-    widths[:] = _ROW_BYTES
+    widths[:] = ROW_BYTES
     widths[1, :_WEIGHTS] = widths[1, _TOKENS:] = PAIR_BYTES
     return tables
 
@@ -162,25 +161,7 @@ def _emit(e: Emitter, name: str, *arguments: ir.Value) -> None:
 
 
 @intrinsic
-def _add_transposed(typing_context, product, out, ldo):
-    """Adds a product's columns to 16 rows, ``ldo`` bytes from one to the next."""
-
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
-        if lanes() != TILE:
-            return context.get_dummy_value()
-        e, vector = Emitter(builder), ir.VectorType(F32, TILE)
-        source, target = (builder.inttoptr(address, PTR) for address in arguments[:2])
-        columns = [e.load(source, vector, number * _ROW_BYTES) for number in range(TILE)]
-        for number, row in enumerate(e.transpose(columns)):
-            at = builder.mul(arguments[2], I64(number))
-            e.store(builder.fadd(e.load(target, vector, at), row), target, at)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 3), codegen
-
-
-@intrinsic
-def _transpose(typing_context, x, ldx, last, out, ldo):
+def transpose_tile(typing_context, x, ldx, last, out, ldo):
     """16 rows of 16 words of 32 bits, of which those behind row ``last`` repeat it; ``ldx``, ``ldo``: bytes."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
@@ -205,29 +186,7 @@ def _transpose(typing_context, x, ldx, last, out, ldo):
 def pack_tokens(x, ldx, num_tokens, k, out):
     """Operands ``[num_tokens, k]``, at most 16 of them → packed; what fills up the 16 repeats the last."""
     for place in range(0, k, STEP):
-        _transpose(x + 2 * place, ldx, num_tokens - 1, out + place * TILE * 2, PAIRS_BYTES)
-
-
-@njit(error_model="numpy")
-def _store(adds, product, num_tokens, out, ldo, spare):
-    """A product's columns as rows of tokens, or added to these."""
-    if num_tokens >= TILE:
-        if adds:
-            _add_transposed(product, out, ldo)
-        else:
-            _transpose(product, _ROW_BYTES, TILE - 1, out, ldo)
-        return
-    _transpose(product, _ROW_BYTES, TILE - 1, spare, _ROW_BYTES)
-    for token in range(num_tokens):
-        _store_line(adds, spare + token * _ROW_BYTES, out + token * ldo)
-
-
-@njit(error_model="numpy")
-def _store_line(adds, source, target):
-    if adds:
-        _add_line(source, target)
-    else:
-        copy_line(source, target)
+        transpose_tile(x + 2 * place, ldx, num_tokens - 1, out + place * TILE * 2, PAIRS_BYTES)
 
 
 @intrinsic
@@ -238,19 +197,6 @@ def copy_line(typing_context, source, target):
         e = Emitter(builder)
         source, target = (builder.inttoptr(address, PTR) for address in arguments)
         e.store(e.load(source, ir.VectorType(F32, TILE)), target)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
-
-
-@intrinsic
-def _add_line(typing_context, source, target):
-    """Adds 16 float32 at one address to those at another."""
-
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
-        e, vector = Emitter(builder), ir.VectorType(F32, TILE)
-        source, target = (builder.inttoptr(address, PTR) for address in arguments)
-        e.store(builder.fadd(e.load(target, vector), e.load(source, vector)), target)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), codegen
@@ -273,62 +219,3 @@ def multiply_pair(kind, x, ldp, ldg, num_groups, is_first, w, other, ldw, ask, a
         multiply(kind, 2, 2, 1, w, other, ldw, ask, ask_other, x, ldp, ldg, k, out, ldp, 2 * one, one)
     else:
         multiply(kind, 2, 2, 0, w, other, ldw, ask, ask_other, x, ldp, ldg, k, out, ldp, 2 * one, one)
-
-
-@njit(error_model="numpy")
-def tile_product(kind, adds, x, ldp, num_tokens, w, num_bands, k, out, ldo, scratch):
-    """One or two bands of 16 rows of a weight with tokens.
-
-    Args:
-        adds: whether products are added to what is in ``out``.
-        x: address of packed tokens, group after group; ``ldp``: bytes from pair to pair, which say whether it is a
-            token alone.
-        w: address of operands ``[16 * num_bands, k]``, behind which the next ones lie.
-        out: address of float32 ``[num_tokens, 16 * num_bands]``; ``ldo``: bytes from row to row.
-        scratch: address of :func:`tile_product_bytes`.
-    """
-    ldw, ldg, one = 2 * k, k * TILE * 2, TILE * ldp
-    spare, copies = scratch + 4 * PRODUCT_BYTES, scratch + _SPARE_PRODUCTS * PRODUCT_BYTES
-    ask, ask_other = w + num_bands * TILE * ldw, w + (num_bands + 1) * TILE * ldw
-    if ldp == PAIR_BYTES:
-        for band in range(num_bands):
-            row = w + band * TILE * ldw
-            multiply(
-                kind, 1, 1, 1, row, row, ldw, row + num_bands * TILE * ldw, 0, x, ldp, ldg, k, scratch, ldp, one, one
-            )
-            _store_line(adds, scratch, out + band * one)
-        return
-    w = aligned_rows(w, num_bands, k, num_tokens, copies)
-    other = w + TILE * ldw
-    for token in range(0, num_tokens, 2 * TILE):
-        num_groups = 1 if num_tokens - token <= TILE else 2
-        x_rows, is_first = x + token // TILE * ldg, token == 0
-        if num_bands == 2:
-            multiply_pair(kind, x_rows, ldp, ldg, num_groups, is_first, w, other, ldw, ask, ask_other, k, scratch)
-        elif num_groups == 2:
-            multiply(kind, 1, 2, 1, w, w, ldw, ask, 0, x_rows, ldp, ldg, k, scratch, ldp, one, one)
-        else:
-            multiply(kind, 1, 1, 1, w, w, ldw, ask, 0, x_rows, ldp, ldg, k, scratch, ldp, one, one)
-        for band in range(num_bands):
-            for i in range(num_groups):
-                first = token + i * TILE
-                product = scratch + (band * num_groups + i) * PRODUCT_BYTES
-                _store(adds, product, num_tokens - first, out + first * ldo + band * _ROW_BYTES, ldo, spare)
-
-
-def tile_product_bytes(widest: int) -> int:
-    """What :func:`tile_product` needs beside its result; ``widest``: row of the weights."""
-    return _SPARE_PRODUCTS * PRODUCT_BYTES + 2 * TILE * 2 * widest
-
-
-@njit(error_model="numpy")
-def aligned_rows(w, num_bands, k, num_tokens, out):
-    """Where 16 rows a band lie as tiles are loaded fastest: at ``out`` if many tokens are worth a copy, else at ``w``.
-
-    Files hold weights at any address, and a tile whose rows reach over the ends of lines is loaded at half the speed.
-    """
-    if w % _ROW_BYTES == 0 or num_tokens < _WORTH_TOKENS:
-        return w
-    for place in range(0, num_bands * TILE * 2 * k, _ROW_BYTES):
-        copy_line(w + place, out + place)
-    return out

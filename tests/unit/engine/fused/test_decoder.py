@@ -51,6 +51,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "head_of_128": ("LlamaConfig", {"head_dim": 128}),
     "head_of_80": ("LlamaConfig", {"head_dim": 80}),
     "wide": ("LlamaConfig", {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}),
+    # A hundred such rows and more are several blocks for a matrix unit.
+    "long_rows": ("LlamaConfig", {"hidden_size": 128, "intermediate_size": 4096, "head_dim": 32}),
     "wide_biases": (
         "LlamaConfig",
         {"hidden_size": 96, "intermediate_size": 160, "head_dim": 32, "attention_bias": True, "mlp_bias": True},
@@ -165,7 +167,8 @@ def assert_trees_are_chains(loaded: LoadedModel, length: int, kv_cache: str = "n
 @pytest.mark.parametrize("weights", FUSED_WEIGHTS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    ("name", "length"), [("three_share", 75), ("three_share", 300), ("heads_of_64", 300), ("wide_biases", 300)]
+    ("name", "length"),
+    [("three_share", 75), ("three_share", 300), ("heads_of_64", 300), ("wide_biases", 300), ("long_rows", 300)],
 )
 def test_a_token_computes_to_the_same_bits_alone_and_in_any_company(
     name: str, length: int, dtype: str, weights: str

@@ -10,6 +10,9 @@ import torch
 from numba import njit
 
 from engine.fused import tiles
+from engine.fused.quantization import quantize_linear, quantize_linear_int4
+from engine.fused.structure import Linear
+from engine.fused.tile_products import tile_product, tile_product_bytes
 from engine.fused.tiles import (
     CONFIGURATION_BYTES,
     PAIR_BYTES,
@@ -20,15 +23,14 @@ from engine.fused.tiles import (
     pack_tokens,
     release_tiles,
     tile_configurations,
-    tile_product,
-    tile_product_bytes,
 )
+from tests.rounded_weights import numbers_of
 
 KIND = np.uint16(0)
 
 
 @njit(error_model="numpy")
-def _product(configuration, adds, x, packed, ldp, num_tokens, w, num_bands, k, out, ldo, scratch):
+def _product(configuration, adds, x, packed, ldp, num_tokens, weights, num_bands, k, out, ldo, scratch):
     configure_tiles(configuration)
     if ldp == PAIR_BYTES:
         packed = x
@@ -37,23 +39,28 @@ def _product(configuration, adds, x, packed, ldp, num_tokens, w, num_bands, k, o
             pack_tokens(x + 2 * token * k, 2 * k, min(TILE, num_tokens - token), k, packed + 2 * token * k)
     for band in range(0, num_bands, 2):
         at_once, place = min(2, num_bands - band), out + 4 * TILE * band
-        tile_product(KIND, adds, packed, ldp, num_tokens, w + 2 * TILE * band * k, at_once, k, place, ldo, scratch)
+        tile_product(KIND, adds, packed, ldp, num_tokens, weights, TILE * band, at_once, k, place, ldo, scratch)
     release_tiles()
 
 
 def product(
-    x: torch.Tensor, w: torch.Tensor, *, alone: bool = False, start: torch.Tensor | None = None
+    x: torch.Tensor, w: torch.Tensor | Linear, *, alone: bool = False, start: torch.Tensor | None = None
 ) -> torch.Tensor:
+    """With operands, or with the weight of a layer of int8 or int4, whose rows fill whole bands."""
     num_tokens, k = x.shape
+    linear = w if isinstance(w, Linear) else Linear(w, None)
+    is_int4 = linear.weight.dtype == torch.int16
+    num_columns = TILE * len(linear.weight) if is_int4 else len(linear.weight)
+    weights = (linear.weight.data_ptr(), 0 if linear.scales is None else linear.scales.data_ptr(), int(is_int4))
     configurations = tile_configurations()
     packed = torch.zeros(-(-num_tokens // TILE) * TILE, k, dtype=torch.bfloat16)
     scratch = torch.full((tile_product_bytes(k),), 0xFF, dtype=torch.uint8)
-    out = torch.full((num_tokens, len(w)), torch.nan) if start is None else start.clone()
+    out = torch.full((num_tokens, num_columns), torch.nan) if start is None else start.clone()
     _product(
         configurations.ctypes.data + (CONFIGURATION_BYTES if alone else 0),
         start is not None, x.data_ptr(), packed.data_ptr(),
-        PAIR_BYTES if alone else PAIRS_BYTES, num_tokens, w.data_ptr(), len(w) // TILE, k, out.data_ptr(),
-        4 * len(w), scratch.data_ptr(),
+        PAIR_BYTES if alone else PAIRS_BYTES, num_tokens, weights, num_columns // TILE, k, out.data_ptr(),
+        4 * num_columns, scratch.data_ptr(),
     )  # fmt: skip
     return out
 
@@ -90,6 +97,21 @@ def test_weights_may_lie_anywhere(num_tokens: int) -> None:
     moved = torch.empty(w.numel() + 4, dtype=torch.bfloat16)[4:].view_as(w).copy_(w)
     assert moved.data_ptr() % 64 == 8
     assert torch.equal(product(x, moved), product(x, w))
+
+
+@pytest.mark.skipif(not has_tiles(), reason="this CPU has no matrix unit")
+@pytest.mark.parametrize("k", [64, 192])
+def test_int8_and_int4_give_the_bits_of_their_numbers_as_operands(k: int) -> None:
+    generator = torch.Generator().manual_seed(k)
+    linear = Linear(torch.randn(48, k, generator=generator), None)
+    int8, int4 = quantize_linear(linear), quantize_linear_int4(linear)
+    assert int8.scales is not None
+    for num_tokens in (1, 16, 21, 70):
+        x = torch.randn(num_tokens, k, generator=generator).bfloat16()
+        for alone in (False, True) if num_tokens == 1 else (False,):
+            whole, levels = int8.weight.bfloat16(), numbers_of(int4, 48, k).bfloat16()
+            assert torch.equal(product(x, int8, alone=alone), product(x, whole, alone=alone) * int8.scales)
+            assert torch.equal(product(x, int4, alone=alone), product(x, levels, alone=alone))
 
 
 @pytest.mark.parametrize(

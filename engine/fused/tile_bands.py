@@ -1,0 +1,110 @@
+"""Bands of a weight as a matrix unit takes them: 16 rows of operands, one behind the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from engine.fused.emitter import F32, I8, I32, I64, PTR, Emitter
+from engine.fused.nibbles import GROUP, GROUP_BYTES, widen_group_int4, widen_halves
+from engine.fused.tiles import TILE, copy_line, has_tiles
+from engine.fused.vectors import prefetch
+
+_LINE_BYTES = 64
+_WORTH_TOKENS = 3 * TILE
+_WORTH_BYTES = 2 * 4 * TILE
+"""What the rows of a group of int4 are worth: steps and minimums, in float32."""
+
+
+def band_bytes(num_bands: int, k: int) -> int:
+    """Memory that :func:`band_rows` needs, rows first."""
+    return num_bands * TILE * 2 * k + k // GROUP * _WORTH_BYTES
+
+
+@njit(error_model="numpy")
+def band_rows(kind, weights, first, num_bands, k, num_tokens, out, worth):
+    """Where ``num_bands`` bands lie as operands ``[16 * num_bands, k]``: in the weight, or at ``out``.
+
+    Files hold weights at any address, and tiles whose rows reach over the ends of lines are loaded at half the speed,
+    so these are copied if there are many tokens. int8 and int4 become operands.
+
+    Args:
+        weights: address of the weight and of its scales, and whether it is int4, as for
+            :func:`engine.fused.products.band_product`.
+        first: row, a multiple of 16.
+        k: a multiple of 32.
+        worth: address of memory for what groups of int4 are worth.
+    """
+    weight, scales, grouped = weights
+    if scales == 0:
+        w = weight + 2 * first * k
+        if w % _LINE_BYTES == 0 or num_tokens < _WORTH_TOKENS:
+            return w
+        for place in range(0, num_bands * TILE * 2 * k, _LINE_BYTES):
+            copy_line(w + place, out + place)
+    elif grouped:
+        for band in range(num_bands):
+            _widen_int4(kind, weight, scales, first // TILE + band, k, out + band * TILE * 2 * k, worth)
+    else:
+        _widen_int8(weight + first * k, num_bands * TILE * k, out)
+    return out
+
+
+@njit(error_model="numpy")
+def _widen_int4(kind, weight, scales, band, k, out, worth):
+    groups = k // GROUP
+    w, halves = weight + band * groups * GROUP_BYTES, scales + band * groups * _WORTH_BYTES // 2
+    for i in range(2 * groups):
+        widen_halves(halves + i * 2 * TILE, worth + i * 4 * TILE)
+    for group in range(groups):
+        for line in range(0, GROUP_BYTES, _LINE_BYTES):  # of the next band
+            prefetch(w + (groups + group) * GROUP_BYTES + line)
+        prefetch(halves + (groups + group) * _WORTH_BYTES // 2)
+        place = out + 2 * group * GROUP
+        widen_group_int4(kind, w + group * GROUP_BYTES, worth + group * _WORTH_BYTES, place, 2 * k)
+
+
+@intrinsic
+def _widen_int8(typing_context, w, count, out):
+    """``count`` int8, a multiple of 64, → bfloat16, which is exact; asks for as many behind them."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
+        if not has_tiles():
+            return context.get_dummy_value()
+        e, count = Emitter(builder), arguments[1]
+        source, target = builder.inttoptr(arguments[0], PTR), builder.inttoptr(arguments[2], PTR)
+        whole, floats = ir.VectorType(I8, TILE), ir.VectorType(F32, TILE)
+        with cgutils.for_range_slice(builder, I64(0), count, I64(_LINE_BYTES)) as (place, _):
+            values = []
+            for first in range(0, _LINE_BYTES, TILE):
+                raw = e.load(source, whole, builder.add(place, I64(first)))
+                values.append(builder.sitofp(builder.sext(raw, ir.VectorType(I32, TILE)), floats))
+            for pair in range(2):
+                at = builder.add(builder.mul(place, I64(2)), I64(pair * _LINE_BYTES))
+                e.store(e.round_pair(*values[2 * pair : 2 * pair + 2]), target, at)
+            line = e.at(source, builder.add(place, count))
+            e.call("llvm.prefetch.p0", ir.VoidType(), (line, I32(0), I32(2), I32(1)))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), codegen
+
+
+@intrinsic
+def scale_columns(typing_context, product, scales):
+    """A product ``[16 columns, 16 tokens]`` times float32 ``[16]``, column by column, both at addresses."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
+        e, vector = Emitter(builder), ir.VectorType(F32, TILE)
+        root, scales = (builder.inttoptr(address, PTR) for address in arguments)
+        with cgutils.for_range_slice(builder, I64(0), I64(TILE), I64(1)) as (column, _):
+            at = builder.mul(column, I64(4 * TILE))
+            scale = e.splat(e.load(scales, F32, builder.mul(column, I64(4))), TILE)
+            e.store(builder.fmul(e.load(root, vector, at), scale), root, at)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
