@@ -96,6 +96,8 @@ class PrefillConfig(PoolConfig):
 
     ordering: Literal["edf", "fcfs"] = "edf"
     """Which prompt is prefilled next: the earliest deadline of the highest priority, or first come, first served."""
+    niceness: Annotated[int, Field(ge=0, le=19)] = 10
+    """By how much prompts on CPUs yield to whoever decodes on the same cores, as in nice(1); 0: not at all."""
 
 
 class SpeculationConfig(Section):

@@ -74,6 +74,7 @@ class AsyncEngine:
         proposer: Proposer | None = None,
         max_draft_tokens: int = 8,
         num_threads: int | None = None,
+        niceness: int = 0,
     ) -> None:
         self.runner = runner
         self.blocks = BlockManager(runner.cache.num_blocks, runner.spec.block_size, prefix_caching=prefix_caching)
@@ -92,7 +93,9 @@ class AsyncEngine:
             max_draft_tokens,
             costs,
         )
-        self._thread = EngineLoop(self._engine, self._deliver, self._check_blocks, num_threads, self._on_closed)
+        self._thread = EngineLoop(
+            self._engine, self._deliver, self._check_blocks, num_threads, self._on_closed, niceness
+        )
         self.closed = asyncio.Event()
         self._streams: dict[str, _Stream] = {}  # by request id; engine's thread
         self._loop: asyncio.AbstractEventLoop | None = None

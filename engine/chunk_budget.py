@@ -1,6 +1,6 @@
 """How much of a prompt may share a step with sequences that decode: as much as their TPOT targets leave time for.
 
-    allowed = max(90 % of target · tokens per round - step without prompts, 10 % of that step)
+    allowed = max(70 % of target - step without prompts, 10 % of that step)
 
 A pure function of counts and costs, the same for engines, predictions and simulated workers. Chunked prefill next to
 decoding: Agrawal et al., Sarathi-Serve (OSDI 2024), whose budget is a constant that is found by profiling.
@@ -15,8 +15,9 @@ from engine.step_costs import STEP_PRIOR, Pace, StepCosts
 
 MIN_PROMPT_TOKENS = 16
 """Of all prompts in a step together, whatever the targets: a prompt must not take for ever."""
-HEADROOM = 0.9
-"""Targets are of means, and costs are estimates."""
+HEADROOM = 0.7
+"""Costs are estimates, and whoever joins a batch waits for the end of one step before its own begins. Several tokens a
+round are no reason for longer steps: they come together, so that the wait for the next ones is all the longer."""
 SMALLEST_SHARE = 0.1
 """By which prompts may lengthen any step. A target that is missed without them is none of their doing, and on a fast
 machine this is many more tokens than :data:`MIN_PROMPT_TOKENS`."""
@@ -75,7 +76,7 @@ def prompt_allowance(
     if decoding < 1 or tpot_target_s <= 0:
         return PromptAllowance(tokens)
     without_ms = pace.costs.decode_ms(decoding, context_tokens, pace.drafted_tokens * decoding)
-    allowed_ms = HEADROOM * tpot_target_s * 1e3 * pace.tokens_per_round
+    allowed_ms = HEADROOM * tpot_target_s * 1e3
     return PromptAllowance(
         tokens, max(allowed_ms - without_ms, SMALLEST_SHARE * without_ms), MIN_PROMPT_TOKENS, pace.costs
     )
@@ -87,7 +88,6 @@ def prompt_budget(
     context_tokens: float,
     tpot_target_s: float,
     costs: StepCosts,
-    tokens_per_round: float = 1.0,
     *,
     drafted_tokens: float = 0.0,
     start: int = 0,
@@ -98,9 +98,9 @@ def prompt_budget(
         chunk_tokens: token budget of the step; each of the decoding sequences takes one of them.
         context_tokens: of the decoding sequences together.
         tpot_target_s: the strictest of theirs; 0: none.
-        tokens_per_round: that each of them gets from a step, and ``drafted_tokens`` what is verified for it.
+        drafted_tokens: that a step verifies for each of them.
         start: prompt tokens that are computed already.
     """
     tokens = max(1, chunk_tokens - decoding)
-    pace = Pace(costs, tokens_per_round, drafted_tokens)
+    pace = Pace(costs, drafted_tokens=drafted_tokens)
     return prompt_allowance(tokens, decoding, context_tokens, tpot_target_s, pace).tokens_at(start)

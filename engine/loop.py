@@ -5,7 +5,9 @@ others leave a function in the mailbox and get a future. A thread without work s
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -48,6 +50,7 @@ class EngineLoop:
         on_idle: called in the engine's thread when it has run out of work after one step or more, before it goes to
             sleep. Mail alone is no reason for it.
         num_threads: threads that torch may use for this engine; None leaves torch's own choice.
+        niceness: by how much the thread, and those that it starts, yield to others on the same cores (Linux only).
         on_closed: called in the engine's thread when it ends, whatever ended it.
     """
 
@@ -58,11 +61,13 @@ class EngineLoop:
         on_idle: Callable[[], None] | None = None,
         num_threads: int | None = None,
         on_closed: Callable[[], None] | None = None,
+        niceness: int = 0,
     ) -> None:
         self._engine = engine
         self._on_outputs = on_outputs
         self._on_idle = on_idle
         self._num_threads = num_threads
+        self._niceness = niceness
         self._on_closed = on_closed
         self._mailbox: queue.SimpleQueue[_Call[Any] | None] = queue.SimpleQueue()  # None only wakes the thread up
         self._thread = threading.Thread(target=self._run, name="baton-engine", daemon=True)
@@ -97,6 +102,8 @@ class EngineLoop:
     def _run(self) -> None:
         if self._num_threads is not None:
             torch.set_num_threads(self._num_threads)  # counts for the thread that says it
+        if self._niceness and sys.platform == "linux":  # where this counts for the thread, too, not for the process
+            os.nice(self._niceness)
         try:
             self._run_until_closed()
         finally:  # nobody may wait for a thread that is gone, whatever ended it

@@ -37,6 +37,7 @@ class PrefillRole:
             proposer=self._draft,
             max_draft_tokens=0,
             num_threads=context.num_threads,
+            niceness=config.prefill.niceness if context.runner.device.type == "cpu" else 0,
         )
         kv = config.kv_transfer
         self._transport = create_transport(

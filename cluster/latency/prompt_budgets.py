@@ -27,9 +27,9 @@ def prompt_budgets(
     """
     most = np.maximum(1.0, chunk_tokens - decoding)
     fixed, per_token, per_pair, per_sequence, per_context, per_drafted = coefficients
-    tokens, drafted = rates.T
+    drafted = rates[:, 1]
     without = fixed + per_sequence * decoding + per_context * context_tokens + per_drafted * drafted * decoding
-    allowed = HEADROOM * tpot_targets_s * 1e3 * tokens
+    allowed = HEADROOM * tpot_targets_s * 1e3
     ms = np.maximum(0.0, np.maximum(allowed - without, SMALLEST_SHARE * without) - per_sequence)
     half = per_pair / 2
     linear = per_token + half * (2 * starts + 1)

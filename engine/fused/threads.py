@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -39,12 +40,22 @@ class ThreadPool:
         for helper in range(max_threads - 1):
             if libc.sem_init(_semaphore(self._table, helper), 0, 0):
                 raise NotFusableError("this platform has no unnamed semaphores")
+        self._libc = libc
+        self._niceness = os.getpriority(os.PRIO_PROCESS, 0)
         self._helpers: list[threading.Thread] = []
         # Also when nobody closes it, since helpers must not outlive what they would work for.
         self._finalizer = weakref.finalize(self, _stop, libc, self._table, self._helpers)
 
     def run(self, num_threads: int) -> None:
-        """Computes one forward; helpers are started when they are first wanted."""
+        """Computes one forward; helpers are started when they are first wanted, as nice as the caller.
+
+        A thread has the niceness of whoever starts it, so helpers of another one are replaced: who leads would wait for
+        threads that yield more than it does, or be nice in vain.
+        """
+        niceness = os.getpriority(os.PRIO_PROCESS, 0)
+        if niceness != self._niceness:
+            _stop(self._libc, self._table, self._helpers)
+            self._table[Pool.STOPPED], self._niceness = 0, niceness
         while len(self._helpers) < num_threads - 1:
             self._start_helper()
         self._table[Pool.NUM_THREADS] = num_threads

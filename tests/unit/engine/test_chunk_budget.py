@@ -23,7 +23,6 @@ steps_of = {
     "decoding": st.integers(0, 256),
     "context_tokens": st.integers(0, 1_000_000),
     "costs": costs_of,
-    "tokens_per_round": st.floats(1, 8),
     "start": st.integers(0, 100_000),
 }
 
@@ -35,10 +34,9 @@ def test_a_budget_is_between_the_floor_and_the_chunk(
     context_tokens: int,
     target_s: float,
     costs: StepCosts,
-    tokens_per_round: float,
     start: int,
 ) -> None:
-    budget = prompt_budget(chunk_tokens, decoding, context_tokens, target_s, costs, tokens_per_round, start=start)
+    budget = prompt_budget(chunk_tokens, decoding, context_tokens, target_s, costs, start=start)
     left = max(1, chunk_tokens - decoding)
     assert min(MIN_PROMPT_TOKENS, left) <= budget <= left
 
@@ -50,11 +48,10 @@ def test_a_looser_target_never_leaves_less(
     context_tokens: int,
     targets_s: tuple[float, float],
     costs: StepCosts,
-    tokens_per_round: float,
     start: int,
 ) -> None:
     strict, loose, none = (
-        prompt_budget(chunk_tokens, decoding, context_tokens, target_s, costs, tokens_per_round, start=start)
+        prompt_budget(chunk_tokens, decoding, context_tokens, target_s, costs, start=start)
         for target_s in (min(targets_s), max(targets_s), 0.0)
     )
     assert strict <= loose <= none == max(1, chunk_tokens - decoding)
@@ -67,13 +64,12 @@ def test_a_step_is_within_the_target_or_its_prompt_at_the_least(
     context_tokens: int,
     target_s: float,
     costs: StepCosts,
-    tokens_per_round: float,
     start: int,
 ) -> None:
-    budget = prompt_budget(chunk_tokens, decoding, context_tokens, target_s, costs, tokens_per_round, start=start)
+    budget = prompt_budget(chunk_tokens, decoding, context_tokens, target_s, costs, start=start)
     without_ms = costs.decode_ms(decoding, context_tokens)
     step_ms = without_ms + costs.chunk_ms(budget, start)
-    in_time = step_ms <= max(target_s * 1e3 * tokens_per_round, 1.1 * without_ms) * (1 + 1e-9) + 1e-6
+    in_time = step_ms <= max(target_s * 1e3, 1.1 * without_ms) * (1 + 1e-9) + 1e-6
     assert in_time or budget <= MIN_PROMPT_TOKENS or decoding == 0
 
 
@@ -82,10 +78,13 @@ def test_nobody_decodes_or_nobody_was_promised_anything() -> None:
     assert prompt_budget(512, 4, 4000, 0.0, CPU) == 508
 
 
-def test_speculation_leaves_more_time_for_a_step() -> None:
-    alone = prompt_budget(512, 4, 4000, 0.05, CPU)
-    assert prompt_budget(512, 4, 4000, 0.05, CPU, 2.0) > alone
-    assert prompt_budget(512, 4, 4000, 0.05, CPU, 2.0, drafted_tokens=3.0) < prompt_budget(512, 4, 4000, 0.05, CPU, 2.0)
+def test_drafts_take_their_time_from_prompts() -> None:
+    assert prompt_budget(512, 4, 4000, 0.05, CPU, drafted_tokens=3.0) < prompt_budget(512, 4, 4000, 0.05, CPU)
+
+
+def test_several_tokens_a_round_make_no_step_longer() -> None:
+    alone, several = (prompt_allowance(508, 4, 4000, 0.05, Pace(CPU, tokens)) for tokens in (1.0, 2.5))
+    assert alone == several
 
 
 def test_what_stands_before_a_chunk_makes_it_dearer() -> None:
