@@ -1,0 +1,71 @@
+"""How much an engine's threads yield to others: its own, and the helpers of the fused decoder, whoever starts them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from engine.loop import EngineLoop
+from engine.model_loader import prepare_model
+from engine.model_runner import ModelRunner
+from engine.request import Request, SamplingParams
+from engine.scheduler import ScheduledSequence
+from tests.engine_runs import build_engine, build_runner
+from tests.tiny_models import tiny_model
+
+TIMEOUT_S = 20.0
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness is a process's")
+
+
+def niceness_of(thread: int = 0) -> int:
+    """Of the calling thread, or of the one with that native id."""
+    return os.getpriority(os.PRIO_PROCESS, thread)
+
+
+@pytest.mark.parametrize("niceness", [0, 3])
+def test_the_engine_s_thread_yields_and_no_other(niceness: int) -> None:
+    before = niceness_of()
+    loop = EngineLoop(build_engine(build_runner(tiny_model("llama"))), lambda outputs: None, niceness=niceness)
+    loop.start()
+    try:
+        assert loop.submit(niceness_of).result(TIMEOUT_S) == min(19, before + niceness)
+    finally:
+        loop.stop()
+    assert niceness_of() == before
+
+
+def test_helpers_are_as_nice_as_whoever_leads() -> None:
+    loaded, before, others = prepare_model(tiny_model("llama"), "float32"), torch.get_num_threads(), helpers()
+    runner = ModelRunner(loaded, 4, 16, decoder="fused")
+    request = Request("a", [5, 6, 7], SamplingParams())
+    request.block_ids = [0]
+    batch = runner.build_batch([ScheduledSequence(request, 3)])
+
+    def logits_and_helpers(niceness: int) -> tuple[torch.Tensor, list[int]]:
+        """Computed by a thread that is so much nicer than this one."""
+        torch.set_num_threads(3)
+        os.nice(niceness)
+        logits = runner.forward(batch)
+        return logits, [niceness_of(helper) for helper in helpers() - others]
+
+    try:
+        results = []
+        for niceness in (0, 4, 0):
+            with ThreadPoolExecutor(1) as pool:
+                results.append(pool.submit(logits_and_helpers, niceness).result(TIMEOUT_S))
+    finally:
+        torch.set_num_threads(before)
+        runner.close()
+    assert [helpers for _, helpers in results] == [[niceness_of() + n] * 2 for n in (0, 4, 0)]
+    assert all(torch.equal(logits, results[0][0]) for logits, _ in results)
+
+
+def helpers() -> set[int]:
+    """Native ids of threads of fused decoders."""
+    live = [thread for thread in threading.enumerate() if thread.name.startswith("fused-")]
+    return {thread.native_id for thread in live if thread.native_id is not None}
