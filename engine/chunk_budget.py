@@ -1,6 +1,6 @@
 """How much of a prompt may share a step with sequences that decode: as much as their TPOT targets leave time for.
 
-    allowed = max(70 % of target - step without prompts, 10 % of that step)
+    allowed = max(60 % of target - step without prompts, 10 % of that step)
 
 A pure function of counts and costs, the same for engines, predictions and simulated workers. Chunked prefill next to
 decoding: Agrawal et al., Sarathi-Serve (OSDI 2024), whose budget is a constant that is found by profiling.
@@ -15,7 +15,7 @@ from engine.step_costs import STEP_PRIOR, Pace, StepCosts
 
 MIN_PROMPT_TOKENS = 16
 """Of all prompts in a step together, whatever the targets: a prompt must not take for ever."""
-HEADROOM = 0.7
+HEADROOM = 0.6
 """Costs are estimates, and whoever joins a batch waits for the end of one step before its own begins. Several tokens a
 round are no reason for longer steps: they come together, so that the wait for the next ones is all the longer."""
 SMALLEST_SHARE = 0.1

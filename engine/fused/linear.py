@@ -256,7 +256,7 @@ def _gate_row(kind, table, first, gated, up, count, out):
 @njit(error_model="numpy")
 def _gate_by_tiles(kind, model, step, table, token, first, scratch):
     """The same; products stay columns of tokens, which is nearly how the next product reads them."""
-    k, width, num_tokens = model[Model.HIDDEN], model[Model.INTERMEDIATE], step[Step.NUM_TOKENS]
+    k, num_tokens = model[Model.HIDDEN], step[Step.NUM_TOKENS]
     x, ldp, ldg, ldw = step[Step.PACKED] + 2 * token * k, PAIRS_BYTES, 2 * TILE * k, 2 * k
     end, grouped = min(token + _token_block(kind, model, num_tokens, k), num_tokens), model[Model.GROUPED]
     if is_alone(step):
@@ -268,29 +268,45 @@ def _gate_by_tiles(kind, model, step, table, token, first, scratch):
     gates = band_rows(kind, weights, first, 1, k, end - token, copies, worth)
     weights = (table[Layer.UP], table[Layer.UP_SCALES], grouped)
     ups = band_rows(kind, weights, first, 1, k, end - token, copies + BAND * ldw, worth)
-    # What becomes operands first has asked for what is next already.
-    asks, scaled = table[Layer.GATE_SCALES] == 0, table[Layer.GATE_SCALES] != 0 and grouped == 0
-    gate_scales, up_scales = table[Layer.GATE_SCALES] + 4 * first, table[Layer.UP_SCALES] + 4 * first
     for place in range(token, end, 2 * TILE):
-        groups, is_asked = 1 if end - place <= TILE else 2, asks and place == token
+        # What becomes operands first has asked for what is next already.
+        groups, is_asked = 1 if end - place <= TILE else 2, table[Layer.GATE_SCALES] == 0 and place == token
         group = x + (place - token) * ldw
         multiply_pair(kind, group, ldp, ldg, groups, is_asked, gates, ups, ldw, next_gates, next_ups, k, scratch)
         if is_alone(step):
-            up = scratch + 4 * BAND
-            if scaled:
-                scale_by(floats(scratch, BAND), floats(gate_scales, BAND))
-                scale_by(floats(up, BAND), floats(up_scales, BAND))
-            _gate_row(kind, table, first, scratch, up, BAND, step[Step.GATED] + 2 * first)
-            return
-        for i in range(groups):
-            gated, up = scratch + i * PRODUCT_BYTES, scratch + (groups + i) * PRODUCT_BYTES
-            if scaled:
-                scale_columns(gated, gate_scales)
-                scale_columns(up, up_scales)
-            if table[Layer.GATE_BIAS]:
-                _add_to_columns(kind, gated, operands(kind, table[Layer.GATE_BIAS] + 2 * first, BAND))
-                _add_to_columns(kind, up, operands(kind, table[Layer.UP_BIAS] + 2 * first, BAND))
-            gate_columns(gated, up, step[Step.GATED] + 2 * (place + i * TILE) * width + first * 2 * TILE)
+            _gate_alone(kind, model, step, table, first, scratch)
+        else:
+            _gate_columns(kind, model, step, table, first, place, groups, scratch)
+
+
+@njit(error_model="numpy")
+def _are_scaled(model, table):
+    return table[Layer.GATE_SCALES] != 0 and model[Model.GROUPED] == 0
+
+
+@njit(error_model="numpy")
+def _gate_alone(kind, model, step, table, first, products):
+    """Products ``[2, 16]`` with a token alone → what the next product reads of it."""
+    gated, up = products, products + 4 * BAND
+    if _are_scaled(model, table):
+        scale_by(floats(gated, BAND), floats(table[Layer.GATE_SCALES] + 4 * first, BAND))
+        scale_by(floats(up, BAND), floats(table[Layer.UP_SCALES] + 4 * first, BAND))
+    _gate_row(kind, table, first, gated, up, BAND, step[Step.GATED] + 2 * first)
+
+
+@njit(error_model="numpy")
+def _gate_columns(kind, model, step, table, first, token, groups, products):
+    """Products ``[2, groups, 16 columns, 16 tokens]`` → packed tokens, from number ``token`` on."""
+    for i in range(groups):
+        gated, up = products + i * PRODUCT_BYTES, products + (groups + i) * PRODUCT_BYTES
+        if _are_scaled(model, table):
+            scale_columns(gated, table[Layer.GATE_SCALES] + 4 * first)
+            scale_columns(up, table[Layer.UP_SCALES] + 4 * first)
+        if table[Layer.GATE_BIAS]:
+            _add_to_columns(kind, gated, operands(kind, table[Layer.GATE_BIAS] + 2 * first, BAND))
+            _add_to_columns(kind, up, operands(kind, table[Layer.UP_BIAS] + 2 * first, BAND))
+        place = (token + i * TILE) * model[Model.INTERMEDIATE] + first * TILE
+        gate_columns(gated, up, step[Step.GATED] + 2 * place)
 
 
 @njit(error_model="numpy")
