@@ -16,12 +16,11 @@ from engine.fused.arithmetic import (
     from_operand,
     item_size,
     operands,
-    scale_by,
 )
 from engine.fused.products import BAND, MANY_ROWS, MOST_ROWS, band_product, band_scratch_bytes
 from engine.fused.tables import Layer, Model, Step
 from engine.fused.tile_bands import band_rows, scale_columns
-from engine.fused.tile_products import tile_product, tile_product_bytes
+from engine.fused.tile_products import product_alone_int8, tile_product, tile_product_bytes
 from engine.fused.tiles import PAIR_BYTES, PAIRS_BYTES, PRODUCT_BYTES, STEP, TILE, multiply_pair, pack_tokens
 
 TOKEN_BLOCK = MOST_ROWS
@@ -261,6 +260,12 @@ def _gate_by_tiles(kind, model, step, table, token, first, scratch):
     end, grouped = min(token + _token_block(kind, model, num_tokens, k), num_tokens), model[Model.GROUPED]
     if is_alone(step):
         x, ldp = step[Step.NORMED], PAIR_BYTES
+        if _are_scaled(model, table):
+            up = scratch + 2 * PRODUCT_BYTES
+            product_alone_int8(x, table[Layer.GATE], table[Layer.GATE_SCALES], first, k, scratch)
+            product_alone_int8(x, table[Layer.UP], table[Layer.UP_SCALES], first, k, up)
+            _gate_row(kind, table, first, scratch, up, BAND, step[Step.GATED] + 2 * first)
+            return
     copies = scratch + 2 * _RESULT_BYTES
     worth = copies + 2 * BAND * ldw
     next_gates, next_ups = table[Layer.GATE] + (first + BAND) * ldw, table[Layer.UP] + (first + BAND) * ldw
@@ -274,7 +279,7 @@ def _gate_by_tiles(kind, model, step, table, token, first, scratch):
         group = x + (place - token) * ldw
         multiply_pair(kind, group, ldp, ldg, groups, is_asked, gates, ups, ldw, next_gates, next_ups, k, scratch)
         if is_alone(step):
-            _gate_alone(kind, model, step, table, first, scratch)
+            _gate_row(kind, table, first, scratch, scratch + 4 * BAND, BAND, step[Step.GATED] + 2 * first)
         else:
             _gate_columns(kind, model, step, table, first, place, groups, scratch)
 
@@ -282,16 +287,6 @@ def _gate_by_tiles(kind, model, step, table, token, first, scratch):
 @njit(error_model="numpy")
 def _are_scaled(model, table):
     return table[Layer.GATE_SCALES] != 0 and model[Model.GROUPED] == 0
-
-
-@njit(error_model="numpy")
-def _gate_alone(kind, model, step, table, first, products):
-    """Products ``[2, 16]`` with a token alone → what the next product reads of it."""
-    gated, up = products, products + 4 * BAND
-    if _are_scaled(model, table):
-        scale_by(floats(gated, BAND), floats(table[Layer.GATE_SCALES] + 4 * first, BAND))
-        scale_by(floats(up, BAND), floats(table[Layer.UP_SCALES] + 4 * first, BAND))
-    _gate_row(kind, table, first, gated, up, BAND, step[Step.GATED] + 2 * first)
 
 
 @njit(error_model="numpy")

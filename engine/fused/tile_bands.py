@@ -12,13 +12,17 @@ from numba.extending import intrinsic
 
 from engine.fused.emitter import F32, I8, I32, I64, PTR, Emitter
 from engine.fused.nibbles import GROUP, GROUP_BYTES, widen_group_int4, widen_halves
-from engine.fused.tiles import TILE, copy_line, has_tiles
+from engine.fused.tiles import PAIR_BYTES, STEP, TILE, copy_line, emit_tile, has_tiles
 from engine.fused.vectors import prefetch
 
 _LINE_BYTES = 64
 _WORTH_TOKENS = 3 * TILE
 _WORTH_BYTES = 2 * 4 * TILE
 """What the rows of a group of int4 are worth: steps and minimums, in float32."""
+
+
+ALONE_BYTES = 4096
+"""What :func:`multiply_alone_int8` needs beside, a power of two: four tiles."""
 
 
 def band_bytes(num_bands: int, k: int) -> int:
@@ -78,20 +82,61 @@ def _widen_int8(typing_context, w, count, out):
             return context.get_dummy_value()
         e, count = Emitter(builder), arguments[1]
         source, target = builder.inttoptr(arguments[0], PTR), builder.inttoptr(arguments[2], PTR)
-        whole, floats = ir.VectorType(I8, TILE), ir.VectorType(F32, TILE)
         with cgutils.for_range_slice(builder, I64(0), count, I64(_LINE_BYTES)) as (place, _):
-            values = []
-            for first in range(0, _LINE_BYTES, TILE):
-                raw = e.load(source, whole, builder.add(place, I64(first)))
-                values.append(builder.sitofp(builder.sext(raw, ir.VectorType(I32, TILE)), floats))
-            for pair in range(2):
-                at = builder.add(builder.mul(place, I64(2)), I64(pair * _LINE_BYTES))
-                e.store(e.round_pair(*values[2 * pair : 2 * pair + 2]), target, at)
+            for first in (0, STEP):
+                at = builder.add(place, I64(first))
+                e.store(_widened(e, source, at), target, builder.mul(at, I64(2)))
             line = e.at(source, builder.add(place, count))
             e.call("llvm.prefetch.p0", ir.VoidType(), (line, I32(0), I32(2), I32(1)))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 3), codegen
+
+
+@intrinsic
+def multiply_alone_int8(typing_context, w, x, k, spare, out):
+    """A band of int8 with a token alone: the bits that :func:`band_rows` and a product of tiles give.
+
+    Rows become operands a tile at a time, while tiles before are multiplied.
+
+    Args:
+        w, x, out: addresses of int8 ``[16, k]``, of operands ``[k]`` and of float32 ``[16]``.
+        spare: address of :data:`ALONE_BYTES`.
+    """
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
+        if not has_tiles():
+            return context.get_dummy_value()
+        e, k = Emitter(builder), arguments[2]
+        w, x, spare, out = (builder.inttoptr(arguments[i], PTR) for i in (0, 1, 3, 4))
+        next_band = e.at(w, builder.mul(k, I64(TILE)))
+        emit_tile(e, "tilezero", I8(0))
+        with cgutils.for_range_slice(builder, I64(0), k, I64(STEP)) as (place, _):
+            tile = e.at(spare, builder.and_(builder.mul(place, I64(2 * TILE)), I64(ALONE_BYTES - 1)))
+            for row in range(TILE):
+                at = builder.add(place, builder.mul(k, I64(row)))
+                e.store(_widened(e, w, at), tile, row * _LINE_BYTES)
+            # A step is half a line: of every other row this time, of the others the next.
+            odd = builder.and_(builder.lshr(place, I64(5)), I64(1))
+            for row in range(0, TILE, 2):
+                at = builder.add(place, builder.mul(k, builder.add(I64(row), odd)))
+                e.call("llvm.prefetch.p0", ir.VoidType(), (e.at(next_band, at), I32(0), I32(2), I32(1)))
+            emit_tile(e, "tileloadd64", I8(4), tile, I64(_LINE_BYTES))
+            emit_tile(e, "tileloadd64", I8(6), e.at(x, builder.mul(place, I64(2))), I64(PAIR_BYTES))
+            emit_tile(e, "tdpbf16ps", I8(0), I8(4), I8(6))
+        emit_tile(e, "tilestored64", I8(0), out, I64(PAIR_BYTES))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), codegen
+
+
+def _widened(e: Emitter, rows: ir.Value, at: ir.Value) -> ir.Value:
+    """32 int8 as bfloat16."""
+    halves = []
+    for first in (0, TILE):
+        raw = e.load(rows, ir.VectorType(I8, TILE), e.b.add(at, I64(first)))
+        halves.append(e.b.sitofp(e.b.sext(raw, ir.VectorType(I32, TILE)), ir.VectorType(F32, TILE)))
+    return e.round_pair(*halves)
 
 
 @intrinsic

@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 
 from engine.fused.arithmetic import floats, scale_by
 from engine.fused.emitter import F32, I64, PTR, Emitter, lanes
-from engine.fused.tile_bands import band_bytes, band_rows, scale_columns
+from engine.fused.tile_bands import band_bytes, band_rows, multiply_alone_int8, scale_columns
 from engine.fused.tiles import (
     PAIR_BYTES,
     PRODUCT_BYTES,
@@ -97,6 +97,11 @@ def tile_product(kind, adds, x, ldp, num_tokens, weights, first, num_bands, k, o
         scratch: address of :func:`tile_product_bytes`.
     """
     weight, scales, grouped = weights
+    if ldp == PAIR_BYTES and scales and not grouped:
+        for row in range(first, first + num_bands * TILE, TILE):
+            product_alone_int8(x, weight, scales, row, k, scratch)
+            _store_line(adds, scratch, out + 4 * (row - first))
+        return
     ldw, ldg, one = 2 * k, k * TILE * 2, TILE * ldp
     spare, copies = scratch + 4 * PRODUCT_BYTES, scratch + _SPARE_PRODUCTS * PRODUCT_BYTES
     w = band_rows(kind, weights, first, num_bands, k, num_tokens, copies, copies + num_bands * TILE * ldw)
@@ -118,7 +123,7 @@ def tile_product(kind, adds, x, ldp, num_tokens, weights, first, num_bands, k, o
         for band in range(num_bands):
             factors = scaled + 4 * (first + band * TILE) if scaled else 0
             if ldp == PAIR_BYTES:
-                _store_alone(adds, scratch + band * one, factors, out + band * one)
+                _store_line(adds, scratch + band * one, out + band * one)
                 continue
             for i in range(num_groups):
                 row, product = token + i * TILE, scratch + (band * num_groups + i) * PRODUCT_BYTES
@@ -128,8 +133,13 @@ def tile_product(kind, adds, x, ldp, num_tokens, weights, first, num_bands, k, o
 
 
 @njit(error_model="numpy")
-def _store_alone(adds, product, factors, out):
-    """A product ``[16]`` with a token alone."""
-    if factors:
-        scale_by(floats(product, TILE), floats(factors, TILE))
-    _store_line(adds, product, out)
+def product_alone_int8(x, weight, scales, first, k, out):
+    """16 columns of a product of int8 with a token alone; tiles are one pair wide.
+
+    Args:
+        x: address of operands ``[k]``.
+        out: address of float32 ``[16]``, the first of :data:`engine.fused.tiles.PRODUCT_BYTES`, behind which there are
+            :data:`engine.fused.tile_bands.ALONE_BYTES`.
+    """
+    multiply_alone_int8(weight + first * k, x, k, out + PRODUCT_BYTES, out)
+    scale_by(floats(out, TILE), floats(scales + 4 * first, TILE))

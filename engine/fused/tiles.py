@@ -71,7 +71,7 @@ def configure_tiles(typing_context, address):
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
         if has_tiles():
-            _emit(Emitter(builder), "ldtilecfg", builder.inttoptr(arguments[0], PTR))
+            emit_tile(Emitter(builder), "ldtilecfg", builder.inttoptr(arguments[0], PTR))
         return context.get_dummy_value()
 
     return types.void(types.int64), codegen
@@ -83,7 +83,7 @@ def release_tiles(typing_context):
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
         if has_tiles():
-            _emit(Emitter(builder), "tilerelease")
+            emit_tile(Emitter(builder), "tilerelease")
         return context.get_dummy_value()
 
     return types.void(), codegen
@@ -121,7 +121,7 @@ def multiply(
         x, out = (builder.inttoptr(arguments[i], PTR) for i in (9, 13))
         sums = [(i, j) for i in range(num_weights) for j in range(num_groups)]
         for number in range(len(sums)):
-            _emit(e, "tilezero", I8(number))
+            emit_tile(e, "tilezero", I8(number))
 
         before = builder.block
         head, body, done = (builder.append_basic_block(name) for name in ("tiles", "tile", "product"))
@@ -135,11 +135,11 @@ def multiply(
         across = builder.mul(place, I64(2))
         pairs = e.at(x, builder.mul(builder.lshr(place, I64(1)), pair_stride))
         for i in range(num_weights):
-            _emit(e, "tileloadd64", I8(_WEIGHTS + i), e.at(rows[i], across), stride)
+            emit_tile(e, "tileloadd64", I8(_WEIGHTS + i), e.at(rows[i], across), stride)
         for j in range(num_groups):
-            _emit(e, "tileloadd64", I8(_TOKENS + j), e.at(pairs, builder.mul(group_stride, I64(j))), pair_stride)
+            emit_tile(e, "tileloadd64", I8(_TOKENS + j), e.at(pairs, builder.mul(group_stride, I64(j))), pair_stride)
         for number, (i, j) in enumerate(sums):
-            _emit(e, "tdpbf16ps", I8(number), I8(_WEIGHTS + i), I8(_TOKENS + j))
+            emit_tile(e, "tdpbf16ps", I8(number), I8(_WEIGHTS + i), I8(_TOKENS + j))
         for next_row in next_rows if asks else ():
             for number in range(TILE):
                 line = e.at(e.at(next_row, across), builder.mul(stride, I64(number)))
@@ -150,13 +150,14 @@ def multiply(
         builder.position_at_end(done)
         for number, (i, j) in enumerate(sums):
             offset = builder.add(builder.mul(weight_offset, I64(i)), builder.mul(group_offset, I64(j)))
-            _emit(e, "tilestored64", I8(number), e.at(out, offset), out_stride)
+            emit_tile(e, "tilestored64", I8(number), e.at(out, offset), out_stride)
         return context.get_dummy_value()
 
     return signature, codegen
 
 
-def _emit(e: Emitter, name: str, *arguments: ir.Value) -> None:
+def emit_tile(e: Emitter, name: str, *arguments: ir.Value) -> None:
+    """An instruction of the matrix unit."""
     e.call(f"llvm.x86.{name}", ir.VoidType(), arguments)
 
 
