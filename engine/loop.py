@@ -100,11 +100,11 @@ class EngineLoop:
         return await asyncio.wrap_future(self.submit(function))
 
     def _run(self) -> None:
-        if self._num_threads is not None:
-            torch.set_num_threads(self._num_threads)  # counts for the thread that says it
-        if self._niceness and sys.platform == "linux":  # where this counts for the thread, too, not for the process
-            os.nice(self._niceness)
         try:
+            if self._num_threads is not None:
+                torch.set_num_threads(self._num_threads)  # counts for the thread that says it
+            if self._niceness and sys.platform == "linux":  # where this counts for the thread, too, not for the process
+                os.nice(self._niceness)
             self._run_until_closed()
         finally:  # nobody may wait for a thread that is gone, whatever ended it
             self._close()
