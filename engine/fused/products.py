@@ -120,22 +120,39 @@ def _grouped_product(kind, x, ldx, num_rows, weight, scales, band, width, k, out
     """The product with one band of int4; ``scratch`` takes what its groups are worth, then the band as operands."""
     groups = (k + GROUP - 1) // GROUP
     w, halves = weight + band * groups * GROUP_BYTES, scales + band * groups * _WORTH_BYTES // 2
-    for i in range(2 * groups):
-        widen_halves(halves + i * 2 * BAND, scratch + i * 4 * BAND)
+    widen_worth(halves, groups, scratch)
     if num_rows == 1 and width == BAND:
         dot_band_int4(kind, x, w, scratch, k, out)
         return
     band_operands, ldw = scratch + groups * _WORTH_BYTES, groups * GROUP * item_size(kind)
-    for group in range(groups):
-        for line in range(0, GROUP_BYTES, _LINE_BYTES):  # of the next band
-            prefetch(w + (groups + group) * GROUP_BYTES + line)
-        prefetch(halves + (groups + group) * _WORTH_BYTES // 2)
-        place = band_operands + group * GROUP * item_size(kind)
-        widen_group_int4(kind, w + group * GROUP_BYTES, scratch + group * _WORTH_BYTES, place, ldw)
+    widen_groups(kind, w, halves, groups, scratch, band_operands, ldw)
     if width == BAND:
         _tiles(kind, x, ldx, num_rows, band_operands, ldw, 0, 0, k, out, ldo, sums)
     else:
         _single_columns(kind, x, ldx, num_rows, band_operands, ldw, width, k, out, ldo)
+
+
+@njit(error_model="numpy")
+def widen_worth(halves, groups, out):
+    """What the groups of a band of int4 are worth, from float16 to float32."""
+    for i in range(2 * groups):
+        widen_halves(halves + i * 2 * BAND, out + i * 4 * BAND)
+
+
+@njit(error_model="numpy")
+def widen_groups(kind, w, halves, groups, worth, out, ldo):
+    """A band of int4 → operands ``[16, 32 * groups]``; asks for the next band.
+
+    Args:
+        halves, worth: addresses of what the groups are worth, see :func:`widen_worth`.
+        ldo: bytes from row to row of ``out``.
+    """
+    for group in range(groups):
+        for line in range(0, GROUP_BYTES, _LINE_BYTES):
+            prefetch(w + (groups + group) * GROUP_BYTES + line)
+        prefetch(halves + (groups + group) * _WORTH_BYTES // 2)
+        place = out + group * GROUP * item_size(kind)
+        widen_group_int4(kind, w + group * GROUP_BYTES, worth + group * _WORTH_BYTES, place, ldo)
 
 
 @njit(error_model="numpy")

@@ -11,9 +11,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from engine.fused.emitter import F32, I8, I32, I64, PTR, Emitter
-from engine.fused.nibbles import GROUP, GROUP_BYTES, widen_group_int4, widen_halves
+from engine.fused.nibbles import GROUP, GROUP_BYTES
+from engine.fused.products import widen_groups, widen_worth
 from engine.fused.tiles import PAIR_BYTES, STEP, TILE, copy_line, emit_tile, has_tiles
-from engine.fused.vectors import prefetch
 
 _LINE_BYTES = 64
 _WORTH_TOKENS = 3 * TILE
@@ -63,14 +63,8 @@ def band_rows(kind, weights, first, num_bands, k, num_tokens, out, worth):
 def _widen_int4(kind, weight, scales, band, k, out, worth):
     groups = k // GROUP
     w, halves = weight + band * groups * GROUP_BYTES, scales + band * groups * _WORTH_BYTES // 2
-    for i in range(2 * groups):
-        widen_halves(halves + i * 2 * TILE, worth + i * 4 * TILE)
-    for group in range(groups):
-        for line in range(0, GROUP_BYTES, _LINE_BYTES):  # of the next band
-            prefetch(w + (groups + group) * GROUP_BYTES + line)
-        prefetch(halves + (groups + group) * _WORTH_BYTES // 2)
-        place = out + 2 * group * GROUP
-        widen_group_int4(kind, w + group * GROUP_BYTES, worth + group * _WORTH_BYTES, place, 2 * k)
+    widen_worth(halves, groups, worth)
+    widen_groups(kind, w, halves, groups, worth, out, 2 * k)
 
 
 @intrinsic
