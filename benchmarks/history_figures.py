@@ -57,11 +57,15 @@ def _kv_path(document: Document) -> Figures:
     return {
         "kv_path/grpc:of_tcp": figures["grpc_of_tcp"],
         "kv_path/grpc:gb_per_s": figures["grpc_gb_per_s"],
+        "kv_path/connected:of_tcp": figures["connected_of_tcp"],
+        "kv_path/connected:gb_per_s": figures["connected_gb_per_s"],
         "kv_path/shared:of_tcp": figures["shared_of_tcp"],
         "kv_path/shared:gb_per_s": figures["shared_gb_per_s"],
         "kv_path/tcp:gb_per_s": figures["tcp_gb_per_s"],
-        "kv_path/sender CPU:s_per_gb": figures["sender_cpu_s_per_gb"],
-        "kv_path/receiver CPU:s_per_gb": figures["receiver_cpu_s_per_gb"],
+        "kv_path/sender CPU:s_per_gb": figures["grpc_sender_cpu_s_per_gb"],
+        "kv_path/receiver CPU:s_per_gb": figures["grpc_receiver_cpu_s_per_gb"],
+        "kv_path/connected sender CPU:s_per_gb": figures["connected_sender_cpu_s_per_gb"],
+        "kv_path/connected receiver CPU:s_per_gb": figures["connected_receiver_cpu_s_per_gb"],
         "kv_path/shared sender CPU:s_per_gb": figures["shared_sender_cpu_s_per_gb"],
         "kv_path/shared receiver CPU:s_per_gb": figures["shared_receiver_cpu_s_per_gb"],
     }

@@ -1,10 +1,10 @@
 """The hand-off's bandwidth beside that of a plain socket: ``python -m benchmarks.kv_path [--help]``.
 
-Two processes on this machine. One transfer goes through the hand-off's own code (the paged cache is read, cut into
-parts, checksummed, sent over gRPC, checked, and written into another paged cache), another one through memory that both
-processes see, with ``--int8`` one more over gRPC as int8, then as many bytes go from a buffer of a megabyte through a
-TCP connection into another such buffer, in turn. Ratios are those of neighbours; medians. GB are those of the cache,
-however they travel.
+Two processes on this machine. First as many bytes go from a buffer of a megabyte through a TCP connection into another
+such buffer; then one transfer goes through the hand-off's own code (the paged cache is cut into parts, checksummed, sent
+in gRPC messages, checked, and written into another paged cache), another one through a connection beside the gRPC
+stream, another one through memory that both processes see, and with ``--int8`` one more in messages as int8, in turn.
+Ratios are those of neighbours; medians. GB are those of the cache, however they travel.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import statistics
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,31 +30,41 @@ from engine.errors import TransferError
 
 _ENDS = "benchmarks.kv_path_ends"
 _WIDTH = 100
+_LABELS = {
+    "grpc": "KV in gRPC messages",
+    "connected": "KV through a connection beside gRPC",
+    "shared": "KV through shared memory",
+    INT8: "KV in gRPC messages as int8",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """One transfer.
+
+    Attributes:
+        seconds: from the first call until the receiver has said that it has everything.
+        sender_cpu_s, receiver_cpu_s: processor time of the two processes meanwhile.
+        shared_share: of the bytes, those that the receiver read from the sender's memory.
+    """
+
+    seconds: float
+    sender_cpu_s: float
+    receiver_cpu_s: float
+    shared_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Transfers both ways, and their neighbour.
+    """Neighbours in time.
 
     Attributes:
-        tcp_s, grpc_s, shared_s: from the first call until the receiver has said that it has everything.
-        sender_cpu_s, receiver_cpu_s: processor time of the two processes during the hand-off over gRPC.
-        shared_sender_cpu_s, shared_receiver_cpu_s: the same of the hand-off through shared memory.
-        shared_share: of the latter's bytes, those that did go through it.
-        int8_s, int8_sender_cpu_s, int8_receiver_cpu_s: of the hand-off as int8; None without one.
+        tcp_s: for as many bytes through a plain socket.
+        hand_overs: by way, the hand-off.
     """
 
     tcp_s: float
-    grpc_s: float
-    sender_cpu_s: float
-    receiver_cpu_s: float
-    shared_s: float
-    shared_sender_cpu_s: float
-    shared_receiver_cpu_s: float
-    shared_share: float
-    int8_s: float | None = None
-    int8_sender_cpu_s: float | None = None
-    int8_receiver_cpu_s: float | None = None
+    hand_overs: Mapping[str, HandOver]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,41 +77,31 @@ class Result:
     max_bytes_per_second: float | None = None
 
     @property
-    def figures(self) -> dict[str, float]:
-        """Medians: GB/s of both ways, their ratio, and seconds of processor time per GB."""
-        giga = self.layout.num_bytes / 1e9
-
-        def values(name: str) -> list[float]:
-            return [getattr(run, name) for run in self.runs]
-
-        tcp, grpc, shared = values("tcp_s"), values("grpc_s"), values("shared_s")
-        figures = {
-            "tcp_gb_per_s": giga / statistics.median(tcp),
-            "grpc_gb_per_s": giga / statistics.median(grpc),
-            "grpc_of_tcp": median_ratio(tcp, grpc),
-            "shared_gb_per_s": giga / statistics.median(shared),
-            "shared_of_tcp": median_ratio(tcp, shared),
-            "shared_of_grpc": median_ratio(grpc, shared),
-            "shared_share": statistics.fmean(values("shared_share")),
-            "sender_cpu_s_per_gb": statistics.median(values("sender_cpu_s")) / giga,
-            "receiver_cpu_s_per_gb": statistics.median(values("receiver_cpu_s")) / giga,
-            "shared_sender_cpu_s_per_gb": statistics.median(values("shared_sender_cpu_s")) / giga,
-            "shared_receiver_cpu_s_per_gb": statistics.median(values("shared_receiver_cpu_s")) / giga,
-        }
-        if self.has_int8:
-            figures |= {
-                "int8_gb_per_s": giga / statistics.median(values("int8_s")),
-                "int8_of_tcp": median_ratio(tcp, values("int8_s")),
-                "int8_of_grpc": median_ratio(grpc, values("int8_s")),
-                "int8_sender_cpu_s_per_gb": statistics.median(values("int8_sender_cpu_s")) / giga,
-                "int8_receiver_cpu_s_per_gb": statistics.median(values("int8_receiver_cpu_s")) / giga,
-            }
-        return figures
+    def ways(self) -> tuple[str, ...]:
+        """Those that were measured."""
+        return tuple(self.runs[0].hand_overs)
 
     @property
-    def has_int8(self) -> bool:
-        """Whether there were hand-offs as int8."""
-        return self.runs[0].int8_s is not None
+    def figures(self) -> dict[str, float]:
+        """Medians: GB/s of every way, their ratios, and seconds of processor time per GB."""
+        giga = self.layout.num_bytes / 1e9
+
+        def values(way: str, name: str) -> list[float]:
+            return [getattr(run.hand_overs[way], name) for run in self.runs]
+
+        tcp, grpc = [run.tcp_s for run in self.runs], values("grpc", "seconds")
+        figures = {"tcp_gb_per_s": giga / statistics.median(tcp)}
+        for way in self.ways:
+            seconds = values(way, "seconds")
+            figures |= {
+                f"{way}_gb_per_s": giga / statistics.median(seconds),
+                f"{way}_of_tcp": median_ratio(tcp, seconds),
+                f"{way}_of_grpc": median_ratio(grpc, seconds),
+                f"{way}_sender_cpu_s_per_gb": statistics.median(values(way, "sender_cpu_s")) / giga,
+                f"{way}_receiver_cpu_s_per_gb": statistics.median(values(way, "receiver_cpu_s")) / giga,
+                f"{way}_shared_share": statistics.fmean(values(way, "shared_share")),
+            }
+        return figures
 
 
 async def measure(
@@ -123,43 +123,24 @@ async def measure(
         InternalError: a process did not start, or ended.
     """
     runs = []
+    ways = (*WAYS, INT8) if with_int8 else WAYS
     receiving = _end("receive", layout, part_bytes)
     async with receiving as (receiver, at), _end("send", layout, part_bytes, max_bytes_per_second) as (sender, _):
-        for way in WAYS:
+        for way in ways:
             await _check_first(sender, receiver, at["peer"], way)
-        if with_int8:
-            await _check_first(sender, receiver, at["peer"], INT8)
         for number in range(repeats):
             tcp_s = (await _ask(sender, {"kind": "tcp", "port": at["port"]}))["seconds"]
             await _ask(receiver, {"kind": "rest"})
-            (grpc, grpc_cpu_s), (shared, shared_cpu_s) = [
-                await _hand_over(sender, receiver, at["peer"], way, number) for way in WAYS
-            ]
-            run = Run(
-                tcp_s=tcp_s,
-                grpc_s=grpc["seconds"],
-                sender_cpu_s=grpc["cpu_s"],
-                receiver_cpu_s=grpc_cpu_s,
-                shared_s=shared["seconds"],
-                shared_sender_cpu_s=shared["cpu_s"],
-                shared_receiver_cpu_s=shared_cpu_s,
-                shared_share=shared["shared_bytes"] / layout.num_bytes,
-            )
-            if with_int8:
-                int8, int8_cpu_s = await _hand_over(sender, receiver, at["peer"], INT8, number)
-                run = replace(
-                    run, int8_s=int8["seconds"], int8_sender_cpu_s=int8["cpu_s"], int8_receiver_cpu_s=int8_cpu_s
-                )
-            runs.append(run)
-            report(run)
+            hand_overs = {way: await _hand_over(sender, receiver, at["peer"], way, number, layout) for way in ways}
+            runs.append(Run(tcp_s, hand_overs))
+            report(runs[-1])
     return Result(layout, part_bytes, tuple(runs), max_bytes_per_second)
 
 
-async def _hand_over(sender: Child, receiver: Child, peer: str, way: str, number: int) -> tuple[dict[str, Any], float]:
-    """What the sender says of it, and the receiver's seconds of processor time."""
+async def _hand_over(sender: Child, receiver: Child, peer: str, way: str, number: int, layout: Layout) -> HandOver:
     sent = await _ask(sender, {"kind": way, "transfer_id": f"{way}-{number}", "peer": peer})
     taken = await _ask(receiver, {"kind": "take", "transfer_id": f"{way}-{number}", "with_digest": False})
-    return sent, taken["spent_s"]
+    return HandOver(sent["seconds"], sent["cpu_s"], taken["spent_s"], sent["shared_bytes"] / layout.num_bytes)
 
 
 async def _check_first(sender: Child, receiver: Child, peer: str, way: str) -> None:
@@ -207,16 +188,13 @@ def show(result: Result) -> Table:
     size = f"{layout.num_bytes / 1e9:.2f} GB, {layout.num_tokens} tokens, parts of {result.part_bytes / 2**20:g} MiB"
     table = Table("", "GB/s", "of TCP", "sender CPU, s/GB", "receiver CPU, s/GB", title=size, min_width=80)
     table.add_row("plain TCP", f"{figures['tcp_gb_per_s']:.2f}", "1.00", "", "")
-    rows = [("KV over gRPC", "grpc", ""), ("KV through shared memory", "shared", "shared_")]
-    if result.has_int8:
-        rows.append(("KV over gRPC as int8", "int8", "int8_"))
-    for name, way, prefix in rows:
-        speeds = (figures[f"{way}_gb_per_s"], figures[f"{way}_of_tcp"])
-        costs = (figures[f"{prefix}sender_cpu_s_per_gb"], figures[f"{prefix}receiver_cpu_s_per_gb"])
-        table.add_row(name, *(f"{value:.2f}" for value in (*speeds, *costs)))
+    for way in result.ways:
+        names = ("gb_per_s", "of_tcp", "sender_cpu_s_per_gb", "receiver_cpu_s_per_gb")
+        table.add_row(_LABELS[way], *(f"{figures[f'{way}_{name}']:.2f}" for name in names))
     table.caption = (
-        f"{figures['shared_share']:.0%} of the bytes did go through shared memory, "
-        f"{figures['shared_of_grpc']:.2f} × as fast as over gRPC; medians of {len(result.runs)} runs in turn"
+        f"{figures['shared_shared_share']:.0%} of the bytes did go through shared memory, "
+        f"{figures['shared_of_grpc']:.2f} × as fast as in messages, {figures['connected_of_grpc']:.2f} × through a "
+        f"connection; medians of {len(result.runs)} runs in turn"
     )
     return table
 

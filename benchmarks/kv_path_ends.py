@@ -24,6 +24,7 @@ import torch
 import uvloop
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from cluster.kv_transfer.data_listener import DataListener
 from cluster.kv_transfer.grpc_service import KVTransferService
 from cluster.kv_transfer.registry import create_transport
 from cluster.kv_transfer.segment_mappings import SegmentMappings
@@ -40,7 +41,7 @@ from prefill_worker.encoding_choice import EncodingChoice
 from prefill_worker.kv_export import ExportSummary, KVExporter
 
 BLOCK_SIZE = 16
-WAYS = ("grpc", "shared")
+WAYS = ("grpc", "connected", "shared")
 """How KV travels: in gRPC messages, or through the sender's memory with gRPC for control."""
 INT8 = "int8"
 """In messages, too, and as int8."""
@@ -98,7 +99,11 @@ class Sender:
         # All ways through one cache. Every exporter listens to the engine's steps, and one alone has a transfer.
         self._transports = {
             way: create_transport(
-                "grpc", max_bytes_per_second, _TIMEOUT_S, shared_part_bytes=part_bytes if way == "shared" else None
+                "grpc",
+                max_bytes_per_second,
+                _TIMEOUT_S,
+                shared_part_bytes=part_bytes if way == "shared" else None,
+                connects=way == "connected",
             )
             for way in (*WAYS, INT8)
         }
@@ -168,17 +173,20 @@ class Receiver:
         self._engine = make_engine(make_runner(layout))
         self._importer = KVImporter(self._engine, _TIMEOUT_S, encodings=(KVEncoding.INT8,))
         self._server = create_server()
+        self._listener = DataListener()
 
     async def start(self) -> str:
         """The address to send to."""
         self._engine.start()
-        KVTransferService(self._importer, SegmentMappings()).add_to(self._server)
+        self._listener.start(_HOST)
+        KVTransferService(self._importer, SegmentMappings(), listener=self._listener).add_to(self._server)
         port = self._server.add_insecure_port(f"{_HOST}:0")
         await self._server.start()
         return f"{_HOST}:{port}"
 
     async def stop(self) -> None:
         await self._server.stop(grace=0)
+        await self._listener.stop()
         await self._engine.stop()
 
     async def take(self, transfer_id: str, *, with_digest: bool) -> str:

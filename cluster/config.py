@@ -179,8 +179,11 @@ class KVTransferConfig(Section):
     part_bytes: Annotated[int, Field(ge=4096, le=64 * 1024 * 1024)] = 1024 * 1024
     """Size of one part, and so of one message on the wire."""
     shared_memory: Literal["auto", "off"] = "auto"
-    """auto: a decode worker that runs on the same host as the same user reads parts from the prefill worker's memory,
-    others get them in messages; off: all get them in messages."""
+    """auto: a decode worker that runs on the same host as the same user reads parts from the prefill worker's memory;
+    off: none does."""
+    connections: Literal["auto", "off"] = "auto"
+    """auto: decode workers take parts that they do not read so through TCP connections beside gRPC, on a port of their
+    own each, and those out of reach in messages; off: all in messages."""
     encoding: Literal["native", "int8", "auto"] = "native"
     """Of KV on its way. native: as it is; int8: LOSSY, half the bytes of bfloat16; auto: LOSSY, int8 where a link is
     measured to be slower than prefill makes KV. Both ends must be set so that int8 may be used."""

@@ -39,8 +39,12 @@ class WorkerContext:
 class WorkerRole(Protocol):
     """Prefill or decode. Built with a :class:`WorkerContext`."""
 
-    async def start(self, server: grpc.aio.Server) -> None:
-        """Registers the role's gRPC services with a server that is not started yet, and starts the engine."""
+    async def start(self, server: grpc.aio.Server, host: str) -> None:
+        """Registers the role's gRPC services with a server that is not started yet, and starts the engine.
+
+        Args:
+            host: address of this worker's that the others reach.
+        """
         ...
 
     async def profile(self) -> None:

@@ -107,7 +107,7 @@ class WorkerHost:
         worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(self._worker_id, self._pool, role), server)
         await _add_health_service(server)
         port = server.add_insecure_port(f"{self._bind_host}:0")
-        await role.start(server)
+        await role.start(server, self._bind_host)
         await role.profile()
         logger.info("the steps are profiled")
         await server.start()

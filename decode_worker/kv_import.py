@@ -44,6 +44,20 @@ class Import(PendingImport):
     draft_state: bytes | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class CachePlace:
+    """Implements :class:`cluster.kv_transfer.base.PartPlace` in the cache itself."""
+
+    views: list[memoryview]
+    check: Callable[[], None]
+    filled: Callable[[int, int], None]
+
+
+def _check_sum(transfer_id: str, found: int, checksum: int) -> None:
+    if found != checksum:
+        raise ChecksumError(f"a KV part of transfer {transfer_id} was damaged on its way.")
+
+
 class KVImporter:
     """Implements :class:`cluster.kv_transfer.base.KVSink` over a decode worker's engine.
 
@@ -140,6 +154,36 @@ class KVImporter:
 
     async def write(self, transfer_id: str, header: PartHeader, payload: memoryview, checksum: int) -> None:
         """See :class:`KVSink`. Runs to its end without a pause, so no block can be given away underneath it."""
+        entry, holder = self._check_due(transfer_id, header, len(payload))
+        _check_sum(transfer_id, compute_checksum(payload), checksum)
+        self._engine.runner.cache.import_bytes(
+            holder.block_ids, header.token_start, header.token_end, header.layers, payload, header.encoding
+        )
+        self._arrived(entry, header, len(payload))
+
+    def place(self, transfer_id: str, header: PartHeader, num_bytes: int) -> CachePlace | None:
+        """See :class:`KVSink`."""
+        _, holder = self._check_due(transfer_id, header, num_bytes)
+        if header.encoding is not KVEncoding.NATIVE:
+            return None
+        views = self._engine.runner.cache.pieces(
+            holder.block_ids, header.token_start, header.token_end, header.layers
+        )
+        if views is None:
+            return None
+
+        def check() -> None:
+            self._open_import(transfer_id)
+
+        def filled(found: int, checksum: int) -> None:
+            entry, _ = self._check_due(transfer_id, header, num_bytes)
+            _check_sum(transfer_id, found, checksum)
+            self._arrived(entry, header, num_bytes)
+
+        return CachePlace(views, check, filled)
+
+    def _check_due(self, transfer_id: str, header: PartHeader, num_bytes: int) -> tuple[Import, Request]:
+        """The transfer and who holds its blocks. Raises :class:`TransferError` unless such a part is due."""
         entry, holder = self._open_import(transfer_id)
         spec = self._engine.runner.spec
         if not 0 <= header.layer_start < header.layer_end <= len(entry.next_token):
@@ -156,17 +200,15 @@ class KVImporter:
             )
         if header.encoding not in (KVEncoding.NATIVE, entry.encoding):
             raise TransferError(f"a KV part is encoded as {header.encoding}, which was not agreed on.")
-        if len(payload) != header.num_bytes(spec):
-            raise TransferError(f"a KV part has {len(payload)} bytes where {header.num_bytes(spec)} were announced.")
-        if compute_checksum(payload) != checksum:
-            raise ChecksumError(f"a KV part of transfer {transfer_id} was damaged on its way.")
-        self._engine.runner.cache.import_bytes(
-            holder.block_ids, header.token_start, header.token_end, header.layers, payload, header.encoding
-        )
+        if num_bytes != header.num_bytes(spec):
+            raise TransferError(f"a KV part has {num_bytes} bytes where {header.num_bytes(spec)} were announced.")
+        return entry, holder
+
+    def _arrived(self, entry: Import, header: PartHeader, num_bytes: int) -> None:
         for layer in header.layers:
             entry.next_token[layer] = header.token_end
-        entry.num_bytes += len(payload)
-        self.num_bytes_received += len(payload)
+        entry.num_bytes += num_bytes
+        self.num_bytes_received += num_bytes
 
     async def commit(self, transfer_id: str, draft_state: bytes | None = None) -> int:
         """See :class:`KVSink`."""

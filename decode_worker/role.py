@@ -9,6 +9,7 @@ from functools import partial
 import grpc.aio
 
 from cluster.cache_messages import DECODE_PAUSE_S, watch_messages
+from cluster.kv_transfer.data_listener import DataListener
 from cluster.kv_transfer.grpc_service import KVTransferService
 from cluster.kv_transfer.segment_mappings import SegmentMappings
 from cluster.role import WorkerContext
@@ -50,10 +51,14 @@ class DecodeRole:
             context.runner.capture_graphs, pool.max_num_seqs, speculation.max_draft_tokens, context.max_model_len
         )
         self._mappings = None if kv.shared_memory == "off" else SegmentMappings()
+        self._listens = kv.connections != "off"
+        self._listener = DataListener()
 
-    async def start(self, server: grpc.aio.Server) -> None:
+    async def start(self, server: grpc.aio.Server, host: str) -> None:
         worker_pb2_grpc.add_DecodeServicer_to_server(DecodeService(self._engine, self._importer), server)
-        KVTransferService(self._importer, self._mappings, self._silence_s).add_to(server)
+        KVTransferService(self._importer, self._mappings, self._silence_s, self._listener).add_to(server)
+        if self._listens:
+            self._listener.start(host)
         await asyncio.to_thread(self._capture)
         self._engine.start()
 
@@ -83,4 +88,5 @@ class DecodeRole:
             )
 
     async def stop(self) -> None:
+        await self._listener.stop()
         await self._engine.stop()

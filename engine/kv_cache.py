@@ -73,6 +73,7 @@ class PagedKVCache:
         layers = list(enumerate(spec.all_layers))
         self.keys = [self._rows_of(num_slots, index, layer.num_kv_heads, layer.key_dim) for index, layer in layers]
         self.values = [self._rows_of(num_slots, index, layer.num_kv_heads, layer.value_dim) for index, layer in layers]
+        self._bytes: dict[int, tuple[memoryview, int]] = {}  # by address; what asks torch takes longer than what copies
 
     def _rows_of(self, num_slots: int, layer: int, num_heads: int, dim: int) -> torch.Tensor:
         if self.spec.kept_as(layer) is KVEncoding.NATIVE:
@@ -172,6 +173,37 @@ class PagedKVCache:
                     _store_on_cpu(tensor, slots, vectors.view(torch.uint8).view(-1).numpy())
                 else:
                     tensor.index_copy_(0, slots, vectors)
+
+    def pieces(self, block_ids: Sequence[int], start: int, end: int, layers: range) -> list[memoryview] | None:
+        """Where the bytes of :meth:`export_bytes` lie, stretch by stretch in their order; writable.
+
+        None for a cache that is not in this process's memory. As there, the caller leases the blocks.
+        """
+        if self.device.type != "cpu":
+            return None
+        size = self.spec.block_size
+        stretches: list[list[int]] = []  # first slot and the one behind the last; neighbouring blocks are one
+        for index in range(start // size, -(-end // size)):
+            first = block_ids[index] * size + max(0, start - index * size)
+            behind = block_ids[index] * size + min(size, end - index * size)
+            if stretches and stretches[-1][1] == first:
+                stretches[-1][1] = behind
+            else:
+                stretches.append([first, behind])
+        views = []
+        for layer in layers:
+            for tensor in (self.keys[layer], self.values[layer]):
+                rows, row = self._bytes_of(tensor)
+                views += [rows[first * row : behind * row] for first, behind in stretches]
+        return views
+
+    def _bytes_of(self, tensor: torch.Tensor) -> tuple[memoryview, int]:
+        """All of a tensor of the cache's, and the bytes of one slot."""
+        found = self._bytes.get(tensor.data_ptr())
+        if found is None:
+            rows = memoryview(tensor.view(torch.uint8).view(-1).numpy())
+            found = self._bytes[tensor.data_ptr()] = (rows, len(rows) // len(tensor))
+        return found
 
     def pass_through(self, block_ids: Sequence[int], num_tokens: int, encoding: KVEncoding) -> None:
         """Makes the model's KV of the first tokens what it would be after a way in that encoding."""

@@ -22,7 +22,7 @@ from engine.scheduler import ScheduledSequence
 from engine.timeline import Event, TransferPart
 from prefill_worker.encoding_choice import EncodingChoice, Passage
 from prefill_worker.part_log import PartLog
-from prefill_worker.read_ahead import read_ahead
+from prefill_worker.read_ahead import read_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,12 +204,13 @@ class KVExporter:
         def buffer_for(header: PartHeader) -> PartBuffer | None:
             return stream.buffer(header.num_bytes(spec))
 
+        buffers = buffer_for if stream.reservation.shares_memory else None
         done = 0
         while done < export.request.num_prompt_tokens:
             ready = await export.ranges.get()
             start = max(ready.start, stream.reservation.num_cached_tokens)
             headers = plan_parts(spec, start, ready.end, self._part_bytes, with_draft=with_draft, encoding=encoding)
-            async with aclosing(read_ahead(cache, ready.block_ids, headers, buffer_for)) as parts:
+            async with aclosing(read_parts(cache, ready.block_ids, headers, buffers)) as parts:
                 async for part in parts:
                     size = len(part.payload)
                     export.part_log.sending(size, part.started_s)

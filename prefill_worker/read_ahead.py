@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
-from cluster.kv_transfer.base import PartBuffer, PartHeader, Payload
+from cluster.kv_transfer.base import PartBuffer, PartHeader, Payload, Pieces
 from engine.kv_cache import PagedKVCache
+from engine.kv_spec import KVEncoding
 
 PARTS_AT_ONCE = 4
 """Each batch costs two changes of threads, which take as long as reading a part of a megabyte."""
@@ -20,23 +22,52 @@ class ReadPart:
     """``started_s``: when reading began; monotonic clock."""
 
     header: PartHeader
-    payload: Payload | PartBuffer
+    payload: Payload | Pieces | PartBuffer
     started_s: float
 
     @property
     def is_shared(self) -> bool:
         """Whether it is in memory of the transport's, which the receiver reads itself."""
-        return not isinstance(self.payload, Payload)
+        return not isinstance(self.payload, Payload | Pieces)
 
     def forget(self) -> None:
         """Nobody sends it."""
-        if not isinstance(self.payload, Payload):
+        if not isinstance(self.payload, Payload | Pieces):
             self.payload.release()
 
 
 def no_buffer(header: PartHeader) -> None:
     """For parts that are read into memory of their own."""
     return
+
+
+async def read_parts(
+    cache: PagedKVCache,
+    block_ids: Sequence[int],
+    headers: Iterator[PartHeader],
+    buffer_for: Callable[[PartHeader], PartBuffer | None] | None = None,
+) -> AsyncGenerator[ReadPart]:
+    """The parts in their order: where they lie, if they can be sent from there, or read by :func:`read_ahead`.
+
+    Args:
+        buffer_for: gives the memory to read a part into, or None; without it, none is needed.
+    """
+    if buffer_for is not None:
+        async with aclosing(read_ahead(cache, block_ids, headers, buffer_for)) as parts:
+            async for part in parts:
+                yield part
+        return
+    for header in headers:
+        started_s = time.monotonic()
+        views = None
+        if header.encoding is KVEncoding.NATIVE:
+            views = cache.pieces(block_ids, header.token_start, header.token_end, header.layers)
+        if views is None:
+            async with aclosing(read_ahead(cache, block_ids, chain([header], headers))) as parts:
+                async for part in parts:
+                    yield part
+            return
+        yield ReadPart(header, Pieces(tuple(views), header.num_bytes(cache.spec)), started_s)
 
 
 async def read_ahead(

@@ -45,6 +45,7 @@ class PrefillRole:
             kv.max_bytes_per_second,
             kv.transfer_timeout_s,
             shared_part_bytes=None if kv.shared_memory == "off" else kv.part_bytes,
+            connects=kv.connections != "off",
         )
         self._exporter = KVExporter(
             self._engine,
@@ -55,7 +56,7 @@ class PrefillRole:
             EncodingChoice(kv.encoding),
         )
 
-    async def start(self, server: grpc.aio.Server) -> None:
+    async def start(self, server: grpc.aio.Server, host: str) -> None:
         worker_pb2_grpc.add_PrefillServicer_to_server(PrefillService(self._engine, self._exporter), server)
         self._engine.start()
 

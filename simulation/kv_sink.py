@@ -106,6 +106,9 @@ class SimulatedKVSink:
         """See :class:`KVSink`. Real KV has no business here."""
         raise TransferError("a simulated worker takes no KV; all workers of a cluster must be simulated, or none.")
 
+    def place(self, transfer_id: str, header: PartHeader, num_bytes: int) -> None:
+        """See :class:`KVSink`."""
+
     async def commit(self, transfer_id: str, draft_state: bytes | None = None) -> int:
         """See :class:`KVSink`."""
         entry = self._imports.get(transfer_id)

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from engine.kv_spec import KVCacheSpec, KVEncoding
 
 Payload = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A payload where it lies: stretches of a cache, in their order, which nobody changes until they have been sent."""
+
+    views: tuple[memoryview, ...]
+    num_bytes: int
+
+    def __len__(self) -> int:
+        return self.num_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +79,34 @@ class Reservation:
     shares_memory: bool = False
 
 
+class PartPlace(Protocol):
+    """Where a part belongs, for whoever can write it there without holding it in other memory first.
+
+    Attributes:
+        views: writable stretches, in their order. Before every write to one, with no pause between, :meth:`check`.
+    """
+
+    @property
+    def views(self) -> Sequence[memoryview]: ...
+
+    def check(self) -> None:
+        """Raises ``TransferError`` when the transfer is over, and the place another's."""
+        ...
+
+    def filled(self, found: int, checksum: int) -> None:
+        """All of it is written.
+
+        Args:
+            found: checksum of what was written.
+            checksum: the sender's.
+
+        Raises:
+            ChecksumError: they differ.
+            TransferError: the transfer is over.
+        """
+        ...
+
+
 class KVSink(Protocol):
     """The receiving side. Implementations own the blocks until they are claimed or aborted."""
 
@@ -82,6 +121,14 @@ class KVSink(Protocol):
 
     async def write(self, transfer_id: str, header: PartHeader, payload: memoryview, checksum: int) -> None:
         """Stores a part. Raises ``ChecksumError`` or ``TransferError``."""
+        ...
+
+    def place(self, transfer_id: str, header: PartHeader, num_bytes: int) -> PartPlace | None:
+        """Where a part of so many bytes belongs; None when it must be given to :meth:`write`.
+
+        Raises:
+            TransferError: such a part is not due.
+        """
         ...
 
     async def commit(self, transfer_id: str, draft_state: bytes | None = None) -> int:
@@ -131,7 +178,7 @@ class KVSendStream(Protocol):
         """Memory from which the receiver itself reads a part of ``num_bytes``; None when there is none for it."""
         ...
 
-    async def send(self, header: PartHeader, payload: Payload | PartBuffer) -> None:
+    async def send(self, header: PartHeader, payload: Payload | Pieces | PartBuffer) -> None:
         """Returns once the transport has taken the part; it waits while too much is on its way to a slow receiver.
 
         Args:

@@ -10,7 +10,7 @@ import sys
 
 import xxhash
 
-from cluster.kv_transfer.base import Payload
+from cluster.kv_transfer.base import Payload, Pieces
 from cluster.wire import kv_pb2
 from engine.errors import TransferError
 from engine.kv_spec import KVEncoding
@@ -21,17 +21,23 @@ _PAYLOAD_TAG = bytes([_PAYLOAD_FIELD << 3 | _LENGTH_DELIMITED])
 _MAX_VARINT_BYTES = 10
 
 
-def checksum(payload: Payload) -> int:
+def checksum(payload: Payload | Pieces) -> int:
     """xxh3-64 of the payload."""
-    return xxhash.xxh3_64_intdigest(payload)
+    if not isinstance(payload, Pieces):
+        return xxhash.xxh3_64_intdigest(payload)
+    digest = xxhash.xxh3_64()
+    for view in payload.views:
+        digest.update(view)
+    return digest.intdigest()
 
 
-def encode_frame(header: kv_pb2.KVFrame, payload: Payload = b"") -> bytes:
+def encode_frame(header: kv_pb2.KVFrame, payload: Payload | Pieces = b"") -> bytes:
     """``header`` must not hold a payload itself."""
     head = header.SerializeToString()
     if not len(payload):
         return head
-    return b"".join((head, _PAYLOAD_TAG, _varint(len(payload)), payload))
+    pieces = payload.views if isinstance(payload, Pieces) else (payload,)
+    return b"".join((head, _PAYLOAD_TAG, _varint(len(payload)), *pieces))
 
 
 def decode_frame(data: bytes) -> tuple[kv_pb2.KVFrame, memoryview]:
@@ -73,8 +79,13 @@ def pack_header(
     digest: int,
     slot: kv_pb2.KVSlot | None = None,
     encoding: KVEncoding = KVEncoding.NATIVE,
+    num_bytes: int = 0,
 ) -> kv_pb2.KVFrame:
-    """The header of a part, whose payload follows or is in ``slot``."""
+    """The header of a part, whose payload follows or is in ``slot``.
+
+    Args:
+        num_bytes: of a payload that follows in the transfer's connection.
+    """
     return kv_pb2.KVFrame(
         part=kv_pb2.KVPart(
             token_start=token_start,
@@ -84,6 +95,7 @@ def pack_header(
             checksum=digest,
             slot=slot,
             encoding=encoding_name(encoding),
+            num_bytes=num_bytes,
         )
     )
 

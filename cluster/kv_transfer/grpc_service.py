@@ -9,9 +9,13 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from cluster.kv_transfer.base import KVSink, PartHeader, TransferOffer
-from cluster.kv_transfer.codec import decode_frame, encoding_name, encoding_of
+from cluster.kv_transfer.acknowledgements import Acknowledgements
+from cluster.kv_transfer.base import KVSink, TransferOffer
+from cluster.kv_transfer.codec import decode_frame, encoding_name
+from cluster.kv_transfer.connection_reader import ConnectionReader
+from cluster.kv_transfer.data_listener import DataListener, ExpectedConnection
 from cluster.kv_transfer.grpc_transport import METHOD, SERVICE
+from cluster.kv_transfer.part_intake import PartIntake
 from cluster.kv_transfer.segment_mappings import MappedSegment, SegmentMappings
 from cluster.logs import RequestLog
 from cluster.request_ids import request_id_of_call
@@ -32,14 +36,23 @@ class KVTransferService:
     """Feeds a :class:`KVSink` from the stream, and gives everything back if the stream breaks.
 
     Args:
-        mappings: for the memory of senders on this host; None: they must send every part in messages.
+        mappings: for the memory of senders on this host; None: none of it is read.
+        listener: for connections that bring payloads beside messages; None: there are none. Started and stopped by
+            whoever made it.
         silence_s: a sender that sends nothing for so long has gone without a word. Between two parts lies what its
             prompt takes to compute, so this must be more than any prompt may take.
     """
 
-    def __init__(self, sink: KVSink, mappings: SegmentMappings | None = None, silence_s: float = SILENCE_S) -> None:
+    def __init__(
+        self,
+        sink: KVSink,
+        mappings: SegmentMappings | None = None,
+        silence_s: float = SILENCE_S,
+        listener: DataListener | None = None,
+    ) -> None:
         self._sink = sink
         self._mappings = mappings
+        self._listener = listener or DataListener()
         self._silence_s = silence_s
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -74,14 +87,16 @@ class KVTransferService:
         segment: MappedSegment | None = None
         try:
             segment = self._attach(header.reserve)
-            reserved = kv_pb2.KVReserved(
-                num_cached_tokens=reservation.num_cached_tokens,
-                takes_draft=reservation.takes_draft,
-                takes_segment=segment is not None,
-                encoding=encoding_name(reservation.encoding),
-            )
-            await _reply(context, kv_pb2.KVReply(reserved=reserved))
-            draft_state = await self._take_parts(context, offer.transfer_id, segment)
+            with self._listener.expect(wanted=header.reserve.connects and segment is None) as expected:
+                reserved = kv_pb2.KVReserved(
+                    num_cached_tokens=reservation.num_cached_tokens,
+                    takes_draft=reservation.takes_draft,
+                    takes_segment=segment is not None,
+                    encoding=encoding_name(reservation.encoding),
+                    connection=None if expected is None else expected.offer,
+                )
+                await _reply(context, kv_pb2.KVReply(reserved=reserved))
+                draft_state = await self._take_parts(context, offer.transfer_id, segment, expected)
             num_bytes = await self._sink.commit(offer.transfer_id, draft_state)
             committed = True
             await _reply(context, kv_pb2.KVReply(committed=kv_pb2.KVCommitted(num_bytes=num_bytes)))
@@ -104,91 +119,54 @@ class KVTransferService:
         return self._mappings.attach(reserve.segment)
 
     async def _take_parts(
-        self, context: grpc.aio.ServicerContext[Any, Any], transfer_id: str, segment: MappedSegment | None
-    ) -> bytes | None:
-        """Writes parts until the commit comes; gives the draft's state that is in it."""
-        acknowledgements = _Acknowledgements(context)
-        try:
-            return await self._write_parts(context, transfer_id, segment, acknowledgements)
-        finally:
-            await acknowledgements.finish()
-
-    async def _write_parts(
         self,
         context: grpc.aio.ServicerContext[Any, Any],
         transfer_id: str,
         segment: MappedSegment | None,
-        acknowledgements: _Acknowledgements,
+        expected: ExpectedConnection | None,
     ) -> bytes | None:
-        num_parts = num_bytes = 0
-        while (data := await self._next_frame(context)) is not grpc.aio.EOF:
+        """Writes parts until the commit comes; gives the draft's state that is in it."""
+        acknowledgements = Acknowledgements(context)
+        intake = PartIntake(self._sink, transfer_id, segment, acknowledgements.written)
+        reader = None if expected is None else ConnectionReader(expected, intake, self._silence_s)
+        try:
+            return await self._take_frames(context, intake, reader)
+        finally:
+            if reader is not None:
+                await reader.close()
+            await acknowledgements.finish()
+
+    async def _take_frames(
+        self, context: grpc.aio.ServicerContext[Any, Any], intake: PartIntake, reader: ConnectionReader | None
+    ) -> bytes | None:
+        while (data := await self._next_frame(context, reader)) is not grpc.aio.EOF:
             header, payload = decode_frame(data)
             kind = header.WhichOneof("kind")
             if kind == "commit":
-                if (header.commit.num_parts, header.commit.num_bytes) != (num_parts, num_bytes):
+                commit = header.commit
+                if reader is not None:
+                    await reader.beside(intake.reach(commit.num_parts))
+                if (commit.num_parts, commit.num_bytes) != (intake.num_parts, intake.num_bytes):
                     raise TransferError(
-                        f"{header.commit.num_parts} KV parts with {header.commit.num_bytes} bytes were sent, "
-                        f"{num_parts} with {num_bytes} bytes arrived."
+                        f"{commit.num_parts} KV parts with {commit.num_bytes} bytes were sent, "
+                        f"{intake.num_parts} with {intake.num_bytes} bytes arrived."
                     )
-                return header.commit.draft_state if header.commit.HasField("draft_state") else None
+                return commit.draft_state if commit.HasField("draft_state") else None
             if kind != "part":
                 raise TransferError(f"a KV frame of kind {kind} came out of order.")
-            num_bytes += await self._write_part(transfer_id, segment, header.part, payload)
-            num_parts += 1
-            acknowledgements.written(num_bytes)
+            await intake.from_message(header.part, payload)
         raise TransferError("the sender ended the stream without a commit.")
 
-    async def _next_frame(self, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    async def _next_frame(
+        self, context: grpc.aio.ServicerContext[Any, Any], reader: ConnectionReader | None
+    ) -> Any:
+        if reader is not None:
+            return await reader.beside(context.read())
         try:
             async with asyncio.timeout(self._silence_s):
                 return await context.read()
         except TimeoutError:
             raise TransferError(f"the sender sent nothing for {self._silence_s:g} s.") from None
-
-    async def _write_part(
-        self, transfer_id: str, segment: MappedSegment | None, part: kv_pb2.KVPart, payload: memoryview
-    ) -> int:
-        """The bytes written."""
-        encoding = encoding_of(part.encoding)
-        header = PartHeader(part.token_start, part.token_count, part.layer_start, part.layer_end, encoding)
-        if not part.HasField("slot"):
-            await self._sink.write(transfer_id, header, payload, part.checksum)
-            return len(payload)
-        if segment is None or len(payload):
-            raise TransferError("a KV part names memory that was not agreed on, or brings its payload all the same.")
-        await self._sink.write(transfer_id, header, segment.read(part.slot), part.checksum)
-        segment.check(part.slot)  # what was read while the sender wrote is not committed
-        return part.slot.num_bytes
-
-
-class _Acknowledgements:
-    """Tell the sender how much is written, beside the reading of more: what is written while one is on its way shares
-    the next one."""
-
-    def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        self._context = context
-        self._num_bytes = 0
-        self._task: asyncio.Task[None] | None = None
-
-    def written(self, num_bytes: int) -> None:
-        """Of all parts together."""
-        self._num_bytes = num_bytes
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._send())
-
-    async def finish(self) -> None:
-        """Waits until the last one is out, or the call is over; the stream is free for other replies then."""
-        if self._task is not None:
-            await asyncio.wait([self._task])
-
-    async def _send(self) -> None:
-        num_told = -1
-        try:
-            while num_told < self._num_bytes:
-                num_told = self._num_bytes
-                await _reply(self._context, kv_pb2.KVReply(received=kv_pb2.KVReceived(num_bytes=num_told)))
-        except grpc.aio.BaseError:  # the call is over, as the reading side hears too
-            return
 
 
 async def _reply(context: grpc.aio.ServicerContext[Any, Any], reply: kv_pb2.KVReply) -> None:

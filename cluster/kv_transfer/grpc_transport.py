@@ -1,5 +1,6 @@
 """KV over gRPC, the sending end: one bidirectional stream per transfer, raw frames, acknowledged part by part. To a
-receiver on this host, parts may go as the places where they are in memory that both see.
+receiver on this host, parts may go as the places where they are in memory that both see; to others, through a TCP
+connection beside the stream.
 
 A transfer lasts as long as its prompt is being computed, so it has no deadline as a whole. What has a limit is every
 wait for the receiver: for its answer to the reservation, for room on the way, for its answer to the commit.
@@ -9,17 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from cluster.kv_transfer.base import PartBuffer, PartHeader, Payload, Reservation, TransferOffer
+from cluster.kv_transfer.base import PartBuffer, PartHeader, Payload, Pieces, Reservation, TransferOffer
 from cluster.kv_transfer.codec import checksum, encode_frame, encoding_name, encoding_of, pack_header
+from cluster.kv_transfer.data_connection import connect
 from cluster.kv_transfer.local_memory import LocalMemory, SlotsInFlight
+from cluster.kv_transfer.part_intake import LENGTH_BYTES
 from cluster.kv_transfer.peer_channels import PeerChannels
+from cluster.kv_transfer.raw_socket import RawSocket
 from cluster.kv_transfer.shared_segment import Slot
 from cluster.kv_transfer.throttle import Throttle
 from cluster.logs import RequestLog
@@ -47,6 +51,7 @@ class GrpcKVTransport:
         timeout_s: how long a receiver may keep a transfer waiting. For room it may take the offer's deadline besides.
         memory: what receivers on this host may read parts from, or None; closed with the transport.
         max_inflight_bytes: unacknowledged payload of one transfer; a larger part travels alone.
+        connects: whether payloads may travel through connections of their own.
     """
 
     def __init__(
@@ -55,11 +60,14 @@ class GrpcKVTransport:
         timeout_s: float = 120.0,
         memory: LocalMemory | None = None,
         max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
+        *,
+        connects: bool = False,
     ) -> None:
         self._throttle = throttle
         self._timeout_s = timeout_s
         self._memory = memory
         self._max_inflight_bytes = max_inflight_bytes
+        self._connects = connects
         self._channels = PeerChannels()
 
     async def open(self, offer: TransferOffer, peer: str) -> GrpcSendStream:
@@ -69,7 +77,9 @@ class GrpcKVTransport:
         slots = SlotsInFlight(self._memory.segment() if self._memory is not None else None)
         stream = GrpcSendStream(call, peer, self._throttle, self._timeout_s, self._max_inflight_bytes, slots)
         try:
-            await stream.reserve(offer)
+            await stream.reserve(offer, connects=self._connects and not entry.is_out_of_reach)
+            if not await stream.connect():
+                entry.is_out_of_reach = True
         except BaseException as error:
             await stream.abort()
             if isinstance(error, WorkerLostError):
@@ -77,7 +87,7 @@ class GrpcKVTransport:
             raise
         if slots.is_offered and not slots.accepted and not entry.is_known_remote:
             entry.is_known_remote = True
-            logger.info("the worker at %s does not read this one's memory, KV goes to it in messages", peer)
+            logger.info("the worker at %s does not read this one's memory", peer)
         return stream
 
     async def close(self) -> None:
@@ -108,6 +118,8 @@ class GrpcSendStream:
         self._timeout_s = timeout_s
         self._max_inflight_bytes = max_inflight_bytes
         self._slots = slots
+        self._offered_connection: kv_pb2.KVConnection | None = None
+        self._connection: RawSocket | None = None
         self._transfer_id = ""
         self._offered: tuple[KVEncoding, ...] = ()
         self._reservation: Reservation | None = None
@@ -129,7 +141,7 @@ class GrpcSendStream:
         """Payload on its way: sent, and not yet acknowledged."""
         return self._num_bytes - self._num_bytes_received
 
-    async def reserve(self, offer: TransferOffer) -> None:
+    async def reserve(self, offer: TransferOffer, *, connects: bool) -> None:
         """Asks for room and waits for the answer."""
         self._transfer_id, self._offered = offer.transfer_id, offer.encodings
         request = kv_pb2.KVReserve(
@@ -141,15 +153,33 @@ class GrpcSendStream:
             deadline_s=offer.deadline_s,
             segment=self._slots.offer,
             encodings=map(encoding_name, offer.encodings),
+            connects=connects,
         )
         await self._write(encode_frame(kv_pb2.KVFrame(reserve=request)))
         await self._until(lambda: self._reservation is not None, offer.deadline_s + self._timeout_s)
 
+    async def connect(self) -> bool:
+        """Opens the connection that the receiver waits for, if it does; False when it is out of reach."""
+        if self._offered_connection is None:
+            return True
+        try:
+            self._connection = await connect(self._peer, self._offered_connection)
+        except OSError as error:
+            logger.warning(
+                "port %d of the worker at %s is out of reach, KV goes to it in messages, which takes more of both "
+                "processors (kv_transfer.connections): %s",
+                self._offered_connection.port,
+                self._peer,
+                error,
+            )
+            return False
+        return True
+
     def buffer(self, num_bytes: int) -> Slot | None:
         return self._slots.take(num_bytes)
 
-    async def send(self, header: PartHeader, payload: Payload | PartBuffer) -> None:
-        if isinstance(payload, Payload):
+    async def send(self, header: PartHeader, payload: Payload | Pieces | PartBuffer) -> None:
+        if isinstance(payload, Payload | Pieces):
             await self._send(header, payload)
         elif isinstance(payload, Slot):
             self._slots.sending(payload, self._num_bytes + len(payload))
@@ -161,13 +191,16 @@ class GrpcSendStream:
         else:
             raise TransferError("a KV part came in a buffer of another transport.")
 
-    async def _send(self, header: PartHeader, payload: Payload, slot: kv_pb2.KVSlot | None = None) -> None:
+    async def _send(
+        self, header: PartHeader, payload: Payload | Pieces, slot: kv_pb2.KVSlot | None = None
+    ) -> None:
         await self._until(
             lambda: not self.num_inflight_bytes or self.num_inflight_bytes + len(payload) <= self._max_inflight_bytes,
             self._timeout_s,
         )
         if self._throttle is not None:
             await self._throttle.take(len(payload))
+        connection = self._connection if slot is None and len(payload) else None
         head = pack_header(
             header.token_start,
             header.token_count,
@@ -176,10 +209,14 @@ class GrpcSendStream:
             checksum(payload),
             slot,
             header.encoding,
+            0 if connection is None else len(payload),
         )
         self._num_parts += 1
         self._num_bytes += len(payload)
-        await self._write(encode_frame(head, payload if slot is None else b""))
+        if connection is not None:
+            await self._stream(connection, head.part.SerializeToString(), payload)
+        else:
+            await self._write(encode_frame(head, payload if slot is None else b""))
 
     async def commit(self, draft_state: bytes | None = None) -> int:
         commit = kv_pb2.KVCommit(num_parts=self._num_parts, num_bytes=self._num_bytes, draft_state=draft_state)
@@ -192,6 +229,8 @@ class GrpcSendStream:
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
         self._slots.release_all()
+        if self._connection is not None:
+            self._connection.close()
 
     async def _until(self, condition: Callable[[], bool], limit_s: float) -> None:
         """Waits for replies that make it true; raises ``TransferError`` when for ``limit_s`` there was none at all."""
@@ -230,6 +269,16 @@ class GrpcSendStream:
                 raise
             raise await self._last_word() from error  # not we were cancelled, but the call, with its channel
 
+    async def _stream(self, connection: RawSocket, head: bytes, payload: Payload | Pieces) -> None:
+        views = payload.views if isinstance(payload, Pieces) else (memoryview(payload),)
+        try:
+            async with asyncio.timeout(self._timeout_s):  # as in _write
+                await connection.send([memoryview(len(head).to_bytes(LENGTH_BYTES, "little") + head), *views])
+        except TimeoutError:
+            raise self._stalled(self._timeout_s) from None
+        except OSError as error:
+            raise await self._last_word() from error
+
     async def _last_word(self) -> BatonError:
         """Why a write failed, which the reader knows or learns at any moment."""
         await asyncio.wait([self._reader], timeout=_LAST_WORD_S)
@@ -250,6 +299,8 @@ class GrpcSendStream:
             self._error = as_baton_error(error, self._transfer_id)
         finally:
             self._slots.release_all()
+            if self._connection is not None:
+                self._connection.close()
             self._changed.set()
 
     async def _read(self) -> kv_pb2.KVReply:
@@ -268,18 +319,24 @@ class GrpcSendStream:
         if kind == "reserved":
             if reply.reserved.takes_segment:
                 self._slots.accept()
+            if reply.reserved.HasField("connection"):
+                self._offered_connection = reply.reserved.connection
             self._reservation = self._reservation_of(reply.reserved)
         elif kind == "received":
-            self._num_bytes_received = reply.received.num_bytes
-            self._slots.acknowledged(self._num_bytes_received)
-            if self.on_acknowledged is not None:
-                self.on_acknowledged(self._num_bytes_received)
+            self._received(reply.received.num_bytes)
         elif kind == "committed":
+            self._received(reply.committed.num_bytes)  # what was written last is told by this alone
             self._num_bytes_committed = reply.committed.num_bytes
         elif kind == "failed":
             raise rebuild_error(reply.failed.code, reply.failed.message)
         else:
             raise TransferError(f"the worker at {self._peer} answers in another version of the protocol.")
+
+    def _received(self, num_bytes: int) -> None:
+        self._num_bytes_received = num_bytes
+        self._slots.acknowledged(num_bytes)
+        if self.on_acknowledged is not None:
+            self.on_acknowledged(num_bytes)
 
     def _reservation_of(self, reply: kv_pb2.KVReserved) -> Reservation:
         encoding = encoding_of(reply.encoding)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 
-from cluster.kv_transfer.base import KVSink, PartBuffer, PartHeader, Payload, Reservation, TransferOffer
+from cluster.kv_transfer.base import KVSink, PartBuffer, PartHeader, Payload, Pieces, Reservation, TransferOffer
 from cluster.kv_transfer.codec import checksum
 from cluster.kv_transfer.throttle import Throttle
 from engine.errors import BatonError, TransferError, WorkerLostError
@@ -52,7 +52,9 @@ class InProcessSendStream:
     def buffer(self, num_bytes: int) -> None:
         """What is sent is what the sink reads, wherever it is."""
 
-    async def send(self, header: PartHeader, payload: Payload | PartBuffer) -> None:
+    async def send(self, header: PartHeader, payload: Payload | Pieces | PartBuffer) -> None:
+        if isinstance(payload, Pieces):
+            payload = b"".join(payload.views)
         if not isinstance(payload, Payload):
             raise TransferError("a KV part came in a buffer of another transport.")
         if self._throttle is not None:

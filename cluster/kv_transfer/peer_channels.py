@@ -21,6 +21,7 @@ class PeerChannel:
         num_streams: how many use it.
         expiry: closes it, while there are none.
         is_known_remote: the log says already that this peer does not read this worker's memory.
+        is_out_of_reach: it could not be connected to beside this channel, and is not tried again.
     """
 
     peer: str
@@ -28,6 +29,7 @@ class PeerChannel:
     num_streams: int = 0
     expiry: asyncio.TimerHandle | None = None
     is_known_remote: bool = False
+    is_out_of_reach: bool = False
 
 
 class PeerChannels:

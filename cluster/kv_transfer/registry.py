@@ -10,17 +10,23 @@ from cluster.kv_transfer.local_memory import LocalMemory
 from cluster.kv_transfer.throttle import Throttle
 from engine.errors import ConfigError
 
-_TRANSPORTS: dict[str, Callable[[Throttle | None, float, LocalMemory | None], KVTransport]] = {"grpc": GrpcKVTransport}
+_TRANSPORTS: dict[str, Callable[..., KVTransport]] = {"grpc": GrpcKVTransport}
 
 
 def create_transport(
-    name: str, max_bytes_per_second: float | None, timeout_s: float, shared_part_bytes: int | None = None
+    name: str,
+    max_bytes_per_second: float | None,
+    timeout_s: float,
+    shared_part_bytes: int | None = None,
+    *,
+    connects: bool = False,
 ) -> KVTransport:
     """
     Args:
         timeout_s: how long a receiver may keep a transfer waiting.
-        shared_part_bytes: largest part that receivers on this host may read from this process's memory; None: they get
-            all parts in messages.
+        shared_part_bytes: largest part that receivers on this host may read from this process's memory; None: they
+            read none.
+        connects: whether parts may travel through connections of their own where receivers wait for one.
 
     Raises:
         ConfigError: the name is unknown.
@@ -31,4 +37,4 @@ def create_transport(
         )
     throttle = Throttle(max_bytes_per_second) if max_bytes_per_second else None
     memory = LocalMemory(shared_part_bytes) if shared_part_bytes else None
-    return _TRANSPORTS[name](throttle, timeout_s, memory)
+    return _TRANSPORTS[name](throttle, timeout_s, memory, connects=connects)

@@ -19,7 +19,7 @@ class KVFrame(_message.Message):
     def __init__(self, reserve: _Optional[_Union[KVReserve, _Mapping]] = ..., part: _Optional[_Union[KVPart, _Mapping]] = ..., commit: _Optional[_Union[KVCommit, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class KVReserve(_message.Message):
-    __slots__ = ("transfer_id", "request_id", "spec_json", "spec_fingerprint", "token_ids", "deadline_s", "segment", "encodings")
+    __slots__ = ("transfer_id", "request_id", "spec_json", "spec_fingerprint", "token_ids", "deadline_s", "segment", "encodings", "connects")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class KVReserve(_message.Message):
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
     ENCODINGS_FIELD_NUMBER: _ClassVar[int]
+    CONNECTS_FIELD_NUMBER: _ClassVar[int]
     transfer_id: str
     request_id: str
     spec_json: str
@@ -36,7 +37,8 @@ class KVReserve(_message.Message):
     deadline_s: float
     segment: KVSegment
     encodings: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, transfer_id: _Optional[str] = ..., request_id: _Optional[str] = ..., spec_json: _Optional[str] = ..., spec_fingerprint: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., deadline_s: _Optional[float] = ..., segment: _Optional[_Union[KVSegment, _Mapping]] = ..., encodings: _Optional[_Iterable[str]] = ...) -> None: ...
+    connects: bool
+    def __init__(self, transfer_id: _Optional[str] = ..., request_id: _Optional[str] = ..., spec_json: _Optional[str] = ..., spec_fingerprint: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., deadline_s: _Optional[float] = ..., segment: _Optional[_Union[KVSegment, _Mapping]] = ..., encodings: _Optional[_Iterable[str]] = ..., connects: _Optional[bool] = ...) -> None: ...
 
 class KVSegment(_message.Message):
     __slots__ = ("pid", "fd", "token", "num_slots", "slot_bytes")
@@ -53,7 +55,7 @@ class KVSegment(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., token: _Optional[bytes] = ..., num_slots: _Optional[int] = ..., slot_bytes: _Optional[int] = ...) -> None: ...
 
 class KVPart(_message.Message):
-    __slots__ = ("token_start", "token_count", "layer_start", "layer_end", "checksum", "slot", "encoding")
+    __slots__ = ("token_start", "token_count", "layer_start", "layer_end", "checksum", "slot", "encoding", "num_bytes")
     TOKEN_START_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     LAYER_START_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +63,7 @@ class KVPart(_message.Message):
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     token_start: int
     token_count: int
     layer_start: int
@@ -68,7 +71,8 @@ class KVPart(_message.Message):
     checksum: int
     slot: KVSlot
     encoding: str
-    def __init__(self, token_start: _Optional[int] = ..., token_count: _Optional[int] = ..., layer_start: _Optional[int] = ..., layer_end: _Optional[int] = ..., checksum: _Optional[int] = ..., slot: _Optional[_Union[KVSlot, _Mapping]] = ..., encoding: _Optional[str] = ...) -> None: ...
+    num_bytes: int
+    def __init__(self, token_start: _Optional[int] = ..., token_count: _Optional[int] = ..., layer_start: _Optional[int] = ..., layer_end: _Optional[int] = ..., checksum: _Optional[int] = ..., slot: _Optional[_Union[KVSlot, _Mapping]] = ..., encoding: _Optional[str] = ..., num_bytes: _Optional[int] = ...) -> None: ...
 
 class KVSlot(_message.Message):
     __slots__ = ("index", "generation", "num_bytes")
@@ -103,16 +107,26 @@ class KVReply(_message.Message):
     def __init__(self, reserved: _Optional[_Union[KVReserved, _Mapping]] = ..., committed: _Optional[_Union[KVCommitted, _Mapping]] = ..., received: _Optional[_Union[KVReceived, _Mapping]] = ..., failed: _Optional[_Union[KVFailed, _Mapping]] = ...) -> None: ...
 
 class KVReserved(_message.Message):
-    __slots__ = ("num_cached_tokens", "takes_draft", "takes_segment", "encoding")
+    __slots__ = ("num_cached_tokens", "takes_draft", "takes_segment", "encoding", "connection")
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TAKES_DRAFT_FIELD_NUMBER: _ClassVar[int]
     TAKES_SEGMENT_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
     num_cached_tokens: int
     takes_draft: bool
     takes_segment: bool
     encoding: str
-    def __init__(self, num_cached_tokens: _Optional[int] = ..., takes_draft: _Optional[bool] = ..., takes_segment: _Optional[bool] = ..., encoding: _Optional[str] = ...) -> None: ...
+    connection: KVConnection
+    def __init__(self, num_cached_tokens: _Optional[int] = ..., takes_draft: _Optional[bool] = ..., takes_segment: _Optional[bool] = ..., encoding: _Optional[str] = ..., connection: _Optional[_Union[KVConnection, _Mapping]] = ...) -> None: ...
+
+class KVConnection(_message.Message):
+    __slots__ = ("port", "ticket")
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    port: int
+    ticket: bytes
+    def __init__(self, port: _Optional[int] = ..., ticket: _Optional[bytes] = ...) -> None: ...
 
 class KVCommitted(_message.Message):
     __slots__ = ("num_bytes",)

@@ -237,7 +237,7 @@ async def _host(
     server = create_server()
     worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(f"{pool}-1", pool, role), server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await role.start(server)
+    await role.start(server, "127.0.0.1")
     await server.start()
     return HostedWorker(role, server, address, WorkerClient(address))
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from benchmarks.kv_path import Result, Run
+from benchmarks.kv_path import HandOver, Result, Run
 from benchmarks.kv_path_ends import Layout, Receiver, Sender, send_plainly, serve_plainly
 
 LAYOUT = Layout(num_layers=3, num_kv_heads=2, head_dim=8, num_tokens=80)
@@ -31,7 +31,7 @@ async def ends() -> AsyncIterator[tuple[Sender, Receiver, str]]:
 async def test_all_of_the_kv_travels_every_time(ends: tuple[Sender, Receiver, str]) -> None:
     sender, receiver, peer = ends
     expected = sender.digest()
-    for way, shared_bytes in (("grpc", 0), ("shared", LAYOUT.num_bytes), ("grpc", 0)):  # there is room for one alone
+    for way, shared_bytes in (("grpc", 0), ("connected", 0), ("shared", LAYOUT.num_bytes), ("grpc", 0)):  # there is room for one alone
         summary = await sender.send("transfer", peer, way)
         assert summary.seconds > 0
         assert summary.num_shared_bytes == shared_bytes
@@ -69,28 +69,28 @@ def test_figures_are_medians_and_ratios_those_of_neighbours() -> None:
     layout = Layout(1, 1, 250, 1_000_000)
     assert layout.num_bytes == 1_000_000_000
     runs = (
-        Run(0.2, 0.4, 0.3, 0.2, 0.1, 0.1, 0.2, 1.0),
-        Run(0.4, 0.5, 0.5, 0.4, 0.5, 0.3, 0.1, 1.0),
-        Run(0.25, 1.0, 0.4, 0.3, 0.25, 0.2, 0.3, 0.7),
+        Run(0.2, {"grpc": HandOver(0.4, 0.3, 0.2), "shared": HandOver(0.1, 0.1, 0.2, 1.0)}),
+        Run(0.4, {"grpc": HandOver(0.5, 0.5, 0.4), "shared": HandOver(0.5, 0.3, 0.1, 1.0)}),
+        Run(0.25, {"grpc": HandOver(1.0, 0.4, 0.3), "shared": HandOver(0.25, 0.2, 0.3, 0.7)}),
     )
     figures = Result(layout, 1 << 20, runs).figures
     assert figures["tcp_gb_per_s"] == pytest.approx(4.0)
     assert figures["grpc_gb_per_s"] == pytest.approx(2.0)
     assert figures["grpc_of_tcp"] == pytest.approx(0.5)
-    assert figures["sender_cpu_s_per_gb"] == pytest.approx(0.4)
-    assert figures["receiver_cpu_s_per_gb"] == pytest.approx(0.3)
+    assert figures["grpc_sender_cpu_s_per_gb"] == pytest.approx(0.4)
+    assert figures["grpc_receiver_cpu_s_per_gb"] == pytest.approx(0.3)
     assert figures["shared_gb_per_s"] == pytest.approx(4.0)
     assert figures["shared_of_tcp"] == pytest.approx(1.0)
     assert figures["shared_of_grpc"] == pytest.approx(4.0)
     assert figures["shared_sender_cpu_s_per_gb"] == pytest.approx(0.2)
     assert figures["shared_receiver_cpu_s_per_gb"] == pytest.approx(0.2)
-    assert figures["shared_share"] == pytest.approx(0.9)
+    assert figures["shared_shared_share"] == pytest.approx(0.9)
     assert "int8_gb_per_s" not in figures
 
 
 def test_figures_of_int8_count_the_caches_bytes() -> None:
     layout = Layout(1, 1, 250, 1_000_000)
-    run = Run(0.2, 0.4, 0.3, 0.2, 0.1, 0.1, 0.2, 1.0, int8_s=0.25, int8_sender_cpu_s=0.5, int8_receiver_cpu_s=0.1)
+    run = Run(0.2, {"grpc": HandOver(0.4, 0.3, 0.2), "int8": HandOver(0.25, 0.5, 0.1)})
     figures = Result(layout, 1 << 20, (run,)).figures
     assert figures["int8_gb_per_s"] == pytest.approx(4.0)
     assert figures["int8_of_grpc"] == pytest.approx(1.6)

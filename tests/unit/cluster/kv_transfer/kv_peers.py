@@ -49,6 +49,9 @@ class StuckSink:
         say("writing")
         await asyncio.Event().wait()
 
+    def place(self, transfer_id: str, header: PartHeader, num_bytes: int) -> None:
+        return
+
     async def commit(self, transfer_id: str, draft_state: bytes | None = None) -> int:
         raise AssertionError("nothing was written")
 

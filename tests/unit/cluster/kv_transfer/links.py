@@ -20,7 +20,8 @@ from cluster.kv_transfer.base import (
     Reservation,
     TransferOffer,
 )
-from cluster.kv_transfer.grpc_service import KVTransferService
+from cluster.kv_transfer.data_listener import DataListener
+from cluster.kv_transfer.grpc_service import SILENCE_S, KVTransferService
 from cluster.kv_transfer.grpc_transport import METHOD, SERVICE, GrpcKVTransport, GrpcSendStream
 from cluster.kv_transfer.in_process import InProcessKVTransport
 from cluster.kv_transfer.local_memory import LocalMemory
@@ -32,8 +33,8 @@ from cluster.rpc import ERROR_KEY, create_channel, create_server
 from cluster.wire.kv_pb2 import KVReply
 from tests.kv_receiver import SourceKV
 
-TRANSPORTS = ("grpc", "in_process", "shared")
-"""The last is gRPC too, but parts stay in the sender's memory."""
+TRANSPORTS = ("grpc", "in_process", "shared", "connected")
+"""The last two are gRPC too, but parts stay in the sender's memory, or travel through a connection beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +66,21 @@ class SharingTransport(GrpcKVTransport):
 
 
 @asynccontextmanager
-async def kv_server(sink: KVSink, mappings: SegmentMappings | None) -> AsyncIterator[tuple[grpc.aio.Server, str]]:
+async def kv_server(
+    sink: KVSink, mappings: SegmentMappings | None, *, listens: bool = False, silence_s: float = SILENCE_S
+) -> AsyncIterator[tuple[grpc.aio.Server, str]]:
     """A receiver, and its address."""
-    server = create_server()
-    KVTransferService(sink, mappings).add_to(server)
+    server, listener = create_server(), DataListener()
+    if listens:
+        listener.start("127.0.0.1")
+    KVTransferService(sink, mappings, silence_s, listener).add_to(server)
     peer = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:
         yield server, peer
     finally:
         await server.stop(grace=0)
+        await listener.stop()
 
 
 async def slots_free(segment: SharedSegment) -> None:
@@ -115,8 +121,11 @@ async def link(
     if kind == "in_process":
         yield Link(InProcessKVTransport({"receiver": sink}, throttle), "receiver")
         return
-    async with kv_server(sink, None) as (server, peer):
-        transport = GrpcKVTransport(throttle, timeout_s=20.0, max_inflight_bytes=max_inflight_bytes)
+    connects = kind == "connected"
+    async with kv_server(sink, None, listens=connects) as (server, peer):
+        transport = GrpcKVTransport(
+            throttle, timeout_s=20.0, max_inflight_bytes=max_inflight_bytes, connects=connects
+        )
         try:
             yield Link(transport, peer, server)
         finally:
@@ -180,6 +189,9 @@ class RecordingSink:
         if self.failure is not None:
             raise self.failure
         self.num_bytes += len(payload)
+
+    def place(self, transfer_id: str, header: PartHeader, num_bytes: int) -> None:
+        return
 
     async def commit(self, transfer_id: str, draft_state: bytes | None = None) -> int:
         await self.gate.wait()

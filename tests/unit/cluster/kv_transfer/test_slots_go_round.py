@@ -37,6 +37,9 @@ class CollectingSink:
             await asyncio.sleep(0.001)
         self.content[transfer_id] += payload
 
+    def place(self, transfer_id: str, header: PartHeader, num_bytes: int) -> None:
+        return
+
     async def commit(self, transfer_id: str, draft_state: bytes | None = None) -> int:
         return len(self.content[transfer_id])
 

@@ -1,0 +1,61 @@
+"""Reads a transfer's connection beside its gRPC stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from cluster.kv_transfer.data_listener import ExpectedConnection
+from cluster.kv_transfer.part_intake import PartIntake
+from engine.errors import TransferError
+
+T = TypeVar("T")
+
+
+class ConnectionReader:
+    """Takes parts in from when the connection comes, if it does, until :meth:`close`.
+
+    Args:
+        silence_s: how long nothing at all may come.
+    """
+
+    def __init__(self, expected: ExpectedConnection, intake: PartIntake, silence_s: float) -> None:
+        self._intake = intake
+        self._silence_s = silence_s
+        self._reading = asyncio.create_task(_read(expected, intake))
+
+    async def beside(self, other: Coroutine[Any, Any, T]) -> T:
+        """Waits for something else, which ends early when the connection fails.
+
+        Raises:
+            BatonError: of a part from the connection; or neither has brought anything for too long.
+        """
+        waited = asyncio.ensure_future(other)
+        try:
+            num_parts = -1
+            while not waited.done():
+                if num_parts == self._intake.num_parts:
+                    raise TransferError(f"the sender sent nothing for {self._silence_s:g} s.")
+                num_parts = self._intake.num_parts
+                both = {waited, self._reading}
+                await asyncio.wait(both, timeout=self._silence_s, return_when=asyncio.FIRST_COMPLETED)
+                if self._reading.done():
+                    self._reading.result()
+            return waited.result()
+        finally:
+            waited.cancel()
+
+    async def close(self) -> None:
+        """Stops reading."""
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+
+
+async def _read(expected: ExpectedConnection, intake: PartIntake) -> None:
+    connection = await expected.arrived()
+    try:
+        while True:
+            await intake.from_connection(connection)
+    except OSError as error:
+        raise TransferError(f"the sender's connection ended before it had sent everything: {error}.") from error

@@ -1,0 +1,105 @@
+"""The parts of one transfer, into a sink: from messages, from memory of the sender's, or from a connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from google.protobuf.message import DecodeError
+
+from cluster.kv_transfer.base import KVSink, PartHeader
+from cluster.kv_transfer.codec import encoding_of
+from cluster.kv_transfer.raw_socket import RawSocket
+from cluster.kv_transfer.segment_mappings import MappedSegment
+from cluster.rpc import MAX_MESSAGE_BYTES
+from cluster.wire import kv_pb2
+from engine.errors import TransferError
+
+LENGTH_BYTES = 4
+_MAX_HEAD_BYTES = 4096
+
+
+class PartIntake:
+    """Counts what it has written.
+
+    Args:
+        segment: memory of the sender's that parts may name, or None.
+        written: told of the bytes written so far, whenever there are more.
+    """
+
+    def __init__(
+        self, sink: KVSink, transfer_id: str, segment: MappedSegment | None, written: Callable[[int], None]
+    ) -> None:
+        self._sink = sink
+        self._transfer_id = transfer_id
+        self._segment = segment
+        self._written = written
+        self._grown = asyncio.Event()
+        self.num_parts = 0
+        self.num_bytes = 0
+
+    async def from_message(self, part: kv_pb2.KVPart, payload: memoryview) -> None:
+        """Takes one in, whose payload is here, or in the sender's memory.
+
+        Raises:
+            BatonError: it is not what was agreed on, not due, or damaged.
+        """
+        if not part.HasField("slot"):
+            await self._sink.write(self._transfer_id, _header_of(part), payload, part.checksum)
+            return self._count(len(payload))
+        if self._segment is None or len(payload):
+            raise TransferError("a KV part names memory that was not agreed on, or brings its payload all the same.")
+        await self._sink.write(self._transfer_id, _header_of(part), self._segment.read(part.slot), part.checksum)
+        self._segment.check(part.slot)  # what was read while the sender wrote is not committed
+        return self._count(part.slot.num_bytes)
+
+    async def from_connection(self, connection: RawSocket) -> None:
+        """Takes one in, to which all bytes belong that come next.
+
+        Raises:
+            BatonError: as above.
+            OSError: the connection ended.
+        """
+        part = await _next_part(connection)
+        header, num_bytes = _header_of(part), part.num_bytes
+        if not 0 < num_bytes <= MAX_MESSAGE_BYTES:
+            raise TransferError(f"a KV part has {num_bytes} bytes, but must have 1 to {MAX_MESSAGE_BYTES}.")
+        place = self._sink.place(self._transfer_id, header, num_bytes)
+        if place is None:
+            payload = memoryview(bytearray(num_bytes))
+            await connection.receive([payload])
+            await self._sink.write(self._transfer_id, header, payload, part.checksum)
+        else:
+            place.filled(await connection.receive(place.views, place.check), part.checksum)
+        self._count(num_bytes)
+
+    async def reach(self, num_parts: int) -> None:
+        """Returns when so many have been written."""
+        while self.num_parts < num_parts:
+            self._grown.clear()
+            await self._grown.wait()
+
+    def _count(self, num_bytes: int) -> None:
+        self.num_parts += 1
+        self.num_bytes += num_bytes
+        self._grown.set()
+        self._written(self.num_bytes)
+
+
+async def _next_part(connection: RawSocket) -> kv_pb2.KVPart:
+    length = bytearray(LENGTH_BYTES)
+    await connection.receive([memoryview(length)])
+    num_bytes = int.from_bytes(length, "little")
+    if num_bytes > _MAX_HEAD_BYTES:
+        raise TransferError(f"a KV part's header has {num_bytes} bytes; the sender speaks another protocol.")
+    head = bytearray(num_bytes)
+    await connection.receive([memoryview(head)])
+    try:
+        return kv_pb2.KVPart.FromString(bytes(head))
+    except DecodeError as error:
+        raise TransferError(f"a KV part's header cannot be parsed: {error}") from error
+
+
+def _header_of(part: kv_pb2.KVPart) -> PartHeader:
+    encoding = encoding_of(part.encoding)
+    return PartHeader(part.token_start, part.token_count, part.layer_start, part.layer_end, encoding)

@@ -1,0 +1,111 @@
+"""Bytes between a socket and where they lie, in either direction: many small stretches of a cache at once, uncopied."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+
+import xxhash
+
+_MOST_AT_ONCE = 256
+"""Stretches of one system call, which takes 1,024 at most. One call seldom moves more than a megabyte."""
+
+
+class _Stretches:
+    """What is left of some stretches of memory, from the first byte that has not been moved yet."""
+
+    def __init__(self, views: Sequence[memoryview]) -> None:
+        self._views = list(views)
+        self._next = 0
+
+    def ahead(self) -> list[memoryview]:
+        return self._views[self._next : self._next + _MOST_AT_ONCE]
+
+    def moved(self, num_bytes: int) -> list[memoryview]:
+        """Passes over so many; they are returned."""
+        passed = []
+        while num_bytes:
+            view = self._views[self._next]
+            if len(view) > num_bytes:
+                passed.append(view[:num_bytes])
+                self._views[self._next] = view[num_bytes:]
+                break
+            passed.append(view)
+            num_bytes -= len(view)
+            self._next += 1
+        return passed
+
+
+class RawSocket:
+    """A connected socket of the running event loop.
+
+    Args:
+        connection: not blocking; closed with this object.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._loop = asyncio.get_running_loop()
+        self._waiting: asyncio.Future[None] | None = None
+
+    async def send(self, views: Sequence[memoryview]) -> None:
+        """Returns when the system has taken all bytes. Raises OSError when the connection is broken or closed."""
+        left = _Stretches(views)
+        while batch := left.ahead():
+            try:
+                left.moved(self._socket.sendmsg(batch))
+            except BlockingIOError:
+                await self._until(self._loop.add_writer, self._loop.remove_writer)
+
+    async def receive(self, views: Sequence[memoryview], check: Callable[[], None] = lambda: None) -> int:
+        """Fills memory with what comes.
+
+        Args:
+            check: called before memory is written to, with no pause between; ends it by raising.
+
+        Returns:
+            The xxh3-64 of what has come.
+
+        Raises:
+            OSError: the connection is broken, closed, or at its end.
+        """
+        left, digest = _Stretches(views), xxhash.xxh3_64()
+        while batch := left.ahead():
+            check()
+            try:
+                num_bytes = self._socket.recvmsg_into(batch)[0]
+            except BlockingIOError:
+                await self._until(self._loop.add_reader, self._loop.remove_reader)
+                continue
+            if not num_bytes:
+                raise ConnectionResetError("the connection was closed")
+            for view in left.moved(num_bytes):
+                digest.update(view)  # while it is in the processor's caches
+        return digest.intdigest()
+
+    def close(self) -> None:
+        """Who waits for it gets an OSError; harmless when that has been done."""
+        if self._socket.fileno() < 0:
+            return
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(ConnectionAbortedError("the connection was closed"))
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._socket.close()
+
+    async def _until(self, add: Callable[..., object], remove: Callable[[socket.socket], object]) -> None:
+        """Waits until the socket can be used again."""
+        waiting = self._waiting = self._loop.create_future()
+        add(self._socket, _resolve, waiting)
+        try:
+            await waiting
+        finally:
+            self._waiting = None
+            if self._socket.fileno() >= 0:
+                remove(self._socket)
+
+
+def _resolve(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
