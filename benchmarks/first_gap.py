@@ -18,6 +18,7 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -115,11 +116,11 @@ async def _request(router: RouterClient, http: httpx.AsyncClient, url: str, body
                 request_id = chunk["id"]
                 if any(choice["finish_reason"] is None for choice in chunk["choices"]):
                     arrivals.append(arrived_s)
-    if len(arrivals) < 3:  # noqa: PLR2004 - the first gap and one more to compare it with
+    if len(arrivals) < 3:
         raise ConfigError(f"The answer came in {len(arrivals)} parts, but there must be at least 3.")
     timeline = await router.timeline(request_id)
     [prefill_ms] = [span["duration_ms"] for span in timeline["spans"] if span["name"] == "prefill"]
-    gaps_ms = tuple((after - before) * 1e3 for before, after in zip(arrivals, arrivals[1:], strict=False))
+    gaps_ms = tuple((after - before) * 1e3 for before, after in pairwise(arrivals))
     return Run((arrivals[0] - started_s) * 1e3, prefill_ms, gaps_ms)
 
 
@@ -160,7 +161,7 @@ def main() -> None:
     parser.add_argument("--log", type=Path, default=Path("out/first_gap.log"), help="what the cluster prints")
     parser.add_argument("--json", type=Path, help="also write every run here")
     arguments = parser.parse_args()
-    if arguments.output < 3 or arguments.repeats < 1 or arguments.tokens < 1:  # noqa: PLR2004 - as above
+    if arguments.output < 3 or arguments.repeats < 1 or arguments.tokens < 1:
         parser.error("--output must be at least 3, --repeats and --tokens at least 1.")
     arguments.log.parent.mkdir(parents=True, exist_ok=True)
     url = f"http://127.0.0.1:{_free_port()}"

@@ -1,8 +1,8 @@
 """The hand-off's bandwidth beside that of a plain socket: ``python -m benchmarks.kv_path [--help]``.
 
 Two processes on this machine. First as many bytes go from a buffer of a megabyte through a TCP connection into another
-such buffer; then one transfer goes through the hand-off's own code (the paged cache is cut into parts, checksummed, sent
-in gRPC messages, checked, and written into another paged cache), another one through a connection beside the gRPC
+such buffer; then one transfer goes through the hand-off's own code (the paged cache is cut into parts, checksummed,
+sent in gRPC messages, checked, and written into another paged cache), another one through a connection beside the gRPC
 stream, another one through memory that both processes see, and with ``--int8`` one more in messages as int8, in turn.
 Ratios are those of neighbours; medians. GB are those of the cache, however they travel.
 """
@@ -205,7 +205,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=8192, help="of the prompt, a multiple of 16")
-    parser.add_argument("--part-bytes", type=int, default=2**20, help="as kv_transfer.part_bytes")
+    parser.add_argument("--part-bytes", type=int, default=2**21, help="as kv_transfer.part_bytes")
     parser.add_argument("--max-bytes-per-second", type=float, help="as kv_transfer.max_bytes_per_second")
     parser.add_argument("--int8", action="store_true", help="also as kv_transfer.encoding: int8")
     parser.add_argument("--repeats", type=int, default=7)

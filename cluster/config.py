@@ -176,8 +176,8 @@ class KVTransferConfig(Section):
     """The hand-off of KV caches from prefill to decode workers."""
 
     transport: Literal["grpc"] = "grpc"
-    part_bytes: Annotated[int, Field(ge=4096, le=64 * 1024 * 1024)] = 1024 * 1024
-    """Size of one part, and so of one message on the wire."""
+    part_bytes: Annotated[int, Field(ge=4096, le=64 * 1024 * 1024)] = 2 * 1024 * 1024
+    """Size of one part, and so of one message on the wire where parts travel in messages."""
     shared_memory: Literal["auto", "off"] = "auto"
     """auto: a decode worker that runs on the same host as the same user reads parts from the prefill worker's memory;
     off: none does."""

@@ -166,9 +166,7 @@ class KVImporter:
         _, holder = self._check_due(transfer_id, header, num_bytes)
         if header.encoding is not KVEncoding.NATIVE:
             return None
-        views = self._engine.runner.cache.pieces(
-            holder.block_ids, header.token_start, header.token_end, header.layers
-        )
+        views = self._engine.runner.cache.pieces(holder.block_ids, header.token_start, header.token_end, header.layers)
         if views is None:
             return None
 

@@ -201,7 +201,7 @@ class PagedKVCache:
         """All of a tensor of the cache's, and the bytes of one slot."""
         found = self._bytes.get(tensor.data_ptr())
         if found is None:
-            rows = memoryview(tensor.view(torch.uint8).view(-1).numpy())
+            rows = tensor.view(torch.uint8).view(-1).numpy().data
             found = self._bytes[tensor.data_ptr()] = (rows, len(rows) // len(tensor))
         return found
 

@@ -1,7 +1,7 @@
 """A TCP connection beside a transfer's gRPC stream, for its parts: the sender's end.
 
-gRPC for Python copies a message three times on its way through one process, and half of the processor time of a hand-off
-goes into that. Here the system reads the bytes where they lie.
+gRPC for Python copies a message three times on its way through one process, which takes half of the processor time of
+a hand-off in messages. Here the system reads the bytes where they lie.
 """
 
 from __future__ import annotations

@@ -157,9 +157,7 @@ class KVTransferService:
             await intake.from_message(header.part, payload)
         raise TransferError("the sender ended the stream without a commit.")
 
-    async def _next_frame(
-        self, context: grpc.aio.ServicerContext[Any, Any], reader: ConnectionReader | None
-    ) -> Any:
+    async def _next_frame(self, context: grpc.aio.ServicerContext[Any, Any], reader: ConnectionReader | None) -> Any:
         if reader is not None:
             return await reader.beside(context.read())
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -191,9 +191,7 @@ class GrpcSendStream:
         else:
             raise TransferError("a KV part came in a buffer of another transport.")
 
-    async def _send(
-        self, header: PartHeader, payload: Payload | Pieces, slot: kv_pb2.KVSlot | None = None
-    ) -> None:
+    async def _send(self, header: PartHeader, payload: Payload | Pieces, slot: kv_pb2.KVSlot | None = None) -> None:
         await self._until(
             lambda: not self.num_inflight_bytes or self.num_inflight_bytes + len(payload) <= self._max_inflight_bytes,
             self._timeout_s,

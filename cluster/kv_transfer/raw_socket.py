@@ -10,14 +10,16 @@ import xxhash
 
 _MOST_AT_ONCE = 256
 """Stretches of one system call, which takes 1,024 at most. One call seldom moves more than a megabyte."""
+_LEAST_WORTH = 256 * 1024
 
 
 class _Stretches:
     """What is left of some stretches of memory, from the first byte that has not been moved yet."""
 
     def __init__(self, views: Sequence[memoryview]) -> None:
-        self._views = list(views)
+        self._views = [view for view in views if len(view)]
         self._next = 0
+        self.num_bytes = sum(map(len, self._views))
 
     def ahead(self) -> list[memoryview]:
         return self._views[self._next : self._next + _MOST_AT_ONCE]
@@ -25,6 +27,7 @@ class _Stretches:
     def moved(self, num_bytes: int) -> list[memoryview]:
         """Passes over so many; they are returned."""
         passed = []
+        self.num_bytes -= num_bytes
         while num_bytes:
             view = self._views[self._next]
             if len(view) > num_bytes:
@@ -48,6 +51,7 @@ class RawSocket:
         self._socket = connection
         self._loop = asyncio.get_running_loop()
         self._waiting: asyncio.Future[None] | None = None
+        self._least = 1
 
     async def send(self, views: Sequence[memoryview]) -> None:
         """Returns when the system has taken all bytes. Raises OSError when the connection is broken or closed."""
@@ -76,6 +80,7 @@ class RawSocket:
             try:
                 num_bytes = self._socket.recvmsg_into(batch)[0]
             except BlockingIOError:
+                self._wake_with(left.num_bytes)
                 await self._until(self._loop.add_reader, self._loop.remove_reader)
                 continue
             if not num_bytes:
@@ -83,6 +88,13 @@ class RawSocket:
             for view in left.moved(num_bytes):
                 digest.update(view)  # while it is in the processor's caches
         return digest.intdigest()
+
+    def _wake_with(self, num_bytes: int) -> None:
+        """Not for less than so many, or than makes a call worth while: the sender's system pays for waking this one."""
+        least = min(num_bytes, _LEAST_WORTH)
+        if least != self._least:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+            self._least = least
 
     def close(self) -> None:
         """Who waits for it gets an OSError; harmless when that has been done."""

@@ -31,7 +31,8 @@ async def ends() -> AsyncIterator[tuple[Sender, Receiver, str]]:
 async def test_all_of_the_kv_travels_every_time(ends: tuple[Sender, Receiver, str]) -> None:
     sender, receiver, peer = ends
     expected = sender.digest()
-    for way, shared_bytes in (("grpc", 0), ("connected", 0), ("shared", LAYOUT.num_bytes), ("grpc", 0)):  # there is room for one alone
+    ways = {"grpc": 0, "connected": 0, "shared": LAYOUT.num_bytes}
+    for way, shared_bytes in (*ways.items(), ("grpc", 0)):  # there is room for one alone
         summary = await sender.send("transfer", peer, way)
         assert summary.seconds > 0
         assert summary.num_shared_bytes == shared_bytes

@@ -44,6 +44,20 @@ def test_slots_are_block_times_size_plus_offset(blocks: list[int], block_size: i
     assert slots_of(blocks, start, end, block_size).tolist() == expected
 
 
+def test_pieces_are_the_cache_itself_and_neighbouring_blocks_are_one() -> None:
+    source, target = build("bfloat16", 4, seed=1), build("bfloat16", 4)
+    blocks, layers = [3, 4, 5, 1], range(1, 3)
+    pieces, places = source.pieces(blocks, 2, 15, layers), target.pieces(blocks, 2, 15, layers)
+    assert pieces is not None
+    assert places is not None
+    assert len(places) == 2 * 2 * len(layers)  # keys and values, in blocks 3 to 5 and in block 1
+    for place, piece in zip(places, pieces, strict=True):
+        place[:] = piece
+    assert target.export_bytes(blocks, 2, 15, layers) == source.export_bytes(blocks, 2, 15, layers)
+    assert not any(target.export_bytes(blocks, 0, 2, layers))
+    assert not any(target.export_bytes(blocks, 15, 16, layers))
+
+
 @settings(deadline=None)
 @given(
     dtype=st.sampled_from(sorted(TORCH_DTYPES)),
@@ -64,6 +78,9 @@ def test_a_round_trip_copies_these_positions_of_these_layers_and_nothing_else(
 
     exported = source.export_bytes(source_blocks, start, end, layers)
     assert len(exported) == (end - start) * source.spec.layer_bytes_per_token(layers.start, layers.stop)
+    pieces = source.pieces(source_blocks, start, end, layers)
+    assert pieces is not None
+    assert b"".join(pieces) == exported
     target.import_bytes(target_blocks, start, end, layers, memoryview(exported))
 
     from_slots = slots_of(source_blocks, start, end, block_size)

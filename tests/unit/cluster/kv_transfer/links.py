@@ -123,9 +123,7 @@ async def link(
         return
     connects = kind == "connected"
     async with kv_server(sink, None, listens=connects) as (server, peer):
-        transport = GrpcKVTransport(
-            throttle, timeout_s=20.0, max_inflight_bytes=max_inflight_bytes, connects=connects
-        )
+        transport = GrpcKVTransport(throttle, timeout_s=20.0, max_inflight_bytes=max_inflight_bytes, connects=connects)
         try:
             yield Link(transport, peer, server)
         finally:

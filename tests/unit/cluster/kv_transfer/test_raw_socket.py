@@ -1,0 +1,117 @@
+"""Stretches of memory through a socket: in order, whole, and not a byte beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.kv_transfer.raw_socket import RawSocket
+
+
+@contextmanager
+def raw_pair() -> Iterator[tuple[RawSocket, RawSocket]]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ends = [socket.create_connection(listener.getsockname()), listener.accept()[0]]
+    for end in ends:
+        end.setblocking(False)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+    first, second = (RawSocket(end) for end in ends)
+    try:
+        yield first, second
+    finally:
+        first.close()
+        second.close()
+
+
+def cut(data: bytearray, sizes: list[int]) -> list[memoryview]:
+    views, start = [], 0
+    for size in sizes:
+        views.append(memoryview(data)[start : start + size])
+        start += size
+    return views
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.integers(0, 5000), max_size=40).filter(any),
+    st.randoms(use_true_random=False),
+)
+def test_what_is_sent_arrives_however_it_is_cut(sizes: list[int], rng: random.Random) -> None:
+    sent = bytearray(rng.randbytes(sum(sizes)))
+    others = sizes[:]
+    rng.shuffle(others)
+    taken = bytearray(len(sent))
+
+    async def run() -> int:
+        with raw_pair() as (sender, receiver):
+            _, digest = await asyncio.gather(sender.send(cut(sent, sizes)), receiver.receive(cut(taken, others)))
+        return digest
+
+    assert asyncio.run(run()) == xxhash.xxh3_64_intdigest(sent)
+    assert taken == sent
+
+
+async def test_many_small_stretches_are_more_than_one_call() -> None:
+    sent, taken = bytearray(random.Random(0).randbytes(3000)), bytearray(3000)
+    with raw_pair() as (sender, receiver):
+        await asyncio.gather(sender.send(cut(sent, [1] * 3000)), receiver.receive(cut(taken, [2] * 1500)))
+    assert taken == sent
+
+
+async def test_an_end_that_comes_early_is_an_error() -> None:
+    with raw_pair() as (sender, receiver):
+        taking = asyncio.create_task(receiver.receive([memoryview(bytearray(100))]))
+        await sender.send([memoryview(b"half")])
+        sender.close()
+        with pytest.raises(ConnectionResetError):
+            await taking
+
+
+async def test_nothing_is_written_once_the_place_is_anothers() -> None:
+    taken = bytearray(100)
+    is_over = False
+
+    def check() -> None:
+        if is_over:
+            raise LookupError
+
+    with raw_pair() as (sender, receiver):
+        taking = asyncio.create_task(receiver.receive([memoryview(taken)], check))
+        await sender.send([memoryview(b"x" * 60)])
+        await asyncio.sleep(0.05)
+        before, is_over = bytes(taken), True
+        await sender.send([memoryview(b"y" * 40)])
+        with pytest.raises(LookupError):
+            await taking
+    assert bytes(taken) == before
+
+
+@pytest.mark.parametrize("receives", [True, False])
+async def test_closing_wakes_whoever_waits(receives: bool) -> None:
+    with raw_pair() as (first, _):
+        room = [memoryview(bytearray(1 << 22))]
+        waiting = asyncio.create_task(first.receive(room) if receives else first.send(room))  # type: ignore[arg-type]
+        await asyncio.sleep(0.05)
+        first.close()
+        first.close()
+        with pytest.raises(OSError):  # noqa: PT011 - of whatever kind
+            await waiting
+
+
+async def test_who_is_cancelled_leaves_the_socket_usable() -> None:
+    taken = bytearray(4)
+    with raw_pair() as (sender, receiver):
+        waiting = asyncio.create_task(receiver.receive([memoryview(bytearray(10))]))
+        await asyncio.sleep(0.02)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await asyncio.gather(sender.send([memoryview(b"word")]), receiver.receive([memoryview(taken)]))
+    assert taken == b"word"
