@@ -28,6 +28,7 @@ from cluster.worker_environment import become_like_a_worker
 from engine.block_manager import BlockManager
 from engine.drafts import ROOT, Draft
 from engine.forward_pass import DECODERS, FUSED_WEIGHTS
+from engine.kv_cache import PagedKVCache
 from engine.model_loader import LoadedModel, load_model, pick_device
 from engine.model_runner import KV_CACHES, ModelRunner
 from engine.model_source import resolve_model
@@ -125,10 +126,17 @@ def make_runners(
         if name == "transformers" and kind != "native":
             continue
         runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, decoder=name, weights=kind, kv_cache=kv_cache)
+        write_everywhere(runner.cache)
         computed_by = "fused" if runner.is_fused else "transformers"
         suffix = "" if kv_cache == "native" else f"+kv_{kv_cache}"
         runners.setdefault((computed_by if kind == "native" else kind) + suffix, runner)
     return runners
+
+
+def write_everywhere(cache: PagedKVCache) -> None:
+    """Pages that nobody has written to may be one and the same, which is read from the processor's caches."""
+    for tensor in (*cache.keys, *cache.values):
+        tensor.zero_()
 
 
 def make_plan(case: Case, num_blocks: int) -> list[ScheduledSequence]:

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.engine_steps import Case, make_plan
+from benchmarks.engine_steps import Case, make_plan, write_everywhere
 from cluster.cores import usable_cores
 from cluster.worker_environment import become_like_a_worker
 from engine.forward_pass import FUSED_WEIGHTS
@@ -100,6 +100,7 @@ def main() -> None:
     runner = ModelRunner(
         loaded, most, _BLOCK_SIZE, decoder="fused", weights=arguments.weights, kv_cache=arguments.kv_cache
     )
+    write_everywhere(runner.cache)
     console = Console(width=_WIDTH)
     for case in cases:
         console.print(show(case, stage_times(runner, case, arguments.repeats), products_of(loaded, case)))

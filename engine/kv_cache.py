@@ -11,6 +11,7 @@ slot = block_id * block_size + offset in the block
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import warnings
@@ -241,7 +242,11 @@ def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
     num_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or not num_bytes:
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=dtype).view(shape)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def _store_on_cpu(tensor: torch.Tensor, slots: torch.Tensor, data: npt.NDArray[np.uint8]) -> None:

@@ -1,9 +1,10 @@
 """Attention straight from the paged cache, in one pass over the keys (arXiv 2205.14135).
 
-A work item is one KV head of a few new tokens of one sequence. The query heads that share the KV head are rows beside
-each other, so every key is loaded once for all of them. Keys are visited in chunks that start at multiples of
-:data:`KEY_CHUNK`, and summed in splits that start at multiples of :data:`SPLIT_KEYS`, whoever computes them: a query's
-result does not depend on its neighbours, nor on the number of threads.
+A work item is one KV head of a few new tokens of one sequence, or several of them where rows are few: a token's keys of
+all heads lie side by side, and memory is read at its speed only where it is read in order. The query heads that share a
+KV head are rows beside each other, so every key is loaded once for all of them. Keys are visited in chunks that start
+at multiples of :data:`KEY_CHUNK`, and summed in splits that start at multiples of :data:`SPLIT_KEYS`, whoever computes
+them: a query's result does not depend on its neighbours, nor on the number of threads.
 
 A token of a tree sees its ancestors where a chain's token would see those before it, so that it gets the bits that it
 would get without the rest of the tree: where a chunk reaches into the tree, each token has a list of slots of its own.
@@ -53,7 +54,7 @@ def is_tiled(tiles, dim):
 
 
 def max_rows(tiles: int, dim: int) -> int:
-    """Query rows of a work item, at most."""
+    """Query rows of a work item of one KV head, at most."""
     return _MAX_TILE_ROWS if is_tiled.py_func(tiles, dim) else MAX_ROWS
 
 
@@ -155,14 +156,29 @@ def _attend_chunk(kind, rows, cache, slots_at, num_keys, visible, before, head, 
 
 
 @njit(error_model="numpy")
-def _attend_split(kind, span, item, shape, scaling, queries, keys, values, first_split_key, end, state, scratch):
-    """Attends to the keys from ``first_split_key`` up to ``end``, both places; writes the rows' state."""
+def _attend_split(
+    kind, span, item, kv_head, shape, scaling, queries, keys, values, first_split_key, end, state, scratch
+):
+    """Attends to the keys of one head from ``first_split_key`` up to ``end``, both places; writes the rows' state."""
     num_tokens, num_heads, num_kv_heads, dim, block_size, lanes, tiles, has_int8 = shape
     rows_memory = scratch + 4 * (_SCORES_FLOATS + 4 * KEY_CHUNK + 2 * _MAX_TILE_ROWS * (dim + 2))
     if is_tiled(tiles, dim):
         packed = rows_memory + row_scratch_bytes(dim) + 4 * MAX_ROWS * dim
         attend_split_by_tiles(
-            kind, span, item, shape, scaling, queries, keys, values, first_split_key, end, state, rows_memory, packed
+            kind,
+            span,
+            item,
+            kv_head,
+            shape,
+            scaling,
+            queries,
+            keys,
+            values,
+            first_split_key,
+            end,
+            state,
+            rows_memory,
+            packed,
         )
         return
     unpacked = rows_memory if has_int8 else 0
@@ -182,22 +198,22 @@ def _attend_split(kind, span, item, shape, scaling, queries, keys, values, first
 
     vector_bytes = row_bytes(dim) if has_int8 else dim * size
     ld_query, ld_cache = dim * size, num_kv_heads * vector_bytes
-    q = queries + (item[Item.HEAD] * num_tokens + span[Span.FIRST_TOKEN] + query) * share * ld_query
-    k, v = keys + item[Item.HEAD] * vector_bytes, values + item[Item.HEAD] * vector_bytes
+    q = queries + (kv_head * num_tokens + span[Span.FIRST_TOKEN] + query) * share * ld_query
+    k, v = keys + kv_head * vector_bytes, values + kv_head * vector_bytes
     cache, head, memory = (k, v, ld_cache), (dim, lanes, scaling), (scores, unpacked, many)
     if many:
         widen_queries(kind, q, ld_query, num_rows, dim, many)
     count = min(KEY_CHUNK, end - first_split_key)
     num_keys = fill_slots(span, blocks, block_size, first_split_key, count, slots_at)
-    ask_for_rows(v, ld_cache, slots_at, count, vector_bytes)
+    ask_for_rows(v, ld_cache, slots_at, 0, count, vector_bytes)
     for first_key in range(first_split_key, end, KEY_CHUNK):
         # Rows of one head lie too far apart for the hardware to foresee.
         next_key, next_slots_at, next_num_keys = first_key + KEY_CHUNK, other_slots_at, 0
         if next_key < last:
             count = min(KEY_CHUNK, last - next_key)
             next_num_keys = fill_slots(span, blocks, block_size, next_key, count, next_slots_at)
-            ask_for_rows(k, ld_cache, next_slots_at, count, vector_bytes)
-            ask_for_rows(v, ld_cache, next_slots_at, count, vector_bytes)
+            ask_for_rows(k, ld_cache, next_slots_at, 0, count, vector_bytes)
+            ask_for_rows(v, ld_cache, next_slots_at, 0, count, vector_bytes)
         before = span[Span.FIRST_KEY] - first_key
         if first_key + KEY_CHUNK <= tree_start:
             rows, states = (q, ld_query, num_rows, share), (state, highest, mass, 0)
@@ -236,32 +252,43 @@ def attend(kind, span, item, shape, scaling, queries, keys, values, out, scratch
         scratch: address of :func:`scratch_floats` values.
     """
     num_heads, dim, share = shape[1], shape[3], shape[1] // shape[2]
-    num_rows, end = item[Item.COUNT] * share, item[Item.END]
+    num_rows, end, kv_head = item[Item.COUNT] * share, item[Item.END], item[Item.HEAD]
+    state_bytes = 4 * state_floats(num_rows, dim)
     if item[Item.STATE]:
         last = min(end, (item[Item.SPLIT] + 1) * SPLIT_KEYS)
         first = _begin(span, item[Item.SPLIT] * SPLIT_KEYS, last)
-        _attend_split(kind, span, item, shape, scaling, queries, keys, values, first, last, item[Item.STATE], scratch)
+        for head in range(item[Item.HEADS]):
+            state = item[Item.STATE] + head * state_bytes
+            _attend_split(
+                kind, span, item, kv_head + head, shape, scaling, queries, keys, values, first, last, state, scratch
+            )
         return
-    state = scratch + 4 * (_SCORES_FLOATS + 4 * KEY_CHUNK)
-    other = state + 4 * _MAX_TILE_ROWS * (dim + 2)
+    states = scratch + 4 * (_SCORES_FLOATS + 4 * KEY_CHUNK)
+    other = states + 4 * _MAX_TILE_ROWS * (dim + 2)
     for first in range(0, end, SPLIT_KEYS):
-        last, target = min(end, first + SPLIT_KEYS), state if first == 0 else other
+        last = min(end, first + SPLIT_KEYS)
         begin = _begin(span, first, last)
-        _attend_split(kind, span, item, shape, scaling, queries, keys, values, begin, last, target, scratch)
-        if first > 0:
-            merge_states(num_rows, dim, scaling, state, other)
-    store_results(
-        kind, num_rows, dim, state, num_heads, item[Item.HEAD], share, span[Span.FIRST_TOKEN] + item[Item.FIRST], out
-    )
+        for head in range(item[Item.HEADS]):
+            state = states + head * state_bytes
+            target = state if first == 0 else other
+            _attend_split(
+                kind, span, item, kv_head + head, shape, scaling, queries, keys, values, begin, last, target, scratch
+            )
+            if first > 0:
+                merge_states(num_rows, dim, scaling, state, other)
+    token = span[Span.FIRST_TOKEN] + item[Item.FIRST]
+    for head in range(item[Item.HEADS]):
+        store_results(kind, num_rows, dim, states + head * state_bytes, num_heads, kv_head + head, share, token, out)
 
 
 @njit(error_model="numpy")
 def join_splits(kind, span, item, shape, scaling, out):
     """Puts an item together whose splits were computed one by one. :attr:`Item.SPLIT` is their number."""
     num_heads, dim, share = shape[1], shape[3], shape[1] // shape[2]
-    num_rows, state = item[Item.COUNT] * share, item[Item.STATE]
-    for split in range(1, item[Item.SPLIT]):
-        merge_states(num_rows, dim, scaling, state, state + 4 * split * state_floats(num_rows, dim))
-    store_results(
-        kind, num_rows, dim, state, num_heads, item[Item.HEAD], share, span[Span.FIRST_TOKEN] + item[Item.FIRST], out
-    )
+    num_rows, num_kv_heads = item[Item.COUNT] * share, item[Item.HEADS]
+    state_bytes, token = 4 * state_floats(num_rows, dim), span[Span.FIRST_TOKEN] + item[Item.FIRST]
+    for head in range(num_kv_heads):
+        state = item[Item.STATE] + head * state_bytes
+        for split in range(1, item[Item.SPLIT]):
+            merge_states(num_rows, dim, scaling, state, state + split * num_kv_heads * state_bytes)
+        store_results(kind, num_rows, dim, state, num_heads, item[Item.HEAD] + head, share, token, out)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from engine.attention_groups import Span as AttentionSpan
 from engine.drafts import ROOT, depths_of
-from engine.fused.attention_state import state_floats
+from engine.fused.attention_state import state_floats, whole_rows
 from engine.fused.key_slots import SPLIT_KEYS
 from engine.fused.tables import Item
 
@@ -37,13 +37,14 @@ class AttentionPlan:
     """Makes the tables of a step.
 
     Args:
-        max_rows: query rows of an item.
+        max_rows: query rows of an item, those of all its KV heads together.
     """
 
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, max_rows: int) -> None:
         self._num_kv_heads = num_kv_heads
         self._share = num_heads // num_kv_heads
         self._head_dim = head_dim
+        self._max_rows = max_rows
         self._queries_per_item = max(1, max_rows // self._share)
 
     def tables(self, spans: list[AttentionSpan], num_threads: int) -> AttentionTables:
@@ -65,11 +66,12 @@ class AttentionPlan:
             for first in range(0, span.num_tokens, self._queries_per_item):
                 count = min(self._queries_per_item, span.num_tokens - first)
                 end = span.start + first + count if visible is None else int(visible[first : first + count].max())
-                items += [(number, head, first, count, end, 0, 0) for head in range(self._num_kv_heads)]
+                items.append((number, 0, first, count, end, 0, 0, self._num_kv_heads))
+        items = self._cut_by_heads(items, _ITEMS_PER_THREAD * num_threads if num_threads > 1 else 1)
         joins: list[tuple[int, ...]] = []
         if len(items) < _ITEMS_PER_THREAD * num_threads and num_threads > 1:
             items, joins = self._split(items, memory)
-        items.sort(key=lambda item: -item[Item.END] * item[Item.COUNT])
+        items.sort(key=lambda item: -item[Item.END] * item[Item.COUNT] * item[Item.HEADS])
         return AttentionTables(
             np.array(rows, dtype=np.int64),
             np.array(items, dtype=np.int64),
@@ -77,12 +79,33 @@ class AttentionPlan:
             tuple(memory),
         )
 
+    def _cut_by_heads(self, items: list[tuple[int, ...]], wanted: int) -> list[tuple[int, ...]]:
+        """Items of as many KV heads as there is memory for their states, or of fewer to have ``wanted`` items.
+
+        Splits count as items, for they come next.
+        """
+        limits = [max(1, self._max_rows // int(whole_rows.py_func(item[Item.COUNT] * self._share))) for item in items]
+        splits = [-(-item[Item.END] // SPLIT_KEYS) for item in items]
+        most = self._num_kv_heads
+        while most > 1 and wanted > sum(
+            count * -(-self._num_kv_heads // min(most, limit)) for count, limit in zip(splits, limits, strict=True)
+        ):
+            most //= 2
+        return [
+            (item[Item.SPAN], head, *item[Item.FIRST : Item.HEADS], min(most, limit, self._num_kv_heads - head))
+            for item, limit in zip(items, limits, strict=True)
+            for head in range(0, self._num_kv_heads, min(most, limit))
+        ]
+
     def _split(
         self, items: list[tuple[int, ...]], memory: list[object]
     ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
         """One item for each split of the keys, and what puts them together again."""
         counts = [-(-item[Item.END] // SPLIT_KEYS) for item in items]
-        sizes = [4 * int(state_floats.py_func(item[Item.COUNT] * self._share, self._head_dim)) for item in items]
+        sizes = [
+            4 * item[Item.HEADS] * int(state_floats.py_func(item[Item.COUNT] * self._share, self._head_dim))
+            for item in items
+        ]
         needed = sum(size * count for size, count in zip(sizes, counts, strict=True) if count > 1)
         states = np.empty(needed, dtype=np.uint8)
         memory.append(states)
@@ -93,8 +116,8 @@ class AttentionPlan:
             if count == 1:
                 parts.append(item)
                 continue
-            joins.append((*item[: Item.STATE], state, count))
-            parts += [(*item[: Item.STATE], state + split * size, split) for split in range(count)]
+            joins.append((*item[: Item.STATE], state, count, item[Item.HEADS]))
+            parts += [(*item[: Item.STATE], state + split * size, split, item[Item.HEADS]) for split in range(count)]
             state += count * size
         return parts, joins
 

@@ -18,26 +18,27 @@ _ONE = np.float32(1)
 
 
 @njit(inline="always", error_model="numpy")
-def _whole(num_rows):
+def whole_rows(num_rows):
+    """Rows that a state has memory for."""
     return (num_rows + TILE - 1) // TILE * TILE
 
 
 @njit(inline="always", error_model="numpy")
 def state_floats(num_rows, dim):
     """Size of the state of some rows, in float32 values."""
-    return _whole(num_rows) * (dim + 2)
+    return whole_rows(num_rows) * (dim + 2)
 
 
 @njit(inline="always", error_model="numpy")
 def highest_at(state, num_rows, dim):
     """Address of the rows' highest scores."""
-    return state + 4 * _whole(num_rows) * dim
+    return state + 4 * whole_rows(num_rows) * dim
 
 
 @njit(inline="always", error_model="numpy")
 def mass_at(state, num_rows, dim):
     """Address of the rows' masses."""
-    return state + 4 * _whole(num_rows) * (dim + 1)
+    return state + 4 * whole_rows(num_rows) * (dim + 1)
 
 
 @njit(error_model="numpy")

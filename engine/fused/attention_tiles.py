@@ -100,7 +100,7 @@ def _multiply_all(kind, rows, ldr, num_row_groups, x, ldg, num_groups, k, out, l
 
 
 @njit(error_model="numpy")
-def _prepare_chunk(kind, cache, slots_at, num_keys, count, number, dim, packed):
+def _prepare_chunk(kind, cache, slots_at, num_keys, count, number, dim, packed, ahead):
     """Packs the keys at ``num_keys`` slots, whole tiles of them, and interleaves the values at the first ``count``.
 
     Args:
@@ -108,8 +108,11 @@ def _prepare_chunk(kind, cache, slots_at, num_keys, count, number, dim, packed):
             address of the numbers from 0 on and of memory for a chunk of operands behind them, else 0.
         number: of the chunk in its split.
         packed: address of :func:`tile_scratch_floats` values.
+        ahead: address of slots whose keys and values are brought from memory meanwhile, how many there are, and bytes
+            of a vector. Were all of them asked for at once, the processor would wait until most have come.
     """
     keys, values, ld, unpacked = cache
+    keys_ahead, values_ahead, (slots_ahead, count_ahead, vector_bytes) = keys, values, ahead
     at, rows_at = slots_at, unpacked + 8 * KEY_CHUNK
     if unpacked:
         unpack_rows(kind, keys, ld, slots_at, num_keys, dim, rows_at)
@@ -117,6 +120,7 @@ def _prepare_chunk(kind, cache, slots_at, num_keys, count, number, dim, packed):
     ldr = 2 * dim if unpacked else ld
     group = packed + number * KEY_CHUNK * 2 * dim
     for j in range(0, num_keys, TILE):
+        ask_for_rows(keys_ahead, ld, slots_ahead, j, min(j + TILE, count_ahead), vector_bytes)
         for place in range(0, dim, STEP):
             _pack_key_tile(keys + 2 * place, ldr, at + 8 * j, group + j * 2 * dim + place // 2 * PAIRS_BYTES)
     if unpacked:
@@ -126,6 +130,7 @@ def _prepare_chunk(kind, cache, slots_at, num_keys, count, number, dim, packed):
     group = packed + SPLIT_KEYS * 2 * dim + number * (KEY_CHUNK // 2 * PAIRS_BYTES)
     # A step's values that nobody sees must be numbers, too.
     for pair in range((count + STEP - 1) // STEP * (STEP // 2)):
+        ask_for_rows(values_ahead, ld, slots_ahead, 2 * pair, min(2 * pair + 2, count_ahead), vector_bytes)
         even, odd = values + slots[min(2 * pair, last)] * ldr, values + slots[min(2 * pair + 1, last)] * ldr
         for place in range(0, dim, STEP):
             out = group + place // TILE * _VALUES_BYTES + pair * PAIRS_BYTES
@@ -210,9 +215,9 @@ def _attend_rows(kind, rows, seen, head, packed, state):
 
 @njit(error_model="numpy")
 def attend_split_by_tiles(
-    kind, span, item, shape, scaling, queries, keys, values, first_split_key, end, state, unpacked, packed
+    kind, span, item, kv_head, shape, scaling, queries, keys, values, first_split_key, end, state, unpacked, packed
 ):
-    """Attends to the keys from ``first_split_key`` up to ``end``, both places; writes the rows' state.
+    """Attends to the keys of a head from ``first_split_key`` up to ``end``, both places; writes the rows' state.
 
     Args:
         kind, span, item, shape, scaling, queries, keys, values: see :func:`engine.fused.attention.attend`.
@@ -228,8 +233,8 @@ def attend_split_by_tiles(
     other_slots_at = slots_at + 8 * KEY_CHUNK
     vector_bytes = row_bytes(dim) if has_int8 else 2 * dim
     ldq, ld = 2 * dim, num_kv_heads * vector_bytes
-    q = queries + (item[Item.HEAD] * num_tokens + span[Span.FIRST_TOKEN] + query) * share * ldq
-    k, v = keys + item[Item.HEAD] * vector_bytes, values + item[Item.HEAD] * vector_bytes
+    q = queries + (kv_head * num_tokens + span[Span.FIRST_TOKEN] + query) * share * ldq
+    k, v = keys + kv_head * vector_bytes, values + kv_head * vector_bytes
     cache, head = (k, v, ld, unpacked if has_int8 else 0), (dim, scaling)
     if has_int8:
         number_rows(unpacked)
@@ -237,7 +242,7 @@ def attend_split_by_tiles(
     # What lies before the tree is the same for all tokens.
     count = min(KEY_CHUNK, end - first_split_key)
     num_keys = fill_slots(span, blocks, block_size, first_split_key, count, slots_at)
-    ask_for_rows(v, ld, slots_at, count, vector_bytes)
+    ask_for_rows(v, ld, slots_at, 0, count, vector_bytes)
     number, first_key = 0, first_split_key
     while first_key < min(end, tree_start - KEY_CHUNK + 1):
         next_key, next_count, next_num_keys = first_key + KEY_CHUNK, 0, 0
@@ -245,9 +250,8 @@ def attend_split_by_tiles(
             # Rows of one head lie too far apart for the hardware to foresee.
             next_count = min(KEY_CHUNK, last - next_key)
             next_num_keys = fill_slots(span, blocks, block_size, next_key, next_count, other_slots_at)
-            ask_for_rows(k, ld, other_slots_at, next_count, vector_bytes)
-            ask_for_rows(v, ld, other_slots_at, next_count, vector_bytes)
-        _prepare_chunk(kind, cache, slots_at, num_keys, count, number, dim, packed)
+        ahead = (other_slots_at, next_count, vector_bytes)
+        _prepare_chunk(kind, cache, slots_at, num_keys, count, number, dim, packed, ahead)
         number, first_key, count, num_keys = number + 1, next_key, next_count, next_num_keys
         slots_at, other_slots_at = other_slots_at, slots_at
     before, highest = span[Span.FIRST_KEY] - first_split_key, highest_at(state, num_rows, dim)
@@ -268,6 +272,6 @@ def attend_split_by_tiles(
         for chunk in range(number, (visible + KEY_CHUNK - 1) // KEY_CHUNK):
             first_key, count = first_split_key + chunk * KEY_CHUNK, min(KEY_CHUNK, visible - chunk * KEY_CHUNK)
             num_keys = fill_path(span, query + token, blocks, block_size, first_key, count, slots_at)
-            _prepare_chunk(kind, cache, slots_at, num_keys, count, chunk, dim, packed)
+            _prepare_chunk(kind, cache, slots_at, num_keys, count, chunk, dim, packed, (slots_at, 0, vector_bytes))
         seen = (visible, before, visible)
         _attend_rows(kind, (q + row * ldq, share, share), seen, head, packed, sums)

@@ -65,10 +65,10 @@ def _complete(span, blocks, block_size, first, count, out):
 
 
 @njit(error_model="numpy")
-def ask_for_rows(base, ld, slots_at, count, num_bytes):
-    """Has rows brought from memory while something else is computed."""
-    slots = numbers(slots_at, count)
-    for j in range(count):
+def ask_for_rows(base, ld, slots_at, first, last, num_bytes):
+    """Has rows at slots ``[first, last)`` of a list brought from memory while something else is computed."""
+    slots = numbers(slots_at, last)
+    for j in range(first, last):
         for place in range(0, num_bytes, 64):
             prefetch(base + slots[j] * ld + place)
 

@@ -156,13 +156,14 @@ class Item(IntEnum):
     """A piece of attention that one thread computes."""
 
     SPAN = 0
-    HEAD = 1  # KV head
+    HEAD = 1  # first KV head
     FIRST = 2  # first query, counted from the span's first token
     COUNT = 3
     END = 4  # keys that its queries see, those of the one that sees most
     STATE = 5  # address of the state of a split, else 0: the item is all of its keys
     SPLIT = 6  # number of the split; where splits are joined, how many there are
-    COLUMNS = 7
+    HEADS = 7  # KV heads
+    COLUMNS = 8
 
 
 class Pool(IntEnum):

@@ -1,0 +1,79 @@
+"""Work items: every head of every new token once, whoever computes it, and nobody in another's memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.attention_groups import Span
+from engine.fused.attention_plan import AttentionPlan
+from engine.fused.attention_state import state_floats, whole_rows
+from engine.fused.key_slots import SPLIT_KEYS
+from engine.fused.tables import Item
+
+BLOCK_SIZE = 16
+HEAD_DIM = 64
+
+
+def span(start: int, num_tokens: int) -> Span:
+    return Span(list(range(-(-(start + num_tokens) // BLOCK_SIZE))), start, num_tokens)
+
+
+@settings(deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 1500), st.sampled_from([1, 2, 9, 40, 300])), min_size=1, max_size=12),
+    num_kv_heads=st.sampled_from([1, 2, 3, 5, 8]),
+    share=st.sampled_from([1, 3, 8]),
+    max_rows=st.sampled_from([64, 128]),
+    num_threads=st.sampled_from([1, 2, 16]),
+)
+def test_every_head_of_every_token_is_computed_once(
+    lengths: list[tuple[int, int]], num_kv_heads: int, share: int, max_rows: int, num_threads: int
+) -> None:
+    plan = AttentionPlan(num_kv_heads * share, num_kv_heads, HEAD_DIM, max_rows)
+    tables = plan.tables([span(start, count) for start, count in lengths], num_threads)
+    splits: Counter[tuple[int, int, int]] = Counter()
+    states: list[tuple[int, int]] = []
+    for item in tables.items.tolist():
+        rows = item[Item.COUNT] * share
+        assert item[Item.HEADS] == 1 or item[Item.HEADS] * int(whole_rows.py_func(rows)) <= max_rows
+        size = 4 * item[Item.HEADS] * int(state_floats.py_func(rows, HEAD_DIM))
+        if item[Item.STATE]:
+            states.append((item[Item.STATE], item[Item.STATE] + size))
+        for head in range(item[Item.HEAD], item[Item.HEAD] + item[Item.HEADS]):
+            for query in range(item[Item.FIRST], item[Item.FIRST] + item[Item.COUNT]):
+                splits[item[Item.SPAN], head, query] += 1
+    joined = {(item[Item.SPAN], item[Item.HEAD], item[Item.FIRST]): item for item in tables.joins.tolist()}
+    expected = {
+        (number, head, query)
+        for number, (_, count) in enumerate(lengths)
+        for head in range(num_kv_heads)
+        for query in range(count)
+    }
+    assert set(splits) == expected
+    for item in tables.items.tolist():
+        key = (item[Item.SPAN], item[Item.HEAD], item[Item.FIRST])
+        wanted = joined[key][Item.SPLIT] if item[Item.STATE] else 1
+        assert wanted == (-(-item[Item.END] // SPLIT_KEYS) if item[Item.STATE] else 1)
+        assert splits[item[Item.SPAN], item[Item.HEAD], item[Item.FIRST]] == wanted
+    states.sort()
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(states))
+
+
+def test_few_rows_take_all_heads_and_a_prompt_one_at_a_time() -> None:
+    plan = AttentionPlan(9, 3, HEAD_DIM, 128)
+    decoding = plan.tables([span(4000, 1) for _ in range(8)], 2).items
+    assert decoding[:, Item.HEADS].tolist() == [3] * 8
+    beside_a_prompt = plan.tables([span(0, 1000), span(4000, 1)], 2).items
+    heads_of = [set(beside_a_prompt[beside_a_prompt[:, Item.SPAN] == number, Item.HEADS].tolist()) for number in (0, 1)]
+    assert heads_of == [{1}, {3}]
+
+
+def test_heads_are_kept_apart_where_threads_would_idle() -> None:
+    plan = AttentionPlan(32, 8, HEAD_DIM, 128)
+    items = plan.tables([span(200, 1)], 2).items
+    assert sorted(items[:, Item.HEAD].tolist()) == list(range(8))
+    assert len(plan.tables([span(200, 1)], 1).items) == 1
