@@ -44,7 +44,8 @@ class ConnectionReader:
                     self._reading.result()
             return waited.result()
         finally:
-            waited.cancel()
+            if not waited.cancel() and not waited.cancelled():
+                waited.exception()  # nobody asks any more
 
     async def close(self) -> None:
         """Stops reading."""

@@ -61,6 +61,8 @@ class RawSocket:
                 left.moved(self._socket.sendmsg(batch))
             except BlockingIOError:
                 await self._until(self._loop.add_writer, self._loop.remove_writer)
+            else:
+                await asyncio.sleep(0)  # a peer that keeps up must not keep others from this loop
 
     async def receive(self, views: Sequence[memoryview], check: Callable[[], None] = lambda: None) -> int:
         """Fills memory with what comes.
@@ -87,6 +89,7 @@ class RawSocket:
                 raise ConnectionResetError("the connection was closed")
             for view in left.moved(num_bytes):
                 digest.update(view)  # while it is in the processor's caches
+            await asyncio.sleep(0)
         return digest.intdigest()
 
     def _wake_with(self, num_bytes: int) -> None:

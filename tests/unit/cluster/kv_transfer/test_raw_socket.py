@@ -115,3 +115,22 @@ async def test_who_is_cancelled_leaves_the_socket_usable() -> None:
         await asyncio.gather(waiting, return_exceptions=True)
         await asyncio.gather(sender.send([memoryview(b"word")]), receiver.receive([memoryview(taken)]))
     assert taken == b"word"
+
+
+async def test_others_get_their_turn_while_a_peer_keeps_up() -> None:
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    with raw_pair() as (sender, receiver):
+        await sender.send([memoryview(b"x" * 4000)])
+        await asyncio.sleep(0.05)  # all of it is there
+        other = asyncio.create_task(take_turns())
+        for _ in range(100):
+            await receiver.receive([memoryview(bytearray(40))])
+        other.cancel()
+    assert turns >= 100
