@@ -163,7 +163,7 @@ class KVImporter:
 
     def place(self, transfer_id: str, header: PartHeader, num_bytes: int) -> CachePlace | None:
         """See :class:`KVSink`."""
-        _, holder = self._check_due(transfer_id, header, num_bytes)
+        entry, holder = self._check_due(transfer_id, header, num_bytes)
         if header.encoding is not KVEncoding.NATIVE:
             return None
         views = self._engine.runner.cache.pieces(holder.block_ids, header.token_start, header.token_end, header.layers)
@@ -171,10 +171,12 @@ class KVImporter:
             return None
 
         def check() -> None:
-            self._open_import(transfer_id)
+            if self._open_import(transfer_id)[0] is not entry:
+                raise TransferError(f"transfer {transfer_id} is over.")
 
         def filled(found: int, checksum: int) -> None:
-            entry, _ = self._check_due(transfer_id, header, num_bytes)
+            check()
+            self._check_due(transfer_id, header, num_bytes)
             _check_sum(transfer_id, found, checksum)
             self._arrived(entry, header, num_bytes)
 

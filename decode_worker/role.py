@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from functools import partial
 
@@ -23,6 +24,8 @@ from engine.kv_spec import KVEncoding
 from engine.ordering import EarliestDeadlineFirst
 from engine.scheduler import SchedulerLimits
 from engine.step_profile import profile_steps
+
+logger = logging.getLogger(__name__)
 
 
 class DecodeRole:
@@ -57,10 +60,13 @@ class DecodeRole:
     async def start(self, server: grpc.aio.Server, host: str) -> None:
         worker_pb2_grpc.add_DecodeServicer_to_server(DecodeService(self._engine, self._importer), server)
         KVTransferService(self._importer, self._mappings, self._silence_s, self._listener).add_to(server)
-        if self._listens:
-            self._listener.start(host)
         await asyncio.to_thread(self._capture)
         self._engine.start()
+        if self._listens:
+            try:
+                self._listener.start(host)
+            except OSError as error:
+                logger.warning("no port for KV at %s, it comes in messages (kv_transfer.connections): %s", host, error)
 
     async def profile(self) -> None:
         await profile_steps(self._engine, self._max_model_len)

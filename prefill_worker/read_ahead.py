@@ -49,6 +49,9 @@ async def read_parts(
 ) -> AsyncGenerator[ReadPart]:
     """The parts in their order: where they lie, if they can be sent from there, or read by :func:`read_ahead`.
 
+    A draft's layers are copied: what a draft writes at a prompt's last position comes when the prompt is done, and a
+    checksum must be that of the bytes which are sent.
+
     Args:
         buffer_for: gives the memory to read a part into, or None; without it, none is needed.
     """
@@ -60,7 +63,7 @@ async def read_parts(
     for header in headers:
         started_s = time.monotonic()
         views = None
-        if header.encoding is KVEncoding.NATIVE:
+        if header.encoding is KVEncoding.NATIVE and header.layer_end <= len(cache.spec.layers):
             views = cache.pieces(block_ids, header.token_start, header.token_end, header.layers)
         if views is None:
             async with aclosing(read_ahead(cache, block_ids, chain([header], headers))) as parts:

@@ -32,6 +32,7 @@ class ConnectionReader:
             BatonError: of a part from the connection; or neither has brought anything for too long.
         """
         waited = asyncio.ensure_future(other)
+        waited.add_done_callback(lambda done: done.cancelled() or done.exception())  # if nobody asks any more
         try:
             num_parts = -1
             while not waited.done():
@@ -44,8 +45,7 @@ class ConnectionReader:
                     self._reading.result()
             return waited.result()
         finally:
-            if not waited.cancel() and not waited.cancelled():
-                waited.exception()  # nobody asks any more
+            waited.cancel()
 
     async def close(self) -> None:
         """Stops reading."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Any
 
+from cluster.kv_transfer.data_listener import WELCOME
 from cluster.kv_transfer.raw_socket import RawSocket
 from cluster.wire import kv_pb2
 
@@ -23,21 +25,34 @@ async def connect(peer: str, offered: kv_pb2.KVConnection, timeout_s: float = CO
         peer: the receiver's gRPC address, ``host:port``.
 
     Raises:
-        OSError: nobody answers there, or not in time.
+        OSError: nobody answers there that knows the ticket, or not in time.
     """
     loop = asyncio.get_running_loop()
     host = peer.rpartition(":")[0].strip("[]")
     async with asyncio.timeout(timeout_s):
         found = await loop.getaddrinfo(host, offered.port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, address = found[0]
-        connection = socket.socket(family, kind, protocol)
-        try:
-            connection.setblocking(False)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await loop.sock_connect(connection, address)
-            raw = RawSocket(connection)
-            await raw.send([memoryview(offered.ticket)])
-        except BaseException:
-            connection.close()
-            raise
+        for number, (family, kind, protocol, _, address) in enumerate(found, 1):
+            try:
+                return await _introduce(socket.socket(family, kind, protocol), address, offered.ticket)
+            except OSError:
+                if number == len(found):
+                    raise
+    raise OSError(f"{host} has no address")
+
+
+async def _introduce(connection: socket.socket, address: Any, ticket: bytes) -> RawSocket:
+    try:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await asyncio.get_running_loop().sock_connect(connection, address)
+        raw = RawSocket(connection)
+        await raw.send([memoryview(ticket)])
+        # Who else may have taken the connection does not know this: a proxy, or another program at that port.
+        answer = bytearray(len(WELCOME))
+        await raw.receive([memoryview(answer)])
+        if answer != WELCOME:
+            raise ConnectionRefusedError("another program answers there")
+    except BaseException:
+        connection.close()
+        raise
     return raw

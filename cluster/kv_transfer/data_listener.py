@@ -19,10 +19,12 @@ from cluster.wire import kv_pb2
 logger = logging.getLogger(__name__)
 
 _TICKET_BYTES = 16
+WELCOME = b"\x01"
+"""What a connection hears whose ticket is known."""
 TICKET_TIMEOUT_S = 10.0
 """For a connection to say which transfer it belongs to."""
 _MAX_STRANGERS = 64
-"""Connections that have not said it yet; more are closed at once."""
+"""Connections that have not said it yet; more wait to be accepted."""
 _BACKLOG = 128
 _PAUSE_S = 0.5
 
@@ -39,8 +41,11 @@ class ExpectedConnection:
         self._arrival: asyncio.Future[RawSocket] = asyncio.get_running_loop().create_future()
 
     def arrive(self, connection: RawSocket) -> None:
-        """It has come."""
-        self._arrival.set_result(connection)
+        """It has come, maybe too late."""
+        if self._arrival.done():
+            connection.close()
+        else:
+            self._arrival.set_result(connection)
 
     async def arrived(self) -> RawSocket:
         """Waits for it; it stays this object's."""
@@ -70,8 +75,8 @@ class DataListener:
         Raises:
             OSError: it is none of this machine's.
         """
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
+        self._listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
         self._listener.setblocking(False)
         self._accepting = asyncio.create_task(self._accept(self._listener))
 
@@ -81,9 +86,7 @@ class DataListener:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._listener is not None:
-            self._listener.close()
-        self._listener = self._accepting = None
+        self._accepting = None
 
     @contextmanager
     def expect(self, *, wanted: bool) -> Iterator[ExpectedConnection | None]:
@@ -101,8 +104,20 @@ class DataListener:
             expected.close()
 
     async def _accept(self, listener: socket.socket) -> None:
+        """Until it is cancelled; whatever else ends it, nobody is sent to a port where nobody answers."""
+        try:
+            await self._accept_each(listener)
+        except Exception:
+            logger.exception("no more connections for KV are accepted, it comes in messages")
+        finally:
+            self._listener = None
+            listener.close()
+
+    async def _accept_each(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
+            while len(self._strangers) >= _MAX_STRANGERS:
+                await asyncio.wait(self._strangers, return_when=asyncio.FIRST_COMPLETED)
             try:
                 connection, _ = await loop.sock_accept(listener)
             except OSError as error:  # no descriptor left, or one that has gone again
@@ -110,19 +125,19 @@ class DataListener:
                 await asyncio.sleep(_PAUSE_S)
                 continue
             connection.setblocking(False)
-            if len(self._strangers) >= _MAX_STRANGERS:
-                connection.close()
-                continue
             task = asyncio.create_task(self._identify(RawSocket(connection)))
             self._strangers.add(task)
             task.add_done_callback(self._strangers.discard)
+            await asyncio.sleep(0)  # whoever has come already introduces itself before the next one is let in
 
     async def _identify(self, connection: RawSocket) -> None:
         ticket = bytearray(_TICKET_BYTES)
         try:
             async with asyncio.timeout(TICKET_TIMEOUT_S):
                 await connection.receive([memoryview(ticket)])
-            expected = self._expected.pop(bytes(ticket), None)
+                expected = self._expected.pop(bytes(ticket), None)
+                if expected is not None:
+                    await connection.send([memoryview(WELCOME)])
         except BaseException as error:
             connection.close()
             if isinstance(error, OSError):  # TimeoutError is one

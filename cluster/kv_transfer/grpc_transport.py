@@ -22,7 +22,7 @@ from cluster.kv_transfer.codec import checksum, encode_frame, encoding_name, enc
 from cluster.kv_transfer.data_connection import connect
 from cluster.kv_transfer.local_memory import LocalMemory, SlotsInFlight
 from cluster.kv_transfer.part_intake import LENGTH_BYTES
-from cluster.kv_transfer.peer_channels import PeerChannels
+from cluster.kv_transfer.peer_channels import RETRY_S, PeerChannel, PeerChannels
 from cluster.kv_transfer.raw_socket import RawSocket
 from cluster.kv_transfer.shared_segment import Slot
 from cluster.kv_transfer.throttle import Throttle
@@ -75,11 +75,10 @@ class GrpcKVTransport:
         call = entry.channel.stream_stream(f"/{SERVICE}/{METHOD}")()
         call.add_done_callback(lambda _: self._channels.give_back(entry))
         slots = SlotsInFlight(self._memory.segment() if self._memory is not None else None)
-        stream = GrpcSendStream(call, peer, self._throttle, self._timeout_s, self._max_inflight_bytes, slots)
+        stream = GrpcSendStream(call, peer, self._throttle, self._timeout_s, self._max_inflight_bytes, slots, entry)
         try:
-            await stream.reserve(offer, connects=self._connects and not entry.is_out_of_reach)
-            if not await stream.connect():
-                entry.is_out_of_reach = True
+            await stream.reserve(offer, connects=self._connects and entry.may_connect)
+            await stream.connect()
         except BaseException as error:
             await stream.abort()
             if isinstance(error, WorkerLostError):
@@ -111,8 +110,10 @@ class GrpcSendStream:
         timeout_s: float,
         max_inflight_bytes: int,
         slots: SlotsInFlight,
+        entry: PeerChannel,
     ) -> None:
         self._call = call
+        self._entry = entry
         self._peer = peer
         self._throttle = throttle
         self._timeout_s = timeout_s
@@ -158,22 +159,25 @@ class GrpcSendStream:
         await self._write(encode_frame(kv_pb2.KVFrame(reserve=request)))
         await self._until(lambda: self._reservation is not None, offer.deadline_s + self._timeout_s)
 
-    async def connect(self) -> bool:
-        """Opens the connection that the receiver waits for, if it does; False when it is out of reach."""
+    async def connect(self) -> None:
+        """Opens the connection that the receiver waits for, if it does and is in reach."""
         if self._offered_connection is None:
-            return True
+            return
         try:
             self._connection = await connect(self._peer, self._offered_connection)
         except OSError as error:
-            logger.warning(
-                "port %d of the worker at %s is out of reach, KV goes to it in messages, which takes more of both "
-                "processors (kv_transfer.connections): %s",
-                self._offered_connection.port,
-                self._peer,
-                error,
-            )
-            return False
-        return True
+            self._avoid_connections(error)
+
+    def _avoid_connections(self, error: OSError) -> None:
+        self._entry.avoid_connections()
+        logger.warning(
+            "the worker at %s cannot be reached beside gRPC, KV goes to it in messages for %.0f s, which takes more of "
+            "both processors (kv_transfer.connections): %s %s",
+            self._peer,
+            RETRY_S,
+            type(error).__name__,
+            error,
+        )
 
     def buffer(self, num_bytes: int) -> Slot | None:
         return self._slots.take(num_bytes)
@@ -272,10 +276,17 @@ class GrpcSendStream:
         try:
             async with asyncio.timeout(self._timeout_s):  # as in _write
                 await connection.send([memoryview(len(head).to_bytes(LENGTH_BYTES, "little") + head), *views])
-        except TimeoutError:
+        except TimeoutError as error:
+            self._avoid_connections(error)
             raise self._stalled(self._timeout_s) from None
         except OSError as error:
-            raise await self._last_word() from error
+            broke_by_itself = self._error is None
+            word = await self._last_word()
+            if self._error is None:  # the stream is well
+                word = TransferError(f"the connection for KV to the worker at {self._peer} broke: {error}.")
+            if broke_by_itself and type(word) is TransferError:
+                self._avoid_connections(error)
+            raise word from error
 
     async def _last_word(self) -> BatonError:
         """Why a write failed, which the reader knows or learns at any moment."""

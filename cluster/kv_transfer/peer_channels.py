@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 
 import grpc.aio
@@ -10,6 +11,8 @@ import grpc.aio
 from cluster.rpc import create_channel
 from engine.errors import WorkerLostError
 
+RETRY_S = 60.0
+"""What kept a connection from working may have been a moment's."""
 IDLE_S = 300.0
 """Workers that are gone do not come back at the same address; those that are there need a channel every few seconds."""
 
@@ -21,7 +24,7 @@ class PeerChannel:
         num_streams: how many use it.
         expiry: closes it, while there are none.
         is_known_remote: the log says already that this peer does not read this worker's memory.
-        is_out_of_reach: it could not be connected to beside this channel, and is not tried again.
+        connects_after_s: monotonic time before which nobody tries to connect to it beside this channel.
     """
 
     peer: str
@@ -29,7 +32,16 @@ class PeerChannel:
     num_streams: int = 0
     expiry: asyncio.TimerHandle | None = None
     is_known_remote: bool = False
-    is_out_of_reach: bool = False
+    connects_after_s: float = 0.0
+
+    @property
+    def may_connect(self) -> bool:
+        """Whether a connection beside this channel is worth a try."""
+        return time.monotonic() >= self.connects_after_s
+
+    def avoid_connections(self) -> None:
+        """One beside this channel could not be opened, or broke while the channel did not."""
+        self.connects_after_s = time.monotonic() + RETRY_S
 
 
 class PeerChannels:

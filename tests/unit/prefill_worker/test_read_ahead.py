@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 import pytest
+import torch
 
-from cluster.kv_transfer.base import PartHeader, Payload
-from engine.kv_spec import KVEncoding
-from prefill_worker.read_ahead import PARTS_AT_ONCE, ReadPart, read_ahead
+from cluster.kv_transfer.base import PartHeader, Payload, Pieces
+from engine.kv_cache import PagedKVCache
+from engine.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
+from prefill_worker.read_ahead import PARTS_AT_ONCE, ReadPart, read_ahead, read_parts
 
 BLOCKS = (4, 2)
 HEADERS = [PartHeader(token, 1, 0, 2, KVEncoding.INT8) for token in range(3 * PARTS_AT_ONCE)]
@@ -177,3 +179,16 @@ async def test_a_read_that_fails_gives_every_buffer_back() -> None:
     with pytest.raises(ValueError, match="position 4"):
         await anext(parts)
     await stream.all_released()
+
+
+async def test_a_models_layers_are_read_where_they_lie_and_a_drafts_are_copied() -> None:
+    """A draft writes at the last position of a prompt that is on its way already."""
+    layer = LayerSpec(1, 4, 4)
+    spec = KVCacheSpec("model", "float32", 4, (layer, layer), draft_fingerprint="draft", draft_layers=(layer,))
+    cache = PagedKVCache(spec, 4, torch.device("cpu"))
+    headers = [PartHeader(0, 3, 0, 1), PartHeader(0, 3, 1, 2), PartHeader(0, 3, 2, 3)]
+    async with aclosing(read_parts(cache, (1,), iter(headers))) as parts:
+        kinds = [(part.header, isinstance(part.payload, Pieces)) async for part in parts]
+    assert kinds == list(zip(headers, (True, True, False), strict=True))
+    async with aclosing(read_parts(cache, (1,), iter([PartHeader(0, 3, 1, 3)]))) as parts:
+        assert [isinstance(part.payload, Pieces) async for part in parts] == [False]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 import grpc.aio
 import pytest
@@ -210,29 +211,103 @@ async def test_a_ticket_is_good_for_one_connection(listener: DataListener) -> No
         assert expected is not None
         first = await connect("127.0.0.1:1", expected.offer)
         arrived = await expected.arrived()
-        second = await connect("127.0.0.1:1", expected.offer)
-        assert await is_closed(second)
+        with pytest.raises(ConnectionError):
+            await connect("127.0.0.1:1", expected.offer)
         await first.send([memoryview(b"a")])
         taken = bytearray(1)
         await arrived.receive([memoryview(taken)])
         assert taken == b"a"
     assert await is_closed(first)
-    for connection in (first, second):
-        connection.close()
+    first.close()
 
 
 async def test_strangers_are_sent_away(listener: DataListener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_listener, "TICKET_TIMEOUT_S", 0.2)
     with listener.expect(wanted=True) as expected:
         assert expected is not None
-        offer = KVConnection(port=expected.offer.port, ticket=b"?" * 16)
-        guest, silent = await connect("127.0.0.1:1", offer), await connect("127.0.0.1:1", KVConnection(port=offer.port))
-        assert await is_closed(guest)
-        assert await is_closed(silent)
+        for ticket in (b"?" * 16, b"short", b""):
+            with pytest.raises(ConnectionError):
+                await connect("127.0.0.1:1", KVConnection(port=expected.offer.port, ticket=ticket))
         known = await connect("127.0.0.1:1", expected.offer)
         await expected.arrived()
-    for connection in (guest, silent, known):
-        connection.close()
+        known.close()
+
+
+async def test_many_that_come_at_once_all_get_in(listener: DataListener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than may be strangers at a time, beside some that never say who they are."""
+    monkeypatch.setattr(data_listener, "_MAX_STRANGERS", 4)
+    monkeypatch.setattr(data_listener, "TICKET_TIMEOUT_S", 0.2)
+    with ExitStack() as stack:
+        everybody = [stack.enter_context(listener.expect(wanted=True)) for _ in range(40)]
+        port = everybody[0].offer.port if everybody[0] is not None else 0
+        for _ in range(6):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        offers = [expected.offer for expected in everybody if expected is not None]
+        connections = await asyncio.gather(*(connect("127.0.0.1:1", offer, 20.0) for offer in offers))
+        assert len(connections) == 40
+        for connection in connections:
+            connection.close()
+
+
+async def test_another_program_at_the_port_is_not_taken_for_the_receiver() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400")
+        await writer.drain()
+        writer.close()
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    for behaviour, error in ((answer, ConnectionRefusedError), (say_nothing, TimeoutError)):
+        server = await asyncio.start_server(behaviour, "127.0.0.1", 0)
+        offer = KVConnection(port=server.sockets[0].getsockname()[1], ticket=b"?" * 16)
+        with pytest.raises(error):
+            await connect("127.0.0.1:1", offer, 0.3)
+        server.close()
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]", "localhost"])
+async def test_any_way_to_write_an_address_will_do(host: str) -> None:
+    listener = DataListener()
+    try:
+        listener.start(host)
+    except OSError:
+        pytest.skip("no IPv6 here")
+    with listener.expect(wanted=True) as expected:
+        assert expected is not None
+        (await connect(f"[{host.strip('[]')}]:1", expected.offer)).close()
+    await listener.stop()
+
+
+async def test_nobody_is_sent_to_a_port_where_nobody_answers(
+    listener: DataListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_listener, "RawSocket", None)  # whatever goes wrong
+    with listener.expect(wanted=True) as expected:
+        assert expected is not None
+        with pytest.raises(OSError):  # noqa: PT011 - of whatever kind
+            await connect("127.0.0.1:1", expected.offer)
+    with listener.expect(wanted=True) as expected:
+        assert expected is None
+
+
+async def test_a_connection_that_breaks_is_told_from_a_worker_that_is_lost(receiver: Receiver) -> None:
+    source = SourceKV(receiver.spec, PROMPT)
+    async with link("connected", receiver.importer) as way:
+        assert isinstance(way.transport, GrpcKVTransport)
+        stream = await way.transport.open(source.offer("broken"), way.peer)
+        header, payload = next(source.parts())
+        assert stream._connection is not None
+        stream._connection.close()
+        with pytest.raises(TransferError, match="connection ended"):
+            await stream.send(header, payload)
+        await stream.abort()
+        stream = await way.transport.open(source.offer("in messages"), way.peer)
+        assert stream._connection is None
+        await send_all(stream, source)
+        receiver.importer.release(await receiver.importer.claim("in messages"))
+        await receiver.all_given_back()
 
 
 async def test_nobody_is_expected_where_nobody_listens() -> None:
@@ -263,4 +338,4 @@ async def test_without_a_connection_parts_go_in_messages(
                 receiver.importer.release(await receiver.importer.claim(name))
         await transport.close()
     assert num_tries == (1 if listens else 0)
-    assert caplog.text.count("out of reach") == num_tries
+    assert caplog.text.count("cannot be reached beside gRPC") == num_tries
