@@ -86,7 +86,9 @@ class DataListener:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._accepting = None
+        if self._listener is not None:  # a task that never began closes nothing
+            self._listener.close()
+        self._listener = self._accepting = None
 
     @contextmanager
     def expect(self, *, wanted: bool) -> Iterator[ExpectedConnection | None]:

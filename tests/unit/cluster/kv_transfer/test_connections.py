@@ -310,6 +310,16 @@ async def test_a_connection_that_breaks_is_told_from_a_worker_that_is_lost(recei
         await receiver.all_given_back()
 
 
+async def test_stopping_at_once_leaves_no_port() -> None:
+    listener = DataListener()
+    listener.start("127.0.0.1")
+    with listener.expect(wanted=True) as expected:
+        assert expected is not None
+        await listener.stop()
+        with pytest.raises(ConnectionRefusedError):
+            await connect("127.0.0.1:1", expected.offer)
+
+
 async def test_nobody_is_expected_where_nobody_listens() -> None:
     with DataListener().expect(wanted=True) as expected:
         assert expected is None
