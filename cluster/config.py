@@ -17,6 +17,7 @@ from cluster.api_keys import ApiKeyConfig, ApiKeys
 from cluster.autoscaler_config import AutoscalerConfig
 from cluster.config_reading import explain, merge_overrides, read_yaml
 from cluster.config_section import DraftReference, NonEmptyString, PositiveInt, PositiveSeconds, Section
+from cluster.kv_transfer_config import KVTransferConfig
 from cluster.routing_config import RoutingConfig
 from cluster.simulation_config import SimulationConfig
 from cluster.slo_config import SloConfig
@@ -170,30 +171,6 @@ class EngineConfig(Section):
         if self.weights != "native" and self.decoder not in ("auto", needed):
             raise ValueError(f"weights: {self.weights} needs decoder: {needed} or auto")
         return self
-
-
-class KVTransferConfig(Section):
-    """The hand-off of KV caches from prefill to decode workers."""
-
-    transport: Literal["grpc"] = "grpc"
-    part_bytes: Annotated[int, Field(ge=4096, le=64 * 1024 * 1024)] = 2 * 1024 * 1024
-    """Size of one part, and so of one message on the wire where parts travel in messages."""
-    shared_memory: Literal["auto", "off"] = "auto"
-    """auto: a decode worker that runs on the same host as the same user reads parts from the prefill worker's memory;
-    off: none does."""
-    connections: Literal["auto", "off"] = "auto"
-    """auto: decode workers take parts that they do not read so through TCP connections beside gRPC, on a port of their
-    own each, and those out of reach in messages; off: all in messages."""
-    encoding: Literal["native", "int8", "auto"] = "native"
-    """Of KV on its way. native: as it is; int8: LOSSY, half the bytes of bfloat16; auto: LOSSY, int8 where a link is
-    measured to be slower than prefill makes KV. Both ends must be set so that int8 may be used."""
-    max_bytes_per_second: Annotated[float, Field(gt=0)] | None = None
-    """Cap of each worker's outgoing hand-offs together, for links that others use too."""
-    reserve_timeout_s: PositiveSeconds = 30.0
-    claim_timeout_s: PositiveSeconds = 30.0
-    """How long committed KV that nobody claims is kept, and how long a claim waits for a transfer without progress."""
-    transfer_timeout_s: PositiveSeconds = 120.0
-    """How long a decode worker may keep a hand-off waiting. The time to compute the prompt does not count."""
 
 
 class RayConfig(Section):

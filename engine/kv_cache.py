@@ -238,7 +238,8 @@ class PagedKVCache:
 
 
 def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """On the CPU in pages that the system zeroes when they are first used: a worker does not wait for a whole GiB."""
+    """On the CPU in pages, large ones where there are, that the system zeroes when they are first used: a worker
+    does not wait for a whole GiB."""
     num_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or not num_bytes:
         return torch.zeros(shape, dtype=dtype, device=device)

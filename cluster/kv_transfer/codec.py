@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 
 import xxhash
+from google.protobuf.message import DecodeError
 
 from cluster.kv_transfer.base import Payload, Pieces
 from cluster.wire import kv_pb2
@@ -19,6 +20,11 @@ _PAYLOAD_FIELD = 15
 _LENGTH_DELIMITED = 2
 _PAYLOAD_TAG = bytes([_PAYLOAD_FIELD << 3 | _LENGTH_DELIMITED])
 _MAX_VARINT_BYTES = 10
+
+# What stands in a connection beside the stream, see proto/kv.proto.
+HEAD_LENGTH_BYTES = 4
+WELCOME = b"\x01"
+"""What a connection hears whose ticket is known."""
 
 
 def checksum(payload: Payload | Pieces) -> int:
@@ -38,6 +44,20 @@ def encode_frame(header: kv_pb2.KVFrame, payload: Payload | Pieces = b"") -> byt
         return head
     pieces = payload.views if isinstance(payload, Pieces) else (payload,)
     return b"".join((head, _PAYLOAD_TAG, _varint(len(payload)), *pieces))
+
+
+def encode_head(part: kv_pb2.KVPart) -> bytes:
+    """What goes before a payload in a connection."""
+    head = part.SerializeToString()
+    return len(head).to_bytes(HEAD_LENGTH_BYTES, "little") + head
+
+
+def decode_head(data: bytes) -> kv_pb2.KVPart:
+    """A head without its length. Raises :class:`TransferError` when it is none."""
+    try:
+        return kv_pb2.KVPart.FromString(data)
+    except DecodeError as error:
+        raise TransferError(f"a KV part's header cannot be parsed: {error}") from error
 
 
 def decode_frame(data: bytes) -> tuple[kv_pb2.KVFrame, memoryview]:

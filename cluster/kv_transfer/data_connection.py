@@ -10,7 +10,7 @@ import asyncio
 import socket
 from typing import Any
 
-from cluster.kv_transfer.data_listener import WELCOME
+from cluster.kv_transfer.codec import WELCOME
 from cluster.kv_transfer.raw_socket import RawSocket
 from cluster.wire import kv_pb2
 

@@ -13,14 +13,13 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from cluster.kv_transfer.codec import WELCOME
 from cluster.kv_transfer.raw_socket import RawSocket
 from cluster.wire import kv_pb2
 
 logger = logging.getLogger(__name__)
 
 _TICKET_BYTES = 16
-WELCOME = b"\x01"
-"""What a connection hears whose ticket is known."""
 TICKET_TIMEOUT_S = 10.0
 """For a connection to say which transfer it belongs to."""
 _MAX_STRANGERS = 64

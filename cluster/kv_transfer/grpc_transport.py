@@ -18,10 +18,9 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from cluster.kv_transfer.base import PartBuffer, PartHeader, Payload, Pieces, Reservation, TransferOffer
-from cluster.kv_transfer.codec import checksum, encode_frame, encoding_name, encoding_of, pack_header
+from cluster.kv_transfer.codec import checksum, encode_frame, encode_head, encoding_name, encoding_of, pack_header
 from cluster.kv_transfer.data_connection import connect
 from cluster.kv_transfer.local_memory import LocalMemory, SlotsInFlight
-from cluster.kv_transfer.part_intake import LENGTH_BYTES
 from cluster.kv_transfer.peer_channels import RETRY_S, PeerChannel, PeerChannels
 from cluster.kv_transfer.raw_socket import RawSocket
 from cluster.kv_transfer.shared_segment import Slot
@@ -216,7 +215,7 @@ class GrpcSendStream:
         self._num_parts += 1
         self._num_bytes += len(payload)
         if connection is not None:
-            await self._stream(connection, head.part.SerializeToString(), payload)
+            await self._stream(connection, encode_head(head.part), payload)
         else:
             await self._write(encode_frame(head, payload if slot is None else b""))
 
@@ -275,7 +274,7 @@ class GrpcSendStream:
         views = payload.views if isinstance(payload, Pieces) else (memoryview(payload),)
         try:
             async with asyncio.timeout(self._timeout_s):  # as in _write
-                await connection.send([memoryview(len(head).to_bytes(LENGTH_BYTES, "little") + head), *views])
+                await connection.send([memoryview(head), *views])
         except TimeoutError as error:
             self._avoid_connections(error)
             raise self._stalled(self._timeout_s) from None

@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from google.protobuf.message import DecodeError
-
 from cluster.kv_transfer.base import KVSink, PartHeader
-from cluster.kv_transfer.codec import encoding_of
+from cluster.kv_transfer.codec import HEAD_LENGTH_BYTES, decode_head, encoding_of
 from cluster.kv_transfer.raw_socket import RawSocket
 from cluster.kv_transfer.segment_mappings import MappedSegment
 from cluster.rpc import MAX_MESSAGE_BYTES
 from cluster.wire import kv_pb2
 from engine.errors import TransferError
 
-LENGTH_BYTES = 4
 _MAX_HEAD_BYTES = 4096
 
 
@@ -87,17 +84,14 @@ class PartIntake:
 
 
 async def _next_part(connection: RawSocket) -> kv_pb2.KVPart:
-    length = bytearray(LENGTH_BYTES)
+    length = bytearray(HEAD_LENGTH_BYTES)
     await connection.receive([memoryview(length)])
     num_bytes = int.from_bytes(length, "little")
     if num_bytes > _MAX_HEAD_BYTES:
         raise TransferError(f"a KV part's header has {num_bytes} bytes; the sender speaks another protocol.")
     head = bytearray(num_bytes)
     await connection.receive([memoryview(head)])
-    try:
-        return kv_pb2.KVPart.FromString(bytes(head))
-    except DecodeError as error:
-        raise TransferError(f"a KV part's header cannot be parsed: {error}") from error
+    return decode_head(bytes(head))
 
 
 def _header_of(part: kv_pb2.KVPart) -> PartHeader:

@@ -13,11 +13,10 @@ import pytest
 
 from cluster.kv_transfer import data_listener, grpc_transport
 from cluster.kv_transfer.base import PartHeader, Pieces
-from cluster.kv_transfer.codec import checksum, encode_frame, pack_header
+from cluster.kv_transfer.codec import checksum, encode_frame, encode_head, pack_header
 from cluster.kv_transfer.data_connection import connect
 from cluster.kv_transfer.data_listener import DataListener
 from cluster.kv_transfer.grpc_transport import METHOD, SERVICE, GrpcKVTransport
-from cluster.kv_transfer.part_intake import LENGTH_BYTES
 from cluster.kv_transfer.raw_socket import RawSocket
 from cluster.rpc import create_channel
 from cluster.wire.kv_pb2 import KVCommit, KVConnection, KVFrame, KVPart, KVReply, KVReserve
@@ -39,8 +38,7 @@ class ByHand:
         self.source = source
 
     async def send(self, part: KVPart, payload: bytes = b"") -> None:
-        head = part.SerializeToString()
-        await self.send_raw(len(head).to_bytes(LENGTH_BYTES, "little") + head + payload)
+        await self.send_raw(encode_head(part) + payload)
 
     async def send_raw(self, data: bytes) -> None:
         await self.connection.send([memoryview(data)])

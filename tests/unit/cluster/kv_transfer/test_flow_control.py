@@ -8,11 +8,11 @@ from typing import get_args
 
 import pytest
 
-from cluster.config import KVTransferConfig
 from cluster.kv_transfer.base import KVSendStream, PartHeader, TransferOffer
 from cluster.kv_transfer.codec import pack_header
 from cluster.kv_transfer.registry import create_transport
 from cluster.kv_transfer.throttle import Throttle
+from cluster.kv_transfer_config import KVTransferConfig
 from cluster.rpc import MAX_MESSAGE_BYTES
 from engine.errors import ConfigError, InternalError, OutOfBlocksError, WorkerLostError
 from engine.kv_spec import KVCacheSpec, LayerSpec
