@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from cluster.kv_transfer.base import PartHeader, Reservation, TransferOffer
 from cluster.kv_transfer.codec import checksum as compute_checksum
 from cluster.kv_transfer.pending_imports import PendingImport, PendingImports
@@ -23,6 +25,7 @@ from engine.errors import (
     OutOfBlocksError,
     TransferError,
 )
+from engine.kv_copies import WorkMark
 from engine.kv_spec import KVEncoding
 from engine.request import Request, SamplingParams
 
@@ -35,6 +38,7 @@ class Import(PendingImport):
         next_token: for each layer, the position up to which KV has arrived; empty until there is room for it.
         takes_draft: whether the draft's KV and state come with the model's.
         encoding: that parts may have; they may be native all the same.
+        free_after: what the engine did with the blocks before; see :meth:`engine.kv_cache.PagedKVCache.mark`.
     """
 
     next_token: list[int] = field(default_factory=list)
@@ -42,11 +46,12 @@ class Import(PendingImport):
     takes_draft: bool = False
     encoding: KVEncoding = KVEncoding.NATIVE
     draft_state: bytes | None = None
+    free_after: WorkMark | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CachePlace:
-    """Implements :class:`cluster.kv_transfer.base.PartPlace` in the cache itself."""
+    """Implements :class:`cluster.kv_transfer.base.PartPlace` in the cache itself, or in memory that is copied there."""
 
     views: list[memoryview]
     check: Callable[[], None]
@@ -127,7 +132,7 @@ class KVImporter:
     async def _wait_for_room(self, entry: Import, holder: Request, deadline_s: float) -> int | None:
         """Leading tokens that are cached; None when the transfer fails meanwhile."""
         if not self._turn.locked():  # whatever the deadline, room that is there is given
-            cached = await self._engine.call(lambda: self._try_reserve(holder))
+            cached = await self._engine.call(lambda: self._try_reserve(entry, holder))
             if cached is not None:
                 return cached
         try:
@@ -135,7 +140,7 @@ class KVImporter:
             async with asyncio.timeout(deadline_s), self._turn:
                 while not entry.failed:  # looked at before every try: the release of a failed one comes behind the last
                     freed = self._engine.blocks_freed
-                    cached = await self._engine.call(lambda: self._try_reserve(holder))
+                    cached = await self._engine.call(lambda: self._try_reserve(entry, holder))
                     if cached is not None:
                         return cached
                     await freed.wait()
@@ -145,28 +150,32 @@ class KVImporter:
             ) from None
         return None
 
-    def _try_reserve(self, holder: Request) -> int | None:
+    def _try_reserve(self, entry: Import, holder: Request) -> int | None:
         """Engine's thread. Leading tokens that are cached; None when the others do not fit."""
         cached = self._engine.blocks.take_for_import(holder, self._engine.scheduler.num_running)
         if cached is not None:
             self._holders.add(holder)
+            entry.free_after = self._engine.runner.cache.mark()
         return cached
 
     async def write(self, transfer_id: str, header: PartHeader, payload: memoryview, checksum: int) -> None:
         """See :class:`KVSink`. Runs to its end without a pause, so no block can be given away underneath it."""
         entry, holder = self._check_due(transfer_id, header, len(payload))
         _check_sum(transfer_id, compute_checksum(payload), checksum)
-        self._engine.runner.cache.import_bytes(
-            holder.block_ids, header.token_start, header.token_end, header.layers, payload, header.encoding
-        )
+        self._store(entry, holder, header, payload)
         self._arrived(entry, header, len(payload))
 
     def place(self, transfer_id: str, header: PartHeader, num_bytes: int) -> CachePlace | None:
         """See :class:`KVSink`."""
         entry, holder = self._check_due(transfer_id, header, num_bytes)
-        if header.encoding is not KVEncoding.NATIVE:
+        cache = self._engine.runner.cache
+        staged = cache.staging(num_bytes)
+        if staged is not None:
+            views: list[memoryview] | None = [staged.numpy().data]
+        elif header.encoding is not KVEncoding.NATIVE:
             return None
-        views = self._engine.runner.cache.pieces(holder.block_ids, header.token_start, header.token_end, header.layers)
+        else:
+            views = cache.pieces(holder.block_ids, header.token_start, header.token_end, header.layers)
         if views is None:
             return None
 
@@ -178,9 +187,15 @@ class KVImporter:
             check()
             self._check_due(transfer_id, header, num_bytes)
             _check_sum(transfer_id, found, checksum)
+            if staged is not None:
+                self._store(entry, holder, header, staged)
             self._arrived(entry, header, num_bytes)
 
         return CachePlace(views, check, filled)
+
+    def _store(self, entry: Import, holder: Request, header: PartHeader, data: memoryview | torch.Tensor) -> None:
+        span, cache = (header.token_start, header.token_end, header.layers), self._engine.runner.cache
+        cache.import_bytes(holder.block_ids, *span, data, header.encoding, entry.free_after)
 
     def _check_due(self, transfer_id: str, header: PartHeader, num_bytes: int) -> tuple[Import, Request]:
         """The transfer and who holds its blocks. Raises :class:`TransferError` unless such a part is due."""
@@ -217,12 +232,17 @@ class KVImporter:
             raise TransferError(
                 f"transfer {transfer_id} was committed at position {min(entry.next_token)} of {holder.num_tokens}."
             )
-        await self._engine.call(lambda: self._engine.blocks.remember(holder, holder.num_tokens))
+        await self._engine.call(lambda: self._remember(holder))
         if entry.committed.done():
             raise TransferError(f"transfer {transfer_id} was given up while it was committed.")
         entry.draft_state = draft_state
         self._imports.commit(entry, time.monotonic())
         return entry.num_bytes
+
+    def _remember(self, holder: Request) -> None:
+        """Engine's thread. From now on its blocks may be read, as a cached prefix or by the request itself."""
+        self._engine.runner.cache.join()
+        self._engine.blocks.remember(holder, holder.num_tokens)
 
     def abort(self, transfer_id: str, reason: str) -> None:
         """See :class:`KVSink`. A request that waits for the transfer hears the reason."""
@@ -256,6 +276,7 @@ class KVImporter:
     def _free(self, entry: Import) -> None:
         """Engine's thread."""
         if entry.holder is not None:
+            self._engine.runner.cache.join()  # who gets the blocks next writes behind what still comes in
             self._engine.blocks.free(entry.holder)
             self._holders.discard(entry.holder)
             self._engine.notify_freed_threadsafe()

@@ -23,6 +23,7 @@ import torch
 
 from engine import kv_int8
 from engine.errors import UnsupportedModelError
+from engine.kv_copies import CopyQueue, WorkMark, copy_queue_for
 from engine.kv_spec import SCALE_BYTES, KVCacheSpec, KVEncoding
 
 _MOST_AT_ONCE = 256 * 1024
@@ -56,6 +57,7 @@ class PagedKVCache:
         num_blocks: blocks in the pool.
         device: where the tensors live.
         scratch: one block more, for what must be written somewhere and is never read as anybody's.
+        copies: how bytes come out of and into a cache that is not in the host's memory; the device's own by default.
 
     Attributes:
         scratch_block: its id, which the pool does not have; None without one.
@@ -64,11 +66,20 @@ class PagedKVCache:
         UnsupportedModelError: vectors of such a length cannot be kept in that encoding.
     """
 
-    def __init__(self, spec: KVCacheSpec, num_blocks: int, device: torch.device, *, scratch: bool = False) -> None:
+    def __init__(
+        self,
+        spec: KVCacheSpec,
+        num_blocks: int,
+        device: torch.device,
+        *,
+        scratch: bool = False,
+        copies: CopyQueue | None = None,
+    ) -> None:
         self.spec = spec
         self.num_blocks = num_blocks
         self.device = device
         self._dtype = TORCH_DTYPES[spec.dtype]
+        self._copies = copies or copy_queue_for(device)
         self.scratch_block = num_blocks if scratch else None
         num_slots = (num_blocks + scratch) * spec.block_size
         layers = list(enumerate(spec.all_layers))
@@ -105,6 +116,22 @@ class PagedKVCache:
         for tensor in (*self.keys, *self.values):
             tensor.index_copy_(0, targets, tensor.index_select(0, sources))
 
+    def mark(self) -> WorkMark | None:
+        """Engine's thread. What is computed so far, for copies that need not wait for more; None: nobody waits here."""
+        return None if self._copies is None else self._copies.mark()
+
+    def join(self) -> None:
+        """Engine's thread. What it computes from now on sees all that was imported, or comes behind it."""
+        if self._copies is not None:
+            self._copies.join()
+
+    def staging(self, num_bytes: int) -> torch.Tensor | None:
+        """Host memory from which :meth:`import_bytes` copies without waiting, uint8 ``[num_bytes]``.
+
+        None for a cache that is in this process's memory.
+        """
+        return None if self._copies is None else self._copies.host_memory(num_bytes)
+
     def export_bytes(
         self,
         block_ids: Sequence[int],
@@ -113,6 +140,7 @@ class PagedKVCache:
         layers: range,
         into: memoryview | None = None,
         encoding: KVEncoding = KVEncoding.NATIVE,
+        after: WorkMark | None = None,
     ) -> memoryview:
         """Positions ``[start, end)`` of ``layers`` as bytes: for each layer its keys, then its values.
 
@@ -122,25 +150,39 @@ class PagedKVCache:
             into: writable memory of exactly that length (else ValueError) and aligned for the dtype, to use instead of
                 new memory.
             encoding: of the bytes; native for a cache that is encoded itself.
+            after: what has computed them; all that is queued now, by default.
         """
-        slots = slots_of(block_ids, start, end, self.spec.block_size).to(self.device)
         num_bytes = (end - start) * self.spec.layer_bytes_per_token(layers.start, layers.stop, encoding)
         if into is not None and into.nbytes != num_bytes:
             raise ValueError(f"room for a KV part of {num_bytes} bytes was expected, got {into.nbytes}")
-        out = torch.empty(num_bytes, dtype=torch.uint8) if into is None else torch.frombuffer(into, dtype=torch.uint8)
-        # On a GPU the part is put together there and leaves in one copy, instead of two for each layer.
-        gathered = out if self.device.type == "cpu" else torch.empty_like(out, device=self.device)
-        if encoding is KVEncoding.INT8:
-            for tensors, place in self._int8_places(layers, end - start):
-                vectors = torch.stack([tensor.index_select(0, slots) for tensor in tensors])
-                kv_int8.encode(vectors, gathered[place].view(len(tensors), -1))
+        slots = slots_of(block_ids, start, end, self.spec.block_size)
+        copies = self._copies
+        if into is not None:
+            out = torch.frombuffer(into, dtype=torch.uint8)
         else:
-            for tensor, place in self._places(layers, end - start):
-                rows = gathered[place].view(tensor.dtype).view(end - start, *tensor.shape[1:])
-                torch.index_select(tensor, 0, slots, out=rows)
-        if gathered is not out:
-            out.copy_(gathered)
+            out = torch.empty(num_bytes, dtype=torch.uint8) if copies is None else copies.host_memory(num_bytes)
+        if copies is None:
+            self._gather(out, slots, layers, encoding)
+            return out.numpy().data
+
+        def copy() -> None:
+            # The part is put together on the device and leaves in one copy, instead of two for each layer.
+            gathered = torch.empty_like(out, device=self.device)
+            self._gather(gathered, slots.to(self.device), layers, encoding)
+            out.copy_(gathered, non_blocking=True)
+
+        copies.fetch(copy, copies.mark() if after is None else after)
         return out.numpy().data
+
+    def _gather(self, out: torch.Tensor, slots: torch.Tensor, layers: range, encoding: KVEncoding) -> None:
+        if encoding is KVEncoding.INT8:
+            for tensors, place in self._int8_places(layers, len(slots)):
+                vectors = torch.stack([tensor.index_select(0, slots) for tensor in tensors])
+                kv_int8.encode(vectors, out[place].view(len(tensors), -1))
+            return
+        for tensor, place in self._places(layers, len(slots)):
+            rows = out[place].view(tensor.dtype).view(len(slots), *tensor.shape[1:])
+            torch.index_select(tensor, 0, slots, out=rows)
 
     def import_bytes(
         self,
@@ -148,39 +190,65 @@ class PagedKVCache:
         start: int,
         end: int,
         layers: range,
-        data: memoryview,
+        data: memoryview | torch.Tensor,
         encoding: KVEncoding = KVEncoding.NATIVE,
+        after: WorkMark | None = None,
     ) -> None:
-        """The reverse of :meth:`export_bytes`; ``data`` has exactly its length, else ValueError."""
+        """The reverse of :meth:`export_bytes`. Before the engine may read them, it must :meth:`join`.
+
+        Args:
+            data: exactly as long, else ValueError. A tensor is of :meth:`staging`'s, and nobody writes into it again.
+            after: behind what the blocks are free; behind all that is queued now, by default.
+        """
         expected = (end - start) * self.spec.layer_bytes_per_token(layers.start, layers.stop, encoding)
         if data.nbytes != expected:
             raise ValueError(f"a KV part of {expected} bytes was expected, got {data.nbytes}")
         slots = slots_of(block_ids, start, end, self.spec.block_size)
-        on_cpu = self.device.type == "cpu"
-        if on_cpu and encoding is KVEncoding.NATIVE:
-            for tensor, place in self._places(layers, end - start):
-                _store_on_cpu(tensor, slots, np.frombuffer(data[place], np.uint8))
+        copies = self._copies
+        if copies is None:
+            self._scatter_on_cpu(_as_tensor(data), slots, layers, encoding)
             return
-        slots, received = slots.to(self.device), _as_tensor(data).to(self.device)
+        staged = data if isinstance(data, torch.Tensor) else copies.host_memory(expected).copy_(_as_tensor(data))
+        host_slots = copies.host_memory(slots.nbytes).view(torch.int64).copy_(slots)
+
+        def copy() -> None:
+            received = staged.to(self.device, non_blocking=True)
+            self._scatter(received, host_slots.to(self.device, non_blocking=True), layers, encoding)
+
+        copies.bring(copy, copies.mark() if after is None else after)
+
+    def _scatter(self, data: torch.Tensor, slots: torch.Tensor, layers: range, encoding: KVEncoding) -> None:
         if encoding is KVEncoding.NATIVE:
-            for tensor, place in self._places(layers, end - start):
-                _store(tensor, slots, received[place])
+            for tensor, place in self._places(layers, len(slots)):
+                tensor.index_copy_(0, slots, data[place].view(tensor.dtype).view(-1, *tensor.shape[1:]))
             return
-        for tensors, place in self._int8_places(layers, end - start):
-            shape = (end - start, *tensors[0].shape[1:])
-            decoded = kv_int8.decode(received[place].view(len(tensors), -1), shape, tensors[0].dtype)
-            for tensor, vectors in zip(tensors, decoded, strict=True):
-                if on_cpu:
-                    _store_on_cpu(tensor, slots, vectors.view(torch.uint8).view(-1).numpy())
-                else:
-                    tensor.index_copy_(0, slots, vectors)
+        for tensor, vectors in self._decoded(data, layers, len(slots)):
+            tensor.index_copy_(0, slots, vectors)
+
+    def _scatter_on_cpu(self, data: torch.Tensor, slots: torch.Tensor, layers: range, encoding: KVEncoding) -> None:
+        if encoding is KVEncoding.NATIVE:  # at any address
+            for tensor, place in self._places(layers, len(slots)):
+                _store_on_cpu(tensor, slots, data[place].numpy())
+            return
+        for tensor, vectors in self._decoded(data, layers, len(slots)):
+            _store_on_cpu(tensor, slots, vectors.view(torch.uint8).view(-1).numpy())
+
+    def _decoded(
+        self, data: torch.Tensor, layers: range, num_tokens: int
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Each tensor of some layers, and what int8 data has for it, ``[num_tokens, num_heads, dim]``."""
+        for tensors, place in self._int8_places(layers, num_tokens):
+            shape = (num_tokens, *tensors[0].shape[1:])
+            yield from zip(
+                tensors, kv_int8.decode(data[place].view(len(tensors), -1), shape, tensors[0].dtype), strict=True
+            )
 
     def pieces(self, block_ids: Sequence[int], start: int, end: int, layers: range) -> list[memoryview] | None:
         """Where the bytes of :meth:`export_bytes` lie, stretch by stretch in their order; writable.
 
         None for a cache that is not in this process's memory. As there, the caller leases the blocks.
         """
-        if self.device.type != "cpu":
+        if self._copies is not None:
             return None
         size = self.spec.block_size
         stretches: list[list[int]] = []  # first slot and the one behind the last; neighbouring blocks are one
@@ -211,6 +279,7 @@ class PagedKVCache:
         layers = range(len(self.spec.layers))
         data = self.export_bytes(block_ids, 0, num_tokens, layers, encoding=encoding)
         self.import_bytes(block_ids, 0, num_tokens, layers, data, encoding)
+        self.join()
 
     def _places(
         self, layers: range, num_tokens: int, encoding: KVEncoding = KVEncoding.NATIVE
@@ -257,12 +326,9 @@ def _store_on_cpu(tensor: torch.Tensor, slots: torch.Tensor, data: npt.NDArray[n
     rows[slots.numpy(), 0] = data.view(row)
 
 
-def _as_tensor(data: memoryview) -> torch.Tensor:
+def _as_tensor(data: memoryview | torch.Tensor) -> torch.Tensor:
+    if isinstance(data, torch.Tensor):
+        return data
     with warnings.catch_warnings():  # a received message is read-only, and so is what is done with it
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
         return torch.frombuffer(data, dtype=torch.uint8)
-
-
-def _store(tensor: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
-    """Rows as bytes, aligned for the tensor's dtype."""
-    tensor.index_copy_(0, slots, rows.view(tensor.dtype).view(-1, *tensor.shape[1:]))

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from cluster.kv_transfer.base import KVSendStream, KVTransport, PartBuffer, PartHeader, TransferOffer, plan_parts
 from engine.async_engine import AsyncEngine
 from engine.errors import TransferError
+from engine.kv_copies import WorkMark
 from engine.request import Request
 from engine.scheduler import ScheduledSequence
 from engine.timeline import Event, TransferPart
@@ -27,11 +28,12 @@ from prefill_worker.read_ahead import read_parts
 
 @dataclass(frozen=True, slots=True)
 class ComputedRange:
-    """Positions ``[start, end)`` whose KV is ready, and the blocks of positions ``[0, end)``."""
+    """Positions ``[start, end)``, the blocks of positions ``[0, end)``, and behind what their KV is ready."""
 
     start: int
     end: int
     block_ids: tuple[int, ...]
+    ready: WorkMark | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +212,7 @@ class KVExporter:
             ready = await export.ranges.get()
             start = max(ready.start, stream.reservation.num_cached_tokens)
             headers = plan_parts(spec, start, ready.end, self._part_bytes, with_draft=with_draft, encoding=encoding)
-            async with aclosing(read_parts(cache, ready.block_ids, headers, buffers)) as parts:
+            async with aclosing(read_parts(cache, ready.block_ids, headers, buffers, ready.ready)) as parts:
                 async for part in parts:
                     size = len(part.payload)
                     export.part_log.sending(size, part.started_s)
@@ -264,4 +266,5 @@ class KVExporter:
         export.leased_until = end
         if end == request.num_prompt_tokens:
             export.draft_state = self._export_draft_state(request.request_id)
-        self._loop.call_soon_threadsafe(export.ranges.put_nowait, ComputedRange(start, end, block_ids))
+        computed = ComputedRange(start, end, block_ids, self._engine.runner.cache.mark())
+        self._loop.call_soon_threadsafe(export.ranges.put_nowait, computed)

@@ -11,6 +11,7 @@ from itertools import chain, islice
 
 from cluster.kv_transfer.base import PartBuffer, PartHeader, Payload, Pieces
 from engine.kv_cache import PagedKVCache
+from engine.kv_copies import WorkMark
 from engine.kv_spec import KVEncoding
 
 PARTS_AT_ONCE = 4
@@ -46,6 +47,7 @@ async def read_parts(
     block_ids: Sequence[int],
     headers: Iterator[PartHeader],
     buffer_for: Callable[[PartHeader], PartBuffer | None] | None = None,
+    ready: WorkMark | None = None,
 ) -> AsyncGenerator[ReadPart]:
     """The parts in their order: where they lie, if they can be sent from there, or read by :func:`read_ahead`.
 
@@ -54,9 +56,10 @@ async def read_parts(
 
     Args:
         buffer_for: gives the memory to read a part into, or None; without it, none is needed.
+        ready: what has computed the positions; see :meth:`engine.kv_cache.PagedKVCache.export_bytes`.
     """
     if buffer_for is not None:
-        async with aclosing(read_ahead(cache, block_ids, headers, buffer_for)) as parts:
+        async with aclosing(read_ahead(cache, block_ids, headers, buffer_for, ready)) as parts:
             async for part in parts:
                 yield part
         return
@@ -66,7 +69,7 @@ async def read_parts(
         if header.encoding is KVEncoding.NATIVE and header.layer_end <= len(cache.spec.layers):
             views = cache.pieces(block_ids, header.token_start, header.token_end, header.layers)
         if views is None:
-            async with aclosing(read_ahead(cache, block_ids, chain([header], headers))) as parts:
+            async with aclosing(read_ahead(cache, block_ids, chain([header], headers), ready=ready)) as parts:
                 async for part in parts:
                     yield part
             return
@@ -78,6 +81,7 @@ async def read_ahead(
     block_ids: Sequence[int],
     headers: Iterator[PartHeader],
     buffer_for: Callable[[PartHeader], PartBuffer | None] = no_buffer,
+    ready: WorkMark | None = None,
 ) -> AsyncGenerator[ReadPart]:
     """The parts in their order. At most twice :data:`PARTS_AT_ONCE` of them are in memory.
 
@@ -86,11 +90,12 @@ async def read_ahead(
     Args:
         buffer_for: gives the memory to read a part into, or None. What it gave for parts that nobody took is released,
             once nothing writes into it any more.
+        ready: as above.
     """
     loop = asyncio.get_running_loop()
 
     def read(batch: list[tuple[PartHeader, PartBuffer | None]]) -> list[ReadPart]:
-        return [_read(cache, block_ids, header, buffer) for header, buffer in batch]
+        return [_read(cache, block_ids, header, buffer, ready) for header, buffer in batch]
 
     def begin(size: int) -> _Reading | None:
         batch = [(header, buffer_for(header)) for header in islice(headers, size)]
@@ -130,8 +135,10 @@ class _Reading:
             buffer.release()
 
 
-def _read(cache: PagedKVCache, block_ids: Sequence[int], header: PartHeader, buffer: PartBuffer | None) -> ReadPart:
+def _read(
+    cache: PagedKVCache, block_ids: Sequence[int], header: PartHeader, buffer: PartBuffer | None, ready: WorkMark | None
+) -> ReadPart:
     started_s = time.monotonic()
-    into = None if buffer is None else buffer.view
-    payload = cache.export_bytes(block_ids, header.token_start, header.token_end, header.layers, into, header.encoding)
+    span, into = (header.token_start, header.token_end, header.layers), None if buffer is None else buffer.view
+    payload = cache.export_bytes(block_ids, *span, into, header.encoding, ready)
     return ReadPart(header, payload if buffer is None else buffer, started_s)

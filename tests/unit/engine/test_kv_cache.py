@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine import kv_int8
 from engine.errors import UnsupportedModelError
-from engine.kv_cache import TORCH_DTYPES, PagedKVCache, _store, slots_of
+from engine.kv_cache import TORCH_DTYPES, PagedKVCache, slots_of
 from engine.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
 
 CPU = torch.device("cpu")
@@ -118,18 +118,6 @@ def test_export_into_given_memory_writes_there_and_nowhere_else(dtype: str) -> N
     assert room[len(expected) :] == bytes(64)
     with pytest.raises(ValueError, match=f"{len(expected)} bytes was expected, got {len(expected) + 64}"):
         source.export_bytes(blocks, 1, 11, layers, memoryview(room))
-
-
-@pytest.mark.parametrize("dtype", sorted(TORCH_DTYPES))
-def test_what_other_devices_do_with_a_part_gives_the_same(dtype: str) -> None:
-    source, target = build(dtype, 4, seed=2), build(dtype, 4)
-    blocks, layers = [6, 1, 3], range(1, len(LAYERS))
-    exported = source.export_bytes(blocks, 1, 11, layers)
-    received = torch.frombuffer(bytearray(exported), dtype=torch.uint8)
-    for tensor, place in target._places(layers, 10):
-        _store(tensor, slots_of(blocks, 1, 11, 4), received[place])
-    assert target.export_bytes(blocks, 1, 11, layers) == exported
-    assert not target.keys[0].any()
 
 
 def test_a_scratch_block_is_one_more_than_the_pool_has() -> None:

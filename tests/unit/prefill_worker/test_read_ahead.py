@@ -42,6 +42,7 @@ class FakeCache:
         layers: range,
         into: memoryview | None,
         encoding: KVEncoding,
+        after: object,
     ) -> memoryview:
         if start == self._broken_at:
             raise ValueError(f"position {start} cannot be read")

@@ -1,0 +1,82 @@
+"""Hand-offs between devices that compute by themselves: KV that is on its way is neither read nor written over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import aclosing
+
+import pytest
+from transformers import PreTrainedModel
+
+import engine.kv_cache
+from engine.model_runner import ModelRunner
+from tests.engine_runs import greedy
+from tests.integration.test_handoff_int8 import with_rounded_prompt
+from tests.integration.worker_pair import TIMEOUT_S, Runners, pair_config, worker_pair
+from tests.late_copies import LateCopies
+from tests.tiny_models import model_with_reference, random_prompts
+
+PROMPTS = random_prompts((3, 9, 17, 30, 41))
+NUM_TOKENS = 16
+WAYS = [("auto", "auto"), ("off", "auto"), ("off", "off")]
+
+
+@pytest.fixture(scope="module")
+def reference() -> tuple[PreTrainedModel, list[list[int]]]:
+    return model_with_reference("llama", PROMPTS, NUM_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def runners(reference: tuple[PreTrainedModel, list[list[int]]]) -> Iterator[Runners]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.kv_cache, "copy_queue_for", lambda device: LateCopies())
+        yield Runners.of(reference[0])
+
+
+def copies_of(runner: ModelRunner) -> LateCopies:
+    copies = runner.cache._copies
+    assert isinstance(copies, LateCopies)
+    return copies
+
+
+@pytest.mark.parametrize(("shared_memory", "connections"), WAYS)
+async def test_tokens_are_those_of_the_model(
+    runners: Runners, reference: tuple[PreTrainedModel, list[list[int]]], shared_memory: str, connections: str
+) -> None:
+    sent, received = copies_of(runners.prefill), copies_of(runners.decode)
+    num_sent, num_received = len(sent.fetched_after), len(received.brought_after)
+    config = pair_config(kv_transfer={"shared_memory": shared_memory, "connections": connections})
+    async with worker_pair(runners, config) as pair:
+        answers = await asyncio.gather(*(pair.generate(prompt, greedy(NUM_TOKENS)) for prompt in PROMPTS))
+        assert [answer.token_ids for answer in answers] == reference[1]
+        await pair.settle()
+    assert len(sent.fetched_after) - num_sent == len(received.brought_after) - num_received > 0
+    marks = [*sent.fetched_after[num_sent:], *received.brought_after[num_received:]]
+    assert {mark.thread for mark in marks} == {"baton-engine"}  # between steps; elsewhere it would be any point of one
+    assert not received.num_coming
+
+
+@pytest.mark.parametrize(("shared_memory", "connections"), WAYS)
+async def test_int8_is_rounded_once(runners: Runners, shared_memory: str, connections: str) -> None:
+    expected = [await with_rounded_prompt(runners.decode, prompt) for prompt in PROMPTS]
+    transfer = {"encoding": "int8", "shared_memory": shared_memory, "connections": connections}
+    async with worker_pair(runners, pair_config(kv_transfer=transfer, speculation={"draft": "none"})) as pair:
+        answers = await asyncio.gather(*(pair.generate(prompt, greedy(NUM_TOKENS)) for prompt in PROMPTS))
+        assert [answer.token_ids for answer in answers] == expected
+        await pair.settle()
+
+
+async def test_what_an_abandoned_transfer_still_brings_comes_before_the_blocks_are_anybody_elses(
+    runners: Runners, reference: tuple[PreTrainedModel, list[list[int]]]
+) -> None:
+    received = copies_of(runners.decode)
+    async with worker_pair(runners, pair_config(kv_transfer={"shared_memory": "off"})) as pair:
+        for prompt in PROMPTS:  # given up with the first token: parts are on their way, nobody has claimed them
+            message = pair.prefill_request(pair.new_id(), prompt, greedy(NUM_TOKENS))
+            async with aclosing(pair.prefill.client.prefill(message, TIMEOUT_S)) as events:
+                await anext(events)
+        await pair.settle()
+        assert not received.num_coming
+        for prompt, tokens in zip(PROMPTS, reference[1], strict=True):
+            assert (await pair.generate(prompt, greedy(NUM_TOKENS))).token_ids == tokens

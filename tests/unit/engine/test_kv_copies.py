@@ -1,0 +1,186 @@
+"""KV of a device that computes by itself: what is copied behind what, and that nobody waits but who must."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from engine.kv_cache import TORCH_DTYPES, PagedKVCache
+from engine.kv_copies import CudaCopyQueue, copy_queue_for
+from engine.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
+from tests.late_copies import LateCopies
+
+CPU = torch.device("cpu")
+LAYERS = (LayerSpec(2, 4, 4), LayerSpec(1, 8, 4), LayerSpec(2, 4, 1))
+NUM_BLOCKS = 8
+BLOCKS = [6, 1, 3]
+ALL = range(len(LAYERS))
+ENCODINGS = list(KVEncoding)
+
+
+def build(dtype: str, copies: LateCopies | None = None, *, seed: int | None = None) -> PagedKVCache:
+    """A cache of zeros, or of random numbers."""
+    cache = PagedKVCache(KVCacheSpec("model", dtype, 4, LAYERS), NUM_BLOCKS, CPU, copies=copies)
+    if seed is not None:
+        generator = torch.Generator().manual_seed(seed)
+        for tensor in (*cache.keys, *cache.values):
+            tensor.copy_(torch.randn(tensor.shape, generator=generator))
+    return cache
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("dtype", sorted(TORCH_DTYPES))
+@pytest.mark.parametrize("layers", [ALL, range(1, 3)])
+def test_what_leaves_is_what_leaves_a_cache_in_memory(dtype: str, encoding: KVEncoding, layers: range) -> None:
+    copies = LateCopies()
+    here, there = build(dtype, seed=2), build(dtype, copies, seed=2)
+    expected = here.export_bytes(BLOCKS, 1, 11, layers, encoding=encoding)
+    mark = there.mark()
+    assert there.export_bytes(BLOCKS, 1, 11, layers, encoding=encoding, after=mark) == expected
+    room = memoryview(bytearray(len(expected)))
+    assert there.export_bytes(BLOCKS, 1, 11, layers, room, encoding) == expected == room
+    assert copies.fetched_after == copies.marks
+    assert len(copies.marks) == 2  # without one, all that is queued by now
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("dtype", sorted(TORCH_DTYPES))
+@pytest.mark.parametrize("staged", [False, True])
+def test_what_comes_in_is_there_once_it_is_joined(dtype: str, encoding: KVEncoding, *, staged: bool) -> None:
+    copies = LateCopies()
+    source, target = build(dtype, seed=2), build(dtype, copies)
+    exported = bytearray(source.export_bytes(BLOCKS, 1, 11, ALL, encoding=encoding))
+    data: memoryview | torch.Tensor | None = memoryview(exported)
+    if staged:
+        data = target.staging(len(exported))
+        assert data is not None
+        data.copy_(torch.frombuffer(exported, dtype=torch.uint8))
+    mark = target.mark()
+    target.import_bytes(BLOCKS, 1, 11, ALL, data, encoding, mark)
+    if not staged:
+        exported[:] = bytes(len(exported))  # whose memory it was may use it again at once
+    assert copies.brought_after == [mark]
+    assert not any(tensor.any() for tensor in (*target.keys, *target.values))
+    target.join()
+    expected = build(dtype)
+    expected.import_bytes(BLOCKS, 1, 11, ALL, source.export_bytes(BLOCKS, 1, 11, ALL, encoding=encoding), encoding)
+    for there, here in zip((*expected.keys, *expected.values), (*target.keys, *target.values), strict=True):
+        assert torch.equal(there, here)
+
+
+def test_a_wrong_length_is_refused_before_anything_is_queued() -> None:
+    copies = LateCopies()
+    cache = build("float32", copies)
+    size = 8 * cache.spec.layer_bytes_per_token(0, len(LAYERS))
+    with pytest.raises(ValueError, match=f"{size} bytes was expected, got {size - 1}"):
+        cache.import_bytes([0, 1], 0, 8, ALL, memoryview(bytearray(size - 1)))
+    with pytest.raises(ValueError, match=f"{size} bytes was expected, got {size + 1}"):
+        cache.import_bytes([0, 1], 0, 8, ALL, torch.zeros(size + 1, dtype=torch.uint8))
+    with pytest.raises(ValueError, match=f"{size} bytes was expected, got {size - 1}"):
+        cache.export_bytes([0, 1], 0, 8, ALL, memoryview(bytearray(size - 1)))
+    assert not copies.num_coming
+    assert not copies.fetched_after
+
+
+def test_passing_through_is_over_when_it_returns() -> None:
+    here, there = build("bfloat16", seed=5), build("bfloat16", LateCopies(), seed=5)
+    for cache in (here, there):
+        cache.pass_through([2, 5], 7, KVEncoding.INT8)
+    assert torch.equal(here.values[0], there.values[0])
+    assert not torch.equal(there.values[0], build("bfloat16", seed=5).values[0])
+
+
+def test_a_cache_in_memory_needs_none() -> None:
+    cache = build("float32")
+    assert copy_queue_for(CPU) is None
+    assert cache.mark() is None
+    assert cache.staging(8) is None
+    assert build("float32", LateCopies()).pieces(BLOCKS, 0, 4, ALL) is None
+    cache.join()
+
+
+class FakeCuda:
+    """Writes down who was told to wait for what. Stream 0 is the engine's."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[Any, ...]] = []
+        self.current = self.Stream()
+        self.num_streams = 1
+
+    def Stream(self, device: torch.device | None = None) -> FakeStream:
+        number = 0 if device is None else self.num_streams
+        self.num_streams = number + 1
+        return FakeStream(number, self.log)
+
+    def Event(self, *, blocking: bool) -> FakeEvent:
+        assert blocking
+        return FakeEvent(self.log)
+
+    def current_stream(self, device: torch.device) -> FakeStream:
+        return self.current
+
+    @contextmanager
+    def stream(self, stream: FakeStream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+
+class FakeStream:
+    def __init__(self, number: int, log: list[tuple[Any, ...]]) -> None:
+        self.number = number
+        self._log = log
+
+    def record_event(self) -> FakeEvent:
+        event = FakeEvent(self._log)
+        event.record(self)
+        return event
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self._log.append(("wait", self.number, event))
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self._log.append(("join", self.number, other.number))
+
+
+class FakeEvent:
+    def __init__(self, log: list[tuple[Any, ...]]) -> None:
+        self._log = log
+
+    def record(self, stream: FakeStream) -> None:
+        self._log.append(("record", stream.number, self))
+
+    def synchronize(self) -> None:
+        self._log.append(("sleep", self))
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    fake = FakeCuda()
+    for name in ("Stream", "Event", "current_stream", "stream"):
+        monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
+    return fake
+
+
+def test_cuda_copies_on_streams_of_their_own_behind_what_was_computed(cuda: FakeCuda) -> None:
+    queue = CudaCopyQueue(torch.device("cuda"))
+
+    def copying(name: str) -> Callable[[], None]:
+        return lambda: cuda.log.append((name, cuda.current.number))
+
+    mark = queue.mark()
+    assert cuda.log == [("record", 0, mark)]
+    cuda.log.clear()
+    queue.fetch(copying("out"), mark)
+    done = cuda.log[-1][1]
+    assert cuda.log == [("wait", 1, mark), ("out", 1), ("record", 1, done), ("sleep", done)]
+    cuda.log.clear()
+    queue.bring(copying("in"), mark)
+    assert cuda.log == [("wait", 2, mark), ("in", 2)]  # and nobody slept
+    cuda.log.clear()
+    queue.join()
+    assert cuda.log == [("join", 0, 2)]
