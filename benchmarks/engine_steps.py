@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,40 @@ class Result:
     def ms(self, decoder: str) -> float:
         """Median."""
         return statistics.median(self.times_ms[decoder])
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """What a decode step of ``batch`` sequences costs more behind longer contexts.
+
+    Attributes:
+        added_ms: measured.
+        least_ms: what reading the KV between takes at the measured bandwidth.
+    """
+
+    batch: int
+    from_context: int
+    to_context: int
+    added_ms: float
+    least_ms: float
+
+    @property
+    def ratio(self) -> float:
+        return self.added_ms / self.least_ms
+
+
+def slopes_of(results: Sequence[Result], decoder: str, kv_bytes_per_token: int, ceilings: Ceilings) -> list[Slope]:
+    """From each context to the next longer one, and from the shortest to the longest of more than two."""
+    slopes = []
+    decoding = [result for result in results if result.case.tokens == 1]
+    for batch in sorted({result.case.batch for result in decoding}):
+        by_context = {result.case.context: result.ms(decoder) for result in decoding if result.case.batch == batch}
+        contexts = sorted(by_context)
+        pairs = [*pairwise(contexts), *([(contexts[0], contexts[-1])] if len(contexts) > 2 else [])]
+        for start, end in pairs:
+            least_ms = ceilings.least_ms(batch * (end - start) * kv_bytes_per_token, 0)
+            slopes.append(Slope(batch, start, end, by_context[end] - by_context[start], least_ms))
+    return slopes
 
 
 class Work:
@@ -210,6 +244,17 @@ def show(results: Sequence[Result], decoders: Sequence[str], console: Console) -
     console.print(table)
 
 
+def show_slopes(slopes: Sequence[Slope], console: Console) -> None:
+    """How the cost of a step grows with the context, beside the bytes that it reads."""
+    table = Table("batch", "context", "added ms", "limit ms", "× limit", title="what longer contexts add to a step")
+    for slope in slopes:
+        contexts = f"{slope.from_context} → {slope.to_context}"
+        table.add_row(
+            str(slope.batch), contexts, f"{slope.added_ms:.1f}", f"{slope.least_ms:.1f}", f"{slope.ratio:.2f}"
+        )
+    console.print(table)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="default")
@@ -252,6 +297,9 @@ def main() -> None:
     for result in results:
         run_case(result.case, runners, arguments.repeats, result)
     show(results, list(runners), console)
+    slopes = slopes_of(results, next(iter(runners)), first.spec.bytes_per_token, ceilings)
+    if slopes:
+        show_slopes(slopes, console)
     if arguments.json:
         report = {"ceilings": asdict(ceilings), "dtype": loaded.dtype_name, "steps": [asdict(r) for r in results]}
         arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -20,6 +20,7 @@ from engine.fused.arithmetic import (
     item_size,
     numbers,
 )
+from engine.fused.attention_few import attend_split_few, few_scratch_bytes, takes_few
 from engine.fused.attention_many import (
     mix_many,
     row_scratch_bytes,
@@ -62,7 +63,8 @@ def scratch_floats(dim: int) -> int:
     """Size of the memory that one thread needs, in float32 values."""
     scores_and_slots, states = _SCORES_FLOATS + 4 * KEY_CHUNK, 2 * _MAX_TILE_ROWS * (dim + 2)
     rows = int(row_scratch_bytes.py_func(dim)) // 4 + MAX_ROWS * dim
-    return scores_and_slots + states + rows + tile_scratch_floats(dim)
+    tile_scratch = max(tile_scratch_floats(dim), int(few_scratch_bytes.py_func(dim)) // 4)
+    return scores_and_slots + states + rows + tile_scratch
 
 
 @njit(error_model="numpy")
@@ -232,6 +234,26 @@ def _attend_split(
 
 
 @njit(error_model="numpy")
+def _attend_heads(
+    kind, span, item, shape, scaling, queries, keys, values, first_split_key, end, state, state_bytes, scratch
+):
+    """:func:`_attend_split` of each head of an item; their states lie ``state_bytes`` apart."""
+    num_heads, num_kv_heads, dim, tiles = shape[1], shape[2], shape[3], shape[6]
+    if is_tiled(tiles, dim) and takes_few(span, item, num_heads // num_kv_heads, first_split_key, end):
+        memory = scratch + 4 * (_SCORES_FLOATS + 4 * KEY_CHUNK + 2 * _MAX_TILE_ROWS * (dim + 2))
+        memory += row_scratch_bytes(dim) + 4 * MAX_ROWS * dim
+        attend_split_few(
+            kind, span, item, shape, scaling, queries, keys, values, first_split_key, end, state, state_bytes, memory
+        )
+        return
+    for head in range(item[Item.HEADS]):
+        place, kv_head = state + head * state_bytes, item[Item.HEAD] + head
+        _attend_split(
+            kind, span, item, kv_head, shape, scaling, queries, keys, values, first_split_key, end, place, scratch
+        )
+
+
+@njit(error_model="numpy")
 def _begin(span, first, last):
     """The chunk of a split from which on there is something to see, or ``last``."""
     return min(last, max(first, span[Span.FIRST_KEY] // KEY_CHUNK * KEY_CHUNK))
@@ -257,25 +279,17 @@ def attend(kind, span, item, shape, scaling, queries, keys, values, out, scratch
     if item[Item.STATE]:
         last = min(end, (item[Item.SPLIT] + 1) * SPLIT_KEYS)
         first = _begin(span, item[Item.SPLIT] * SPLIT_KEYS, last)
-        for head in range(item[Item.HEADS]):
-            state = item[Item.STATE] + head * state_bytes
-            _attend_split(
-                kind, span, item, kv_head + head, shape, scaling, queries, keys, values, first, last, state, scratch
-            )
+        state = item[Item.STATE]
+        _attend_heads(kind, span, item, shape, scaling, queries, keys, values, first, last, state, state_bytes, scratch)
         return
     states = scratch + 4 * (_SCORES_FLOATS + 4 * KEY_CHUNK)
     other = states + 4 * _MAX_TILE_ROWS * (dim + 2)
     for first in range(0, end, SPLIT_KEYS):
         last = min(end, first + SPLIT_KEYS)
-        begin = _begin(span, first, last)
-        for head in range(item[Item.HEADS]):
-            state = states + head * state_bytes
-            target = state if first == 0 else other
-            _attend_split(
-                kind, span, item, kv_head + head, shape, scaling, queries, keys, values, begin, last, target, scratch
-            )
-            if first > 0:
-                merge_states(num_rows, dim, scaling, state, other)
+        begin, state = _begin(span, first, last), states if first == 0 else other
+        _attend_heads(kind, span, item, shape, scaling, queries, keys, values, begin, last, state, state_bytes, scratch)
+        for head in range(item[Item.HEADS] if first > 0 else 0):
+            merge_states(num_rows, dim, scaling, states + head * state_bytes, other + head * state_bytes)
     token = span[Span.FIRST_TOKEN] + item[Item.FIRST]
     for head in range(item[Item.HEADS]):
         store_results(kind, num_rows, dim, states + head * state_bytes, num_heads, kv_head + head, share, token, out)

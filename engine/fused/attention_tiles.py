@@ -18,25 +18,23 @@ from numba.extending import intrinsic
 
 from engine.fused.arithmetic import floats, numbers
 from engine.fused.attention_state import highest_at, mass_at
-from engine.fused.emitter import F32, I16, I32, I64, PTR, Emitter, lanes
+from engine.fused.emitter import I16, I32, I64, PTR, Emitter, lanes
 from engine.fused.int8_rows import row_bytes, unpack_rows
 from engine.fused.key_slots import KEY_CHUNK, SPLIT_KEYS, ask_for_rows, fill_path, fill_slots, number_rows
-from engine.fused.split_softmax import weigh_split
+from engine.fused.split_softmax import SCORES_BYTES, hide, weigh_split
 from engine.fused.tables import Item, Span
 from engine.fused.tiles import PAIRS_BYTES, STEP, TILE, multiply
 
 _ROWS_AT_ONCE = 2 * TILE
 _VALUES_BYTES = PAIRS_BYTES * SPLIT_KEYS // 2
 """From 16 numbers of all values of a split to the next 16."""
-_SCORES_BYTES = 4 * SPLIT_KEYS + 64
-"""From row to row of scores. Were it a power of two, a processor would take rows for each other."""
 _MINUS_INFINITY = np.float32(-np.inf)
 _F32 = np.float32(0)
 
 
 def tile_scratch_floats(dim: int) -> int:
     """Memory for a split, in float32 values: packed keys and values, scores of some rows, and what they come to."""
-    return SPLIT_KEYS * dim + _ROWS_AT_ONCE * (_SCORES_BYTES // 4 + dim)
+    return SPLIT_KEYS * dim + _ROWS_AT_ONCE * (SCORES_BYTES // 4 + dim)
 
 
 @intrinsic
@@ -58,7 +56,7 @@ def _pack_key_tile(typing_context, keys, ldk, slots, out):
 
 
 @intrinsic
-def _interleave(typing_context, even, odd, out, ldg):
+def interleave(typing_context, even, odd, out, ldg):
     """32 numbers of each of two rows → ``[2, 16, 2]``, the halves ``ldg`` bytes from each other."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
@@ -134,51 +132,7 @@ def _prepare_chunk(kind, cache, slots_at, num_keys, count, number, dim, packed, 
         even, odd = values + slots[min(2 * pair, last)] * ldr, values + slots[min(2 * pair + 1, last)] * ldr
         for place in range(0, dim, STEP):
             out = group + place // TILE * _VALUES_BYTES + pair * PAIRS_BYTES
-            _interleave(even + 2 * place, odd + 2 * place, out, _VALUES_BYTES)
-
-
-@intrinsic
-def _hide_keys(typing_context, row, first, last):
-    """Puts out the scores of keys ``[first, last)`` of a row that begins at an address."""
-
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
-        if lanes() != TILE:
-            return context.get_dummy_value()
-        e = Emitter(builder)
-        root, first, last = builder.inttoptr(arguments[0], PTR), *arguments[1:]
-        numbers_of = ir.VectorType(I64, TILE)
-        minus_infinity, number = ir.VectorType(F32, TILE)([float("-inf")] * TILE), numbers_of(list(range(TILE)))
-        start, before = builder.and_(first, I64(-TILE)), builder.block
-        head, body, done = (builder.append_basic_block(name) for name in ("keys", "key", "hidden"))
-        builder.branch(head)
-        builder.position_at_end(head)
-        place = builder.phi(I64)
-        place.add_incoming(start, before)
-        builder.cbranch(builder.icmp_signed("<", place, last), body, done)
-        builder.position_at_end(body)
-        keys = builder.add(e.splat(place, TILE), number)
-        hidden = builder.and_(
-            builder.icmp_signed(">=", keys, e.splat(first, TILE)), builder.icmp_signed("<", keys, e.splat(last, TILE))
-        )
-        at = e.at(root, builder.mul(place, I64(4)))
-        e.call("llvm.masked.store.v16f32.p0", ir.VoidType(), (minus_infinity, at, I32(4), hidden))
-        place.add_incoming(builder.add(place, I64(TILE)), builder.block)
-        builder.branch(head)
-        builder.position_at_end(done)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), codegen
-
-
-@njit(error_model="numpy")
-def _hide(scores, first_row, num_rows, share, visible, before, num_keys):
-    """Puts out what rows must not see: keys from ``visible`` on, one more for each token, and those ``before``."""
-    for i in range(num_rows):
-        row, end = scores + i * _SCORES_BYTES, max(0, visible + (first_row + i) // share)
-        if end < num_keys:
-            _hide_keys(row, end, num_keys)
-        if before > 0:
-            _hide_keys(row, 0, min(before, num_keys))
+            interleave(even + 2 * place, odd + 2 * place, out, _VALUES_BYTES)
 
 
 @njit(error_model="numpy")
@@ -198,17 +152,17 @@ def _attend_rows(kind, rows, seen, head, packed, state):
     sums, highest, mass, room = state
     ldq, ldo = 2 * dim, 4 * dim
     values, scores = packed + SPLIT_KEYS * 2 * dim, packed + SPLIT_KEYS * 4 * dim
-    spare = scores + _ROWS_AT_ONCE * _SCORES_BYTES
+    spare = scores + _ROWS_AT_ONCE * SCORES_BYTES
     num_chunks = (num_keys + KEY_CHUNK - 1) // KEY_CHUNK
     key_tiles, steps = (num_keys + TILE - 1) // TILE, (num_keys + STEP - 1) // STEP
     for i in range(0, num_rows, _ROWS_AT_ONCE):
         count = min(_ROWS_AT_ONCE, num_rows - i)
         tiles = (count + TILE - 1) // TILE
-        _multiply_all(kind, q + i * ldq, ldq, tiles, packed, TILE * 2 * dim, key_tiles, dim, scores, _SCORES_BYTES)
-        _hide(scores, i, count, share, visible, before, num_chunks * KEY_CHUNK)
-        weigh_split(scores, _SCORES_BYTES, count, num_chunks, scaling, highest + 4 * i, mass + 4 * i)
+        _multiply_all(kind, q + i * ldq, ldq, tiles, packed, TILE * 2 * dim, key_tiles, dim, scores, SCORES_BYTES)
+        hide(scores, i, count, share, visible, before, num_chunks * KEY_CHUNK)
+        weigh_split(scores, SCORES_BYTES, count, num_chunks, scaling, highest + 4 * i, mass + 4 * i)
         target = sums + i * ldo if i + tiles * TILE <= room else spare
-        _multiply_all(kind, scores, _SCORES_BYTES, tiles, values, _VALUES_BYTES, dim // TILE, steps * STEP, target, ldo)
+        _multiply_all(kind, scores, SCORES_BYTES, tiles, values, _VALUES_BYTES, dim // TILE, steps * STEP, target, ldo)
         if target == spare:
             floats(sums + i * ldo, count * dim)[:] = floats(spare, count * dim)
 

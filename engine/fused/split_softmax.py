@@ -14,10 +14,12 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from engine.fused.emitter import F32, I32, I64, PTR, Emitter
-from engine.fused.key_slots import KEY_CHUNK
+from engine.fused.key_slots import KEY_CHUNK, SPLIT_KEYS
 from engine.fused.powers import LOG2E, quick_power_of_two
 from engine.fused.tiles import TILE, has_tiles
 
+SCORES_BYTES = 4 * SPLIT_KEYS + 64
+"""From row to row of scores. Were it a power of two, a processor would take rows for each other."""
 _AT_ONCE = 4
 """Rows: what is done to one takes longer than it costs, so the next one's begins meanwhile."""
 _CHUNK_BYTES = 4 * KEY_CHUNK
@@ -117,6 +119,59 @@ def weigh_split(scores, stride, num_rows, num_chunks, scaling, tops, sums):
     while i + _AT_ONCE <= num_rows:
         _weigh(_AT_ONCE, scores + i * stride, stride, num_chunks, scaling, tops + 4 * i, sums + 4 * i)
         i += _AT_ONCE
-    while i < num_rows:
-        _weigh(1, scores + i * stride, stride, num_chunks, scaling, tops + 4 * i, sums + 4 * i)
-        i += 1
+    place, top, total = scores + i * stride, tops + 4 * i, sums + 4 * i
+    if i + 3 == num_rows:
+        _weigh(3, place, stride, num_chunks, scaling, top, total)
+    elif i + 2 == num_rows:
+        _weigh(2, place, stride, num_chunks, scaling, top, total)
+    elif i + 1 == num_rows:
+        _weigh(1, place, stride, num_chunks, scaling, top, total)
+
+
+@intrinsic
+def _hide_keys(typing_context, row, first, last):
+    """Puts out the scores of keys ``[first, last)`` of a row that begins at an address."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
+        if not has_tiles():
+            return context.get_dummy_value()
+        e = Emitter(builder)
+        root, first, last = builder.inttoptr(arguments[0], PTR), *arguments[1:]
+        numbers_of = ir.VectorType(I64, TILE)
+        minus_infinity, number = ir.VectorType(F32, TILE)([float("-inf")] * TILE), numbers_of(list(range(TILE)))
+        start, before = builder.and_(first, I64(-TILE)), builder.block
+        head, body, done = (builder.append_basic_block(name) for name in ("keys", "key", "hidden"))
+        builder.branch(head)
+        builder.position_at_end(head)
+        place = builder.phi(I64)
+        place.add_incoming(start, before)
+        builder.cbranch(builder.icmp_signed("<", place, last), body, done)
+        builder.position_at_end(body)
+        keys = builder.add(e.splat(place, TILE), number)
+        hidden = builder.and_(
+            builder.icmp_signed(">=", keys, e.splat(first, TILE)), builder.icmp_signed("<", keys, e.splat(last, TILE))
+        )
+        at = e.at(root, builder.mul(place, I64(4)))
+        e.call("llvm.masked.store.v16f32.p0", ir.VoidType(), (minus_infinity, at, I32(4), hidden))
+        place.add_incoming(builder.add(place, I64(TILE)), builder.block)
+        builder.branch(head)
+        builder.position_at_end(done)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
+@njit(error_model="numpy")
+def hide(scores, first_row, num_rows, share, visible, before, num_keys):
+    """Puts out the keys that rows must not see: from ``visible`` on, one more for each token, and those ``before``.
+
+    Args:
+        scores: address of the first row, which is row ``first_row`` of the item; a token has ``share`` of them.
+        num_keys: whole chunks of them.
+    """
+    for i in range(num_rows):
+        row, end = scores + i * SCORES_BYTES, max(0, visible + (first_row + i) // share)
+        if end < num_keys:
+            _hide_keys(row, end, num_keys)
+        if before > 0:
+            _hide_keys(row, 0, min(before, num_keys))

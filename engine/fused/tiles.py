@@ -37,6 +37,8 @@ PRODUCT_BYTES = 4 * TILE * TILE
 CONFIGURATION_BYTES = 64
 ROW_BYTES = 64
 """Of a tile."""
+FEW = 4
+"""Weights may have a tile's rows, or fewer by multiples of this."""
 _NUM_TILES = 8
 _WEIGHTS, _TOKENS = 4, 6  # the tiles that hold them; sums are in those before
 _ARCH_PRCTL = 158
@@ -55,14 +57,22 @@ def has_tiles() -> bool:
 
 
 def tile_configurations() -> npt.NDArray[np.uint8]:
-    """What :func:`configure_tiles` reads, one for each kind of step: with many tokens, with a token alone."""
-    tables = np.zeros((2, CONFIGURATION_BYTES), dtype=np.uint8)
+    """What :func:`configure_tiles` reads: for many tokens, for one alone, and for weights of 4, 8, 12 and 16 rows."""
+    tables = np.zeros((2 + TILE // FEW, CONFIGURATION_BYTES), dtype=np.uint8)
     tables[:, 0] = 1
     tables[:, 48 : 48 + _NUM_TILES] = TILE
     widths = tables[:, 16 : 16 + 2 * _NUM_TILES : 2]
     widths[:] = ROW_BYTES
     widths[1, :_WEIGHTS] = widths[1, _TOKENS:] = PAIR_BYTES
+    for number, heights in enumerate(tables[2:, 48 : 48 + _TOKENS], 1):
+        heights[:] = number * FEW
     return tables
+
+
+@njit(inline="always", error_model="numpy")
+def few_rows_configuration(configurations, num_rows):
+    """Address of the one for weights of so many rows, whole fours of them, of those at ``configurations``."""
+    return configurations + (1 + (num_rows + FEW - 1) // FEW) * CONFIGURATION_BYTES
 
 
 @intrinsic

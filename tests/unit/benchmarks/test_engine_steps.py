@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.ceilings import Ceilings, median_ratio
-from benchmarks.engine_steps import Case, Work, in_turn, make_plan, make_runners
+from benchmarks.engine_steps import Case, Result, Slope, Work, in_turn, make_plan, make_runners, slopes_of
 from engine.drafts import ROOT
 from engine.model_loader import LoadedModel, prepare_model
 from engine.model_runner import KV_CACHES
@@ -80,3 +80,21 @@ def test_every_way_of_computing_takes_every_cache_over_the_same_model() -> None:
     )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+def test_slopes_are_those_of_steps_that_decode_and_of_the_whole_way() -> None:
+    def result(case: Case, ms: float) -> Result:
+        return Result(case, 1.0, {"fused": [ms, ms, 99.0], "other": [7.0]})
+
+    results = [
+        result(Case(8, 1, 300), 50.0),
+        result(Case(8, 1, 100), 20.0),
+        result(Case(1, 9, 100), 30.0),
+        result(Case(1, 512, 0), 40.0),
+        result(Case(8, 1, 400), 80.0),
+        result(Case(2, 1, 100), 8.0),
+    ]
+    ceilings = Ceilings(bytes_per_second=1e6, flops_per_second=1.0)
+    found = slopes_of(results, "fused", 5, ceilings)
+    assert found == [Slope(8, 100, 300, 30.0, 8.0), Slope(8, 300, 400, 30.0, 4.0), Slope(8, 100, 400, 60.0, 12.0)]
+    assert [slope.ratio for slope in found] == [3.75, 7.5, 5.0]
