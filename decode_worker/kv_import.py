@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -39,6 +40,7 @@ class Import(PendingImport):
         takes_draft: whether the draft's KV and state come with the model's.
         encoding: that parts may have; they may be native all the same.
         free_after: what the engine did with the blocks before; see :meth:`engine.kv_cache.PagedKVCache.mark`.
+        brought: the last part that is on its way into the cache, or there; see ``import_bytes`` there.
     """
 
     next_token: list[int] = field(default_factory=list)
@@ -47,6 +49,7 @@ class Import(PendingImport):
     encoding: KVEncoding = KVEncoding.NATIVE
     draft_state: bytes | None = None
     free_after: WorkMark | None = None
+    brought: WorkMark | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class CachePlace:
 
     views: list[memoryview]
     check: Callable[[], None]
-    filled: Callable[[int, int], None]
+    filled: Callable[[int, int], Coroutine[Any, Any, None]]
 
 
 def _check_sum(transfer_id: str, found: int, checksum: int) -> None:
@@ -159,11 +162,12 @@ class KVImporter:
         return cached
 
     async def write(self, transfer_id: str, header: PartHeader, payload: memoryview, checksum: int) -> None:
-        """See :class:`KVSink`. Runs to its end without a pause, so no block can be given away underneath it."""
+        """See :class:`KVSink`. Stores without a pause, so that no block can be given away underneath it."""
         entry, holder = self._check_due(transfer_id, header, len(payload))
         _check_sum(transfer_id, compute_checksum(payload), checksum)
         self._store(entry, holder, header, payload)
         self._arrived(entry, header, len(payload))
+        await self._catch_up()
 
     def place(self, transfer_id: str, header: PartHeader, num_bytes: int) -> CachePlace | None:
         """See :class:`KVSink`."""
@@ -183,19 +187,26 @@ class KVImporter:
             if self._open_import(transfer_id)[0] is not entry:
                 raise TransferError(f"transfer {transfer_id} is over.")
 
-        def filled(found: int, checksum: int) -> None:
+        async def filled(found: int, checksum: int) -> None:
             check()
             self._check_due(transfer_id, header, num_bytes)
             _check_sum(transfer_id, found, checksum)
             if staged is not None:
                 self._store(entry, holder, header, staged)
             self._arrived(entry, header, num_bytes)
+            await self._catch_up()
 
         return CachePlace(views, check, filled)
 
     def _store(self, entry: Import, holder: Request, header: PartHeader, data: memoryview | torch.Tensor) -> None:
         span, cache = (header.token_start, header.token_end, header.layers), self._engine.runner.cache
-        cache.import_bytes(holder.block_ids, *span, data, header.encoding, entry.free_after)
+        entry.brought = cache.import_bytes(holder.block_ids, *span, data, header.encoding, entry.free_after)
+
+    async def _catch_up(self) -> None:
+        """Lets a device that is behind copy what it was given: who sends hears of parts, and sends more, after this."""
+        cache = self._engine.runner.cache
+        if (behind := cache.backlog()) is not None:
+            await asyncio.to_thread(cache.wait, behind)
 
     def _check_due(self, transfer_id: str, header: PartHeader, num_bytes: int) -> tuple[Import, Request]:
         """The transfer and who holds its blocks. Raises :class:`TransferError` unless such a part is due."""
@@ -232,16 +243,16 @@ class KVImporter:
             raise TransferError(
                 f"transfer {transfer_id} was committed at position {min(entry.next_token)} of {holder.num_tokens}."
             )
-        await self._engine.call(lambda: self._remember(holder))
+        await self._engine.call(lambda: self._remember(entry, holder))
         if entry.committed.done():
             raise TransferError(f"transfer {transfer_id} was given up while it was committed.")
         entry.draft_state = draft_state
         self._imports.commit(entry, time.monotonic())
         return entry.num_bytes
 
-    def _remember(self, holder: Request) -> None:
+    def _remember(self, entry: Import, holder: Request) -> None:
         """Engine's thread. From now on its blocks may be read, as a cached prefix or by the request itself."""
-        self._engine.runner.cache.join()
+        self._engine.runner.cache.join(entry.brought)
         self._engine.blocks.remember(holder, holder.num_tokens)
 
     def abort(self, transfer_id: str, reason: str) -> None:
@@ -276,7 +287,7 @@ class KVImporter:
     def _free(self, entry: Import) -> None:
         """Engine's thread."""
         if entry.holder is not None:
-            self._engine.runner.cache.join()  # who gets the blocks next writes behind what still comes in
+            self._engine.runner.cache.join(entry.brought)  # who gets the blocks next writes behind what still comes in
             self._engine.blocks.free(entry.holder)
             self._holders.discard(entry.holder)
             self._engine.notify_freed_threadsafe()

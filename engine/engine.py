@@ -86,6 +86,8 @@ class Engine:
         batch = self.runner.build_batch(plan)
         logits = self.runner.forward(batch)
         results = {result.sequence.request.request_id: result for result in self.verifier.verify(batch, logits)}
+        if not results:  # nothing was read: what a step costs would be unknown, and steps would pile up on the device
+            self.runner.wait_for_device()
         self.runner.keep_accepted(batch, {request_id: result.nodes for request_id, result in results.items()})
         if self.proposer is not None:
             self.proposer.observe_step(len(plan), batch.num_tokens, (time.monotonic() - proposed_s) * 1e3)

@@ -120,10 +120,19 @@ class PagedKVCache:
         """Engine's thread. What is computed so far, for copies that need not wait for more; None: nobody waits here."""
         return None if self._copies is None else self._copies.mark()
 
-    def join(self) -> None:
-        """Engine's thread. What it computes from now on sees all that was imported, or comes behind it."""
+    def join(self, imported: WorkMark | None) -> None:
+        """Engine's thread. What it computes from now on comes behind what :meth:`import_bytes` gave that mark for."""
+        if self._copies is not None and imported is not None:
+            self._copies.join(imported)
+
+    def backlog(self) -> WorkMark | None:
+        """What to :meth:`wait` for before more is imported; None: there is room for more."""
+        return None if self._copies is None else self._copies.backlog()
+
+    def wait(self, mark: WorkMark) -> None:
+        """Blocks until what :meth:`backlog` gave is in the cache."""
         if self._copies is not None:
-            self._copies.join()
+            self._copies.wait(mark)
 
     def staging(self, num_bytes: int) -> torch.Tensor | None:
         """Host memory from which :meth:`import_bytes` copies without waiting, uint8 ``[num_bytes]``.
@@ -150,7 +159,7 @@ class PagedKVCache:
             into: writable memory of exactly that length (else ValueError) and aligned for the dtype, to use instead of
                 new memory.
             encoding: of the bytes; native for a cache that is encoded itself.
-            after: what has computed them; all that is queued now, by default.
+            after: what has computed them; by default all that the engine has queued, if this is its thread.
         """
         num_bytes = (end - start) * self.spec.layer_bytes_per_token(layers.start, layers.stop, encoding)
         if into is not None and into.nbytes != num_bytes:
@@ -165,10 +174,12 @@ class PagedKVCache:
             self._gather(out, slots, layers, encoding)
             return out.numpy().data
 
+        host_slots = _into(copies.host_memory(slots.nbytes), slots)
+
         def copy() -> None:
             # The part is put together on the device and leaves in one copy, instead of two for each layer.
             gathered = torch.empty_like(out, device=self.device)
-            self._gather(gathered, slots.to(self.device), layers, encoding)
+            self._gather(gathered, host_slots.to(self.device, non_blocking=True), layers, encoding)
             out.copy_(gathered, non_blocking=True)
 
         copies.fetch(copy, copies.mark() if after is None else after)
@@ -193,12 +204,15 @@ class PagedKVCache:
         data: memoryview | torch.Tensor,
         encoding: KVEncoding = KVEncoding.NATIVE,
         after: WorkMark | None = None,
-    ) -> None:
-        """The reverse of :meth:`export_bytes`. Before the engine may read them, it must :meth:`join`.
+    ) -> WorkMark | None:
+        """The reverse of :meth:`export_bytes`.
+
+        Returns:
+            What the engine must :meth:`join` before it may read the bytes, or write others there; None: it may.
 
         Args:
             data: exactly as long, else ValueError. A tensor is of :meth:`staging`'s, and nobody writes into it again.
-            after: behind what the blocks are free; behind all that is queued now, by default.
+            after: behind what the blocks are free; by default all that the engine has queued, if this is its thread.
         """
         expected = (end - start) * self.spec.layer_bytes_per_token(layers.start, layers.stop, encoding)
         if data.nbytes != expected:
@@ -207,15 +221,15 @@ class PagedKVCache:
         copies = self._copies
         if copies is None:
             self._scatter_on_cpu(_as_tensor(data), slots, layers, encoding)
-            return
+            return None
         staged = data if isinstance(data, torch.Tensor) else copies.host_memory(expected).copy_(_as_tensor(data))
-        host_slots = copies.host_memory(slots.nbytes).view(torch.int64).copy_(slots)
+        host_slots = _into(copies.host_memory(slots.nbytes), slots)
 
         def copy() -> None:
             received = staged.to(self.device, non_blocking=True)
             self._scatter(received, host_slots.to(self.device, non_blocking=True), layers, encoding)
 
-        copies.bring(copy, copies.mark() if after is None else after)
+        return copies.bring(copy, copies.mark() if after is None else after, expected)
 
     def _scatter(self, data: torch.Tensor, slots: torch.Tensor, layers: range, encoding: KVEncoding) -> None:
         if encoding is KVEncoding.NATIVE:
@@ -278,8 +292,7 @@ class PagedKVCache:
         """Makes the model's KV of the first tokens what it would be after a way in that encoding."""
         layers = range(len(self.spec.layers))
         data = self.export_bytes(block_ids, 0, num_tokens, layers, encoding=encoding)
-        self.import_bytes(block_ids, 0, num_tokens, layers, data, encoding)
-        self.join()
+        self.join(self.import_bytes(block_ids, 0, num_tokens, layers, data, encoding))
 
     def _places(
         self, layers: range, num_tokens: int, encoding: KVEncoding = KVEncoding.NATIVE
@@ -324,6 +337,11 @@ def _store_on_cpu(tensor: torch.Tensor, slots: torch.Tensor, data: npt.NDArray[n
     row = np.dtype((np.void, tensor[0].nbytes))
     rows = tensor.view(torch.uint8).view(len(tensor), row.itemsize).numpy().view(row)
     rows[slots.numpy(), 0] = data.view(row)
+
+
+def _into(memory: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """The slots in other memory, as many bytes."""
+    return memory.view(slots.dtype).copy_(slots)
 
 
 def _as_tensor(data: memoryview | torch.Tensor) -> torch.Tensor:

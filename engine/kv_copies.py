@@ -4,19 +4,23 @@
     outgoing                     └─ gather ─ to the host
     incoming                     └─ from the host ─ scatter ┘
 
-Neither waits for what the engine has queued behind the mark. A step waits for what comes in if that was joined before,
-and for nothing else.
+Neither waits for what the engine has queued behind the mark, and a step waits only for what was joined before it.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
 import torch
 
 WorkMark: TypeAlias = Any
-"""A point in the engine's stream: on CUDA, a ``torch.cuda.Event``."""
+"""A point in a stream: on CUDA, a ``torch.cuda.Event``."""
+MOST_BEHIND_BYTES = 16 * 2**20
+"""That may be brought and not be there yet. Each part takes pinned memory and some dozens of launches, and behind a
+thousand of these a driver makes whoever launches wait, the engine as well."""
 
 
 class CopyQueue(Protocol):
@@ -34,12 +38,20 @@ class CopyQueue(Protocol):
         """Runs ``copy``, which queues copies to the host, behind ``after``; returns when they are done. Any thread."""
         ...
 
-    def bring(self, copy: Callable[[], None], after: WorkMark) -> None:
+    def bring(self, copy: Callable[[], None], after: WorkMark, num_bytes: int) -> WorkMark:
         """Runs ``copy``, which queues copies from :meth:`host_memory`, behind ``after``, and waits for nothing."""
         ...
 
-    def join(self) -> None:
-        """What the engine queues next comes behind all that was brought; call it in the engine's thread."""
+    def join(self, brought: WorkMark) -> None:
+        """What the engine queues next comes behind what was brought; call it in the engine's thread."""
+        ...
+
+    def backlog(self) -> WorkMark | None:
+        """What to :meth:`wait` for before more is brought, or None."""
+        ...
+
+    def wait(self, mark: WorkMark) -> None:
+        """Returns when the device has come there."""
         ...
 
 
@@ -49,29 +61,56 @@ class CudaCopyQueue:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._outgoing, self._incoming = torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._behind: deque[tuple[WorkMark, int]] = deque()  # what may not be there yet, the oldest first
+        self._lock = threading.Lock()
 
     def mark(self) -> WorkMark:
-        return torch.cuda.current_stream(self._device).record_event()
+        return _record(torch.cuda.current_stream(self._device))
 
     def host_memory(self, num_bytes: int) -> torch.Tensor:
         # Torch keeps pinned memory for the next who asks, and gives none away that a queued copy still reads.
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def fetch(self, copy: Callable[[], None], after: WorkMark) -> None:
+        self.wait(after)  # here, not in the stream, where everybody's parts would wait with this one
         with torch.cuda.stream(self._outgoing):
-            self._outgoing.wait_event(after)
             copy()
-            done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # sleeps instead of spinning
-            done.record(self._outgoing)
-        done.synchronize()
+            done = _record(self._outgoing)
+        self.wait(done)
 
-    def bring(self, copy: Callable[[], None], after: WorkMark) -> None:
+    def bring(self, copy: Callable[[], None], after: WorkMark, num_bytes: int) -> WorkMark:
         with torch.cuda.stream(self._incoming):
             self._incoming.wait_event(after)
             copy()
+            brought = _record(self._incoming)
+        with self._lock:
+            self._behind.append((brought, num_bytes))
+        return brought
 
-    def join(self) -> None:
-        torch.cuda.current_stream(self._device).wait_stream(self._incoming)
+    def join(self, brought: WorkMark) -> None:
+        torch.cuda.current_stream(self._device).wait_event(brought)
+
+    def backlog(self) -> WorkMark | None:
+        with self._lock:
+            while self._behind and self._behind[0][0].query():
+                self._behind.popleft()
+            left = sum(num_bytes for _, num_bytes in self._behind)
+            for mark, num_bytes in self._behind:
+                if left <= MOST_BEHIND_BYTES:
+                    return None
+                left -= num_bytes
+                if left <= MOST_BEHIND_BYTES:
+                    return mark
+        return None
+
+    def wait(self, mark: WorkMark) -> None:
+        mark.synchronize()
+
+
+def _record(stream: torch.cuda.Stream) -> WorkMark:
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # who waits sleeps instead of spinning
+    event.record(stream)
+    return event
 
 
 def copy_queue_for(device: torch.device) -> CopyQueue | None:

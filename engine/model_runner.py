@@ -212,6 +212,11 @@ class ModelRunner:
         """
         return self._forward_pass.forward(batch)
 
+    def wait_for_device(self) -> None:
+        """Returns when all is computed. Who has read a step's tokens has waited for it already."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
     def keep_accepted(self, batch: ForwardBatch, nodes_of: Mapping[str, Sequence[int]]) -> None:
         """Moves the KV of accepted tree nodes to where their tokens come to stand in the sequence.
 

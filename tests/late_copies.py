@@ -11,23 +11,34 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """``thread``: whose it is."""
+    """
+    Attributes:
+        thread: who made it.
+        step: steps that had been computed by then, as :attr:`LateCopies.num_steps` says.
+    """
 
     number: int
     thread: str
+    step: int
 
 
 class LateCopies:
     """Implements :class:`engine.kv_copies.CopyQueue` for a cache that lies in this process's memory all the same.
 
     Attributes:
-        fetched_after, brought_after: the marks behind which they were queued.
+        num_steps: counted by whoever wants to know at which step a mark was made.
+        fetched_after, brought_after: the marks behind which copies were queued.
         marks: those that were made.
+        most_behind: copies that may be on their way before somebody is told to wait.
+        num_waits: how often somebody did.
     """
 
-    def __init__(self) -> None:
-        self._coming: list[Callable[[], None]] = []
+    def __init__(self, most_behind: int = 1_000_000) -> None:
+        self._coming: list[tuple[Mark, Callable[[], None]]] = []
         self._lock = threading.Lock()
+        self._number = 0
+        self.most_behind = most_behind
+        self.num_steps = self.num_waits = 0
         self.marks: list[Mark] = []
         self.fetched_after: list[Mark] = []
         self.brought_after: list[Mark] = []
@@ -36,8 +47,12 @@ class LateCopies:
     def num_coming(self) -> int:
         return len(self._coming)
 
+    def _new_mark(self) -> Mark:
+        self._number += 1
+        return Mark(self._number, threading.current_thread().name, self.num_steps)
+
     def mark(self) -> Mark:
-        self.marks.append(Mark(len(self.marks), threading.current_thread().name))
+        self.marks.append(self._new_mark())
         return self.marks[-1]
 
     def host_memory(self, num_bytes: int) -> torch.Tensor:
@@ -47,13 +62,29 @@ class LateCopies:
         self.fetched_after.append(after)
         copy()
 
-    def bring(self, copy: Callable[[], None], after: Mark) -> None:
+    def bring(self, copy: Callable[[], None], after: Mark, num_bytes: int) -> Mark:
         self.brought_after.append(after)
         with self._lock:
-            self._coming.append(copy)
+            self._coming.append((self._new_mark(), copy))
+            return self._coming[-1][0]
 
-    def join(self) -> None:
+    def join(self, brought: Mark) -> None:
+        self._arrive(brought)
+
+    def backlog(self) -> Mark | None:
         with self._lock:
-            coming, self._coming = self._coming, []
+            behind = len(self._coming) - self.most_behind
+            return self._coming[behind - 1][0] if behind > 0 else None
+
+    def wait(self, mark: Mark) -> None:
+        assert threading.current_thread() is not threading.main_thread(), "the event loop must not wait"
+        self.num_waits += 1
+        self._arrive(mark)
+
+    def _arrive(self, mark: Mark) -> None:
+        """All that was brought up to there, and nothing else."""
+        with self._lock:
+            coming = [copy for number, copy in self._coming if number.number <= mark.number]
+            self._coming = self._coming[len(coming) :]
         for copy in coming:
             copy()

@@ -93,8 +93,8 @@ class PartPlace(Protocol):
         """Raises ``TransferError`` when the transfer is over, and the place another's."""
         ...
 
-    def filled(self, found: int, checksum: int) -> None:
-        """All of it is written.
+    async def filled(self, found: int, checksum: int) -> None:
+        """All of it is written. Returns when there is room for more.
 
         Args:
             found: checksum of what was written.

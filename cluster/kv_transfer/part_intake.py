@@ -67,7 +67,8 @@ class PartIntake:
             await connection.receive([payload])
             await self._sink.write(self._transfer_id, header, payload, part.checksum)
         else:
-            place.filled(await connection.receive(place.views, place.check), part.checksum)
+            found = await connection.receive(place.views, place.check)
+            await place.filled(found, part.checksum)
         self._count(num_bytes)
 
     async def reach(self, num_parts: int) -> None:

@@ -127,10 +127,10 @@ _GROUP_BYTES = PAIRS_BYTES * STEP // 2
 
 @njit(error_model="numpy")
 def few_scratch_bytes(dim):
-    """Memory for a split: lists, queries, operands and scores, of which a whole tile is read, however few its rows."""
+    """Memory for a split: lists, queries, operands and scores."""
     of_a_head = _queries_bytes(dim) + TILE * SCORES_BYTES
     operands = STEP * 2 * dim + max(_PRODUCTS_BYTES, STEP * 2 * dim)
-    return _LISTS_BYTES + operands + MAX_HEADS * of_a_head + TILE * SCORES_BYTES
+    return _LISTS_BYTES + operands + MAX_HEADS * of_a_head
 
 
 _LISTS_BYTES = 8 * (2 * SPLIT_KEYS + 3 * SPLIT_KEYS + 8)
@@ -276,8 +276,8 @@ def attend_split_few(
     packed = rows + STEP * 2 * dim
     operands = packed + MAX_HEADS * queries_bytes  # products of keys, then pairs of values
     all_scores = operands + max(_PRODUCTS_BYTES, STEP * 2 * dim)
-    whole_rows = (num_rows + FEW - 1) // FEW * FEW
-    scores_bytes = whole_rows * SCORES_BYTES
+    num_scored = (num_rows + FEW - 1) // FEW * FEW
+    scores_bytes = num_scored * SCORES_BYTES
 
     count, next_end = end - first_split_key, min(item[Item.END], end + SPLIT_KEYS)
     num_slots = _fill(span, blocks, block_size, first_split_key, end, slots_at)
@@ -318,7 +318,7 @@ def attend_split_few(
         hide(scores, 0, num_rows, share, visible, before, num_chunks * KEY_CHUNK)
         highest, mass = highest_at(head_state, num_rows, dim), mass_at(head_state, num_rows, dim)
         weigh_split(scores, SCORES_BYTES, num_rows, num_chunks, scaling, highest, mass)
-        floats(head_state, whole_rows * dim)[:] = _F32
+        floats(head_state, num_scored * dim)[:] = _F32
 
     configure_tiles(few_rows_configuration(tiles, num_rows))
     for j in range(0, count, STEP):

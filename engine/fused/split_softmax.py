@@ -1,4 +1,5 @@
-"""The softmax of rows of scores that cover a whole split of the keys, for :mod:`engine.fused.attention_tiles`.
+"""The softmax of rows of scores that cover a whole split of the keys, for :mod:`engine.fused.attention_tiles`
+and :mod:`engine.fused.attention_few`.
 
 Nothing has to be brought down to a larger score later, so a row is read twice: for its largest score, and for its
 weights, which are rounded to bfloat16 where the scores lay.

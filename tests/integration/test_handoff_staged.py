@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from contextlib import aclosing
 
 import pytest
+import torch
 from transformers import PreTrainedModel
 
 import engine.kv_cache
+from engine.batch import ForwardBatch
 from engine.model_runner import ModelRunner
 from tests.engine_runs import greedy
 from tests.integration.test_handoff_int8 import with_rounded_prompt
@@ -80,3 +82,38 @@ async def test_what_an_abandoned_transfer_still_brings_comes_before_the_blocks_a
         assert not received.num_coming
         for prompt, tokens in zip(PROMPTS, reference[1], strict=True):
             assert (await pair.generate(prompt, greedy(NUM_TOKENS))).token_ids == tokens
+
+
+async def test_each_part_waits_for_the_step_that_computed_it_and_for_no_other(
+    runners: Runners, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, forward = copies_of(runners.prefill), runners.prefill.forward
+
+    def counted(batch: ForwardBatch) -> torch.Tensor:
+        logits = forward(batch)
+        sent.num_steps += 1
+        return logits
+
+    monkeypatch.setattr(runners.prefill, "forward", counted)
+    num_before, steps_before = len(sent.fetched_after), sent.num_steps
+    config = pair_config(prefill={"chunk_tokens": 16}, kv_transfer={"shared_memory": "off"})
+    async with worker_pair(runners, config) as pair:
+        await pair.generate(random_prompts((44,), seed=5)[0], greedy(4))
+        await pair.settle()
+    steps = [mark.step - steps_before for mark in sent.fetched_after[num_before:]]
+    assert steps == sorted(steps)
+    assert set(steps) == {1, 2, 3}
+
+
+async def test_a_device_that_is_behind_is_waited_for_and_not_by_the_event_loop(
+    runners: Runners, reference: tuple[PreTrainedModel, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received = copies_of(runners.decode)
+    monkeypatch.setattr(received, "most_behind", 1)
+    for connections in ("auto", "off"):
+        num_waits = received.num_waits
+        transfer = {"shared_memory": "off", "connections": connections, "part_bytes": 4096}
+        async with worker_pair(runners, pair_config(kv_transfer=transfer)) as pair:
+            assert (await pair.generate(PROMPTS[-1], greedy(NUM_TOKENS))).token_ids == reference[1][-1]
+            await pair.settle()
+        assert received.num_waits > num_waits

@@ -229,3 +229,14 @@ def test_a_step_without_work_does_nothing(llama: ModelRunner) -> None:
     engine = build_engine(llama)
     assert engine.step() == []
     assert not engine.last_step_ran
+
+
+def test_a_step_that_gives_no_token_waits_for_the_device_all_the_same(
+    llama: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else would: its time would be that of launching it, and step upon step would be queued."""
+    waits: list[None] = []
+    monkeypatch.setattr(llama, "wait_for_device", lambda: waits.append(None))
+    prompt = random_prompts((41,))[0]
+    assert len(run(build_engine(llama, chunk_tokens=16), [prompt], greedy(4))[0].token_ids) == 4
+    assert len(waits) == 2  # of three steps over the prompt and three more

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.kv_cache import TORCH_DTYPES, PagedKVCache
-from engine.kv_copies import CudaCopyQueue, copy_queue_for
+from engine.kv_copies import MOST_BEHIND_BYTES, CudaCopyQueue, copy_queue_for
 from engine.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
 from tests.late_copies import LateCopies
 
@@ -60,12 +60,12 @@ def test_what_comes_in_is_there_once_it_is_joined(dtype: str, encoding: KVEncodi
         assert data is not None
         data.copy_(torch.frombuffer(exported, dtype=torch.uint8))
     mark = target.mark()
-    target.import_bytes(BLOCKS, 1, 11, ALL, data, encoding, mark)
+    brought = target.import_bytes(BLOCKS, 1, 11, ALL, data, encoding, mark)
     if not staged:
         exported[:] = bytes(len(exported))  # whose memory it was may use it again at once
     assert copies.brought_after == [mark]
     assert not any(tensor.any() for tensor in (*target.keys, *target.values))
-    target.join()
+    target.join(brought)
     expected = build(dtype)
     expected.import_bytes(BLOCKS, 1, 11, ALL, source.export_bytes(BLOCKS, 1, 11, ALL, encoding=encoding), encoding)
     for there, here in zip((*expected.keys, *expected.values), (*target.keys, *target.values), strict=True):
@@ -100,7 +100,9 @@ def test_a_cache_in_memory_needs_none() -> None:
     assert cache.mark() is None
     assert cache.staging(8) is None
     assert build("float32", LateCopies()).pieces(BLOCKS, 0, 4, ALL) is None
-    cache.join()
+    cache.join(None)
+    assert cache.backlog() is None
+    assert cache.import_bytes([0], 0, 4, range(1), cache.export_bytes([0], 0, 4, range(1))) is None
 
 
 class FakeCuda:
@@ -135,27 +137,25 @@ class FakeStream:
         self.number = number
         self._log = log
 
-    def record_event(self) -> FakeEvent:
-        event = FakeEvent(self._log)
-        event.record(self)
-        return event
-
     def wait_event(self, event: FakeEvent) -> None:
         self._log.append(("wait", self.number, event))
 
-    def wait_stream(self, other: FakeStream) -> None:
-        self._log.append(("join", self.number, other.number))
-
 
 class FakeEvent:
+    """``reached``: whether the device has come there."""
+
     def __init__(self, log: list[tuple[Any, ...]]) -> None:
         self._log = log
+        self.reached = False
 
     def record(self, stream: FakeStream) -> None:
         self._log.append(("record", stream.number, self))
 
     def synchronize(self) -> None:
         self._log.append(("sleep", self))
+
+    def query(self) -> bool:
+        return self.reached
 
 
 @pytest.fixture
@@ -177,10 +177,25 @@ def test_cuda_copies_on_streams_of_their_own_behind_what_was_computed(cuda: Fake
     cuda.log.clear()
     queue.fetch(copying("out"), mark)
     done = cuda.log[-1][1]
-    assert cuda.log == [("wait", 1, mark), ("out", 1), ("record", 1, done), ("sleep", done)]
+    assert cuda.log == [("sleep", mark), ("out", 1), ("record", 1, done), ("sleep", done)]
     cuda.log.clear()
-    queue.bring(copying("in"), mark)
-    assert cuda.log == [("wait", 2, mark), ("in", 2)]  # and nobody slept
+    brought = queue.bring(copying("in"), mark, 8)
+    assert cuda.log == [("wait", 2, mark), ("in", 2), ("record", 2, brought)]  # and nobody slept
     cuda.log.clear()
-    queue.join()
-    assert cuda.log == [("join", 0, 2)]
+    queue.join(brought)
+    assert cuda.log == [("wait", 0, brought)]
+
+
+def test_who_brings_more_than_the_device_can_copy_is_told_to_wait(cuda: FakeCuda) -> None:
+    queue, size = CudaCopyQueue(torch.device("cuda")), MOST_BEHIND_BYTES // 2
+    assert queue.backlog() is None
+    first, *others = [queue.bring(lambda: None, queue.mark(), size) for _ in range(4)]
+    assert queue.backlog() is others[0]  # when that one is there, two of half the size are left
+    first.reached = True
+    assert queue.backlog() is others[0]
+    others[0].reached = True
+    assert queue.backlog() is None
+    large = queue.bring(lambda: None, queue.mark(), 3 * MOST_BEHIND_BYTES)
+    assert queue.backlog() is large
+    others[1].reached = others[2].reached = large.reached = True
+    assert queue.backlog() is None
