@@ -22,6 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.argument_types import at_least
 from benchmarks.ceilings import Ceilings, measure_ceilings, median_ratio
 from cluster.cores import usable_cores
 from cluster.worker_environment import become_like_a_worker
@@ -246,7 +247,14 @@ def show(results: Sequence[Result], decoders: Sequence[str], console: Console) -
 
 def show_slopes(slopes: Sequence[Slope], console: Console) -> None:
     """How the cost of a step grows with the context, beside the bytes that it reads."""
-    table = Table("batch", "context", "added ms", "limit ms", "× limit", title="what longer contexts add to a step")
+    table = Table(
+        "batch",
+        "context",
+        "added ms",
+        "limit ms",
+        "× limit",
+        title="what longer contexts add to a step, differences of medians",
+    )
     for slope in slopes:
         contexts = f"{slope.from_context} → {slope.to_context}"
         table.add_row(
@@ -263,13 +271,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--decoders", nargs="+", default=["auto", "transformers"], choices=DECODERS)
     parser.add_argument("--weights", nargs="+", default=["native"], choices=FUSED_WEIGHTS, help="of the fused decoder")
     parser.add_argument("--kv-caches", nargs="+", default=["native"], choices=KV_CACHES)
-    parser.add_argument("--contexts", type=int, nargs="+", default=[128, 512, 2048], help="tokens before the step")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32], help="sequences that decode")
-    parser.add_argument("--verify", type=int, nargs="*", default=[9], help="tokens of a chain to verify at batch 1")
-    parser.add_argument("--trees", type=int, nargs="*", default=[17], help="tokens of a tree to verify at batch 1")
-    parser.add_argument("--prefill", type=int, nargs="*", default=[1024], help="tokens of a prompt in one step")
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument(
+        "--contexts", type=at_least(1), nargs="+", default=[128, 512, 2048], help="tokens before the step"
+    )
+    parser.add_argument("--batches", type=at_least(1), nargs="+", default=[1, 8, 32], help="sequences that decode")
+    parser.add_argument(
+        "--verify", type=at_least(2), nargs="*", default=[9], help="tokens of a chain to verify at batch 1"
+    )
+    parser.add_argument(
+        "--trees", type=at_least(2), nargs="*", default=[17], help="tokens of a tree to verify at batch 1"
+    )
+    parser.add_argument("--prefill", type=at_least(1), nargs="*", default=[1024], help="tokens of a prompt in one step")
+    parser.add_argument("--repeats", type=at_least(1), default=7)
+    parser.add_argument("--threads", type=at_least(1), default=usable_cores())
     parser.add_argument("--json", type=Path, help="also write all times here")
     return parser
 
@@ -281,6 +295,9 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     loaded = load_model(resolve_model(arguments.model), arguments.dtype, pick_device(arguments.device))
     cases = cases_of(arguments)
+    longest = max(case.context + case.tokens for case in cases)
+    if longest > loaded.max_model_len:
+        parser.error(f"a step over {longest} tokens was asked for, but the model takes {loaded.max_model_len} at most.")
     most = max(case.batch * -(-(case.context + case.tokens) // _BLOCK_SIZE) for case in cases)
     if set(arguments.decoders) == {"transformers"} and "native" not in arguments.weights:
         parser.error("--decoders transformers computes native --weights only")

@@ -22,6 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.argument_types import at_least, over_zero
 from benchmarks.ceilings import median_ratio
 from benchmarks.kv_path_ends import BLOCK_SIZE, INT8, WAYS, Layout
 from benchmarks.router_load.processes import Child
@@ -201,14 +202,14 @@ def show(result: Result) -> Table:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=32, help="of the KV; by default those of Llama-3.1-8B")
-    parser.add_argument("--kv-heads", type=int, default=8)
-    parser.add_argument("--head-dim", type=int, default=128)
-    parser.add_argument("--tokens", type=int, default=8192, help="of the prompt, a multiple of 16")
-    parser.add_argument("--part-bytes", type=int, default=2**21, help="as kv_transfer.part_bytes")
-    parser.add_argument("--max-bytes-per-second", type=float, help="as kv_transfer.max_bytes_per_second")
+    parser.add_argument("--layers", type=at_least(1), default=32, help="of the KV; by default those of Llama-3.1-8B")
+    parser.add_argument("--kv-heads", type=at_least(1), default=8)
+    parser.add_argument("--head-dim", type=at_least(1), default=128)
+    parser.add_argument("--tokens", type=at_least(BLOCK_SIZE), default=8192, help="of the prompt, a multiple of 16")
+    parser.add_argument("--part-bytes", type=at_least(4096), default=2**21, help="as kv_transfer.part_bytes")
+    parser.add_argument("--max-bytes-per-second", type=over_zero, help="as kv_transfer.max_bytes_per_second")
     parser.add_argument("--int8", action="store_true", help="also as kv_transfer.encoding: int8")
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=at_least(1), default=7)
     parser.add_argument("--json", type=Path, help="also write every run here")
     return parser
 
@@ -216,7 +217,7 @@ def _parser() -> argparse.ArgumentParser:
 def main() -> None:
     parser = _parser()
     arguments = parser.parse_args()
-    if arguments.tokens <= 0 or arguments.tokens % BLOCK_SIZE:
+    if arguments.tokens % BLOCK_SIZE:
         parser.error(f"--tokens is {arguments.tokens}, but it must be a multiple of {BLOCK_SIZE} above 0.")
     layout = Layout(arguments.layers, arguments.kv_heads, arguments.head_dim, arguments.tokens)
     result = asyncio.run(
