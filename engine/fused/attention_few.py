@@ -282,6 +282,7 @@ def attend_split_few(
     count, next_end = end - first_split_key, min(item[Item.END], end + SPLIT_KEYS)
     num_slots = _fill(span, blocks, block_size, first_split_key, end, slots_at)
     _fill(span, blocks, block_size, end, next_end, next_slots_at)
+    # What is read, in this order: the keys, the values, and the first keys of the next split.
     listed = _list_rows(k, ld, slots_at, count, asked_at)
     listed = _list_rows(v, ld, slots_at, count, listed)
     listed = _list_rows(k, ld, next_slots_at, min(_LEAD, next_end - end), listed)
@@ -297,6 +298,7 @@ def attend_split_few(
         q = queries + ((first_head + head) * num_tokens + span[Span.FIRST_TOKEN] + query) * share * 2 * dim
         pack_tokens(q, 2 * dim, num_rows, dim, packed + head * queries_bytes)
 
+    # Scores. All heads of 32 keys, so that memory is read in its order.
     for j in range(0, num_slots, STEP):
         num_keys = min(STEP, num_slots - j)
         for head in range(num_item_heads):
@@ -311,6 +313,7 @@ def attend_split_few(
                     _turn(products, scores + row * SCORES_BYTES, SCORES_BYTES)
                 _ask(cursor_at, key_lines)
 
+    # Weights, where the scores lay.
     num_chunks = (count + KEY_CHUNK - 1) // KEY_CHUNK
     visible, before = place + 1 - first_split_key, span[Span.FIRST_KEY] - first_split_key
     for head in range(num_item_heads):
@@ -320,6 +323,7 @@ def attend_split_few(
         weigh_split(scores, SCORES_BYTES, num_rows, num_chunks, scaling, highest, mass)
         floats(head_state, num_scored * dim)[:] = _F32
 
+    # Values. Sums are added up in memory, since tiles for those of all heads there are not.
     configure_tiles(few_rows_configuration(tiles, num_rows))
     for j in range(0, count, STEP):
         for head in range(num_item_heads):

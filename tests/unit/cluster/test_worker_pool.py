@@ -14,7 +14,7 @@ import ray
 
 from cluster.config import BatonConfig
 from cluster.registry import WorkerInfo
-from cluster.worker_pool import WorkerPool
+from cluster.worker_pool import WorkerPool, _short_reason
 from engine.errors import ConfigError, DeadlineError, LayoutMismatchError, WorkerLostError
 from tests.fake_hosts import (
     CrashingHost,
@@ -387,3 +387,12 @@ def _runs(pid: int) -> bool:
 
 def _free_cpus() -> float:
     return ray.available_resources().get("CPU", 0)
+
+
+def test_a_reason_is_a_line_and_names_memory_where_that_was_it() -> None:
+    advice = "3 worker(s) were killed due to the node running low on memory. \nRefer to the documentation on that."
+    assert _short_reason(RuntimeError(advice)) == (
+        "Ray ended it, since its node ran out of memory; scale the pools down, or give the node more"
+    )
+    assert _short_reason(RuntimeError("Traceback\n  line\nValueError: seven")) == "ValueError: seven"
+    assert _short_reason(RuntimeError()) == "RuntimeError"
