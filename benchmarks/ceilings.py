@@ -10,6 +10,8 @@ from functools import partial
 
 import torch
 
+from engine.model_loader import has_bfloat16
+
 _READ_BYTES = 512 * 2**20
 # The larger a product, the better it is computed, up to a point that differs between machines.
 _PRODUCT_SIZES = (1024, 2048)
@@ -21,7 +23,8 @@ class Ceilings:
     """
     Attributes:
         bytes_per_second: read from memory, by all threads together.
-        flops_per_second: of a product of two matrices of the model's dtype; an addition and a multiplication are two.
+        flops_per_second: of a product of two matrices of the model's dtype, or of float32 where the CPU has no
+            instructions for that dtype; an addition and a multiplication are two.
     """
 
     bytes_per_second: float
@@ -36,9 +39,11 @@ def measure_ceilings(dtype: torch.dtype, device: torch.device) -> Ceilings:
     """Takes about two seconds on a small CPU."""
     memory = torch.ones(_READ_BYTES // 4, dtype=torch.float32, device=device)
     bandwidth = _READ_BYTES / _seconds(lambda: memory.sum(), device)
+    # Torch multiplies bfloat16 number by number there: whoever wants speed widens, and so does the fused decoder.
+    computed = dtype if has_bfloat16(device) else torch.float32
     rates = []
     for size in _PRODUCT_SIZES:
-        left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        left, right = (torch.randn(size, size, device=device).to(computed) for _ in range(2))
         rates.append(2 * size**3 / _seconds(partial(torch.matmul, left, right), device))
     return Ceilings(bandwidth, max(rates))
 

@@ -89,9 +89,13 @@ def pick_dtype(name: str, config: Any, device: torch.device) -> str:
     if stored not in TORCH_DTYPES:
         stored = "float32"
     if device.type == "cpu":
-        has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        return "bfloat16" if stored == "bfloat16" and has_bf16 else "float32"
+        return "bfloat16" if stored == "bfloat16" and has_bfloat16(device) else "float32"
     return stored
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether torch computes bfloat16 by instructions for it; elsewhere it is hundreds of times slower than float32."""
+    return device.type != "cpu" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def load_model(source: ModelSource, dtype: str, device: torch.device, weights: str = "native") -> LoadedModel:

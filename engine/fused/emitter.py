@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Sequence
 from functools import cache
 
@@ -55,6 +56,26 @@ def lanes() -> int:
     if "avx512f" in _features():
         return 16
     return 8 if "avx2" in _features() else 4
+
+
+@cache
+def _most_sums() -> int:
+    """Vectors that sums may take of the registers; the rest holds what is multiplied."""
+    has_32 = lanes() == 16 or platform.machine() in ("aarch64", "arm64")
+    return 24 if has_32 else 12
+
+
+def parts_in_registers(count: int, sums_each: int) -> list[range]:
+    """``range(count)`` in even parts, so few that the sums of a part, ``sums_each`` for each number, stay in registers.
+
+    Sums that do not are written to memory and read again at every step: with 16 instead of 8, AVX2 multiplies 34
+    instead of 80 GFLOP/s (one core of a Zen 3).
+    """
+    num_parts = -(-count * sums_each // _most_sums())
+    while count % num_parts:
+        num_parts += 1
+    size = count // num_parts
+    return [range(first, first + size) for first in range(0, count, size)]
 
 
 def has_pairs() -> bool:

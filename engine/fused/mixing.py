@@ -15,7 +15,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from engine.fused.arithmetic import floats, from_operand, item_size, numbers, operands
-from engine.fused.emitter import F32, I16, I32, I64, PTR, Dot, Emitter, has_fast_pairs, lanes
+from engine.fused.emitter import F32, I16, I32, I64, PTR, Dot, Emitter, has_fast_pairs, lanes, parts_in_registers
 from engine.fused.key_slots import KEY_CHUNK
 from engine.fused.vectors import is_half
 
@@ -106,46 +106,48 @@ def mix_tile(typing_context, kind, rows, vectors, p, ldp, v, ldv, index, count, 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
         p_base, p_stride, v_base, v_stride, index_base, length, out_base, out_stride = arguments[3:]
         e = Emitter(builder)
-        vector = ir.VectorType(F32, lanes())
         p_root, v_root, index_root, out_root = (
             builder.inttoptr(address, PTR) for address in (p_base, v_base, index_base, out_base)
         )
         p_rows = [e.at(p_root, builder.mul(p_stride, I64(i))) for i in range(num_rows)]
-        places = [
-            e.at(out_root, builder.add(builder.mul(out_stride, I64(i)), I64(j * 4 * lanes())))
-            for i in range(num_rows)
-            for j in range(num_vectors)
-        ]
-        starts = [e.load(place, vector) for place in places]
-        keys = mixer(e, is_half(kind), (v_root, v_stride), index_root, length, num_vectors)
-
-        before = builder.block
-        head, body, done = (builder.append_basic_block(name) for name in ("keys", "key", "mixed"))
-        builder.branch(head)
-        builder.position_at_end(head)
-        number = builder.phi(I64)
-        totals = [builder.phi(vector) for _ in places]
-        number.add_incoming(I64(0), before)
-        for total, start in zip(totals, starts, strict=True):
-            total.add_incoming(start, before)
-        builder.cbranch(builder.icmp_unsigned("<", number, length), body, done)
-
-        builder.position_at_end(body)
-        values = keys.values(number)
-        weights = [keys.weight(p_row, number) for p_row in p_rows]
-        pairs = [(weight, value) for weight in weights for value in values]
-        added = [keys.add(total, *pair) for total, pair in zip(totals, pairs, strict=True)]
-        number.add_incoming(builder.add(number, I64(keys.at_once)), builder.block)
-        for total, value in zip(totals, added, strict=True):
-            total.add_incoming(value, builder.block)
-        builder.branch(head)
-
-        builder.position_at_end(done)
-        for total, place in zip(totals, places, strict=True):
-            e.store(total, place)
+        out_rows = [e.at(out_root, builder.mul(out_stride, I64(i))) for i in range(num_rows)]
+        for part in parts_in_registers(num_vectors, num_rows):
+            first = e.at(v_root, part.start * lanes() * (2 if is_half(kind) else 4))
+            keys = mixer(e, is_half(kind), (first, v_stride), index_root, length, len(part))
+            _add_keys(e, keys, p_rows, [e.at(row, 4 * lanes() * j) for row in out_rows for j in part])
         return context.get_dummy_value()
 
     return signature, codegen
+
+
+def _add_keys(e: Emitter, keys: _Mixer, p_rows: list[ir.Value], places: list[ir.Value]) -> None:
+    """Adds every key's values, each row's by its weights, to what lies at ``places``, row by row."""
+    builder, vector = e.b, ir.VectorType(F32, lanes())
+    starts = [e.load(place, vector) for place in places]
+    before = builder.block
+    head, body, done = (builder.append_basic_block(name) for name in ("keys", "key", "mixed"))
+    builder.branch(head)
+    builder.position_at_end(head)
+    number = builder.phi(I64)
+    totals = [builder.phi(vector) for _ in places]
+    number.add_incoming(I64(0), before)
+    for total, start in zip(totals, starts, strict=True):
+        total.add_incoming(start, before)
+    builder.cbranch(builder.icmp_unsigned("<", number, keys.length), body, done)
+
+    builder.position_at_end(body)
+    values = keys.values(number)
+    weights = [keys.weight(p_row, number) for p_row in p_rows]
+    pairs = [(weight, value) for weight in weights for value in values]
+    added = [keys.add(total, *pair) for total, pair in zip(totals, pairs, strict=True)]
+    number.add_incoming(builder.add(number, I64(keys.at_once)), builder.block)
+    for total, value in zip(totals, added, strict=True):
+        total.add_incoming(value, builder.block)
+    builder.branch(head)
+
+    builder.position_at_end(done)
+    for total, place in zip(totals, places, strict=True):
+        e.store(total, place)
 
 
 class _Mixer:

@@ -16,7 +16,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from engine.fused.emitter import F32, I32, I64, LINE_BYTES, PTR, Dot, Emitter, Operand, lanes
+from engine.fused.emitter import F32, I32, I64, LINE_BYTES, PTR, Dot, Emitter, Operand, lanes, parts_in_registers
 
 
 def is_half(kind: types.Type) -> bool:
@@ -121,19 +121,23 @@ def _emit_tile(
         after: where they go instead of to ``out``; None: they are complete.
     """
     x_root, w_root, out_root = (e.b.inttoptr(address, PTR) for address, _ in (x, w, out))
-    vector, count = ir.VectorType(F32, lanes()), num_rows * len(numbers)
+    vector = ir.VectorType(F32, lanes())
     x_rows = [e.at(x_root, e.b.mul(x[1], I64(i))) for i in range(num_rows)]
     w_rows = [e.at(w_root, e.b.mul(w[1], number)) for number in numbers]
     asked = [e.b.inttoptr(e.b.add(ask[0], e.b.mul(w[1], I64(j))), PTR) for j in range(ask[1])]
-    starts = [vector([0.0] * lanes())] * count
-    if before is not None:
-        starts = [e.load(e.b.inttoptr(before, PTR), vector, 4 * lanes() * i) for i in range(count)]
-    totals = _loop_of_steps(e, dot, x_rows, w_rows, length, starts, asked)
-    if after is None:
-        e.store_rows(e.fold(totals), num_rows, len(numbers), out_root, out[1])
-        return
-    for i, total in enumerate(totals):
-        e.store(total, e.b.inttoptr(after, PTR), 4 * lanes() * i)
+    passes = parts_in_registers(len(numbers), num_rows)
+    for number, columns in enumerate(passes):
+        count, place = num_rows * len(columns), 4 * lanes() * num_rows * columns.start
+        starts = [vector([0.0] * lanes())] * count
+        if before is not None:
+            starts = [e.load(e.b.inttoptr(before, PTR), vector, place + 4 * lanes() * i) for i in range(count)]
+        rows = w_rows[columns.start : columns.stop]
+        totals = _loop_of_steps(e, dot, x_rows, rows, length, starts, asked[number :: len(passes)])
+        if after is None:
+            e.store_rows(e.fold(totals), num_rows, len(columns), e.at(out_root, 4 * columns.start), out[1])
+            continue
+        for i, total in enumerate(totals):
+            e.store(total, e.b.inttoptr(after, PTR), place + 4 * lanes() * i)
 
 
 def _loop_of_steps(
@@ -208,8 +212,13 @@ def _mask_of_rest(e: Emitter, dot: Dot, rest: ir.Value) -> ir.Value:
 
 
 def _add_products(dot: Dot, totals: Sequence[ir.Value], xs: Sequence[Operand], ws: Sequence[Operand]) -> list[ir.Value]:
-    pairs = [(x, w) for x in xs for w in ws]
-    return [dot.add(total, x, w) for total, (x, w) in zip(totals, pairs, strict=True)]
+    """Where registers are few, the shorter side stands in them, and the other passes by."""
+    columns = len(ws)
+    places = [(i, j) for i in range(len(xs)) for j in range(columns)]
+    if len(xs) < columns:
+        places.sort(key=lambda place: place[1])
+    added = {(i, j): dot.add(totals[i * columns + j], xs[i], ws[j]) for i, j in places}
+    return [added[i, j] for i in range(len(xs)) for j in range(columns)]
 
 
 @intrinsic(prefer_literal=True)
