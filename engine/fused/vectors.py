@@ -124,7 +124,6 @@ def _emit_tile(
     vector = ir.VectorType(F32, lanes())
     x_rows = [e.at(x_root, e.b.mul(x[1], I64(i))) for i in range(num_rows)]
     w_rows = [e.at(w_root, e.b.mul(w[1], number)) for number in numbers]
-    asked = [e.b.inttoptr(e.b.add(ask[0], e.b.mul(w[1], I64(j))), PTR) for j in range(ask[1])]
     passes = parts_in_registers(len(numbers), num_rows)
     for number, columns in enumerate(passes):
         count, place = num_rows * len(columns), 4 * lanes() * num_rows * columns.start
@@ -132,7 +131,10 @@ def _emit_tile(
         if before is not None:
             starts = [e.load(e.b.inttoptr(before, PTR), vector, place + 4 * lanes() * i) for i in range(count)]
         rows = w_rows[columns.start : columns.stop]
-        totals = _loop_of_steps(e, dot, x_rows, rows, length, starts, asked[number :: len(passes)])
+        asked = range(ask[1])[number :: len(passes)]
+        first = e.b.add(ask[0], e.b.mul(w[1], I64(number)))
+        stride = e.b.mul(w[1], I64(len(passes)))
+        totals = _loop_of_steps(e, dot, x_rows, rows, length, starts, (first, stride, len(asked)))
         if after is None:
             e.store_rows(e.fold(totals), num_rows, len(columns), e.at(out_root, 4 * columns.start), out[1])
             continue
@@ -147,13 +149,13 @@ def _loop_of_steps(
     w_rows: list[ir.Value],
     length: ir.Value,
     starts: Sequence[ir.Value],
-    asked: Sequence[ir.Value],
+    asked: tuple[ir.Value, ir.Value, int],
 ) -> list[ir.Value]:
     """The sums, one vector of partial ones for each pair of rows, after all whole steps and the rest.
 
     Args:
         starts: what the sums begin with.
-        asked: rows to prefetch.
+        asked: address of the first row to prefetch, bytes from one to the next, and how many.
     """
     builder, vector = e.b, starts[0].type
     rest = builder.and_(length, I64(dot.step - 1))
@@ -175,10 +177,7 @@ def _loop_of_steps(
     builder.position_at_end(body)
     weights = [dot.load_weights(row, place) for row in w_rows]
     added = _add_products(dot, totals, [dot.load(row, place) for row in x_rows], weights)
-    if 2 * dot.step * dot.weight_item >= LINE_BYTES:
-        for row in asked:
-            ahead = e.at(row, dot.weight_line(place))
-            e.call("llvm.prefetch.p0", ir.VoidType(), (ahead, I32(0), I32(2), I32(1)))
+    _ask(e, dot, place, *asked)
     place.add_incoming(builder.add(place, I64(dot.step)), builder.block)
     for total, value in zip(totals, added, strict=True):
         total.add_incoming(value, builder.block)
@@ -203,6 +202,21 @@ def _loop_of_steps(
         result.add_incoming(value, last)
         results.append(result)
     return results
+
+
+def _ask(e: Emitter, dot: Dot, place: ir.Value, first: ir.Value, stride: ir.Value, num_rows: int) -> None:
+    """Prefetches each of the rows at ``place``, or where a line takes many steps, the next one at each step."""
+    if num_rows == 0:
+        return
+    steps = LINE_BYTES // (dot.step * dot.weight_item)
+    together = min(steps, num_rows) if steps > 2 else 1
+    offset = e.b.add(first, dot.weight_line(place))
+    if together > 1:
+        turn = e.b.urem(e.b.udiv(place, I64(dot.step)), I64(together))
+        offset = e.b.add(offset, e.b.mul(stride, turn))
+    for row in range(0, num_rows, together):
+        ahead = e.b.inttoptr(e.b.add(offset, e.b.mul(stride, I64(row))), PTR)
+        e.call("llvm.prefetch.p0", ir.VoidType(), (ahead, I32(0), I32(2), I32(1)))
 
 
 def _mask_of_rest(e: Emitter, dot: Dot, rest: ir.Value) -> ir.Value:
