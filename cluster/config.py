@@ -97,8 +97,9 @@ class PrefillConfig(PoolConfig):
 
     ordering: Literal["edf", "fcfs"] = "edf"
     """Which prompt is prefilled next: the earliest deadline of the highest priority, or first come, first served."""
-    niceness: Annotated[int, Field(ge=0, le=19)] = 10
-    """By how much prompts on CPUs yield to whoever decodes on the same cores, as in nice(1); 0: not at all."""
+    niceness: Annotated[int, Field(ge=0, le=19)] | Literal["auto"] = "auto"
+    """By how much prompts on CPUs yield to whoever decodes on the same cores, as in nice(1); 0: not at all. ``auto``:
+    10 where a matrix unit computes them, else 0, since they need most of the time there and would wait for long."""
 
 
 class SpeculationConfig(Section):

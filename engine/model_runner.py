@@ -133,6 +133,11 @@ class ModelRunner:
         """Whether the fused decoder computes the model."""
         return not isinstance(self._forward_pass, TransformersForward | GraphedForward)
 
+    @property
+    def has_tiles(self) -> bool:
+        """Whether a CPU's matrix unit computes the model, so that a prompt costs little beside decoding."""
+        return cast("FusedDecoder", self._forward_pass).has_tiles if self.is_fused else False
+
     def watch_stages(self) -> StageClock | None:
         """Has all later steps note when the fused decoder's stages are done; None where something else computes."""
         return cast("FusedDecoder", self._forward_pass).watch_stages() if self.is_fused else None

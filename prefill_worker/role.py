@@ -17,6 +17,7 @@ from engine.scheduler import SchedulerLimits
 from engine.step_profile import profile_steps
 from prefill_worker.encoding_choice import EncodingChoice
 from prefill_worker.kv_export import KVExporter, no_draft_state
+from prefill_worker.niceness import pick_niceness
 from prefill_worker.ordering.registry import create_ordering
 from prefill_worker.prompt_draft import PromptDraft
 from prefill_worker.server import PrefillService
@@ -37,7 +38,7 @@ class PrefillRole:
             proposer=self._draft,
             max_draft_tokens=0,
             num_threads=context.num_threads,
-            niceness=config.prefill.niceness if context.runner.device.type == "cpu" else 0,
+            niceness=pick_niceness(config.prefill.niceness, context.runner),
         )
         kv = config.kv_transfer
         self._transport = create_transport(

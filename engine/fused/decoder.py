@@ -59,6 +59,11 @@ class FusedDecoder:
             self.features.keep(states, self._hidden_size)
         return logits
 
+    @property
+    def has_tiles(self) -> bool:
+        """See :attr:`engine.model_runner.ModelRunner.has_tiles`."""
+        return self._forward.has_tiles
+
     def watch_stages(self) -> StageClock:
         """See :meth:`engine.model_runner.ModelRunner.watch_stages`."""
         return self._forward.watch()

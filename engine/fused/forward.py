@@ -74,6 +74,11 @@ class FusedForward:
         self._clock: StageClock | None = None
         self._pool = ThreadPool(serve, self._model.ctypes.data, self._step.ctypes.data, MAX_THREADS)
 
+    @property
+    def has_tiles(self) -> bool:
+        """Whether a matrix unit does the products."""
+        return bool(self._model[Model.TILES])
+
     def run(
         self,
         token_ids: torch.Tensor,
