@@ -23,12 +23,13 @@ class Ceilings:
     """
     Attributes:
         bytes_per_second: read from memory, by all threads together.
-        flops_per_second: of a product of two matrices of the model's dtype, or of float32 where the CPU has no
-            instructions for that dtype; an addition and a multiplication are two.
+        flops_per_second: of a product of two matrices; an addition and a multiplication are two.
+        multiplied: their dtype: the model's, but float32 where the CPU has no instructions for bfloat16.
     """
 
     bytes_per_second: float
     flops_per_second: float
+    multiplied: str = "float32"
 
     def least_ms(self, num_bytes: float, num_flops: float) -> float:
         """No step that reads and computes that much can be faster."""
@@ -40,12 +41,12 @@ def measure_ceilings(dtype: torch.dtype, device: torch.device) -> Ceilings:
     memory = torch.ones(_READ_BYTES // 4, dtype=torch.float32, device=device)
     bandwidth = _READ_BYTES / _seconds(lambda: memory.sum(), device)
     # Torch multiplies bfloat16 number by number there: whoever wants speed widens, and so does the fused decoder.
-    computed = dtype if has_bfloat16(device) else torch.float32
+    computed = torch.float32 if dtype == torch.bfloat16 and not has_bfloat16(device) else dtype
     rates = []
     for size in _PRODUCT_SIZES:
         left, right = (torch.randn(size, size, device=device).to(computed) for _ in range(2))
         rates.append(2 * size**3 / _seconds(partial(torch.matmul, left, right), device))
-    return Ceilings(bandwidth, max(rates))
+    return Ceilings(bandwidth, max(rates), str(computed).removeprefix("torch."))
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:

@@ -308,7 +308,8 @@ def main() -> None:
     console = Console(width=_WIDTH)
     console.print(
         f"{loaded.dtype_name}, {arguments.threads} threads; this machine reads "
-        f"{ceilings.bytes_per_second / 1e9:.1f} GB/s and multiplies {ceilings.flops_per_second / 1e9:.0f} GFLOP/s"
+        f"{ceilings.bytes_per_second / 1e9:.1f} GB/s and multiplies {ceilings.flops_per_second / 1e9:.0f} GFLOP/s "
+        f"of {ceilings.multiplied}"
     )
     results = [Result(case, work.least_ms(case, ceilings)) for case in cases]
     for result in results:

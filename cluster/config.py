@@ -16,7 +16,7 @@ from cluster.admission_config import AdmissionConfig
 from cluster.api_keys import ApiKeyConfig, ApiKeys
 from cluster.autoscaler_config import AutoscalerConfig
 from cluster.config_reading import explain, merge_overrides, read_yaml
-from cluster.config_section import DraftReference, NonEmptyString, PositiveInt, PositiveSeconds, Section
+from cluster.config_section import DraftReference, Niceness, NonEmptyString, PositiveInt, PositiveSeconds, Section
 from cluster.kv_transfer_config import KVTransferConfig
 from cluster.routing_config import RoutingConfig
 from cluster.simulation_config import SimulationConfig
@@ -97,9 +97,9 @@ class PrefillConfig(PoolConfig):
 
     ordering: Literal["edf", "fcfs"] = "edf"
     """Which prompt is prefilled next: the earliest deadline of the highest priority, or first come, first served."""
-    niceness: Annotated[int, Field(ge=0, le=19)] | Literal["auto"] = "auto"
-    """By how much prompts on CPUs yield to whoever decodes on the same cores, as in nice(1); 0: not at all. ``auto``:
-    10 where a matrix unit computes them, else 0, since they need most of the time there and would wait for long."""
+    niceness: Niceness = "auto"
+    """By how much prompts on CPUs yield to whoever decodes on the same cores, as in nice(1); 0: not at all. auto: 10
+    where the fused decoder computes them by a matrix unit, else 0, since they need most of the time there."""
 
 
 class SpeculationConfig(Section):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)")
 _MAX_DURATION_S = 86_400.0
+_MOST_NICENESS = 19
 _NOTHING = ("null", "none", "nil", "~", "off", "no", "false")
 
 
@@ -77,10 +78,19 @@ def _draft_reference(value: object) -> object:
     return value
 
 
+def _niceness(value: object) -> object:
+    """One sentence where a union would have one for each of its types."""
+    if value != "auto" and not (type(value) is int and 0 <= value <= _MOST_NICENESS):
+        shown = "null" if value is None else str(value)[:40]
+        raise ValueError(f"{shown} is neither auto nor a whole number from 0 to {_MOST_NICENESS}")
+    return value
+
+
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveSeconds = Annotated[float, Field(gt=0, le=86_400)]
 NonEmptyString = Annotated[str, Field(min_length=1)]
 DraftReference = Annotated[NonEmptyString, BeforeValidator(_draft_reference)]
+Niceness = Annotated[int | Literal["auto"], BeforeValidator(_niceness)]
 _AsText = PlainSerializer(format_duration, return_type=str, when_used="json")
 Duration = Annotated[float, BeforeValidator(_at_least(1e-3)), _AsText]
 """Seconds, written with a unit; at least a millisecond."""

@@ -369,12 +369,11 @@ class WorkerPool:
 
 def _short_reason(error: Exception) -> str:
     """One line of it. Ray puts the remote traceback first and the error last, and advice around a process's death."""
+    if isinstance(error, ray.exceptions.OutOfMemoryError) or "running low on memory" in str(error):
+        return "Ray ended it, since its node ran out of memory; scale the pools down, or give the node more"
     if isinstance(error, ActorDiedError) and "creation task" not in str(error):
         return "its process died"
-    text = str(error).strip() or type(error).__name__
-    if "low on memory" in text or "out of memory" in text:
-        return "Ray ended it, since its node ran out of memory; scale the pools down, or give the node more"
-    return text.splitlines()[-1]
+    return (str(error).strip() or type(error).__name__).splitlines()[-1]
 
 
 async def _race(*works: Coroutine[Any, Any, object]) -> None:

@@ -135,7 +135,7 @@ class ModelRunner:
 
     @property
     def has_tiles(self) -> bool:
-        """Whether a CPU's matrix unit computes the model, so that a prompt costs little beside decoding."""
+        """Whether the fused decoder computes by a CPU's matrix unit, so that a prompt costs little beside decoding."""
         return cast("FusedDecoder", self._forward_pass).has_tiles if self.is_fused else False
 
     def watch_stages(self) -> StageClock | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import llvmlite.binding
 from llvmlite import ir
@@ -71,11 +72,24 @@ def parts_in_registers(count: int, sums_each: int) -> list[range]:
     Sums that do not are written to memory and read again at every step: with 16 instead of 8, AVX2 multiplies 34
     instead of 80 GFLOP/s (one core of a Zen 3).
     """
-    num_parts = -(-count * sums_each // _most_sums())
+    num_parts = min(count, -(-count * sums_each // _most_sums()))
     while count % num_parts:
         num_parts += 1
     size = count // num_parts
     return [range(first, first + size) for first in range(0, count, size)]
+
+
+def add_all(
+    add: Callable[[ir.Value, Any, Any], ir.Value], totals: Sequence[ir.Value], xs: Sequence[Any], ys: Sequence[Any]
+) -> list[ir.Value]:
+    """``add(totals[i, j], xs[i], ys[j])`` for each ``i`` and ``j``.
+
+    In such an order that the shorter side stands in registers and the longer one passes by, where these are few.
+    """
+    places = [(i, j) for i in range(len(xs)) for j in range(len(ys))]
+    order = sorted(places, key=lambda place: place[1]) if len(xs) < len(ys) else places
+    added = {(i, j): add(totals[i * len(ys) + j], xs[i], ys[j]) for i, j in order}
+    return [added[place] for place in places]
 
 
 def has_pairs() -> bool:

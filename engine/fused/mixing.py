@@ -15,7 +15,19 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from engine.fused.arithmetic import floats, from_operand, item_size, numbers, operands
-from engine.fused.emitter import F32, I16, I32, I64, PTR, Dot, Emitter, has_fast_pairs, lanes, parts_in_registers
+from engine.fused.emitter import (
+    F32,
+    I16,
+    I32,
+    I64,
+    PTR,
+    Dot,
+    Emitter,
+    add_all,
+    has_fast_pairs,
+    lanes,
+    parts_in_registers,
+)
 from engine.fused.key_slots import KEY_CHUNK
 from engine.fused.vectors import is_half
 
@@ -138,8 +150,7 @@ def _add_keys(e: Emitter, keys: _Mixer, p_rows: list[ir.Value], places: list[ir.
     builder.position_at_end(body)
     values = keys.values(number)
     weights = [keys.weight(p_row, number) for p_row in p_rows]
-    pairs = [(weight, value) for weight in weights for value in values]
-    added = [keys.add(total, *pair) for total, pair in zip(totals, pairs, strict=True)]
+    added = add_all(keys.add, totals, weights, values)
     number.add_incoming(builder.add(number, I64(keys.at_once)), builder.block)
     for total, value in zip(totals, added, strict=True):
         total.add_incoming(value, builder.block)

@@ -16,7 +16,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from engine.fused.emitter import F32, I32, I64, LINE_BYTES, PTR, Dot, Emitter, Operand, lanes, parts_in_registers
+from engine.fused.emitter import F32, I32, I64, LINE_BYTES, PTR, Dot, Emitter, add_all, lanes, parts_in_registers
 
 
 def is_half(kind: types.Type) -> bool:
@@ -176,7 +176,7 @@ def _loop_of_steps(
 
     builder.position_at_end(body)
     weights = [dot.load_weights(row, place) for row in w_rows]
-    added = _add_products(dot, totals, [dot.load(row, place) for row in x_rows], weights)
+    added = add_all(dot.add, totals, [dot.load(row, place) for row in x_rows], weights)
     _ask(e, dot, place, *asked)
     place.add_incoming(builder.add(place, I64(dot.step)), builder.block)
     for total, value in zip(totals, added, strict=True):
@@ -190,7 +190,7 @@ def _loop_of_steps(
     mask = _mask_of_rest(e, dot, rest)
     x_parts = [dot.load_part(row, end, mask) for row in x_rows]
     w_parts = [dot.load_weights_part(row, end, mask) for row in w_rows]
-    finished = _add_products(dot, totals, x_parts, w_parts)
+    finished = add_all(dot.add, totals, x_parts, w_parts)
     last = builder.block
     builder.branch(done)
 
@@ -223,16 +223,6 @@ def _mask_of_rest(e: Emitter, dot: Dot, rest: ir.Value) -> ir.Value:
     """The first ``rest`` lanes of a step."""
     numbers = ir.VectorType(I64, dot.step)(list(range(dot.step)))
     return e.b.icmp_unsigned("<", numbers, e.splat(rest, dot.step))
-
-
-def _add_products(dot: Dot, totals: Sequence[ir.Value], xs: Sequence[Operand], ws: Sequence[Operand]) -> list[ir.Value]:
-    """Where registers are few, the shorter side stands in them, and the other passes by."""
-    columns = len(ws)
-    places = [(i, j) for i in range(len(xs)) for j in range(columns)]
-    if len(xs) < columns:
-        places.sort(key=lambda place: place[1])
-    added = {(i, j): dot.add(totals[i * columns + j], xs[i], ws[j]) for i, j in places}
-    return [added[i, j] for i in range(len(xs)) for j in range(columns)]
 
 
 @intrinsic(prefer_literal=True)

@@ -391,8 +391,10 @@ def _free_cpus() -> float:
 
 def test_a_reason_is_a_line_and_names_memory_where_that_was_it() -> None:
     advice = "3 worker(s) were killed due to the node running low on memory. \nRefer to the documentation on that."
-    assert _short_reason(RuntimeError(advice)) == (
-        "Ray ended it, since its node ran out of memory; scale the pools down, or give the node more"
-    )
+    ended = "Ray ended it, since its node ran out of memory; scale the pools down, or give the node more"
+    assert _short_reason(RuntimeError(advice)) == ended
+    assert _short_reason(ray.exceptions.OutOfMemoryError("Task was killed")) == ended
+    on_gpu = "CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert _short_reason(RuntimeError(f"Traceback\ntorch.OutOfMemoryError: {on_gpu}")).endswith(on_gpu)
     assert _short_reason(RuntimeError("Traceback\n  line\nValueError: seven")) == "ValueError: seven"
     assert _short_reason(RuntimeError()) == "RuntimeError"

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from engine.fused.tiles import has_tiles
 from engine.loop import EngineLoop
 from engine.model_loader import prepare_model
 from engine.model_runner import ModelRunner
@@ -69,3 +70,10 @@ def helpers() -> set[int]:
     """Native ids of threads of fused decoders."""
     live = [thread for thread in threading.enumerate() if thread.name.startswith("fused-")]
     return {thread.native_id for thread in live if thread.native_id is not None}
+
+
+def test_a_runner_says_whether_tiles_compute_it() -> None:
+    for dtype, decoder in (("bfloat16", "fused"), ("float32", "fused"), ("float32", "transformers")):
+        runner = ModelRunner(prepare_model(tiny_model("llama"), dtype), 4, 16, decoder=decoder)
+        assert runner.has_tiles == (decoder == "fused" and dtype == "bfloat16" and has_tiles())
+        runner.close()

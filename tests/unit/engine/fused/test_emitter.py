@@ -10,14 +10,14 @@ from engine.fused import emitter
 from engine.fused.emitter import parts_in_registers
 
 
-@given(count=st.integers(1, 16), sums_each=st.integers(1, 12), most=st.sampled_from((12, 24)))
+@given(count=st.integers(1, 16), sums_each=st.integers(1, 30), most=st.sampled_from((12, 24)))
 def test_parts_are_even_and_their_sums_fit(count: int, sums_each: int, most: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(emitter, "_most_sums", lambda: most)
         parts = parts_in_registers(count, sums_each)
     assert [number for part in parts for number in part] == list(range(count))
     assert len({len(part) for part in parts}) == 1
-    assert len(parts[0]) * sums_each <= most
+    assert len(parts[0]) == 1 or len(parts[0]) * sums_each <= most
 
 
 def test_a_tile_is_one_part_where_registers_are_many() -> None:

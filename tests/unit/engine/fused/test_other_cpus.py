@@ -22,18 +22,22 @@ features = frozenset(emitter._features())
 if way == "pairs":  # fast where they are slow, slow where they are fast
     name = llvmlite.binding.get_host_cpu_name()
     emitter._SLOW_PAIRS = () if name in emitter._SLOW_PAIRS else (name,)
+elif way == "registers":  # as few as CPUs without AVX-512 have
+    emitter._most_sums = lambda: 12
 elif way == "avx512":
     emitter._features = lambda: features - {"avx512bf16"}
 else:
     emitter._features = lambda: frozenset(name for name in features if not name.startswith("avx512"))
-sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *tests, "-k", "bfloat16 and (600 or 40 or small or many)"]))
+chosen = "bfloat16 and (600 or 40 or small or many) or numpys"
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *tests, "-k", chosen]))
 """
 
 
-@pytest.mark.parametrize("way", ["pairs", "avx512", pytest.param("avx2", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("way", ["pairs", "registers", "avx512", pytest.param("avx2", marks=pytest.mark.thorough)])
 def test_products_are_right_and_rows_independent(way: str) -> None:
-    if not (has_pairs() if way == "pairs" else has_features("avx512f" if way == "avx512" else "avx2")):
+    needed = {"registers": "avx512f", "avx512": "avx512f", "avx2": "avx2"}
+    if not (has_pairs() if way == "pairs" else has_features(needed[way])):
         pytest.skip(f"this CPU has no {way}")
-    tests = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("products", "attention_many")]
+    tests = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("products", "mixing", "attention_many")]
     ended = subprocess.run([sys.executable, "-c", RUN, way, *tests], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-1000:]
