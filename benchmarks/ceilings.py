@@ -29,7 +29,7 @@ class Ceilings:
 
     bytes_per_second: float
     flops_per_second: float
-    multiplied: str = "float32"
+    multiplied: str
 
     def least_ms(self, num_bytes: float, num_flops: float) -> float:
         """No step that reads and computes that much can be faster."""

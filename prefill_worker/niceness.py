@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
-
-import torch
+from typing import Literal
 
 _WITH_MATRIX_UNIT = 10
 
 
-class Computes(Protocol):
-    """What :class:`engine.model_runner.ModelRunner` says of how it computes."""
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def has_tiles(self) -> bool: ...
-
-
-def pick_niceness(niceness: int | Literal["auto"], runner: Computes) -> int:
+def pick_niceness(niceness: int | Literal["auto"], *, on_cpu: bool, has_tiles: bool) -> int:
     """What to call nice(1) with.
 
     Who yields by 10 gets a tenth of a core that others want, too. A matrix unit computes prompts in a small part of the
     time that their answers take, so a tenth and what decoding leaves are enough. Elsewhere prompts are most of the
     work: yielding, they would wait for seconds, and decoding would have too few sequences at a time.
     """
-    if runner.device.type != "cpu":
+    if not on_cpu:
         return 0
     if niceness == "auto":
-        return _WITH_MATRIX_UNIT if runner.has_tiles else 0
+        return _WITH_MATRIX_UNIT if has_tiles else 0
     return niceness

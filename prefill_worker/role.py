@@ -27,18 +27,20 @@ class PrefillRole:
     """Implements :class:`cluster.role.WorkerRole`."""
 
     def __init__(self, context: WorkerContext) -> None:
-        config, pool = context.config, context.pool
+        config, pool, runner = context.config, context.pool, context.runner
         self._max_model_len = context.max_model_len
         self._draft = _create_draft(context)
         self._engine = AsyncEngine(
-            context.runner,
+            runner,
             SchedulerLimits(pool.chunk_tokens, pool.max_num_seqs, context.max_model_len),
             prefix_caching=config.engine.prefix_caching,
             ordering=create_ordering(config.prefill.ordering),
             proposer=self._draft,
             max_draft_tokens=0,
             num_threads=context.num_threads,
-            niceness=pick_niceness(config.prefill.niceness, context.runner),
+            niceness=pick_niceness(
+                config.prefill.niceness, on_cpu=runner.device.type == "cpu", has_tiles=runner.has_tiles
+            ),
         )
         kv = config.kv_transfer
         self._transport = create_transport(

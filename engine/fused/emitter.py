@@ -67,7 +67,7 @@ def _most_sums() -> int:
 
 
 def parts_in_registers(count: int, sums_each: int) -> list[range]:
-    """``range(count)`` in even parts, so few that the sums of a part, ``sums_each`` for each number, stay in registers.
+    """``range(count)`` in even parts, as few as keep the sums of a part, ``sums_each`` for each number, in registers.
 
     Sums that do not are written to memory and read again at every step: with 16 instead of 8, AVX2 multiplies 34
     instead of 80 GFLOP/s (one core of a Zen 3).
@@ -77,6 +77,39 @@ def parts_in_registers(count: int, sums_each: int) -> list[range]:
         num_parts += 1
     size = count // num_parts
     return [range(first, first + size) for first in range(0, count, size)]
+
+
+def carry(
+    e: Emitter,
+    end: ir.Value,
+    step: int,
+    starts: Sequence[ir.Value],
+    body: Callable[[ir.Value, list[ir.Value]], list[ir.Value]],
+) -> list[ir.Value]:
+    """A loop over ``range(0, end, step)`` whose sums stay in registers: ``body(place, sums)`` gives the next ones.
+
+    Returns:
+        The sums at the end; code goes on behind the loop.
+    """
+    builder, before = e.b, e.b.block
+    head, inside, done = (builder.append_basic_block(name) for name in ("head", "inside", "done"))
+    builder.branch(head)
+    builder.position_at_end(head)
+    place = builder.phi(I64)
+    sums = [builder.phi(start.type) for start in starts]
+    place.add_incoming(I64(0), before)
+    for total, start in zip(sums, starts, strict=True):
+        total.add_incoming(start, before)
+    builder.cbranch(builder.icmp_unsigned("<", place, end), inside, done)
+
+    builder.position_at_end(inside)
+    added = body(place, list(sums))
+    place.add_incoming(builder.add(place, I64(step)), builder.block)
+    for total, value in zip(sums, added, strict=True):
+        total.add_incoming(value, builder.block)
+    builder.branch(head)
+    builder.position_at_end(done)
+    return list(sums)
 
 
 def add_all(

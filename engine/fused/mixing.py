@@ -24,6 +24,7 @@ from engine.fused.emitter import (
     Dot,
     Emitter,
     add_all,
+    carry,
     has_fast_pairs,
     lanes,
     parts_in_registers,
@@ -134,30 +135,13 @@ def mix_tile(typing_context, kind, rows, vectors, p, ldp, v, ldv, index, count, 
 
 def _add_keys(e: Emitter, keys: _Mixer, p_rows: list[ir.Value], places: list[ir.Value]) -> None:
     """Adds every key's values, each row's by its weights, to what lies at ``places``, row by row."""
-    builder, vector = e.b, ir.VectorType(F32, lanes())
-    starts = [e.load(place, vector) for place in places]
-    before = builder.block
-    head, body, done = (builder.append_basic_block(name) for name in ("keys", "key", "mixed"))
-    builder.branch(head)
-    builder.position_at_end(head)
-    number = builder.phi(I64)
-    totals = [builder.phi(vector) for _ in places]
-    number.add_incoming(I64(0), before)
-    for total, start in zip(totals, starts, strict=True):
-        total.add_incoming(start, before)
-    builder.cbranch(builder.icmp_unsigned("<", number, keys.length), body, done)
+    starts = [e.load(place, ir.VectorType(F32, lanes())) for place in places]
 
-    builder.position_at_end(body)
-    values = keys.values(number)
-    weights = [keys.weight(p_row, number) for p_row in p_rows]
-    added = add_all(keys.add, totals, weights, values)
-    number.add_incoming(builder.add(number, I64(keys.at_once)), builder.block)
-    for total, value in zip(totals, added, strict=True):
-        total.add_incoming(value, builder.block)
-    builder.branch(head)
+    def body(number: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
+        values = keys.values(number)
+        return add_all(keys.add, totals, [keys.weight(p_row, number) for p_row in p_rows], values)
 
-    builder.position_at_end(done)
-    for total, place in zip(totals, places, strict=True):
+    for total, place in zip(carry(e, keys.length, keys.at_once, starts, body), places, strict=True):
         e.store(total, place)
 
 

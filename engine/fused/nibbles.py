@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from engine.fused.emitter import F32, I16, I32, I64, PTR, Dot, Emitter, lanes
+from engine.fused.emitter import F32, I16, I32, I64, PTR, Dot, Emitter, carry, lanes
 from engine.fused.vectors import is_half
 
 GROUP = 32
@@ -44,34 +44,18 @@ def dot_band_int4(typing_context, kind, x, w, worth, k, out):
         dot = Dot(e, half=half)
         length = arguments[4]
         x, w, worth, out = (builder.inttoptr(arguments[i], PTR) for i in (1, 2, 3, 5))
-        vector = ir.VectorType(F32, lanes())
 
-        before = builder.block
-        head, body, done = (builder.append_basic_block(name) for name in ("groups", "group", "sums"))
-        builder.branch(head)
+        def body(place: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
+            number = builder.udiv(place, I64(GROUP))
+            xs = [_load_left(e, dot, x, builder.add(place, I64(first)), length) for first in range(0, GROUP, dot.step)]
+            group = e.at(w, builder.mul(number, I64(GROUP_BYTES)))
+            values = e.at(worth, builder.mul(number, I64(2 * 4 * GROUP_ROWS)))
+            for row, part, raw in _rows_of_group(e, dot, group, values):
+                totals[row] = dot.add(totals[row], xs[part], dot.operand(raw))
+            return totals
 
-        builder.position_at_end(head)
-        place = builder.phi(I64)
-        totals = [builder.phi(vector) for _ in range(GROUP_ROWS)]
-        place.add_incoming(I64(0), before)
-        for total in totals:
-            total.add_incoming(vector([0.0] * lanes()), before)
-        builder.cbranch(builder.icmp_unsigned("<", place, length), body, done)
-
-        builder.position_at_end(body)
-        number = builder.udiv(place, I64(GROUP))
-        xs = [_load_left(e, dot, x, builder.add(place, I64(first)), length) for first in range(0, GROUP, dot.step)]
-        added: list[ir.Value] = list(totals)
-        group = e.at(w, builder.mul(number, I64(GROUP_BYTES)))
-        values = e.at(worth, builder.mul(number, I64(2 * 4 * GROUP_ROWS)))
-        for row, part, raw in _rows_of_group(e, dot, group, values):
-            added[row] = dot.add(added[row], xs[part], dot.operand(raw))
-        place.add_incoming(builder.add(place, I64(GROUP)), builder.block)
-        for total, value in zip(totals, added, strict=True):
-            total.add_incoming(value, builder.block)
-        builder.branch(head)
-
-        builder.position_at_end(done)
+        starts = [ir.VectorType(F32, lanes())([0.0] * lanes())] * GROUP_ROWS
+        totals = carry(e, length, GROUP, starts, body)
         e.store_rows(e.fold(totals), 1, GROUP_ROWS, out, I64(0))
         return context.get_dummy_value()
 

@@ -16,7 +16,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from engine.fused.emitter import F32, I32, I64, LINE_BYTES, PTR, Dot, Emitter, add_all, lanes, parts_in_registers
+from engine.fused.emitter import F32, I32, I64, LINE_BYTES, PTR, Dot, Emitter, add_all, carry, lanes, parts_in_registers
 
 
 def is_half(kind: types.Type) -> bool:
@@ -161,29 +161,14 @@ def _loop_of_steps(
     rest = builder.and_(length, I64(dot.step - 1))
     end = builder.sub(length, rest)
 
-    before = builder.block
-    head, body = builder.append_basic_block("steps"), builder.append_basic_block("step")
-    after, part, done = (builder.append_basic_block(name) for name in ("rest", "part", "sums"))
-    builder.branch(head)
+    def body(place: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+        weights = [dot.load_weights(row, place) for row in w_rows]
+        added = add_all(dot.add, sums, [dot.load(row, place) for row in x_rows], weights)
+        _ask(e, dot, place, *asked)
+        return added
 
-    builder.position_at_end(head)
-    place = builder.phi(I64)
-    totals = [builder.phi(vector) for _ in starts]
-    place.add_incoming(I64(0), before)
-    for total, start in zip(totals, starts, strict=True):
-        total.add_incoming(start, before)
-    builder.cbranch(builder.icmp_unsigned("<", place, end), body, after)
-
-    builder.position_at_end(body)
-    weights = [dot.load_weights(row, place) for row in w_rows]
-    added = add_all(dot.add, totals, [dot.load(row, place) for row in x_rows], weights)
-    _ask(e, dot, place, *asked)
-    place.add_incoming(builder.add(place, I64(dot.step)), builder.block)
-    for total, value in zip(totals, added, strict=True):
-        total.add_incoming(value, builder.block)
-    builder.branch(head)
-
-    builder.position_at_end(after)
+    totals = carry(e, end, dot.step, starts, body)
+    after, part, done = builder.block, *(builder.append_basic_block(name) for name in ("part", "sums"))
     builder.cbranch(builder.icmp_unsigned("!=", rest, I64(0)), part, done)
 
     builder.position_at_end(part)
@@ -205,11 +190,10 @@ def _loop_of_steps(
 
 
 def _ask(e: Emitter, dot: Dot, place: ir.Value, first: ir.Value, stride: ir.Value, num_rows: int) -> None:
-    """Prefetches each of the rows at ``place``, or where a line takes many steps, the next one at each step."""
+    """Prefetches the rows at ``place``; where a line takes several steps, they take turns, so that each asks once."""
     if num_rows == 0:
         return
-    steps = LINE_BYTES // (dot.step * dot.weight_item)
-    together = min(steps, num_rows) if steps > 2 else 1
+    together = min(LINE_BYTES // (dot.step * dot.weight_item), num_rows)
     offset = e.b.add(first, dot.weight_line(place))
     if together > 1:
         turn = e.b.urem(e.b.udiv(place, I64(dot.step)), I64(together))

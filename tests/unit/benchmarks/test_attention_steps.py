@@ -18,7 +18,7 @@ SMALL = ["--device", "cpu", "--dtype", "float32", "--contexts", "8", "--batches"
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     tiny_model("llama").save_pretrained(tmp_path / "model")
-    monkeypatch.setattr(attention_steps, "measure_ceilings", lambda *_: Ceilings(1e9, 1e9))
+    monkeypatch.setattr(attention_steps, "measure_ceilings", lambda *_: Ceilings(1e9, 1e9, "float32"))
     return str(tmp_path / "model")
 
 

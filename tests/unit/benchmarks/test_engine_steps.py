@@ -23,20 +23,20 @@ def test_the_limit_is_what_takes_longer(loaded: LoadedModel) -> None:
     layers = sum(parameter.numel() for parameter in loaded.model.get_decoder().layers.parameters())
     head = loaded.model.get_output_embeddings().weight.numel()
     reads = 4 * (layers + head) + 3 * 100 * 512
-    slow_memory = Ceilings(bytes_per_second=1e6, flops_per_second=1e15)
+    slow_memory = Ceilings(bytes_per_second=1e6, flops_per_second=1e15, multiplied="float32")
     assert work.least_ms(Case(3, 1, 100), slow_memory) == pytest.approx(reads / 1e3)
 
     for weights, size in (("int8", 1.0), ("int4", 0.625)):
         reads = size * layers + head + 3 * 100 * 512
         assert Work(loaded, 512, weights).least_ms(Case(3, 1, 100), slow_memory) == pytest.approx(reads / 1e3)
 
-    slow_products = Ceilings(bytes_per_second=1e15, flops_per_second=1e6)
+    slow_products = Ceilings(bytes_per_second=1e15, flops_per_second=1e6, multiplied="float32")
     alone, many = (work.least_ms(Case(batch, 1, 100), slow_products) for batch in (1, 3))
     assert many == pytest.approx(3 * alone)
 
 
 def test_prefill_needs_one_row_of_logits(loaded: LoadedModel) -> None:
-    slow_products = Ceilings(bytes_per_second=1e15, flops_per_second=1e6)
+    slow_products = Ceilings(bytes_per_second=1e15, flops_per_second=1e6, multiplied="float32")
     prefill = Work(loaded, 512).least_ms(Case(1, 8, 0), slow_products)
     assert prefill < Work(loaded, 512).least_ms(Case(1, 8, 1), slow_products)
 
@@ -94,7 +94,7 @@ def test_slopes_are_those_of_steps_that_decode_and_of_the_whole_way() -> None:
         result(Case(8, 1, 400), 80.0),
         result(Case(2, 1, 100), 8.0),
     ]
-    ceilings = Ceilings(bytes_per_second=1e6, flops_per_second=1.0)
+    ceilings = Ceilings(bytes_per_second=1e6, flops_per_second=1.0, multiplied="float32")
     found = slopes_of(results, "fused", 5, ceilings)
     assert found == [Slope(8, 100, 300, 30.0, 8.0), Slope(8, 300, 400, 30.0, 4.0), Slope(8, 100, 400, 60.0, 12.0)]
     assert [slope.ratio for slope in found] == [3.75, 7.5, 5.0]

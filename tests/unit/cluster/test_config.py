@@ -71,6 +71,8 @@ def test_a_configuration_cannot_be_changed():
         ("dtype: bfloat61", "dtype must be 'auto', 'float32', 'bfloat16' or 'float16', got 'bfloat61'. Did you mean"),
         ("prefill: {niceness: 20}", "prefill.niceness: 20 is neither auto nor a whole number from 0 to 19."),
         ("prefill: {niceness: low}", "prefill.niceness: low is neither auto nor a whole number from 0 to 19."),
+        ("prefill: {niceness: -1}", "prefill.niceness: -1 is neither auto nor a whole number from 0 to 19."),
+        ("prefill: {niceness: null}", "prefill.niceness: null is neither auto nor a whole number from 0 to 19."),
         ("prefill: {niceness: true}", "prefill.niceness: True is neither auto nor a whole number from 0 to 19."),
         ("prefill: {ordering: lifo}", "prefill.ordering must be 'edf' or 'fcfs', got 'lifo'."),
         ("kv_transfer: {transport: nixl}", "kv_transfer.transport must be 'grpc', got 'nixl'."),

@@ -1,0 +1,32 @@
+"""What is said of the machine is said of what was multiplied."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks import ceilings
+from benchmarks.ceilings import measure_ceilings
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "has_bfloat16", "multiplied"),
+    [
+        (torch.bfloat16, True, "bfloat16"),
+        (torch.bfloat16, False, "float32"),
+        (torch.float32, False, "float32"),
+        (torch.float16, False, "float16"),
+    ],
+)
+def test_the_rate_names_its_dtype(
+    dtype: torch.dtype, has_bfloat16: bool, multiplied: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ceilings, "has_bfloat16", lambda device: has_bfloat16)
+    monkeypatch.setattr(ceilings, "_READ_BYTES", 1 << 20)
+    monkeypatch.setattr(ceilings, "_PRODUCT_SIZES", (16, 32))
+    measured = measure_ceilings(dtype, CPU)
+    assert measured.multiplied == multiplied
+    assert measured.bytes_per_second > 0
+    assert measured.flops_per_second > 0
