@@ -78,7 +78,7 @@ def test_sixteen_at_once_with_and_without_prefix_hits(case: Case, chunk_tokens: 
     assert engine.scheduler.blocks.check([]) == []
 
 
-@CHUNKS
+@pytest.mark.parametrize("chunk_tokens", [16, *(pytest.param(n, marks=pytest.mark.thorough) for n in (64, 2048))])
 def test_alone(case: Case, chunk_tokens: int) -> None:
     for index in ALONE:
         engine = build_engine(case.runner, chunk_tokens=chunk_tokens, prefix_caching=False)
