@@ -1,6 +1,7 @@
 """For all tests, which share the machine: nothing depends on how fast it is, and one run tries what another tried.
 
-Before torch is imported: waiting OpenMP threads must sleep instead of spinning.
+Before torch is imported: waiting OpenMP threads must sleep instead of spinning, and of several test processes each has
+one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from cluster.logs import PACKAGES
 from cluster.worker_environment import worker_variables
 
 os.environ.update(worker_variables())
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("shared", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
 
