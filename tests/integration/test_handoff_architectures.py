@@ -21,12 +21,19 @@ class Case:
     expected: list[list[int]]
 
 
-@pytest.fixture(scope="module", params=sorted(CONFIGS))
+# Those whose KV differs in kind: shared heads or not, one, windows, sinks, latent, keys and values of different sizes.
+KINDS = {"llama", "gpt2", "gpt_bigcode", "gemma2", "gpt_oss", "deepseek_v3", "mimo_v2_flash", "qwen2_window"}
+EVERY = sorted(CONFIGS)
+EVERY_KIND = [name if name in KINDS else pytest.param(name, marks=pytest.mark.thorough) for name in EVERY]
+
+
+@pytest.fixture(scope="module")
 def case(request: pytest.FixtureRequest) -> Case:
     model, expected = model_with_reference(request.param, PROMPTS, NUM_TOKENS)
     return Case(Runners.of(model), expected)
 
 
+@pytest.mark.parametrize("case", EVERY, indirect=True)
 @pytest.mark.parametrize(
     "chunk_tokens", [16, pytest.param(64, marks=pytest.mark.thorough), pytest.param(2048, marks=pytest.mark.thorough)]
 )
@@ -50,6 +57,7 @@ async def test_with_prefix_hits(case: Case, chunk_tokens: int) -> None:
         await pair.settle()
 
 
+@pytest.mark.parametrize("case", EVERY_KIND, indirect=True)
 async def test_without_prefix_hits(case: Case) -> None:
     config = pair_config(engine={"prefix_caching": False}, prefill={"chunk_tokens": 2048})
     async with worker_pair(case.runners, config) as pair:
