@@ -14,8 +14,7 @@ INSTALLED_RUNTIME := $(VENV)/.installed-runtime
 INSTALLED_TEST := $(VENV)/.installed-test
 INSTALLED_DEV := $(VENV)/.installed-dev
 PYTEST := $(BIN)/python -m pytest
-# Python compiles what is imported when it is imported, a tenth of all that is installed.
-PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 ARGS ?=
 BENCH_REPORTS := out/bench
 # Processes for the tests that share nothing, many of which wait; those of tests/e2e each want the whole machine.
