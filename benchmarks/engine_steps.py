@@ -263,14 +263,20 @@ def show_slopes(slopes: Sequence[Slope], console: Console) -> None:
     console.print(table)
 
 
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """The module's own lines, and every default."""
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="default")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--decoders", nargs="+", default=["auto", "transformers"], choices=DECODERS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_HelpFormatter)
+    parser.add_argument("--model", default="default", help="as in the configuration")
+    parser.add_argument("--dtype", default="auto", help="as in the configuration")
+    parser.add_argument("--device", default="auto", help="as in the configuration")
+    parser.add_argument(
+        "--decoders", nargs="+", default=["auto", "transformers"], choices=DECODERS, help="measured in turn"
+    )
     parser.add_argument("--weights", nargs="+", default=["native"], choices=FUSED_WEIGHTS, help="of the fused decoder")
-    parser.add_argument("--kv-caches", nargs="+", default=["native"], choices=KV_CACHES)
+    parser.add_argument("--kv-caches", nargs="+", default=["native"], choices=KV_CACHES, help="what the cache holds")
     parser.add_argument(
         "--contexts", type=at_least(1), nargs="+", default=[128, 512, 2048], help="tokens before the step"
     )
@@ -282,8 +288,8 @@ def _parser() -> argparse.ArgumentParser:
         "--trees", type=at_least(2), nargs="*", default=[17], help="tokens of a tree to verify at batch 1"
     )
     parser.add_argument("--prefill", type=at_least(1), nargs="*", default=[1024], help="tokens of a prompt in one step")
-    parser.add_argument("--repeats", type=at_least(1), default=7)
-    parser.add_argument("--threads", type=at_least(1), default=usable_cores())
+    parser.add_argument("--repeats", type=at_least(1), default=7, help="of which the median is told")
+    parser.add_argument("--threads", type=at_least(1), default=usable_cores(), help="that compute")
     parser.add_argument("--json", type=Path, help="also write all times here")
     return parser
 

@@ -254,9 +254,18 @@ def render(results: Results) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("servers", nargs=2, type=Server.parse, metavar="NAME=URL=COMMAND")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--loads", nargs="*", choices=[load.name for load in LOADS], help="default: all")
+    parser.add_argument(
+        "servers",
+        nargs=2,
+        type=Server.parse,
+        metavar="NAME=URL=COMMAND",
+        help="for example: 'baton=http://127.0.0.1:8210/v1=baton up --set router.port=8210'",
+    )
+    parser.add_argument("--rounds", type=int, default=2, help="turns of each (2)")
+    names = [load.name for load in LOADS]
+    parser.add_argument(
+        "--loads", nargs="*", choices=names, metavar="LOAD", help=f"{', '.join(map(repr, names))}; default: all"
+    )
     parser.add_argument("--together", action="store_true", help="both run all the time: for servers that idle quietly")
     parser.add_argument("--log", type=Path, default=Path("out/side_by_side.log"), help="what the servers print")
     parser.add_argument("--json", type=Path, help="figures of every turn")

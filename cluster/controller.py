@@ -85,7 +85,7 @@ class Controller:
 
     async def _tell_of_a_long_start(self) -> None:
         await asyncio.sleep(_LONG_START_S)
-        self.report("still loading; the first start on a machine compiles the decoder, which takes a minute or two")
+        self.report("still loading; a machine that has not compiled the decoder yet does so now, which takes minutes")
 
     async def next_report(self) -> str:
         """Waits for the next line of progress."""
