@@ -1,10 +1,17 @@
-"""Types of options for argparse, which names the option and what was given in its error."""
+"""Types of options for argparse, which names the option and what was given in its error; and how help is shown."""
 
 from __future__ import annotations
 
 import argparse
 import math
 from collections.abc import Callable
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """The module's own lines, and every default that says something."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default in (None, False) else super()._get_help_string(action)
 
 
 def at_least(least: int) -> Callable[[str], int]:

@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.argument_types import at_least
+from benchmarks.argument_types import HelpFormatter, at_least
 from benchmarks.ceilings import Ceilings, measure_ceilings, median_ratio
 from cluster.cores import usable_cores
 from cluster.worker_environment import become_like_a_worker
@@ -263,12 +263,8 @@ def show_slopes(slopes: Sequence[Slope], console: Console) -> None:
     console.print(table)
 
 
-class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """The module's own lines, and every default."""
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_HelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("--model", default="default", help="as in the configuration")
     parser.add_argument("--dtype", default="auto", help="as in the configuration")
     parser.add_argument("--device", default="auto", help="as in the configuration")

@@ -31,6 +31,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.argument_types import HelpFormatter, at_least
 from benchmarks.serve.document import read_serve_document
 from engine.errors import ConfigError
 
@@ -253,7 +254,7 @@ def render(results: Results) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument(
         "servers",
         nargs=2,
@@ -261,7 +262,7 @@ def main() -> None:
         metavar="NAME=URL=COMMAND",
         help="for example: 'baton=http://127.0.0.1:8210/v1=baton up --set router.port=8210'",
     )
-    parser.add_argument("--rounds", type=int, default=2, help="turns of each (2)")
+    parser.add_argument("--rounds", type=at_least(1), default=2, help="turns of each")
     names = [load.name for load in LOADS]
     parser.add_argument(
         "--loads", nargs="*", choices=names, metavar="LOAD", help=f"{', '.join(map(repr, names))}; default: all"

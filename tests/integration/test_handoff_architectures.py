@@ -33,6 +33,10 @@ def case(request: pytest.FixtureRequest) -> Case:
     return Case(Runners.of(model), expected)
 
 
+def test_every_kind_is_the_name_of_a_model() -> None:
+    assert CONFIGS.keys() >= KINDS
+
+
 @pytest.mark.parametrize("case", EVERY, indirect=True)
 @pytest.mark.parametrize(
     "chunk_tokens", [16, pytest.param(64, marks=pytest.mark.thorough), pytest.param(2048, marks=pytest.mark.thorough)]
