@@ -85,9 +85,7 @@ class Controller:
 
     async def _tell_of_a_long_start(self) -> None:
         await asyncio.sleep(_LONG_START_S)
-        self.report(
-            "still loading; on a CPU that it was not compiled for yet the decoder is now, which takes a minute or two"
-        )
+        self.report("still loading; if the decoder was never compiled here, it is now, which takes a minute or two")
 
     async def next_report(self) -> str:
         """Waits for the next line of progress."""
