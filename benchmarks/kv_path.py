@@ -3,7 +3,8 @@
 Two processes on this machine. First as many bytes go from a buffer of a megabyte through a TCP connection into another
 such buffer; then one transfer goes through the hand-off's own code (the paged cache is cut into parts, checksummed,
 sent in gRPC messages, checked, and written into another paged cache), another one through a connection beside the gRPC
-stream, another one through memory that both processes see, and with ``--int8`` one more in messages as int8, in turn.
+stream, another one through several, another one through memory that both processes see, and with ``--int8`` one more in
+messages as int8, in turn.
 Ratios are those of neighbours; medians. GB are those of the cache, however they travel.
 """
 
@@ -24,7 +25,7 @@ from rich.table import Table
 
 from benchmarks.argument_types import at_least, over_zero
 from benchmarks.ceilings import median_ratio
-from benchmarks.kv_path_ends import BLOCK_SIZE, INT8, WAYS, Layout
+from benchmarks.kv_path_ends import BLOCK_SIZE, INT8, NO_LIMITS, WAYS, Layout, Limits
 from benchmarks.router_load.processes import Child
 from cluster.worker_environment import worker_variables
 from engine.errors import TransferError
@@ -34,6 +35,7 @@ _WIDTH = 100
 _LABELS = {
     "grpc": "KV in gRPC messages",
     "connected": "KV through a connection beside gRPC",
+    "striped": "KV through several connections",
     "shared": "KV through shared memory",
     INT8: "KV in gRPC messages as int8",
 }
@@ -75,7 +77,7 @@ class Result:
     layout: Layout
     part_bytes: int
     runs: tuple[Run, ...]
-    max_bytes_per_second: float | None = None
+    limits: Limits = NO_LIMITS
 
     @property
     def ways(self) -> tuple[str, ...]:
@@ -102,6 +104,8 @@ class Result:
                 f"{way}_receiver_cpu_s_per_gb": statistics.median(values(way, "receiver_cpu_s")) / giga,
                 f"{way}_shared_share": statistics.fmean(values(way, "shared_share")),
             }
+        if "striped" in self.ways:
+            figures["striped_of_connected"] = median_ratio(values("connected", "seconds"), values("striped", "seconds"))
         return figures
 
 
@@ -112,12 +116,12 @@ async def measure(
     report: Callable[[Run], None] = lambda run: None,
     *,
     with_int8: bool = False,
-    max_bytes_per_second: float | None = None,
+    limits: Limits = NO_LIMITS,
 ) -> Result:
     """Starts both processes and measures; the first transfer each way is only checked, byte by byte.
 
     Args:
-        max_bytes_per_second: cap of hand-offs, as ``kv_transfer.max_bytes_per_second``.
+        limits: of hand-offs; plain TCP has none.
 
     Raises:
         TransferError: what arrived is not what was sent.
@@ -126,7 +130,7 @@ async def measure(
     runs = []
     ways = (*WAYS, INT8) if with_int8 else WAYS
     receiving = _end("receive", layout, part_bytes)
-    async with receiving as (receiver, at), _end("send", layout, part_bytes, max_bytes_per_second) as (sender, _):
+    async with receiving as (receiver, at), _end("send", layout, part_bytes, limits) as (sender, _):
         for way in ways:
             await _check_first(sender, receiver, at["peer"], way)
         for number in range(repeats):
@@ -135,7 +139,7 @@ async def measure(
             hand_overs = {way: await _hand_over(sender, receiver, at["peer"], way, number, layout) for way in ways}
             runs.append(Run(tcp_s, hand_overs))
             report(runs[-1])
-    return Result(layout, part_bytes, tuple(runs), max_bytes_per_second)
+    return Result(layout, part_bytes, tuple(runs), limits)
 
 
 async def _hand_over(sender: Child, receiver: Child, peer: str, way: str, number: int, layout: Layout) -> HandOver:
@@ -156,19 +160,20 @@ async def _check_first(sender: Child, receiver: Child, peer: str, way: str) -> N
 
 @asynccontextmanager
 async def _end(
-    end: str, layout: Layout, part_bytes: int, max_bytes_per_second: float | None = None
+    end: str, layout: Layout, part_bytes: int, limits: Limits = NO_LIMITS
 ) -> AsyncIterator[tuple[Child, dict[str, Any]]]:
     """A process, and what it says first."""
-    sizes: dict[str, int | float] = {
+    sizes: dict[str, int | float | None] = {
         "--layers": layout.num_layers,
         "--kv-heads": layout.num_kv_heads,
         "--head-dim": layout.head_dim,
         "--tokens": layout.num_tokens,
         "--part-bytes": part_bytes,
+        "--max-bytes-per-second": limits.bytes_per_second,
+        "--max-bytes-per-second-each": limits.bytes_per_second_each,
+        "--connections": limits.connections,
     }
-    if max_bytes_per_second is not None:
-        sizes["--max-bytes-per-second"] = max_bytes_per_second
-    options = [text for name, value in sizes.items() for text in (name, str(value))]
+    options = [text for name, value in sizes.items() if value is not None for text in (name, str(value))]
     child = await Child.start(_ENDS, [end, *options], worker_variables())
     try:
         yield child, await child.hear()
@@ -195,7 +200,8 @@ def show(result: Result) -> Table:
     table.caption = (
         f"{figures['shared_shared_share']:.0%} of the bytes did go through shared memory, "
         f"{figures['shared_of_grpc']:.2f} × as fast as in messages, {figures['connected_of_grpc']:.2f} × through a "
-        f"connection; medians of {len(result.runs)} runs in turn"
+        f"connection, and {figures['striped_of_connected']:.2f} × as fast as that through {result.limits.connections}; "
+        f"medians of {len(result.runs)} runs in turn"
     )
     return table
 
@@ -208,6 +214,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=at_least(BLOCK_SIZE), default=8192, help="of the prompt, a multiple of 16")
     parser.add_argument("--part-bytes", type=at_least(4096), default=2**21, help="as kv_transfer.part_bytes")
     parser.add_argument("--max-bytes-per-second", type=over_zero, help="as kv_transfer.max_bytes_per_second")
+    parser.add_argument(
+        "--max-bytes-per-second-each",
+        type=over_zero,
+        help="what a network gives a single connection of the hand-off's own",
+    )
+    parser.add_argument(
+        "--connections", type=at_least(1), default=NO_LIMITS.connections, help="as kv_transfer.connections"
+    )
     parser.add_argument("--int8", action="store_true", help="also as kv_transfer.encoding: int8")
     parser.add_argument("--repeats", type=at_least(1), default=7)
     parser.add_argument("--json", type=Path, help="also write every run here")
@@ -226,7 +240,7 @@ def main() -> None:
             arguments.part_bytes,
             arguments.repeats,
             with_int8=arguments.int8,
-            max_bytes_per_second=arguments.max_bytes_per_second,
+            limits=Limits(arguments.max_bytes_per_second, arguments.max_bytes_per_second_each, arguments.connections),
         )
     )
     Console(width=_WIDTH).print(show(result))

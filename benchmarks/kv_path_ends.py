@@ -24,10 +24,14 @@ import torch
 import uvloop
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from cluster.kv_transfer.data_connection import SocketOption
 from cluster.kv_transfer.data_listener import DataListener
 from cluster.kv_transfer.grpc_service import KVTransferService
-from cluster.kv_transfer.registry import create_transport
+from cluster.kv_transfer.grpc_transport import GrpcKVTransport
+from cluster.kv_transfer.local_memory import LocalMemory
 from cluster.kv_transfer.segment_mappings import SegmentMappings
+from cluster.kv_transfer.throttle import Throttle
+from cluster.kv_transfer_config import KVTransferConfig
 from cluster.rpc import create_server
 from decode_worker.kv_import import KVImporter
 from engine.async_engine import AsyncEngine
@@ -41,14 +45,17 @@ from prefill_worker.encoding_choice import EncodingChoice
 from prefill_worker.kv_export import ExportSummary, KVExporter
 
 BLOCK_SIZE = 16
-WAYS = ("grpc", "connected", "shared")
-"""How KV travels: in gRPC messages, or through the sender's memory with gRPC for control."""
+WAYS = ("grpc", "connected", "striped", "shared")
+"""How KV travels: in gRPC messages, or with gRPC for control through one TCP connection, several, or the sender's
+memory."""
 INT8 = "int8"
 """In messages, too, and as int8."""
 _HOST = "127.0.0.1"
 _TIMEOUT_S = 60.0
 _SOCKET_BYTES = 1 << 20
 _DONE = b"."
+_SO_MAX_PACING_RATE = 47
+"""Of Linux, see socket(7)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,31 @@ class Layout:
     def num_bytes(self) -> int:
         """Keys and values of all layers and tokens."""
         return self.num_tokens * self.num_layers * self.num_kv_heads * self.head_dim * 2 * 2
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of what a link gives.
+
+    Attributes:
+        bytes_per_second: all of it, or None.
+        bytes_per_second_each: what a single connection of the hand-off's own gets, or None.
+        connections: how many are dealt out to.
+    """
+
+    bytes_per_second: float | None = None
+    bytes_per_second_each: float | None = None
+    connections: int = KVTransferConfig().connections
+
+    @property
+    def options(self) -> tuple[SocketOption, ...]:
+        """The system sends no faster: what a network does by dropping packets."""
+        if self.bytes_per_second_each is None:
+            return ()
+        return ((socket.SOL_SOCKET, _SO_MAX_PACING_RATE, int(self.bytes_per_second_each)),)
+
+
+NO_LIMITS = Limits()
 
 
 def make_runner(layout: Layout) -> ModelRunner:
@@ -93,17 +125,18 @@ def make_engine(runner: ModelRunner) -> AsyncEngine:
 class Sender:
     """A prefill worker as far as the hand-off sees it."""
 
-    def __init__(self, layout: Layout, part_bytes: int, max_bytes_per_second: float | None = None) -> None:
+    def __init__(self, layout: Layout, part_bytes: int, limits: Limits) -> None:
         self._layout = layout
         self._engine = make_engine(make_runner(layout))
         # All ways through one cache. Every exporter listens to the engine's steps, and one alone has a transfer.
         self._transports = {
-            way: create_transport(
-                "grpc",
-                max_bytes_per_second,
+            way: GrpcKVTransport(
+                Throttle(limits.bytes_per_second) if limits.bytes_per_second else None,
                 _TIMEOUT_S,
-                shared_part_bytes=part_bytes if way == "shared" else None,
-                connects=way == "connected",
+                LocalMemory(part_bytes) if way == "shared" else None,
+                connections={"connected": 1, "striped": limits.connections}.get(way, 0),
+                bytes_per_connection=1,
+                options=limits.options,
             )
             for way in (*WAYS, INT8)
         }
@@ -263,8 +296,8 @@ def _say(value: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-async def _send(layout: Layout, part_bytes: int, max_bytes_per_second: float | None) -> None:
-    sender = Sender(layout, part_bytes, max_bytes_per_second)
+async def _send(layout: Layout, part_bytes: int, limits: Limits) -> None:
+    sender = Sender(layout, part_bytes, limits)
     await sender.start()
 
     async def handle(order: dict[str, Any]) -> dict[str, Any]:
@@ -316,11 +349,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, required=True)
     parser.add_argument("--part-bytes", type=int, required=True)
     parser.add_argument("--max-bytes-per-second", type=float)
+    parser.add_argument("--max-bytes-per-second-each", type=float)
+    parser.add_argument("--connections", type=int, default=NO_LIMITS.connections)
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # as a worker does for all but its engine's thread
     layout = Layout(arguments.layers, arguments.kv_heads, arguments.head_dim, arguments.tokens)
     if arguments.end == "send":
-        uvloop.run(_send(layout, arguments.part_bytes, arguments.max_bytes_per_second))
+        each = arguments.max_bytes_per_second_each
+        uvloop.run(
+            _send(layout, arguments.part_bytes, Limits(arguments.max_bytes_per_second, each, arguments.connections))
+        )
     else:
         uvloop.run(_receive(layout))
 

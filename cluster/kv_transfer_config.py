@@ -18,9 +18,10 @@ class KVTransferConfig(Section):
     shared_memory: Literal["auto", "off"] = "auto"
     """auto: a decode worker that runs on the same host as the same user reads parts from the prefill worker's memory;
     off: none does."""
-    connections: Literal["auto", "off"] = "auto"
-    """auto: decode workers take parts that they do not read so through TCP connections beside gRPC, on a port of their
-    own each, and those out of reach in messages; off: all in messages."""
+    connections: Annotated[int, Field(ge=0, le=16)] = 4
+    """Most TCP connections of one hand-off, beside gRPC, for parts that a decode worker does not read so: one for each
+    32 MiB of it. Each decode worker listens on a port of its own; parts for one out of reach travel in messages. 0: all
+    parts do."""
     encoding: Literal["native", "int8", "auto"] = "native"
     """Of KV on its way. native: as it is; int8: LOSSY, half the bytes of bfloat16; auto: LOSSY, int8 where a link is
     measured to be slower than prefill makes KV. Both ends must be set so that int8 may be used."""

@@ -54,7 +54,7 @@ class DecodeRole:
             context.runner.capture_graphs, pool.max_num_seqs, speculation.max_draft_tokens, context.max_model_len
         )
         self._mappings = None if kv.shared_memory == "off" else SegmentMappings()
-        self._listens = kv.connections != "off"
+        self._listens = kv.connections > 0
         self._listener = DataListener()
 
     async def start(self, server: grpc.aio.Server, host: str) -> None:

@@ -48,7 +48,7 @@ class PrefillRole:
             kv.max_bytes_per_second,
             kv.transfer_timeout_s,
             shared_part_bytes=None if kv.shared_memory == "off" else kv.part_bytes,
-            connects=kv.connections != "off",
+            connections=kv.connections,
         )
         self._exporter = KVExporter(
             self._engine,

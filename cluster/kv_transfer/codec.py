@@ -7,6 +7,8 @@ its length and its bytes. The result is exactly what ``KVFrame.SerializeToString
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
+from typing import ClassVar
 
 import xxhash
 from google.protobuf.message import DecodeError
@@ -21,8 +23,11 @@ _LENGTH_DELIMITED = 2
 _PAYLOAD_TAG = bytes([_PAYLOAD_FIELD << 3 | _LENGTH_DELIMITED])
 _MAX_VARINT_BYTES = 10
 
-# What stands in a connection beside the stream, see proto/kv.proto.
+# What stands in the connections beside the stream, see proto/kv.proto.
 HEAD_LENGTH_BYTES = 4
+TICKET_BYTES = 16
+MOST_CONNECTIONS = 16
+"""Of one transfer."""
 WELCOME = b"\x01"
 """What a connection hears whose ticket is known."""
 
@@ -44,6 +49,31 @@ def encode_frame(header: kv_pb2.KVFrame, payload: Payload | Pieces = b"") -> byt
         return head
     pieces = payload.views if isinstance(payload, Pieces) else (payload,)
     return b"".join((head, _PAYLOAD_TAG, _varint(len(payload)), *pieces))
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """What a connection says first: whose it is, and which of how many.
+
+    Attributes:
+        ticket: of the transfer.
+        number: from 0.
+        count: how many the transfer has.
+    """
+
+    NUM_BYTES: ClassVar[int] = TICKET_BYTES + 2
+
+    ticket: bytes
+    number: int
+    count: int
+
+    def encode(self) -> bytes:
+        return self.ticket + bytes([self.number, self.count])
+
+    @classmethod
+    def decode(cls, data: bytes) -> Introduction:
+        """Of :attr:`NUM_BYTES` bytes, which may be anything."""
+        return cls(data[:TICKET_BYTES], *data[TICKET_BYTES:])
 
 
 def encode_head(part: kv_pb2.KVPart) -> bytes:

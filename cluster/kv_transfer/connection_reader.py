@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from cluster.kv_transfer.data_listener import ExpectedConnection
+from cluster.kv_transfer.data_listener import ExpectedConnections
 from cluster.kv_transfer.part_intake import PartIntake
 from engine.errors import TransferError
 
@@ -20,7 +20,7 @@ class ConnectionReader:
         silence_s: how long nothing at all may come.
     """
 
-    def __init__(self, expected: ExpectedConnection, intake: PartIntake, silence_s: float) -> None:
+    def __init__(self, expected: ExpectedConnections, intake: PartIntake, silence_s: float) -> None:
         self._intake = intake
         self._silence_s = silence_s
         self._reading = asyncio.create_task(_read(expected, intake))
@@ -53,7 +53,7 @@ class ConnectionReader:
         await asyncio.gather(self._reading, return_exceptions=True)
 
 
-async def _read(expected: ExpectedConnection, intake: PartIntake) -> None:
+async def _read(expected: ExpectedConnections, intake: PartIntake) -> None:
     connection = await expected.arrived()
     try:
         while True:

@@ -1,4 +1,4 @@
-"""A TCP connection beside a transfer's gRPC stream, for its parts: the receiver's end.
+"""TCP connections beside a transfer's gRPC stream, for its parts: the receiver's end.
 
 One port for all transfers. A connection begins with the ticket that its transfer was given; one that does not, or too
 late, is closed.
@@ -13,13 +13,13 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cluster.kv_transfer.codec import WELCOME
-from cluster.kv_transfer.raw_socket import RawSocket
+from cluster.kv_transfer.codec import MOST_CONNECTIONS, TICKET_BYTES, WELCOME, Introduction
+from cluster.kv_transfer.raw_socket import ByteStream, RawSocket
+from cluster.kv_transfer.striped_socket import join
 from cluster.wire import kv_pb2
 
 logger = logging.getLogger(__name__)
 
-_TICKET_BYTES = 16
 TICKET_TIMEOUT_S = 10.0
 """For a connection to say which transfer it belongs to."""
 _MAX_STRANGERS = 64
@@ -28,8 +28,8 @@ _BACKLOG = 128
 _PAUSE_S = 0.5
 
 
-class ExpectedConnection:
-    """One transfer's connection, which may never come.
+class ExpectedConnections:
+    """Those of one transfer, which may never come.
 
     Args:
         offer: what its sender is told.
@@ -37,23 +37,38 @@ class ExpectedConnection:
 
     def __init__(self, offer: kv_pb2.KVConnection) -> None:
         self.offer = offer
-        self._arrival: asyncio.Future[RawSocket] = asyncio.get_running_loop().create_future()
+        self._count = 0  # until the first one says it
+        self._arrived: dict[int, RawSocket] = {}
+        self._arrival: asyncio.Future[ByteStream] = asyncio.get_running_loop().create_future()
 
-    def arrive(self, connection: RawSocket) -> None:
-        """It has come, maybe too late."""
-        if self._arrival.done():
+    def takes(self, introduction: Introduction) -> bool:
+        """Whether it is one of those that are still to come."""
+        count = self._count or introduction.count
+        return (
+            not self._arrival.done()
+            and introduction.count == count <= self.offer.most
+            and introduction.number < count
+            and introduction.number not in self._arrived
+        )
+
+    def arrive(self, introduction: Introduction, connection: RawSocket) -> None:
+        """One has come; it belongs to this object, or is closed when that does not take it (any more)."""
+        if not self.takes(introduction):
             connection.close()
-        else:
-            self._arrival.set_result(connection)
+            return
+        self._count = introduction.count
+        self._arrived[introduction.number] = connection
+        if len(self._arrived) == self._count:
+            self._arrival.set_result(join([self._arrived[number] for number in range(self._count)]))
 
-    async def arrived(self) -> RawSocket:
-        """Waits for it; it stays this object's."""
+    async def arrived(self) -> ByteStream:
+        """Waits for all of them; they stay this object's."""
         return await asyncio.shield(self._arrival)
 
     def close(self) -> None:
         """The transfer is over."""
-        if self._arrival.done() and not self._arrival.cancelled():
-            self._arrival.result().close()
+        for connection in self._arrived.values():
+            connection.close()
         self._arrival.cancel()
 
 
@@ -63,7 +78,7 @@ class DataListener:
     def __init__(self) -> None:
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
-        self._expected: dict[bytes, ExpectedConnection] = {}
+        self._expected: dict[bytes, ExpectedConnections] = {}
         self._strangers: set[asyncio.Task[None]] = set()
 
     def start(self, host: str) -> None:
@@ -90,14 +105,15 @@ class DataListener:
         self._listener = self._accepting = None
 
     @contextmanager
-    def expect(self, *, wanted: bool) -> Iterator[ExpectedConnection | None]:
-        """What one transfer's sender is told, if it wants to be; the connection is closed at the end."""
+    def expect(self, *, wanted: bool) -> Iterator[ExpectedConnections | None]:
+        """What one transfer's sender is told, if it wants to be; the connections are closed at the end."""
         if not wanted or self._listener is None:
             yield None
             return
-        ticket = os.urandom(_TICKET_BYTES)
+        ticket = os.urandom(TICKET_BYTES)
         port = self._listener.getsockname()[1]
-        expected = self._expected[ticket] = ExpectedConnection(kv_pb2.KVConnection(port=port, ticket=ticket))
+        offer = kv_pb2.KVConnection(port=port, ticket=ticket, most=MOST_CONNECTIONS)
+        expected = self._expected[ticket] = ExpectedConnections(offer)
         try:
             yield expected
         finally:
@@ -132,19 +148,19 @@ class DataListener:
             await asyncio.sleep(0)  # whoever has come already introduces itself before the next one is let in
 
     async def _identify(self, connection: RawSocket) -> None:
-        ticket = bytearray(_TICKET_BYTES)
+        said = bytearray(Introduction.NUM_BYTES)
         try:
             async with asyncio.timeout(TICKET_TIMEOUT_S):
-                await connection.receive([memoryview(ticket)])
-                expected = self._expected.pop(bytes(ticket), None)
-                if expected is not None:
-                    await connection.send([memoryview(WELCOME)])
+                await connection.receive([memoryview(said)])
+                introduction = Introduction.decode(bytes(said))
+                expected = self._expected.get(introduction.ticket)
+                if expected is None or not expected.takes(introduction):
+                    connection.close()
+                    return
+                await connection.send([memoryview(WELCOME)])
         except BaseException as error:
             connection.close()
             if isinstance(error, OSError):  # TimeoutError is one
                 return
             raise
-        if expected is None:
-            connection.close()
-        else:
-            expected.arrive(connection)
+        expected.arrive(introduction, connection)

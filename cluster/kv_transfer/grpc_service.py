@@ -13,7 +13,7 @@ from cluster.kv_transfer.acknowledgements import Acknowledgements
 from cluster.kv_transfer.base import KVSink, TransferOffer
 from cluster.kv_transfer.codec import decode_frame, encoding_name
 from cluster.kv_transfer.connection_reader import ConnectionReader
-from cluster.kv_transfer.data_listener import DataListener, ExpectedConnection
+from cluster.kv_transfer.data_listener import DataListener, ExpectedConnections
 from cluster.kv_transfer.grpc_transport import METHOD, SERVICE
 from cluster.kv_transfer.part_intake import PartIntake
 from cluster.kv_transfer.segment_mappings import MappedSegment, SegmentMappings
@@ -123,7 +123,7 @@ class KVTransferService:
         context: grpc.aio.ServicerContext[Any, Any],
         transfer_id: str,
         segment: MappedSegment | None,
-        expected: ExpectedConnection | None,
+        expected: ExpectedConnections | None,
     ) -> bytes | None:
         """Writes parts until the commit comes; gives the draft's state that is in it."""
         acknowledgements = Acknowledgements(context)

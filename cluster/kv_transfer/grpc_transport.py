@@ -1,6 +1,6 @@
 """KV over gRPC, the sending end: one bidirectional stream per transfer, raw frames, acknowledged part by part. To a
-receiver on this host, parts may go as the places where they are in memory that both see; to others, through a TCP
-connection beside the stream.
+receiver on this host, parts may go as the places where they are in memory that both see; to others, through TCP
+connections beside the stream.
 
 A transfer lasts as long as its prompt is being computed, so it has no deadline as a whole. What has a limit is every
 wait for the receiver: for its answer to the reservation, for room on the way, for its answer to the commit.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -19,10 +19,10 @@ from google.protobuf.message import DecodeError
 
 from cluster.kv_transfer.base import PartBuffer, PartHeader, Payload, Pieces, Reservation, TransferOffer
 from cluster.kv_transfer.codec import checksum, encode_frame, encode_head, encoding_name, encoding_of, pack_header
-from cluster.kv_transfer.data_connection import connect
+from cluster.kv_transfer.data_connection import SocketOption, connect
 from cluster.kv_transfer.local_memory import LocalMemory, SlotsInFlight
 from cluster.kv_transfer.peer_channels import RETRY_S, PeerChannel, PeerChannels
-from cluster.kv_transfer.raw_socket import RawSocket
+from cluster.kv_transfer.raw_socket import ByteStream
 from cluster.kv_transfer.shared_segment import Slot
 from cluster.kv_transfer.throttle import Throttle
 from cluster.logs import RequestLog
@@ -38,6 +38,8 @@ SERVICE = "baton.v1.KVTransfer"
 METHOD = "Transfer"
 MAX_INFLIGHT_BYTES = 8 * 1024 * 1024
 """HTTP/2 alone would let a slow receiver collect some 20 MB per transfer, since gRPC widens its windows by itself."""
+BYTES_PER_CONNECTION = 32 * 1024 * 1024
+"""Of a transfer that may have several. One that is over within milliseconds gains nothing by more of them."""
 
 _LAST_WORD_S = 2.0
 
@@ -50,7 +52,10 @@ class GrpcKVTransport:
         timeout_s: how long a receiver may keep a transfer waiting. For room it may take the offer's deadline besides.
         memory: what receivers on this host may read parts from, or None; closed with the transport.
         max_inflight_bytes: unacknowledged payload of one transfer; a larger part travels alone.
-        connects: whether payloads may travel through connections of their own.
+        connections: how many of a transfer's own its payloads may travel through, if it is large enough; 0: none, they
+            travel in messages.
+        bytes_per_connection: of a transfer that has more than one.
+        options: set for every such connection.
     """
 
     def __init__(
@@ -60,13 +65,17 @@ class GrpcKVTransport:
         memory: LocalMemory | None = None,
         max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
         *,
-        connects: bool = False,
+        connections: int = 0,
+        bytes_per_connection: int = BYTES_PER_CONNECTION,
+        options: Sequence[SocketOption] = (),
     ) -> None:
         self._throttle = throttle
         self._timeout_s = timeout_s
         self._memory = memory
         self._max_inflight_bytes = max_inflight_bytes
-        self._connects = connects
+        self._connections = connections
+        self._bytes_per_connection = bytes_per_connection
+        self._options = options
         self._channels = PeerChannels()
 
     async def open(self, offer: TransferOffer, peer: str) -> GrpcSendStream:
@@ -76,8 +85,8 @@ class GrpcKVTransport:
         slots = SlotsInFlight(self._memory.segment() if self._memory is not None else None)
         stream = GrpcSendStream(call, peer, self._throttle, self._timeout_s, self._max_inflight_bytes, slots, entry)
         try:
-            await stream.reserve(offer, connects=self._connects and entry.may_connect)
-            await stream.connect()
+            await stream.reserve(offer, connects=self._connections > 0 and entry.may_connect)
+            await stream.connect(self._count(offer, stream.reservation), self._options)
         except BaseException as error:
             await stream.abort()
             if isinstance(error, WorkerLostError):
@@ -87,6 +96,10 @@ class GrpcKVTransport:
             entry.is_known_remote = True
             logger.info("the worker at %s does not read this one's memory", peer)
         return stream
+
+    def _count(self, offer: TransferOffer, reservation: Reservation) -> int:
+        num_bytes = (len(offer.token_ids) - reservation.num_cached_tokens) * offer.spec.bytes_per_token
+        return max(1, min(self._connections, num_bytes // self._bytes_per_connection))
 
     async def close(self) -> None:
         if self._memory is not None:
@@ -119,7 +132,7 @@ class GrpcSendStream:
         self._max_inflight_bytes = max_inflight_bytes
         self._slots = slots
         self._offered_connection: kv_pb2.KVConnection | None = None
-        self._connection: RawSocket | None = None
+        self._connection: ByteStream | None = None
         self._transfer_id = ""
         self._offered: tuple[KVEncoding, ...] = ()
         self._reservation: Reservation | None = None
@@ -158,12 +171,13 @@ class GrpcSendStream:
         await self._write(encode_frame(kv_pb2.KVFrame(reserve=request)))
         await self._until(lambda: self._reservation is not None, offer.deadline_s + self._timeout_s)
 
-    async def connect(self) -> None:
-        """Opens the connection that the receiver waits for, if it does and is in reach."""
+    async def connect(self, count: int, options: Sequence[SocketOption]) -> None:
+        """Opens so many connections, if the receiver waits for them and is in reach."""
         if self._offered_connection is None:
             return
+        count = min(count, max(1, self._offered_connection.most))
         try:
-            self._connection = await connect(self._peer, self._offered_connection)
+            self._connection = await connect(self._peer, self._offered_connection, count, options=options)
         except OSError as error:
             self._avoid_connections(error)
 
@@ -270,7 +284,7 @@ class GrpcSendStream:
                 raise
             raise await self._last_word() from error  # not we were cancelled, but the call, with its channel
 
-    async def _stream(self, connection: RawSocket, head: bytes, payload: Payload | Pieces) -> None:
+    async def _stream(self, connection: ByteStream, head: bytes, payload: Payload | Pieces) -> None:
         views = payload.views if isinstance(payload, Pieces) else (memoryview(payload),)
         try:
             async with asyncio.timeout(self._timeout_s):  # as in _write
@@ -341,6 +355,8 @@ class GrpcSendStream:
             raise TransferError(f"the worker at {self._peer} answers in another version of the protocol.")
 
     def _received(self, num_bytes: int) -> None:
+        if num_bytes == self._num_bytes_received:  # the commit's answer often tells nothing new
+            return
         self._num_bytes_received = num_bytes
         self._slots.acknowledged(num_bytes)
         if self.on_acknowledged is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from cluster.kv_transfer.base import KVSink, PartHeader
 from cluster.kv_transfer.codec import HEAD_LENGTH_BYTES, decode_head, encoding_of
-from cluster.kv_transfer.raw_socket import RawSocket
+from cluster.kv_transfer.raw_socket import ByteStream
 from cluster.kv_transfer.segment_mappings import MappedSegment
 from cluster.rpc import MAX_MESSAGE_BYTES
 from cluster.wire import kv_pb2
@@ -50,7 +50,7 @@ class PartIntake:
         self._segment.check(part.slot)  # what was read while the sender wrote is not committed
         return self._count(part.slot.num_bytes)
 
-    async def from_connection(self, connection: RawSocket) -> None:
+    async def from_connection(self, connection: ByteStream) -> None:
         """Takes one in, to which all bytes belong that come next.
 
         Raises:
@@ -84,7 +84,7 @@ class PartIntake:
         self._written(self.num_bytes)
 
 
-async def _next_part(connection: RawSocket) -> kv_pb2.KVPart:
+async def _next_part(connection: ByteStream) -> kv_pb2.KVPart:
     length = bytearray(HEAD_LENGTH_BYTES)
     await connection.receive([memoryview(length)])
     num_bytes = int.from_bytes(length, "little")

@@ -5,12 +5,43 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import xxhash
 
 _MOST_AT_ONCE = 256
 """Stretches of one system call, which takes 1,024 at most. One call seldom moves more than a megabyte."""
 _LEAST_WORTH = 256 * 1024
+
+
+class ByteStream(Protocol):
+    """Bytes to and from another process, in their order."""
+
+    async def send(self, views: Sequence[memoryview]) -> None:
+        """Returns when the system has taken all bytes. Raises OSError when a connection is broken or closed."""
+        ...
+
+    async def receive(self, views: Sequence[memoryview], check: Callable[[], None] = ...) -> int:
+        """Fills memory with what comes.
+
+        Args:
+            check: called before memory is written to, with no pause between; ends it by raising.
+
+        Returns:
+            The xxh3-64 of what has come.
+
+        Raises:
+            OSError: a connection is broken, closed, or at its end.
+        """
+        ...
+
+    def close(self) -> None:
+        """Who waits for it gets an OSError; harmless when that has been done."""
+        ...
+
+
+def nothing_to_check() -> None:
+    """For memory that stays whose it is."""
 
 
 class _Stretches:
@@ -41,7 +72,7 @@ class _Stretches:
 
 
 class RawSocket:
-    """A connected socket of the running event loop.
+    """Implements :class:`ByteStream` by a connected socket of the running event loop.
 
     Args:
         connection: not blocking; closed with this object.
@@ -54,7 +85,6 @@ class RawSocket:
         self._least = 1
 
     async def send(self, views: Sequence[memoryview]) -> None:
-        """Returns when the system has taken all bytes. Raises OSError when the connection is broken or closed."""
         left = _Stretches(views)
         while batch := left.ahead():
             try:
@@ -64,19 +94,20 @@ class RawSocket:
             else:
                 await asyncio.sleep(0)  # a peer that keeps up must not keep others from this loop
 
-    async def receive(self, views: Sequence[memoryview], check: Callable[[], None] = lambda: None) -> int:
-        """Fills memory with what comes.
+    async def receive(self, views: Sequence[memoryview], check: Callable[[], None] = nothing_to_check) -> int:
+        digest = xxhash.xxh3_64()
+        await self.fill(views, check, digest.update)  # while it is in the processor's caches
+        return digest.intdigest()
+
+    async def fill(
+        self, views: Sequence[memoryview], check: Callable[[], None], came: Callable[[memoryview], object]
+    ) -> None:
+        """:meth:`receive` without a checksum.
 
         Args:
-            check: called before memory is written to, with no pause between; ends it by raising.
-
-        Returns:
-            The xxh3-64 of what has come.
-
-        Raises:
-            OSError: the connection is broken, closed, or at its end.
+            came: called with each stretch that has been filled, in their order.
         """
-        left, digest = _Stretches(views), xxhash.xxh3_64()
+        left = _Stretches(views)
         while batch := left.ahead():
             check()
             try:
@@ -88,9 +119,8 @@ class RawSocket:
             if not num_bytes:
                 raise ConnectionResetError("the connection was closed")
             for view in left.moved(num_bytes):
-                digest.update(view)  # while it is in the processor's caches
+                came(view)
             await asyncio.sleep(0)
-        return digest.intdigest()
 
     def _wake_with(self, num_bytes: int) -> None:
         """Not for less than so many, or than makes a call worth while: the sender's system pays for waking this one."""
@@ -100,7 +130,6 @@ class RawSocket:
             self._least = least
 
     def close(self) -> None:
-        """Who waits for it gets an OSError; harmless when that has been done."""
         if self._socket.fileno() < 0:
             return
         if self._waiting is not None and not self._waiting.done():

@@ -19,14 +19,14 @@ def create_transport(
     timeout_s: float,
     shared_part_bytes: int | None = None,
     *,
-    connects: bool = False,
+    connections: int = 0,
 ) -> KVTransport:
     """
     Args:
         timeout_s: how long a receiver may keep a transfer waiting.
         shared_part_bytes: largest part that receivers on this host may read from this process's memory; None: they
             read none.
-        connects: whether parts may travel through connections of their own where receivers wait for one.
+        connections: how many of a transfer's own its parts may travel through where receivers wait for them.
 
     Raises:
         ConfigError: the name is unknown.
@@ -37,4 +37,4 @@ def create_transport(
         )
     throttle = Throttle(max_bytes_per_second) if max_bytes_per_second else None
     memory = LocalMemory(shared_part_bytes) if shared_part_bytes else None
-    return _TRANSPORTS[name](throttle, timeout_s, memory, connects=connects)
+    return _TRANSPORTS[name](throttle, timeout_s, memory, connections=connections)

@@ -121,12 +121,14 @@ class KVReserved(_message.Message):
     def __init__(self, num_cached_tokens: _Optional[int] = ..., takes_draft: _Optional[bool] = ..., takes_segment: _Optional[bool] = ..., encoding: _Optional[str] = ..., connection: _Optional[_Union[KVConnection, _Mapping]] = ...) -> None: ...
 
 class KVConnection(_message.Message):
-    __slots__ = ("port", "ticket")
+    __slots__ = ("port", "ticket", "most")
     PORT_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
     port: int
     ticket: bytes
-    def __init__(self, port: _Optional[int] = ..., ticket: _Optional[bytes] = ...) -> None: ...
+    most: int
+    def __init__(self, port: _Optional[int] = ..., ticket: _Optional[bytes] = ..., most: _Optional[int] = ...) -> None: ...
 
 class KVCommitted(_message.Message):
     __slots__ = ("num_bytes",)

@@ -78,11 +78,9 @@ async def test_seeded_sampling_is_that_of_one_engine(runners: Runners, params: S
         await pair.settle()
 
 
-@pytest.mark.parametrize(
-    ("shared_memory", "connections", "share"), [("auto", "auto", 1), ("off", "auto", 0), ("off", "off", 0)]
-)
+@pytest.mark.parametrize(("shared_memory", "connections", "share"), [("auto", 4, 1), ("off", 4, 0), ("off", 0, 0)])
 async def test_tokens_do_not_depend_on_the_way_that_kv_takes(
-    runners: Runners, expected: list[list[int]], shared_memory: str, connections: str, share: int
+    runners: Runners, expected: list[list[int]], shared_memory: str, connections: int, share: int
 ) -> None:
     config = pair_config(kv_transfer={"shared_memory": shared_memory, "connections": connections})
     async with worker_pair(runners, config) as pair:

@@ -21,7 +21,7 @@ from tests.tiny_models import model_with_reference, random_prompts
 
 PROMPTS = random_prompts((3, 9, 17, 30, 41))
 NUM_TOKENS = 16
-WAYS = [("auto", "auto"), ("off", "auto"), ("off", "off")]
+WAYS = [("auto", 4), ("off", 4), ("off", 0)]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def copies_of(runner: ModelRunner) -> LateCopies:
 
 @pytest.mark.parametrize(("shared_memory", "connections"), WAYS)
 async def test_tokens_are_those_of_the_model(
-    runners: Runners, reference: tuple[PreTrainedModel, list[list[int]]], shared_memory: str, connections: str
+    runners: Runners, reference: tuple[PreTrainedModel, list[list[int]]], shared_memory: str, connections: int
 ) -> None:
     sent, received = copies_of(runners.prefill), copies_of(runners.decode)
     num_sent, num_received = len(sent.fetched_after), len(received.brought_after)
@@ -60,7 +60,7 @@ async def test_tokens_are_those_of_the_model(
 
 
 @pytest.mark.parametrize(("shared_memory", "connections"), WAYS)
-async def test_int8_is_rounded_once(runners: Runners, shared_memory: str, connections: str) -> None:
+async def test_int8_is_rounded_once(runners: Runners, shared_memory: str, connections: int) -> None:
     expected = [await with_rounded_prompt(runners.decode, prompt) for prompt in PROMPTS]
     transfer = {"encoding": "int8", "shared_memory": shared_memory, "connections": connections}
     async with worker_pair(runners, pair_config(kv_transfer=transfer, speculation={"draft": "none"})) as pair:
@@ -110,7 +110,7 @@ async def test_a_device_that_is_behind_is_waited_for_and_not_by_the_event_loop(
 ) -> None:
     received = copies_of(runners.decode)
     monkeypatch.setattr(received, "most_behind", 1)
-    for connections in ("auto", "off"):
+    for connections in (4, 0):
         num_waits = received.num_waits
         transfer = {"shared_memory": "off", "connections": connections, "part_bytes": 4096}
         async with worker_pair(runners, pair_config(kv_transfer=transfer)) as pair:

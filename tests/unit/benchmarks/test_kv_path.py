@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from benchmarks.kv_path import HandOver, Result, Run
-from benchmarks.kv_path_ends import Layout, Receiver, Sender, send_plainly, serve_plainly
+from benchmarks.kv_path_ends import NO_LIMITS, Layout, Limits, Receiver, Sender, send_plainly, serve_plainly
 
 LAYOUT = Layout(num_layers=3, num_kv_heads=2, head_dim=8, num_tokens=80)
 PART_BYTES = 1000
@@ -18,7 +18,7 @@ PART_BYTES = 1000
 
 @pytest.fixture
 async def ends() -> AsyncIterator[tuple[Sender, Receiver, str]]:
-    sender, receiver = Sender(LAYOUT, PART_BYTES), Receiver(LAYOUT)
+    sender, receiver = Sender(LAYOUT, PART_BYTES, NO_LIMITS), Receiver(LAYOUT)
     await sender.start()
     peer = await receiver.start()
     try:
@@ -31,7 +31,7 @@ async def ends() -> AsyncIterator[tuple[Sender, Receiver, str]]:
 async def test_all_of_the_kv_travels_every_time(ends: tuple[Sender, Receiver, str]) -> None:
     sender, receiver, peer = ends
     expected = sender.digest()
-    ways = {"grpc": 0, "connected": 0, "shared": LAYOUT.num_bytes}
+    ways = {"grpc": 0, "connected": 0, "striped": 0, "shared": LAYOUT.num_bytes}
     for way, shared_bytes in (*ways.items(), ("grpc", 0)):  # there is room for one alone
         summary = await sender.send("transfer", peer, way)
         assert summary.seconds > 0
@@ -74,6 +74,10 @@ def test_figures_are_medians_and_ratios_those_of_neighbours() -> None:
         Run(0.4, {"grpc": HandOver(0.5, 0.5, 0.4), "shared": HandOver(0.5, 0.3, 0.1, 1.0)}),
         Run(0.25, {"grpc": HandOver(1.0, 0.4, 0.3), "shared": HandOver(0.25, 0.2, 0.3, 0.7)}),
     )
+    runs = tuple(
+        Run(run.tcp_s, {**run.hand_overs, "connected": HandOver(0.6, 0, 0), "striped": HandOver(0.3, 0, 0)})
+        for run in runs
+    )
     figures = Result(layout, 1 << 20, runs).figures
     assert figures["tcp_gb_per_s"] == pytest.approx(4.0)
     assert figures["grpc_gb_per_s"] == pytest.approx(2.0)
@@ -86,7 +90,16 @@ def test_figures_are_medians_and_ratios_those_of_neighbours() -> None:
     assert figures["shared_sender_cpu_s_per_gb"] == pytest.approx(0.2)
     assert figures["shared_receiver_cpu_s_per_gb"] == pytest.approx(0.2)
     assert figures["shared_shared_share"] == pytest.approx(0.9)
+    assert figures["striped_of_connected"] == pytest.approx(2.0)
     assert "int8_gb_per_s" not in figures
+
+
+def test_a_limit_of_each_connection_is_one_of_its_socket() -> None:
+    assert NO_LIMITS.options == ()
+    with socket.socket() as paced:
+        for option in Limits(bytes_per_second_each=1e6).options:
+            paced.setsockopt(*option)
+            assert paced.getsockopt(*option[:2]) == 1_000_000
 
 
 def test_figures_of_int8_count_the_caches_bytes() -> None:

@@ -119,6 +119,8 @@ def test_a_configuration_cannot_be_changed():
             "autoscaler: {enabled: true, prefill: {min: 2}}",
             "prefill.workers is 1, and autoscaler.prefill allows 2 to 8",
         ),
+        ("kv_transfer: {connections: off}", "kv_transfer.connections must be a valid integer, got 'off'."),
+        ("kv_transfer: {connections: 17}", "kv_transfer.connections must be less than or equal to 16, got 17."),
         ("kv_transfer: {max_bytes_per_second: .inf}", "kv_transfer.max_bytes_per_second must be a finite number"),
         ("router: {port: 1}\nrouter: {port: 2}", "the key 'router' stands here a second time"),
         ("router: [", "is not valid YAML"),
@@ -207,9 +209,7 @@ def test_powers_of_ten_are_numbers(text: str, value: float, tmp_path: Path) -> N
         assert config.router.request_timeout_s == value
 
 
-@pytest.mark.parametrize(
-    "key", ["admission.mode", "kv_transfer.shared_memory", "kv_transfer.connections", "engine.cuda_graphs"]
-)
+@pytest.mark.parametrize("key", ["admission.mode", "kv_transfer.shared_memory", "engine.cuda_graphs"])
 def test_off_is_a_word(key: str, tmp_path: Path) -> None:
     section, name = key.split(".")
     file = tmp_path / "baton.yaml"

@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 import grpc.aio
 
+from cluster.kv_transfer import striped_socket
 from cluster.kv_transfer.base import (
     KVSendStream,
     KVSink,
@@ -33,8 +35,10 @@ from cluster.rpc import ERROR_KEY, create_channel, create_server
 from cluster.wire.kv_pb2 import KVReply
 from tests.kv_receiver import SourceKV
 
-TRANSPORTS = ("grpc", "in_process", "shared", "connected")
-"""The last two are gRPC too, but parts stay in the sender's memory, or travel through a connection beside it."""
+TRANSPORTS = ("grpc", "in_process", "shared", "connected", "striped")
+"""The last three are gRPC too, but parts stay in the sender's memory, or travel through a connection beside it, or
+through several."""
+NUM_CONNECTIONS = {"connected": 1, "striped": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +125,14 @@ async def link(
     if kind == "in_process":
         yield Link(InProcessKVTransport({"receiver": sink}, throttle), "receiver")
         return
-    connects = kind == "connected"
-    async with kv_server(sink, None, listens=connects) as (server, peer):
-        transport = GrpcKVTransport(throttle, timeout_s=20.0, max_inflight_bytes=max_inflight_bytes, connects=connects)
+    connections = NUM_CONNECTIONS.get(kind, 0)
+    async with kv_server(sink, None, listens=connections > 0) as (server, peer):
+        transport = GrpcKVTransport(
+            throttle, 20.0, None, max_inflight_bytes, connections=connections, bytes_per_connection=1
+        )
         try:
-            yield Link(transport, peer, server)
+            with patch.object(striped_socket, "STRIPE_BYTES", 100):
+                yield Link(transport, peer, server)
         finally:
             await transport.close()
 

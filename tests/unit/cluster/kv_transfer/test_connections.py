@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import socket
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
@@ -11,13 +12,13 @@ from contextlib import ExitStack, asynccontextmanager
 import grpc.aio
 import pytest
 
-from cluster.kv_transfer import data_listener, grpc_transport
+from cluster.kv_transfer import data_connection, data_listener, grpc_transport
 from cluster.kv_transfer.base import PartHeader, Pieces
-from cluster.kv_transfer.codec import checksum, encode_frame, encode_head, pack_header
+from cluster.kv_transfer.codec import Introduction, checksum, encode_frame, encode_head, pack_header
 from cluster.kv_transfer.data_connection import connect
 from cluster.kv_transfer.data_listener import DataListener
 from cluster.kv_transfer.grpc_transport import METHOD, SERVICE, GrpcKVTransport
-from cluster.kv_transfer.raw_socket import RawSocket
+from cluster.kv_transfer.raw_socket import ByteStream, RawSocket
 from cluster.rpc import create_channel
 from cluster.wire.kv_pb2 import KVCommit, KVConnection, KVFrame, KVPart, KVReply, KVReserve
 from engine.errors import ChecksumError, TransferError
@@ -32,7 +33,7 @@ SILENCE_S = 0.5
 class ByHand:
     """A sender's two ends, for parts that no transport would send."""
 
-    def __init__(self, call: grpc.aio.StreamStreamCall[bytes, bytes], connection: RawSocket, source: SourceKV) -> None:
+    def __init__(self, call: grpc.aio.StreamStreamCall[bytes, bytes], connection: ByteStream, source: SourceKV) -> None:
         self._call = call
         self.connection = connection
         self.source = source
@@ -108,7 +109,7 @@ async def test_parts_are_where_they_belong(sender: ByHand, receiver: Receiver) -
 
 async def test_a_part_is_read_where_it_lies(receiver: Receiver) -> None:
     source = SourceKV(receiver.spec, PROMPT)
-    for kind in ("connected", "grpc", "in_process"):
+    for kind in ("connected", "striped", "grpc", "in_process"):
         async with link(kind, receiver.importer) as way:
             stream = await way.transport.open(source.offer(kind), way.peer)
             for header, payload in source.parts(stream.reservation.num_cached_tokens):
@@ -195,7 +196,7 @@ async def listener() -> AsyncIterator[DataListener]:
         await listener.stop()
 
 
-async def is_closed(connection: RawSocket) -> bool:
+async def is_closed(connection: ByteStream) -> bool:
     async with asyncio.timeout(5.0):
         try:
             await connection.receive([memoryview(bytearray(1))])
@@ -217,6 +218,80 @@ async def test_a_ticket_is_good_for_one_connection(listener: DataListener) -> No
         assert taken == b"a"
     assert await is_closed(first)
     first.close()
+
+
+async def test_several_connections_are_one_stream_in_the_order_of_their_numbers(listener: DataListener) -> None:
+    sent, taken = random.Random(0).randbytes(3_000_000), bytearray(3_000_000)
+    with listener.expect(wanted=True) as expected:
+        assert expected is not None
+        sender = await connect("127.0.0.1:1", expected.offer, 3)
+        receiver = await expected.arrived()
+        await asyncio.gather(sender.send([memoryview(sent)]), receiver.receive([memoryview(taken)]))
+        with pytest.raises(ConnectionError):  # all that were announced are here
+            await connect("127.0.0.1:1", expected.offer)
+    assert taken == sent
+    assert await is_closed(sender)
+    sender.close()
+
+
+@pytest.mark.parametrize(("number", "count"), [(0, 2), (1, 3), (2, 2), (0, 0), (5, 1)])
+async def test_a_connection_that_does_not_fit_the_others_is_sent_away(
+    listener: DataListener, number: int, count: int
+) -> None:
+    """Number 0 of 2 is here: its like, another count, and numbers that there are none of."""
+    with listener.expect(wanted=True) as expected:
+        assert expected is not None
+        first = await introduce(expected.offer, 0, 2)
+        with pytest.raises(ConnectionError):
+            await introduce(expected.offer, number, count)
+        second = await introduce(expected.offer, 1, 2)
+        await expected.arrived()
+    for connection in (first, second):
+        assert await is_closed(connection)
+        connection.close()
+
+
+async def test_no_transfer_has_more_connections_than_it_was_offered(listener: DataListener) -> None:
+    with listener.expect(wanted=True) as expected:
+        assert expected is not None
+        with pytest.raises(ConnectionError):
+            await connect("127.0.0.1:1", expected.offer, expected.offer.most + 1)
+        (await connect("127.0.0.1:1", expected.offer, expected.offer.most)).close()
+
+
+async def test_connections_that_came_are_closed_when_others_never_do(listener: DataListener) -> None:
+    with listener.expect(wanted=True) as expected:
+        assert expected is not None
+        first = await introduce(expected.offer, 0, 2)
+    assert await is_closed(first)
+    first.close()
+
+
+async def introduce(offer: KVConnection, number: int, count: int) -> RawSocket:
+    return await data_connection._connect("127.0.0.1", offer.port, Introduction(offer.ticket, number, count), ())
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "connections", "count"), [(15, 4, 1), (31, 4, 1), (32, 4, 2), (100, 4, 4), (100, 2, 2)]
+)
+async def test_large_transfers_have_more_connections(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, num_tokens: int, connections: int, count: int
+) -> None:
+    counts = []
+
+    async def count_them(peer: str, offered: KVConnection, count: int, options: object) -> ByteStream:
+        counts.append(count)
+        return await connect(peer, offered, count)
+
+    monkeypatch.setattr(grpc_transport, "connect", count_them)
+    async with kv_server(receiver.importer, None, listens=True) as (_, peer):
+        per_connection = 16 * receiver.spec.bytes_per_token
+        transport = GrpcKVTransport(connections=connections, bytes_per_connection=per_connection)
+        source = SourceKV(receiver.spec, random_prompts((num_tokens,))[0])
+        await send_all(await transport.open(source.offer("large"), peer), source)
+        receiver.importer.release(await receiver.importer.claim("large"))
+        await transport.close()
+    assert counts == [count]
 
 
 async def test_strangers_are_sent_away(listener: DataListener, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +316,7 @@ async def test_many_that_come_at_once_all_get_in(listener: DataListener, monkeyp
         for _ in range(6):
             stack.enter_context(socket.create_connection(("127.0.0.1", port)))
         offers = [expected.offer for expected in everybody if expected is not None]
-        connections = await asyncio.gather(*(connect("127.0.0.1:1", offer, 20.0) for offer in offers))
+        connections = await asyncio.gather(*(connect("127.0.0.1:1", offer, timeout_s=20.0) for offer in offers))
         assert len(connections) == 40
         for connection in connections:
             connection.close()
@@ -261,7 +336,7 @@ async def test_another_program_at_the_port_is_not_taken_for_the_receiver() -> No
         server = await asyncio.start_server(behaviour, "127.0.0.1", 0)
         offer = KVConnection(port=server.sockets[0].getsockname()[1], ticket=b"?" * 16)
         with pytest.raises(error):
-            await connect("127.0.0.1:1", offer, 0.3)
+            await connect("127.0.0.1:1", offer, timeout_s=0.3)
         server.close()
 
 
@@ -330,14 +405,14 @@ async def test_without_a_connection_parts_go_in_messages(
     """Where the receiver has none, or its port is out of reach; the second transfer does not try again."""
     num_tries = 0
 
-    async def refuse(peer: str, offered: KVConnection) -> RawSocket:
+    async def refuse(peer: str, offered: KVConnection, count: int, options: object) -> RawSocket:
         nonlocal num_tries
         num_tries += 1
         raise ConnectionRefusedError("a firewall")
 
     monkeypatch.setattr(grpc_transport, "connect", refuse)
     async with kv_server(receiver.importer, None, listens=listens) as (server, peer):
-        transport = GrpcKVTransport(connects=True)
+        transport = GrpcKVTransport(connections=1)
         way = Link(transport, peer, server)
         with caplog.at_level(logging.WARNING):
             for name in ("one", "two"):

@@ -65,14 +65,18 @@ async def test_what_is_on_its_way_is_bounded_all_the_time(kind: str) -> None:
     assert most <= WINDOW
 
 
+@pytest.mark.parametrize("commits", ["at once", "when all is written"])
 @pytest.mark.parametrize("kind", TRANSPORTS)
-async def test_acknowledgements_grow_up_to_the_whole_before_the_commit_is_one(kind: str) -> None:
+async def test_acknowledgements_grow_up_to_the_whole_before_the_commit_is_one(kind: str, commits: str) -> None:
     sink, told = RecordingSink(), list[int]()
     sink.gate.set()
     async with link(kind, sink, max_inflight_bytes=WINDOW) as way:
         stream = await way.transport.open(OFFER, way.peer)
         stream.on_acknowledged = told.append
         await send_many(stream, 50)
+        async with asyncio.timeout(10.0):
+            while commits != "at once" and told[-1:] != [50 * PART_BYTES]:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
         await stream.commit()
     assert told == sorted(set(told))
     assert told[-1] == sink.num_bytes == 50 * PART_BYTES
