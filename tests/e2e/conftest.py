@@ -1,4 +1,5 @@
-"""A real cluster: Ray, gRPC, HTTP and the default model. One per test module, since it takes ten seconds to start."""
+"""A real cluster: Ray, gRPC, HTTP and the default model. It takes ten seconds or more to start, so modules with equal
+settings run one after the other, and share one."""
 
 from __future__ import annotations
 
@@ -20,6 +21,24 @@ _BUSY = ("running", "waiting", "transfers", "kv_blocks_used", "in_flight")
 """What a worker has to do, its own figures and the router's; hand-offs are booked before the last one is 0."""
 
 Settings = dict[str, Any]
+
+EXACT: Settings = {"dtype": "float32", "prefill": {"kv_blocks": 1024}, "decode": {"kv_blocks": 1024}}
+"""What most modules need: tokens can be compared. Whoever uses it leaves one worker in each pool."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts modules together that have equal ``SETTINGS``, where the first of them stands."""
+    first: dict[str, int] = {}
+
+    def place(item: pytest.Item) -> int:
+        settings = _settings_of(item)
+        return first.setdefault(str(item.path) if settings is None else repr(settings), len(first))
+
+    items.sort(key=place)  # keeps the order of equals
+
+
+def _settings_of(item: pytest.Item) -> Settings | None:
+    return getattr(getattr(item, "module", None), "SETTINGS", None)
 
 
 @dataclass(frozen=True)
@@ -83,8 +102,44 @@ def start_cluster() -> Callable[[Settings], contextlib.AbstractContextManager[Ru
     return running_cluster
 
 
+class Kept:
+    """The cluster of the modules that have run last."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._settings: Settings | None = None
+        self._running: RunningCluster | None = None
+
+    def with_settings(self, settings: Settings | None) -> RunningCluster:
+        """The same one as before if it has these."""
+        if self._running is None or self._settings != settings:
+            self.stop()
+            self._running, self._settings = self._stack.enter_context(running_cluster(settings)), settings
+        return self._running
+
+    def stop_unless(self, settings: Settings | None) -> None:
+        """A process has one cluster at a time."""
+        if settings is None or self._settings != settings:
+            self.stop()
+
+    def stop(self) -> None:
+        self._running = None
+        self._stack.close()
+
+
+@pytest.fixture(scope="session")
+def kept() -> Iterator[Kept]:
+    kept = Kept()
+    yield kept
+    kept.stop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_other_cluster(request: pytest.FixtureRequest, kept: Kept) -> None:
+    kept.stop_unless(getattr(request.module, "SETTINGS", None))
+
+
 @pytest.fixture(scope="module")
-def cluster(request: pytest.FixtureRequest) -> Iterator[RunningCluster]:
+def cluster(request: pytest.FixtureRequest, kept: Kept) -> RunningCluster:
     """The module's cluster; a module names its settings in ``SETTINGS``."""
-    with running_cluster(getattr(request.module, "SETTINGS", None)) as running:
-        yield running
+    return kept.with_settings(getattr(request.module, "SETTINGS", None))

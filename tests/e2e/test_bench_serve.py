@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from cluster.cli import run
-from tests.e2e.conftest import MODEL, RunningCluster
+from tests.e2e.conftest import EXACT, MODEL, RunningCluster
 
-SETTINGS = {"prefill": {"kv_blocks": 1024}, "decode": {"kv_blocks": 1024}}
+SETTINGS = EXACT
 
 
 def test_lengths_are_exact_and_nothing_fails(cluster: RunningCluster, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from tests.tiny_drafts import tiny_eagle3
 from tests.tiny_tokenizers import byte_level_tokenizer
 
 
+@pytest.mark.thorough
 def test_a_model_without_a_kv_cache_is_refused_at_start(tmp_path: Path) -> None:
     MambaForCausalLM(MambaConfig(vocab_size=300, hidden_size=16, num_hidden_layers=2)).save_pretrained(tmp_path)
     byte_level_tokenizer()._hf.save_pretrained(tmp_path)

@@ -8,10 +8,9 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.e2e.conftest import MODEL, RunningCluster
+from tests.e2e.conftest import EXACT, MODEL, RunningCluster
 
-# float32, so that tokens can be compared exactly
-SETTINGS = {"dtype": "float32", "prefill": {"kv_blocks": 512}, "decode": {"kv_blocks": 512}}
+SETTINGS = EXACT
 QUESTION = "Write a list of ten animals, one on each line, and then write the same list again."
 
 
@@ -36,15 +35,27 @@ def drafted(answer: Any) -> tuple[int, int]:
     return details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
 
 
-@pytest.mark.parametrize("parameters", [{}, {"temperature": 0.8, "seed": 11}], ids=["greedy", "seeded"])
+@pytest.fixture(scope="module", params=[{}, {"temperature": 0.8, "seed": 11}], ids=["greedy", "seeded"])
+def parameters(request: pytest.FixtureRequest) -> dict[str, Any]:
+    parameters: dict[str, Any] = request.param
+    return parameters
+
+
+@pytest.fixture(scope="module")
+def plain(cluster: RunningCluster, parameters: dict[str, Any]) -> list[int]:
+    """The tokens without speculation."""
+    answer = ask(cluster, "none", **parameters)
+    assert drafted(answer) == (0, 0)
+    tokens: list[int] = answer["choices"][0]["token_ids"]
+    return tokens
+
+
 @pytest.mark.parametrize("method", ["auto", "eagle3", "suffix", "ngram", "lookahead", None])
 def test_tokens_are_those_without_speculation(
-    cluster: RunningCluster, method: str | None, parameters: dict[str, Any]
+    cluster: RunningCluster, method: str | None, parameters: dict[str, Any], plain: list[int]
 ) -> None:
-    plain = ask(cluster, "none", **parameters)
-    assert drafted(plain) == (0, 0)
     answer = ask(cluster, method, **parameters)
-    assert answer["choices"][0]["token_ids"] == plain["choices"][0]["token_ids"]
+    assert answer["choices"][0]["token_ids"] == plain
     accepted, rejected = drafted(answer)
     assert accepted <= answer["usage"]["completion_tokens"]
     if method not in ("auto", None):

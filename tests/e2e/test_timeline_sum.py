@@ -63,8 +63,8 @@ def bodies() -> list[dict[str, Any]]:
     """Short and long prompts; every other request streams."""
     return [
         {
-            "prompt": f"{number} " + "and so on " * (number % 40),
-            "max_tokens": 4 + number % 13,
+            "prompt": f"{number} " + "and so on " * (number % (40 if number % 8 == 7 else 8)),
+            "max_tokens": 4 + number % 3,
             "temperature": 0,
             "ignore_eos": True,
             "stream": number % 4 != 3,
