@@ -15,7 +15,7 @@ import ray
 from cluster.config import BatonConfig
 from cluster.placement import hide_ungranted_gpus
 from engine.errors import ConfigError
-from tests.fake_workers import FakeWorker, make_info
+from tests.worker_infos import make_info
 
 _OBJECT_STORE_BYTES = 80 * 2**20
 
@@ -57,6 +57,8 @@ class ServingHost(FakeHost):
     """With a gRPC server that behaves like a worker's."""
 
     async def start(self) -> dict[str, Any]:
+        from tests.fake_workers import FakeWorker
+
         self._worker = FakeWorker(self.worker_id, self.pool)
         address = (await self._worker.start()).address
         return make_info(self.worker_id, self.pool, address, pid=os.getpid()).to_dict()
@@ -123,10 +125,15 @@ def worker_niceness() -> contextlib.AbstractContextManager[object]:
     return mock.patch.dict(os.environ, {"RAY_worker_niceness": "0"})
 
 
+def no_spare_workers() -> contextlib.AbstractContextManager[object]:
+    """For a Ray that starts meanwhile: no process for each CPU, which actors with variables of their own never use."""
+    return mock.patch.dict(os.environ, {"RAY_prestart_worker_first_driver": "0"})
+
+
 @contextlib.contextmanager
 def small_ray(**options: Any) -> Iterator[None]:
     """A Ray of its own, on the loopback interface."""
-    with worker_niceness():
+    with worker_niceness(), no_spare_workers():
         ray.init(
             address="local",
             include_dashboard=False,

@@ -27,6 +27,7 @@ from engine.errors import BatonError
 from engine.request import SamplingParams
 from engine.timeline import Event, Timeline
 from tests.open_entry import open_entry
+from tests.worker_infos import make_info as make_info
 
 TIMEOUT_S = 10.0
 """Ends what hangs; nothing that works comes near it."""
@@ -44,27 +45,6 @@ def token_at(position: int) -> int:
 
 def expected_tokens(count: int) -> list[int]:
     return [token_at(position) for position in range(count)]
-
-
-def make_info(worker_id: str, pool: str, address: str = "127.0.0.1:1", **changes: object) -> WorkerInfo:
-    values: dict[str, object] = {
-        "worker_id": worker_id,
-        "pool": pool,
-        "address": address,
-        "node": "here",
-        "pid": 1,
-        "device": "cpu",
-        "model_name": "fake",
-        "max_model_len": 4096,
-        "vocab_size": 100_000,
-        "eos_token_ids": (2,),
-        "kv_fingerprint": "same",
-        "kv_bytes_per_token": 1,
-        "block_size": 16,
-        "dtype": "float32",
-        "draft_method": "",
-    }
-    return WorkerInfo.from_dict({**values, **changes})
 
 
 # What a worker may do. Scripts are consumed one a call; when none is left, the worker behaves.

@@ -44,6 +44,7 @@ class RouterLoadSettings:
         runs: of every measurement; medians are shown, figure by figure.
         overrides: sections of the router's and the workers' configuration.
         relay_streams, relay_tokens: streams of the relay measurements, and tokens of each at one per message.
+        relay_batches: tokens per message, for each relay measurement.
         open_streams: with a token a second.
         profile: folder for what cProfile saw in the router, which is much slower then; None: none.
     """
@@ -51,6 +52,7 @@ class RouterLoadSettings:
     latency: LatencySettings = field(default_factory=LatencySettings)
     relay_streams: int = 64
     relay_tokens: int = 800
+    relay_batches: tuple[int, ...] = (1, _BATCH_TOKENS)
     open_streams: int = 2000
     open_tokens: int = _SLOW_TOKENS
     runs: int = 1
@@ -82,7 +84,7 @@ async def _measure(settings: RouterLoadSettings, report: Report) -> dict[str, An
         report(f"latency at {settings.latency.rate:g} requests/s, {name} workers")
         measure = partial(measure_latency, size, settings.latency, _router(settings, f"latency-{name}"))
         latencies.append(await _repeated(settings.runs, measure))
-    for per_message in (1, _BATCH_TOKENS):
+    for per_message in settings.relay_batches:
         report(f"relaying {settings.relay_streams} streams, {per_message} tokens per message")
         streams = StreamSettings(settings.relay_streams, settings.relay_tokens * per_message, per_message)
         measure = partial(measure_relay, streams, _router(settings, f"relay-{per_message}"))

@@ -23,10 +23,13 @@ from engine.model_source import ModelSource
 from tests.engine_runs import BLOCK_SIZE, build_engine, build_runner, greedy, run, run_tokens
 from tests.tiny_models import CONFIGS, WINDOW, build_model, model_with_reference, random_prompts, tiny_model
 
-NUM_TOKENS = 24
+NUM_TOKENS = 14  # from any prompt past a window, and over four blocks
 PROMPTS = random_prompts((1, 2, 3, 5, 8, 9, 16, 17, 23, 31, 32, 33, 40, 47, 55, 60))
 ALONE = (0, 15)
-CHUNKS = pytest.mark.parametrize("chunk_tokens", [16, pytest.param(64, marks=pytest.mark.thorough), 2048])
+# Prompts in parts, of all architectures: alone, and under preemption.
+CHUNKS = pytest.mark.parametrize(
+    "chunk_tokens", [*(pytest.param(n, marks=pytest.mark.thorough) for n in (16, 64)), 2048]
+)
 CPU = torch.device("cpu")
 
 

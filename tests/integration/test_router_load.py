@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from rich.console import Console
 
-from benchmarks.router_load import processes
-from benchmarks.router_load.client import http_load
+from benchmarks.router_load import measure, processes
 from benchmarks.router_load.command import RouterLoadSettings, run
 from benchmarks.router_load.measure import LatencySettings
-from benchmarks.router_load.processes import router_under_test
+from benchmarks.router_load.processes import RouterUnderTest, router_under_test
 from benchmarks.router_load.setup import Workers
 from engine.errors import InternalError
 from tests.tiny_tokenizers import write_model_folder
@@ -25,24 +28,23 @@ def model(tmp_path: Path) -> Path:
     return write_model_folder(tmp_path / "tiny")
 
 
-async def test_processes_answer_and_end_with_the_context(model: Path):
-    overrides = {"model": str(model)}
-    async with router_under_test(Workers(), overrides) as target, http_load(target) as load:
-        pids = [child.pid for child in (target.router, target.workers)]
-        assert await load.one_token(1) > 0
-        outcome = await load.stream(2, 12)
-        figures = await target.figures()
-    assert 2 <= outcome.num_events <= 13  # one for each token that has text, and the end mark
-    assert figures["rss_bytes"] > 0
-    assert figures["stages"]["admission and routing"]["count"] == 2
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+def test_every_measurement_has_its_figures_and_its_processes_end(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    pids: list[int] = []
 
+    @asynccontextmanager
+    async def watched(*arguments: Any) -> AsyncGenerator[RouterUnderTest]:
+        async with router_under_test(*arguments) as target:
+            pids.extend(child.pid for child in (target.router, target.workers))
+            yield target
 
-def test_every_measurement_has_its_figures(model: Path, tmp_path: Path):
+    monkeypatch.setattr(measure, "router_under_test", watched)
     settings = RouterLoadSettings(
         latency=LatencySettings(rate=50.0, count=20, sizes=((1, 1),)),
         relay_streams=2,
         relay_tokens=10,
+        relay_batches=(8,),
         open_streams=3,
         open_tokens=2,
         overrides={"model": str(model)},
@@ -52,9 +54,15 @@ def test_every_measurement_has_its_figures(model: Path, tmp_path: Path):
     document = json.loads((tmp_path / "out.json").read_text())
     assert [run["workers"] for run in document["latency"]] == ["1+1"]
     assert document["latency"][0]["through_router_ms"]["count"] == 20
-    assert [run["tokens_per_message"] for run in document["relay"]] == [1, 8]
-    assert all(run["tokens_per_s"] > 0 for run in document["relay"])
+    assert document["latency"][0]["stages_ms"]["admission and routing"]["count"] >= 20
+    assert all(mib > 0 for mib in document["latency"][0]["rss_mib"])
+    [relay] = document["relay"]
+    assert relay["tokens_per_message"] == 8
+    assert relay["tokens_per_s"] > 0
+    assert 2 <= relay["events_per_stream"] <= relay["tokens"] + 1  # one for each message, and the end mark
     assert document["open_streams"]["finished"] == 3
+    assert len(pids) == 6
+    assert not any(psutil.pid_exists(pid) for pid in pids)
     console = Console(width=160)
     with console.capture() as capture:
         console.print(shown)
@@ -63,8 +71,11 @@ def test_every_measurement_has_its_figures(model: Path, tmp_path: Path):
 
 
 async def test_a_router_that_cannot_start_is_an_error_and_leaves_nothing_behind(
-    model: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    (tmp_path / "no_workers.py").write_text("import sys\nprint([], flush=True)\nsys.stdin.read()\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(processes, "_WORKERS_MODULE", "no_workers")
     monkeypatch.setattr(processes, "_ROUTER_MODULE", "benchmarks.router_load.no_such_module")
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     with pytest.raises(InternalError, match="no_such_module ended"):

@@ -113,24 +113,15 @@ def config(tmp_path):
     return file
 
 
-def test_a_tiny_study_runs_from_end_to_end(trace, config, monkeypatch):
-    monkeypatch.setattr(swing_study, "SETTLE_S", 5.0)
-    monkeypatch.setattr(swing_study, "SWINGS", {"load": (Load(1), Load(4))})
-    study = Study(trace, config, 1.0, 20.0, 2, 0)
-    result = study.follow("load")
-    first, second = (study.judge("load", index, result, (1, 1), 1.0) for index in range(2))
-    assert 3 * first.requests_per_s < second.requests_per_s < 5 * first.requests_per_s
-    assert first.attainment == second.attainment == 1.0
-    assert 0 < first.hours["prefill"] <= 4 * 20 / 3600
-    assert study.oracle(("load", 1, study.usual_pools(result, 1))) == ((1, 1), 1.0)
-
-
-def test_every_part_is_told_once_it_is_done(trace, config, monkeypatch):
+def test_a_tiny_study_runs_from_end_to_end_and_tells_every_part_once_it_is_done(trace, config, monkeypatch):
     monkeypatch.setattr(swing_study, "SETTLE_S", 5.0)
     monkeypatch.setattr(swing_study, "SWINGS", {"load": (Load(1), Load(4))})
     told = []
     first, second = swing_study.run(Study(trace, config, 1.0, 20.0, 2, 0), ["load"], 1, told.append)
     assert (first.phase, second.phase) == (1, 2)
+    assert 3 * first.requests_per_s < second.requests_per_s < 5 * first.requests_per_s
+    assert first.attainment == second.attainment == 1.0
+    assert 0 < first.hours["prefill"] <= 4 * 20 / 3600
     assert told[0] == "load: the autoscaler went through it"
     assert told[1].startswith("load, phase 1: met 100.0 % in 0.0")
     assert told[2].endswith("the oracle has 1 + 1 workers, 0.011 hours")

@@ -245,9 +245,9 @@ def test_fitting_refuses_what_it_has_no_use_for(tmp_path):
 
 
 def test_pools_grow_and_shrink_with_the_load():
-    quiet = [TraceRequest(4.0 * index, 300, 20) for index in range(30)]
-    busy = [TraceRequest(120 + 0.03 * index, 300, 60) for index in range(1200)]
-    calm = [TraceRequest(156 + 4.0 * index, 300, 20) for index in range(60)]
+    quiet = [TraceRequest(4.0 * index, 300, 20) for index in range(15)]
+    busy = [TraceRequest(60 + 0.04 * index, 300, 60) for index in range(500)]
+    calm = [TraceRequest(80 + 4.0 * index, 300, 20) for index in range(40)]
     limits = {"enabled": True, "prefill": {"min": 1, "max": 8}, "decode": {"min": 1, "max": 8}, "calm": 20.0}
     profile_changes = {"start_s": 5.0}
     arrivals = make_arrivals(quiet + busy + calm, shares={"standard": 1}, max_tokens=2000)

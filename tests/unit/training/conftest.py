@@ -28,6 +28,8 @@ from training.trainer import Progress
 
 PROMPT_TOKENS = 5
 ANSWER_TOKENS = 20
+FEW_SAMPLES = 80
+"""Enough for what does not depend on how much is learned: five steps or six in an epoch."""
 # For all kinds of drafts, so that runs take a second.
 _QUICK: dict[str, Any] = {
     "num_epochs": 8,
@@ -135,8 +137,14 @@ def train(
         assert isinstance(settings, Eagle3Settings)
         return Eagle3Method(settings, target)
 
-    def run(settings: TrainingSettings, name: str = "a", dataset: AnswerDataset | None = None, **kwargs: Any):
-        answers = make_dataset() if dataset is None else dataset
+    def run(
+        settings: TrainingSettings,
+        name: str = "a",
+        dataset: AnswerDataset | None = None,
+        num_samples: int | None = None,
+        **kwargs: Any,
+    ):
+        answers = make_dataset(num_samples) if dataset is None else dataset
         output, work = tmp_path / name, tmp_path / f"{name}-work"
         return train_method(method_of(settings), target, [answers], output, work, facts, **kwargs)
 
@@ -154,13 +162,14 @@ def resumed_as_whole(train: Callable[..., TrainingResult]) -> Callable[[Training
             if told.num_steps == last_step:
                 raise KilledError
 
-        whole = train(always_saved, "whole")
+        whole = train(always_saved, "whole", num_samples=FEW_SAMPLES)
         with pytest.raises(KilledError):
-            train(always_saved, "killed", report=kill)
+            train(always_saved, "killed", num_samples=FEW_SAMPLES, report=kill)
         steps: list[int] = []
         resumed = train(
             always_saved,
             "killed",
+            num_samples=FEW_SAMPLES,
             report=lambda told: steps.append(told.num_steps) if told.stage == "training" else None,
         )
         assert resumed.num_steps == whole.num_steps > last_step

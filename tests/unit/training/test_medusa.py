@@ -85,7 +85,7 @@ def test_training_beats_the_initial_heads(
     train: Train, medusa_settings: MakeSettings, train_lm_head: bool, least_gain: float
 ) -> None:
     untrained = train(medusa_settings(learning_rate=1e-12, num_epochs=1), "untrained")
-    trained = train(medusa_settings(num_epochs=40, learning_rate=1e-2, train_lm_head=train_lm_head), "trained")
+    trained = train(medusa_settings(num_epochs=10, learning_rate=2e-2, train_lm_head=train_lm_head), "trained")
     before, after = untrained.evaluation, trained.evaluation
     assert after.greedy.reached == before.greedy.reached
     assert after.greedy.mean_accepted_length > before.greedy.mean_accepted_length + least_gain
@@ -150,7 +150,7 @@ def test_a_whole_vocabulary_needs_no_map(train: Train, medusa_settings: MakeSett
 def test_the_checkpoint_drafts_and_changes_no_token(
     train: Train, medusa_settings: MakeSettings, samples: list[Sample]
 ) -> None:
-    folder: Path = train(medusa_settings(num_epochs=30, learning_rate=1e-2)).folder
+    folder: Path = train(medusa_settings(num_epochs=10, learning_rate=2e-2)).folder
     model = forgetful_target()
     heads = load_medusa(folder, model, torch.float32, torch.device("cpu"))
     runner = ModelRunner(prepare_model(model, "float32"), 96, 4, draft=heads)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.routing.base import Candidates, RoutingRequest, WorkerSnapshot
@@ -16,6 +16,8 @@ from cluster.routing.registry import FILTERS, PICKERS, SCORERS
 from tests.unit.cluster.routing.worlds import decode_pools, make_candidates, prefill_pools, requests, shuffled
 
 Workers = Sequence[WorkerSnapshot]
+some_of_them = settings(max_examples=40)
+"""For each of many names; the same ones in every run."""
 
 
 def names(candidates: Candidates, index: int) -> tuple[str | None, str]:
@@ -29,6 +31,7 @@ def arrays(candidates: Candidates) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("name", FILTERS)
+@some_of_them
 @given(workers=decode_pools, request=requests, failed=st.sets(st.sampled_from(["decode-0", "decode-1", "decode-2"])))
 def test_filters_keep_some_of_the_workers_in_their_order(
     name: str, workers: Workers, request: RoutingRequest, failed: set[str]
@@ -43,6 +46,7 @@ def test_filters_keep_some_of_the_workers_in_their_order(
 
 
 @pytest.mark.parametrize("name", SCORERS)
+@some_of_them
 @given(prefill=prefill_pools, decode=decode_pools, request=requests)
 def test_scores_are_between_0_and_1_one_for_each_route(
     name: str, prefill: Workers, decode: Workers, request: RoutingRequest
@@ -56,6 +60,7 @@ def test_scores_are_between_0_and_1_one_for_each_route(
 
 
 @pytest.mark.parametrize("name", SCORERS)
+@some_of_them
 @given(prefill=prefill_pools, decode=decode_pools, request=requests, seed=st.integers(0, 9))
 def test_the_order_of_workers_changes_no_score(
     name: str, prefill: Workers, decode: Workers, request: RoutingRequest, seed: int
@@ -71,6 +76,7 @@ def test_the_order_of_workers_changes_no_score(
 
 
 @pytest.mark.parametrize("name", PICKERS)
+@some_of_them
 @given(prefill=prefill_pools, decode=decode_pools, seed=st.integers(0, 9), data=st.data())
 def test_pickers_give_one_of_the_routes(
     name: str, prefill: Workers, decode: Workers, seed: int, data: st.DataObject
@@ -89,6 +95,7 @@ def test_pickers_give_one_of_the_routes(
 
 
 @pytest.mark.parametrize("name", ["best_score", "round_robin"])
+@some_of_them
 @given(prefill=prefill_pools, decode=decode_pools, seed=st.integers(0, 9))
 def test_pickers_without_chance_do_not_mind_the_order(name: str, prefill: Workers, decode: Workers, seed: int) -> None:
     picked = set()

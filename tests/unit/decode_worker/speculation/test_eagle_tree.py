@@ -83,6 +83,7 @@ class Setup:
         state, self.passes = FeatureState(self.head, self.runner, weights="native"), DraftPasses(StepCost())
         self.settings = own
         self.proposer = Spy(state, self.passes, EagleProposer(state, self.passes), own)
+        self._features: dict[tuple[int, ...], torch.Tensor] = {}
 
     def run(
         self,
@@ -115,8 +116,11 @@ class Setup:
     @torch.inference_mode()
     def log_probs(self, known: Sequence[int], path: Sequence[int]) -> torch.Tensor:
         """The head's, over its own vocabulary, behind known tokens and guesses; all rows anew and without a cache."""
-        states = self.untouched(torch.tensor([known[:-1]]), output_hidden_states=True).hidden_states
-        hidden = self.head.fuse(torch.cat([states[layer][0] for layer in self.head.feature_layers], dim=-1))
+        if tuple(known) not in self._features:
+            states = self.untouched(torch.tensor([known[:-1]]), output_hidden_states=True).hidden_states
+            features = torch.cat([states[layer][0] for layer in self.head.feature_layers], dim=-1)
+            self._features[tuple(known)] = self.head.fuse(features)
+        hidden = self._features[tuple(known)]
         tokens = list(known[1:])
         fed, normed = self.head(torch.tensor(tokens), hidden, torch.arange(len(tokens)))
         for token in path:

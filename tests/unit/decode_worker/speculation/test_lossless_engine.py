@@ -23,7 +23,7 @@ from tests.drawing_proposer import DrawingProposer, NextTokenLogits
 from tests.engine_runs import Outcome, build_engine, build_runner, greedy, run
 from tests.tiny_models import random_prompts, tiny_model
 
-_NUM_DRAWS = 1500
+_NUM_DRAWS = 750
 _PARAMS = SamplingParams(max_tokens=3, temperature=1.2, top_k=4, top_p=0.97, presence_penalty=0.5)
 _PROMPT = random_prompts((6,))[0]
 _PROMPTS = random_prompts((1, 4, 7, 12, 20, 33))

@@ -170,7 +170,7 @@ def test_every_query_gets_the_softmax_over_its_own_past(
     "variant",
     [
         AttentionVariant(scaling=0.35),
-        AttentionVariant(scaling=0.35, sliding_window=150, softcap=2.0, sinks=torch.linspace(-1, 1, 4)),
+        AttentionVariant(scaling=0.35, sliding_window=90, softcap=2.0, sinks=torch.linspace(-1, 1, 4)),
     ],
     ids=["plain", "everything"],
 )
@@ -179,8 +179,8 @@ def test_contexts_of_several_programs(
 ) -> None:
     """Long ones, of sequences with few new tokens and, apart from them, with many."""
     shape = Shape(block_size=16, encoding=encoding)
-    spans = [Span(list(range(21)), 310, 1), Span(list(range(21, 31)), 140, 4, (ROOT, ROOT, 0))]
-    for step in (spans, [*spans, Span(list(range(31, 45)), 130, 70)]):
+    spans = [Span(list(range(12)), 180, 1), Span(list(range(21, 31)), 80, 4, (ROOT, ROOT, 0))]
+    for step in (spans, [*spans, Span(list(range(31, 45)), 70, 40)]):
         world = World(shape, step)
         output = world.run(create_backend(world.cache), variant)
         torch.testing.assert_close(output.double(), world.expected(variant), rtol=1e-4, atol=1e-5)

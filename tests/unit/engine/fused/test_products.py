@@ -9,7 +9,6 @@ import pytest
 import torch
 from numba import njit
 
-from engine.fused.arithmetic import item_size
 from engine.fused.products import BAND, MANY_ROWS, band_product, band_scratch_bytes
 from engine.fused.quantization import quantize_linear_int4
 from engine.fused.structure import Linear
@@ -26,18 +25,14 @@ def _product(kind, x, ldx, num_rows, w, scales, grouped, num_columns, k, out, ld
         band_product(kind, x, ldx, num_rows, w, scales, grouped, first, count, k, out + 4 * first, ldo, scratch)
 
 
-def scratch_for(x: torch.Tensor, *, is_quantized: bool) -> torch.Tensor:
-    size = band_scratch_bytes(x.shape[1], x.element_size(), is_quantized=is_quantized)
-    return torch.full((size,), 0xFF, dtype=torch.uint8)
-
-
 def product(
     x: torch.Tensor, w: torch.Tensor, scales: torch.Tensor | None = None, num_columns: int | None = None
 ) -> torch.Tensor:
     """Of int4 when ``num_columns`` says how many rows of the last band are the weight's."""
     grouped, num_columns = num_columns is not None, num_columns or len(w)
     out = torch.full((len(x), num_columns), torch.nan)
-    scratch = scratch_for(x, is_quantized=True)
+    size = band_scratch_bytes(x.shape[1], x.element_size(), is_quantized=True)
+    scratch = torch.full((size,), 0xFF, dtype=torch.uint8)
     _product(
         KINDS[x.dtype], x.data_ptr(), x.element_size() * x.shape[1], len(x), w.data_ptr(),
         0 if scales is None else scales.data_ptr(), grouped, num_columns, x.shape[1], out.data_ptr(), 4 * num_columns,
@@ -97,11 +92,13 @@ def test_int4_gives_the_bits_of_what_its_numbers_are_as_operands(k: int, dtype: 
             assert torch.equal(product(x, int4.weight, int4.scales, num_columns), product(x, same))
 
 
-@njit(error_model="numpy")
-def _product_as_in_a_forward(kind, x, num_rows, w, num_columns, k, out, scratch):
-    before = ignore_subnormals()
-    ldx = k * item_size(kind)
-    _product(kind, x, ldx, num_rows, w, 0, False, num_columns, k, out, 4 * num_columns, scratch)
+@njit
+def _begin_forward():
+    return ignore_subnormals()
+
+
+@njit
+def _end_forward(before):
     restore_subnormals(before)
 
 
@@ -113,18 +110,19 @@ def test_rows_are_independent_where_numbers_are_too_small_for_float32(dtype: tor
     w = (torch.randn(32, k, generator=generator) * 1e-19).to(dtype)
     x = (torch.randn(MANY_ROWS + 7, k, generator=generator) * 1e-19).to(dtype)
     x[::2] = (x[::2].float() * 1e-19).to(dtype)
-    scratch = scratch_for(x, is_quantized=False)
+    subnormal = torch.tensor(1e-39)
 
     def multiplied(rows: torch.Tensor) -> torch.Tensor:
-        rows, out = rows.contiguous(), torch.full((len(rows), len(w)), torch.nan)
-        _product_as_in_a_forward(
-            KINDS[dtype], rows.data_ptr(), len(rows), w.data_ptr(), len(w), k, out.data_ptr(), scratch.data_ptr()
-        )
-        return out
+        rows = rows.contiguous()
+        before = _begin_forward()
+        try:
+            assert subnormal * 1.0 == 0
+            return product(rows, w)
+        finally:
+            _end_forward(before)
 
     alone = torch.cat([multiplied(row[None]) for row in x])
     assert (alone[1::2] != 0).any()
     for num_rows in (2, 3, 4, 5, 17, len(x)):
         assert torch.equal(multiplied(x[:num_rows]), alone[:num_rows])
-    subnormal = torch.tensor(1e-39)
     assert subnormal * 1.0 != 0  # the thread is as it was before

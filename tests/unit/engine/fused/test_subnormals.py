@@ -32,13 +32,13 @@ from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence
 from tests.tiny_models import tiny_model
 
-threading.stack_size(256 * 1024)
+threading.stack_size(64 * 1024)
 torch.set_num_threads(2)
 runner = ModelRunner(prepare_model(tiny_model("llama"), "float32"), 4, 16, decoder="fused")
 request = Request("a", [5, 6, 7], SamplingParams())
 request.block_ids = [0]
 batch = runner.build_batch([ScheduledSequence(request, 3)])
-for _ in range(20_000):
+for _ in range(5_000):
     runner.forward(batch)
 print("done")
 """
