@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from decode_worker.speculation.draft_length import DraftPasses
+from decode_worker.speculation.draft_length import DraftPasses, VerificationPolicy
 from engine.draft.draft_model import DraftModel
 from engine.draft.eagle_checkpoint import load_eagle
 from engine.draft.loading import LoadedDraft
 from engine.draft.medusa import load_medusa
+from engine.drafts import Draft
 from engine.errors import BatonError
 from engine.model_loader import prepare_model
 from engine.request import SamplingParams
@@ -37,7 +38,12 @@ MakeDraft = Callable[[PreTrainedModel], LoadedDraft]
 @pytest.fixture(autouse=True)
 def _whole_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lengths that go by what passes and steps take here and now would differ from one engine to the other."""
+
+    def whole(self: VerificationPolicy, drafts: Mapping[str, Draft], *_: object, **__: object) -> dict[str, int]:
+        return {request_id: len(draft) for request_id, draft in drafts.items()}
+
     monkeypatch.setattr(DraftPasses, "another", lambda self, chances: True)
+    monkeypatch.setattr(VerificationPolicy, "choose", whole)
 
 
 def eagle(name: str, folder: Path, seed: int = 2) -> MakeDraft:
