@@ -220,7 +220,12 @@ def _parser() -> argparse.ArgumentParser:
         help="what a network gives a single connection of the hand-off's own",
     )
     parser.add_argument(
-        "--connections", type=at_least(1), default=NO_LIMITS.connections, help="as kv_transfer.connections"
+        "--connections",
+        type=int,
+        choices=range(2, 17),
+        metavar="N",
+        default=NO_LIMITS.connections,
+        help="that several are, however little travels: 2 to 16 (default: %(default)s)",
     )
     parser.add_argument("--int8", action="store_true", help="also as kv_transfer.encoding: int8")
     parser.add_argument("--repeats", type=at_least(1), default=7)

@@ -92,7 +92,7 @@ class Limits:
         """The system sends no faster: what a network does by dropping packets."""
         if self.bytes_per_second_each is None:
             return ()
-        return ((socket.SOL_SOCKET, _SO_MAX_PACING_RATE, int(self.bytes_per_second_each)),)
+        return ((socket.SOL_SOCKET, _SO_MAX_PACING_RATE, max(1, min(int(self.bytes_per_second_each), 2**31 - 1))),)
 
 
 NO_LIMITS = Limits()

@@ -20,8 +20,8 @@ class KVTransferConfig(Section):
     off: none does."""
     connections: Annotated[int, Field(ge=0, le=16)] = 4
     """Most TCP connections of one hand-off, beside gRPC, for parts that a decode worker does not read so: one for each
-    32 MiB of it. Each decode worker listens on a port of its own; parts for one out of reach travel in messages. 0: all
-    parts do."""
+    full 32 MiB of it. Each decode worker listens on a port of its own; parts for one out of reach travel in messages.
+    0: all parts do."""
     encoding: Literal["native", "int8", "auto"] = "native"
     """Of KV on its way. native: as it is; int8: LOSSY, half the bytes of bfloat16; auto: LOSSY, int8 where a link is
     measured to be slower than prefill makes KV. Both ends must be set so that int8 may be used."""

@@ -134,7 +134,7 @@ def pack_header(
     """The header of a part, whose payload follows or is in ``slot``.
 
     Args:
-        num_bytes: of a payload that follows in the transfer's connection.
+        num_bytes: of a payload that follows in the transfer's connections.
     """
     return kv_pb2.KVFrame(
         part=kv_pb2.KVPart(

@@ -1,4 +1,4 @@
-"""Reads a transfer's connection beside its gRPC stream."""
+"""Reads a transfer's connections beside its gRPC stream."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 
 from cluster.kv_transfer.data_listener import ExpectedConnections
 from cluster.kv_transfer.part_intake import PartIntake
+from cluster.kv_transfer.raw_socket import NothingCameError
 from engine.errors import TransferError
 
 T = TypeVar("T")
 
 
 class ConnectionReader:
-    """Takes parts in from when the connection comes, if it does, until :meth:`close`.
+    """Takes parts in from when the connections come, if they do, until :meth:`close`.
 
     Args:
         silence_s: how long nothing at all may come.
@@ -34,15 +35,14 @@ class ConnectionReader:
         waited = asyncio.ensure_future(other)
         waited.add_done_callback(lambda done: done.cancelled() or done.exception())  # if nobody asks any more
         try:
-            num_parts = -1
             while not waited.done():
-                if num_parts == self._intake.num_parts:
-                    raise TransferError(f"the sender sent nothing for {self._silence_s:g} s.")
                 num_parts = self._intake.num_parts
-                both = {waited, self._reading}
-                await asyncio.wait(both, timeout=self._silence_s, return_when=asyncio.FIRST_COMPLETED)
+                both = {waited} if self._reading.done() else {waited, self._reading}
+                done, _ = await asyncio.wait(both, timeout=self._silence_s, return_when=asyncio.FIRST_COMPLETED)
                 if self._reading.done():
                     self._reading.result()
+                if not done and num_parts == self._intake.num_parts:
+                    raise TransferError(f"the sender sent nothing for {self._silence_s:g} s.")
             return waited.result()
         finally:
             waited.cancel()
@@ -55,8 +55,12 @@ class ConnectionReader:
 
 async def _read(expected: ExpectedConnections, intake: PartIntake) -> None:
     connection = await expected.arrived()
+    has_begun = False
     try:
         while True:
             await intake.from_connection(connection)
+            has_begun = True
     except OSError as error:
+        if isinstance(error, NothingCameError) and not has_begun:
+            return  # the sender gave up just before it was welcome, and sends messages
         raise TransferError(f"the sender's connection ended before it had sent everything: {error}.") from error

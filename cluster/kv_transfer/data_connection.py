@@ -41,8 +41,10 @@ async def connect(
         OSError: nobody answers there that knows the ticket, or not in time, be it to one of the connections alone.
     """
     host = peer.rpartition(":")[0].strip("[]")
-    introductions = [Introduction(offered.ticket, number, count) for number in range(count)]
-    tasks = [asyncio.ensure_future(_connect(host, offered.port, first, options)) for first in introductions]
+    tasks = [
+        asyncio.ensure_future(_connect(host, offered.port, Introduction(offered.ticket, number, count), options))
+        for number in range(count)
+    ]
     try:
         async with asyncio.timeout(timeout_s):
             return join(await asyncio.gather(*tasks))

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 TICKET_TIMEOUT_S = 10.0
 """For a connection to say which transfer it belongs to."""
 _MAX_STRANGERS = 64
-"""Connections that have not said it yet; more wait to be accepted."""
+"""Connections that have not said it yet, of all transfers; more wait to be accepted."""
 _BACKLOG = 128
 _PAUSE_S = 0.5
 

@@ -39,7 +39,7 @@ METHOD = "Transfer"
 MAX_INFLIGHT_BYTES = 8 * 1024 * 1024
 """HTTP/2 alone would let a slow receiver collect some 20 MB per transfer, since gRPC widens its windows by itself."""
 BYTES_PER_CONNECTION = 32 * 1024 * 1024
-"""Of a transfer that may have several. One that is over within milliseconds gains nothing by more of them."""
+"""Of a transfer that may have several, counted as it is in the cache. Each costs a round trip at the start."""
 
 _LAST_WORD_S = 2.0
 
@@ -51,7 +51,8 @@ class GrpcKVTransport:
         throttle: cap on this sender's bandwidth, or None.
         timeout_s: how long a receiver may keep a transfer waiting. For room it may take the offer's deadline besides.
         memory: what receivers on this host may read parts from, or None; closed with the transport.
-        max_inflight_bytes: unacknowledged payload of one transfer; a larger part travels alone.
+        max_inflight_bytes: unacknowledged payload of one transfer, for each of its connections; a larger part travels
+            alone.
         connections: how many of a transfer's own its payloads may travel through, if it is large enough; 0: none, they
             travel in messages.
         bytes_per_connection: of a transfer that has more than one.
@@ -173,13 +174,16 @@ class GrpcSendStream:
 
     async def connect(self, count: int, options: Sequence[SocketOption]) -> None:
         """Opens so many connections, if the receiver waits for them and is in reach."""
-        if self._offered_connection is None:
+        offered = self._offered_connection
+        if offered is None or not offered.most:
             return
-        count = min(count, max(1, self._offered_connection.most))
+        count = min(count, offered.most)
         try:
-            self._connection = await connect(self._peer, self._offered_connection, count, options=options)
+            self._connection = await connect(self._peer, offered, count, options=options)
         except OSError as error:
             self._avoid_connections(error)
+        else:
+            self._max_inflight_bytes *= count
 
     def _avoid_connections(self, error: OSError) -> None:
         self._entry.avoid_connections()

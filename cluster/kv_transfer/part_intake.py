@@ -1,4 +1,4 @@
-"""The parts of one transfer, into a sink: from messages, from memory of the sender's, or from a connection."""
+"""The parts of one transfer, into a sink: from messages, from memory of the sender's, or from connections."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class ByteStream(Protocol):
             The xxh3-64 of what has come.
 
         Raises:
-            OSError: a connection is broken, closed, or at its end.
+            OSError: a connection is broken, closed, or at its end: :class:`NothingCameError` when no byte has come.
         """
         ...
 
@@ -40,8 +40,12 @@ class ByteStream(Protocol):
         ...
 
 
+class NothingCameError(ConnectionResetError):
+    """The connection was at its end when something was waited for."""
+
+
 def nothing_to_check() -> None:
-    """For memory that stays whose it is."""
+    """For memory that nobody takes away meanwhile."""
 
 
 class _Stretches:
@@ -50,7 +54,11 @@ class _Stretches:
     def __init__(self, views: Sequence[memoryview]) -> None:
         self._views = [view for view in views if len(view)]
         self._next = 0
-        self.num_bytes = sum(map(len, self._views))
+        self.num_bytes = self._num_bytes_in_all = sum(map(len, self._views))
+
+    @property
+    def has_begun(self) -> bool:
+        return self.num_bytes < self._num_bytes_in_all
 
     def ahead(self) -> list[memoryview]:
         return self._views[self._next : self._next + _MOST_AT_ONCE]
@@ -117,7 +125,8 @@ class RawSocket:
                 await self._until(self._loop.add_reader, self._loop.remove_reader)
                 continue
             if not num_bytes:
-                raise ConnectionResetError("the connection was closed")
+                error = ConnectionResetError if left.has_begun else NothingCameError
+                raise error("the connection was closed")
             for view in left.moved(num_bytes):
                 came(view)
             await asyncio.sleep(0)

@@ -1,12 +1,13 @@
 """One stream of bytes over several TCP connections, for links that limit each of them: clouds cap what one flow may
-take of a link, networks of several paths send a flow along one of them, and over a long way its window limits it.
+take of a link, networks of several paths send a flow along one of them, and over a long way its window limits it. All
+go as fast as the slowest of them.
 
 The stream is dealt out in stripes of a fixed size, in turn: byte ``n`` is in stripe ``n // STRIPE_BYTES``, which
 travels in connection ``stripe % num_connections``. Both ends count, so nothing but the bytes themselves is sent, and
 whatever is above sees one stream in its order.
 
 Either end has one stripe in hand at a time. The connections are busy together all the same, out of and into the
-system's buffers, which hold several stripes of each.
+system's buffers, which hold some stripes of each.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import xxhash
 
 from cluster.kv_transfer.raw_socket import ByteStream, RawSocket, nothing_to_check
 
-STRIPE_BYTES = 512 * 1024
-"""A part of the default size gives each of four connections one."""
+STRIPE_BYTES = 128 * 1024
+"""Larger ones would fit into no socket's buffer where its window is small, and the connections would take turns; each
+is a system call at either end."""
 
 
 def join(sockets: Sequence[RawSocket]) -> ByteStream:

@@ -4,9 +4,11 @@ settings run one after the other, and share one."""
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -27,18 +29,15 @@ EXACT: Settings = {"dtype": "float32", "prefill": {"kv_blocks": 1024}, "decode":
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts modules together that have equal ``SETTINGS``, where the first of them stands."""
+    """Puts modules of this folder together that have equal ``SETTINGS``, where the first of them stands."""
     first: dict[str, int] = {}
 
     def place(item: pytest.Item) -> int:
-        settings = _settings_of(item)
-        return first.setdefault(str(item.path) if settings is None else repr(settings), len(first))
+        settings = getattr(getattr(item, "module", None), "SETTINGS", None)
+        shares = settings is not None and item.path.parent == Path(__file__).parent
+        return first.setdefault(json.dumps(settings, sort_keys=True) if shares else str(item.path), len(first))
 
     items.sort(key=place)  # keeps the order of equals
-
-
-def _settings_of(item: pytest.Item) -> Settings | None:
-    return getattr(getattr(item, "module", None), "SETTINGS", None)
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ class Kept:
         self._stack.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def kept() -> Iterator[Kept]:
     kept = Kept()
     yield kept

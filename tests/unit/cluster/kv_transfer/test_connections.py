@@ -17,7 +17,7 @@ from cluster.kv_transfer.base import PartHeader, Pieces
 from cluster.kv_transfer.codec import Introduction, checksum, encode_frame, encode_head, pack_header
 from cluster.kv_transfer.data_connection import connect
 from cluster.kv_transfer.data_listener import DataListener
-from cluster.kv_transfer.grpc_transport import METHOD, SERVICE, GrpcKVTransport
+from cluster.kv_transfer.grpc_transport import METHOD, SERVICE, GrpcKVTransport, GrpcSendStream
 from cluster.kv_transfer.raw_socket import ByteStream, RawSocket
 from cluster.rpc import create_channel
 from cluster.wire.kv_pb2 import KVCommit, KVConnection, KVFrame, KVPart, KVReply, KVReserve
@@ -43,6 +43,11 @@ class ByHand:
 
     async def send_raw(self, data: bytes) -> None:
         await self.connection.send([memoryview(data)])
+
+    async def send_message(self, header: PartHeader, payload: bytes) -> None:
+        """Through the stream."""
+        span = (header.token_start, header.token_count, header.layer_start, header.layer_end)
+        await self._call.write(encode_frame(pack_header(*span, checksum(payload)), payload))
 
     async def commit(self, num_parts: int, num_bytes: int) -> None:
         await self._call.write(encode_frame(KVFrame(commit=KVCommit(num_parts=num_parts, num_bytes=num_bytes))))
@@ -205,7 +210,7 @@ async def is_closed(connection: ByteStream) -> bool:
     return False
 
 
-async def test_a_ticket_is_good_for_one_connection(listener: DataListener) -> None:
+async def test_a_ticket_is_good_for_as_many_connections_as_were_announced(listener: DataListener) -> None:
     with listener.expect(wanted=True) as expected:
         assert expected is not None
         first = await connect("127.0.0.1:1", expected.offer)
@@ -257,6 +262,29 @@ async def test_no_transfer_has_more_connections_than_it_was_offered(listener: Da
         with pytest.raises(ConnectionError):
             await connect("127.0.0.1:1", expected.offer, expected.offer.most + 1)
         (await connect("127.0.0.1:1", expected.offer, expected.offer.most)).close()
+
+
+async def test_where_one_of_several_is_turned_away_none_is_kept(listener: DataListener) -> None:
+    with listener.expect(wanted=True) as expected:
+        assert expected is not None
+        taken = await introduce(expected.offer, 1, 3)
+        with pytest.raises(ConnectionError):
+            await connect("127.0.0.1:1", expected.offer, 3)
+        others = [expected._arrived[number] for number in (0, 2) if number in expected._arrived]
+        assert all([await is_closed(other) for other in others])
+        taken.close()
+
+
+async def test_a_sender_that_gave_up_when_it_was_just_welcome_may_send_messages(
+    sender: ByHand, receiver: Receiver
+) -> None:
+    sender.connection.close()
+    await asyncio.sleep(SILENCE_S / 2)  # the receiver has seen it
+    for header, payload in sender.source.parts():
+        await sender.send_message(header, payload)
+    await sender.commit(len(list(sender.source.parts())), sum(len(payload) for _, payload in sender.source.parts()))
+    assert (await sender.reply()).WhichOneof("kind") == "committed"
+    receiver.importer.release(await receiver.importer.claim("transfer-1"))
 
 
 async def test_connections_that_came_are_closed_when_others_never_do(listener: DataListener) -> None:
@@ -370,11 +398,16 @@ async def test_a_connection_that_breaks_is_told_from_a_worker_that_is_lost(recei
     async with link("connected", receiver.importer) as way:
         assert isinstance(way.transport, GrpcKVTransport)
         stream = await way.transport.open(source.offer("broken"), way.peer)
-        header, payload = next(source.parts())
+        parts = source.parts(part_bytes=200)
+        await stream.send(*next(parts))
+        assert isinstance(stream, GrpcSendStream)
+        async with asyncio.timeout(10.0):
+            while stream.num_inflight_bytes:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
         assert stream._connection is not None
         stream._connection.close()
         with pytest.raises(TransferError, match="connection ended"):
-            await stream.send(header, payload)
+            await stream.send(*next(parts))
         await stream.abort()
         stream = await way.transport.open(source.offer("in messages"), way.peer)
         assert stream._connection is None
