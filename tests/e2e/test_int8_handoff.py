@@ -19,6 +19,8 @@ from tests.e2e.varied_prompts import varied_prompts
 
 NUM_TOKENS = 8
 PROMPTS = varied_prompts()[:16]
+# tests/integration/test_handoff_int8.py shows the same with a small model.
+pytestmark = pytest.mark.thorough
 # Behind a hand-off a first token is the prefill worker's own; the others follow from KV that has travelled.
 LEAST_EQUAL = 0.8
 
@@ -73,7 +75,6 @@ def share_of_equal(mine: list[list[int]], theirs: list[list[int]], place: int) -
     return sum(a[place] == b[place] for a, b in zip(mine, theirs, strict=True)) / len(mine)
 
 
-@pytest.mark.thorough
 def test_on_its_way(native: tuple[list[list[int]], float, float]) -> None:
     expected, native_bytes, native_spared = native
     int8, int8_bytes, int8_spared = answers("int8")

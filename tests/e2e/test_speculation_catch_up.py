@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.e2e.conftest import RunningCluster
 from tests.e2e.test_speculation import ask, drafted
 
@@ -13,6 +15,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.thorough  # tests/integration/test_handoff_drafts.py shows the same with a small model
 def test_the_head_catches_up_and_no_token_changes(cluster: RunningCluster) -> None:
     plain, answer = ask(cluster, "none"), ask(cluster, "eagle3")
     assert answer["choices"][0]["token_ids"] == plain["choices"][0]["token_ids"]
