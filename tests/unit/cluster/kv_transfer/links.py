@@ -109,7 +109,11 @@ def num_mappings_before() -> int:
 async def link(
     kind: str, sink: KVSink, *, throttle: Throttle | None = None, max_inflight_bytes: int = 1 << 20
 ) -> AsyncIterator[Link]:
-    """With ``shared``, fails at the end unless every slot has been given back."""
+    """With ``shared``, fails at the end unless every slot has been given back.
+
+    Args:
+        max_inflight_bytes: of a transfer, all of its connections together.
+    """
     if kind == "shared":
         memory = LocalMemory(1 << 20)
         segment = memory.segment()
@@ -128,7 +132,12 @@ async def link(
     connections = NUM_CONNECTIONS.get(kind, 0)
     async with kv_server(sink, None, listens=connections > 0) as (server, peer):
         transport = GrpcKVTransport(
-            throttle, 20.0, None, max_inflight_bytes, connections=connections, bytes_per_connection=1
+            throttle,
+            20.0,
+            None,
+            max_inflight_bytes // max(1, connections),
+            connections=connections,
+            bytes_per_connection=1,
         )
         try:
             with patch.object(striped_socket, "STRIPE_BYTES", 100):
