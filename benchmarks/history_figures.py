@@ -59,6 +59,8 @@ def _kv_path(document: Document) -> Figures:
         "kv_path/grpc:gb_per_s": figures["grpc_gb_per_s"],
         "kv_path/connected:of_tcp": figures["connected_of_tcp"],
         "kv_path/connected:gb_per_s": figures["connected_gb_per_s"],
+        "kv_path/striped:of_tcp": figures["striped_of_tcp"],
+        "kv_path/striped:gb_per_s": figures["striped_gb_per_s"],
         "kv_path/shared:of_tcp": figures["shared_of_tcp"],
         "kv_path/shared:gb_per_s": figures["shared_gb_per_s"],
         "kv_path/tcp:gb_per_s": figures["tcp_gb_per_s"],

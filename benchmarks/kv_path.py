@@ -23,10 +23,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.argument_types import at_least, over_zero
+from benchmarks.argument_types import HelpFormatter, at_least, over_zero
 from benchmarks.ceilings import median_ratio
 from benchmarks.kv_path_ends import BLOCK_SIZE, INT8, NO_LIMITS, WAYS, Layout, Limits
 from benchmarks.router_load.processes import Child
+from cluster.kv_transfer_config import MOST_CONNECTIONS
 from cluster.worker_environment import worker_variables
 from engine.errors import TransferError
 
@@ -207,10 +208,10 @@ def show(result: Result) -> Table:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("--layers", type=at_least(1), default=32, help="of the KV; by default those of Llama-3.1-8B")
-    parser.add_argument("--kv-heads", type=at_least(1), default=8)
-    parser.add_argument("--head-dim", type=at_least(1), default=128)
+    parser.add_argument("--kv-heads", type=at_least(1), default=8, help="of a layer")
+    parser.add_argument("--head-dim", type=at_least(1), default=128, help="numbers of a key")
     parser.add_argument("--tokens", type=at_least(BLOCK_SIZE), default=8192, help="of the prompt, a multiple of 16")
     parser.add_argument("--part-bytes", type=at_least(4096), default=2**21, help="as kv_transfer.part_bytes")
     parser.add_argument("--max-bytes-per-second", type=over_zero, help="as kv_transfer.max_bytes_per_second")
@@ -222,13 +223,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--connections",
         type=int,
-        choices=range(2, 17),
+        choices=range(2, MOST_CONNECTIONS + 1),
         metavar="N",
         default=NO_LIMITS.connections,
-        help="that several are, however little travels: 2 to 16 (default: %(default)s)",
+        help=f"that several are, however little travels: 2 to {MOST_CONNECTIONS}",
     )
     parser.add_argument("--int8", action="store_true", help="also as kv_transfer.encoding: int8")
-    parser.add_argument("--repeats", type=at_least(1), default=7)
+    parser.add_argument("--repeats", type=at_least(1), default=7, help="of all ways in turn")
     parser.add_argument("--json", type=Path, help="also write every run here")
     return parser
 

@@ -11,8 +11,10 @@ import argparse
 import asyncio
 import hashlib
 import json
+import math
 import resource
 import socket
+import struct
 import sys
 import threading
 import time
@@ -92,7 +94,8 @@ class Limits:
         """The system sends no faster: what a network does by dropping packets."""
         if self.bytes_per_second_each is None:
             return ()
-        return ((socket.SOL_SOCKET, _SO_MAX_PACING_RATE, max(1, min(int(self.bytes_per_second_each), 2**31 - 1))),)
+        rate = struct.pack("Q", math.ceil(self.bytes_per_second_each))
+        return ((socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate),)
 
 
 NO_LIMITS = Limits()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from cluster.config_section import PositiveSeconds, Section
+
+MOST_CONNECTIONS = 16
+"""Of one hand-off, whatever is configured."""
 
 
 class KVTransferConfig(Section):
@@ -18,7 +21,7 @@ class KVTransferConfig(Section):
     shared_memory: Literal["auto", "off"] = "auto"
     """auto: a decode worker that runs on the same host as the same user reads parts from the prefill worker's memory;
     off: none does."""
-    connections: Annotated[int, Field(ge=0, le=16)] = 4
+    connections: Annotated[int, Field(ge=0, le=MOST_CONNECTIONS)] = 4
     """Most TCP connections of one hand-off, beside gRPC, for parts that a decode worker does not read so: one for each
     full 32 MiB of it. Each decode worker listens on a port of its own; parts for one out of reach travel in messages.
     0: all parts do."""
@@ -32,3 +35,10 @@ class KVTransferConfig(Section):
     """How long committed KV that nobody claims is kept, and how long a claim waits for a transfer without progress."""
     transfer_timeout_s: PositiveSeconds = 120.0
     """How long a decode worker may keep a hand-off waiting. The time to compute the prompt does not count."""
+
+    @field_validator("connections", mode="before")
+    @classmethod
+    def _is_a_number(cls, value: object) -> object:
+        if isinstance(value, str):  # its neighbours are off by that word
+            raise ValueError(f"must be a number from 0, for none, to {MOST_CONNECTIONS}")
+        return value

@@ -27,7 +27,7 @@ from engine.errors import BatonError
 from engine.request import SamplingParams
 from engine.timeline import Event, Timeline
 from tests.open_entry import open_entry
-from tests.worker_infos import make_info as make_info
+from tests.worker_infos import make_info
 
 TIMEOUT_S = 10.0
 """Ends what hangs; nothing that works comes near it."""

@@ -26,8 +26,6 @@ _MAX_VARINT_BYTES = 10
 # What stands in the connections beside the stream, see proto/kv.proto.
 HEAD_LENGTH_BYTES = 4
 TICKET_BYTES = 16
-MOST_CONNECTIONS = 16
-"""Of one transfer."""
 WELCOME = b"\x01"
 """What a connection hears whose ticket is known."""
 

@@ -19,7 +19,7 @@ from cluster.wire import kv_pb2
 CONNECT_TIMEOUT_S = 2.0
 """A receiver in reach answers at once; for one behind a firewall the transfer should not wait long."""
 
-SocketOption = tuple[int, int, int]
+SocketOption = tuple[int, int, bytes]
 """Level, name and value."""
 
 

@@ -13,9 +13,10 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cluster.kv_transfer.codec import MOST_CONNECTIONS, TICKET_BYTES, WELCOME, Introduction
+from cluster.kv_transfer.codec import TICKET_BYTES, WELCOME, Introduction
 from cluster.kv_transfer.raw_socket import ByteStream, RawSocket
 from cluster.kv_transfer.striped_socket import join
+from cluster.kv_transfer_config import MOST_CONNECTIONS
 from cluster.wire import kv_pb2
 
 logger = logging.getLogger(__name__)

@@ -110,9 +110,8 @@ class Kept:
         self._running: RunningCluster | None = None
 
     def with_settings(self, settings: Settings | None) -> RunningCluster:
-        """The same one as before if it has these."""
-        if self._running is None or self._settings != settings:
-            self.stop()
+        """The one that runs, for :meth:`stop_unless` was asked before, or a new one."""
+        if self._running is None:
             self._running, self._settings = self._stack.enter_context(running_cluster(settings)), settings
         return self._running
 

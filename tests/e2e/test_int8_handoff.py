@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
-import torch
-from transformers import AutoTokenizer
 
-from engine.async_engine import AsyncEngine, generate_all
-from engine.model_loader import load_model
-from engine.model_runner import ModelRunner
-from engine.model_source import resolve_model
-from engine.request import Request, SamplingParams
-from engine.scheduler import SchedulerLimits
-from tests.e2e.conftest import MODEL, Settings, running_cluster
+from tests.e2e.conftest import Settings, running_cluster
 from tests.e2e.varied_prompts import varied_prompts
 
 NUM_TOKENS = 8
@@ -50,26 +40,6 @@ def native() -> tuple[list[list[int]], float, float]:
     return answers("native")
 
 
-@pytest.fixture(scope="module")
-def native_alone() -> tuple[list[list[int]], int]:
-    """The tokens of one engine with KV as it is, and the bytes of the prompts' KV."""
-    source = resolve_model(MODEL)
-    runner = ModelRunner(load_model(source, "bfloat16", torch.device("cpu")), num_blocks=512, block_size=16)
-    prompts = [AutoTokenizer.from_pretrained(source.path)(prompt).input_ids for prompt in PROMPTS]
-    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
-
-    async def run() -> list[list[int]]:
-        engine = AsyncEngine(runner, SchedulerLimits(512, max_num_seqs=1, max_model_len=2048))
-        engine.start()
-        try:
-            requests = [Request(str(number), prompt, params) for number, prompt in enumerate(prompts)]
-            return await asyncio.gather(*(generate_all(engine, request) for request in requests))
-        finally:
-            await engine.stop()
-
-    return asyncio.run(run()), sum(map(len, prompts)) * runner.spec.bytes_per_token
-
-
 def share_of_equal(mine: list[list[int]], theirs: list[list[int]], place: int) -> float:
     """Of the tokens at that place."""
     return sum(a[place] == b[place] for a, b in zip(mine, theirs, strict=True)) / len(mine)
@@ -86,8 +56,8 @@ def test_on_its_way(native: tuple[list[list[int]], float, float]) -> None:
     assert all(len(tokens) == NUM_TOKENS for tokens in int8)
 
 
-def test_in_the_cache(native_alone: tuple[list[list[int]], int]) -> None:
-    expected, native_bytes = native_alone
+def test_in_the_cache(native: tuple[list[list[int]], float, float]) -> None:
+    expected, native_bytes, _ = native
     int8, int8_bytes, int8_spared = answers("native", "int8")
     assert int8_spared == 0
     assert int8_bytes / native_bytes == (64 + 4) / 128

@@ -203,11 +203,11 @@ def test_two_hundred_requests_of_mixed_lengths(cluster: RunningCluster, thorough
     async def run(*, scale: bool) -> list[list[int]]:
         """The tokens of the first two hundred requests."""
         openai = AsyncOpenAI(base_url=f"{cluster.endpoint}/v1", api_key="none", max_retries=0, timeout=300)
-        gate, later = asyncio.Semaphore(32), asyncio.Semaphore(4)  # workers that start need processors, too
+        gate = asyncio.Semaphore(32)
 
         async def one(number: int) -> tuple[int, list[int], list[str]]:
             num_tokens = 1 + number * 7 % 16
-            async with gate if number < 200 else later:
+            async with gate:
                 stream = await openai.completions.create(
                     model=MODEL,
                     prompt=f"Item {number}. " + "It is a long way to the sea. " * (number % 9),

@@ -60,7 +60,7 @@ async def ask(endpoint: str, number: int, body: dict[str, Any], gate: asyncio.Ev
 
 
 def bodies() -> list[dict[str, Any]]:
-    """Short and long prompts; every other request streams."""
+    """Short prompts, and some long ones (one is number 39); every other request streams."""
     return [
         {
             "prompt": f"{number} " + "and so on " * (number % (40 if number % 8 == 7 else 8)),

@@ -14,10 +14,10 @@ from cluster.registry import WorkerInfo, WorkerRegistry
 from decode_worker import role
 from engine.request import SamplingParams
 from tests.engine_runs import BLOCK_SIZE
-from tests.fake_workers import make_info
 from tests.integration.worker_pair import HostedWorker, Runners, WorkerPair, pair_config, worker_pair
 from tests.tiny_models import VOCAB_SIZE, tiny_model
 from tests.unit.cluster.fakes import eventually
+from tests.worker_infos import make_info
 
 NUM_BLOCKS = 48  # few, so that blocks are evicted
 IDS = ("prefill-1", "decode-1")

@@ -26,11 +26,11 @@ from decode_worker import role
 from engine.request import SamplingParams
 from engine.timeline import Event, Timeline
 from tests.engine_runs import BLOCK_SIZE
-from tests.fake_workers import make_info
 from tests.integration.worker_pair import TIMEOUT_S, HostedWorker, Runners, worker_pair
 from tests.open_entry import open_entry
 from tests.tiny_models import MAX_POSITIONS, VOCAB_SIZE, random_prompts, tiny_model
 from tests.unit.cluster.fakes import eventually
+from tests.worker_infos import make_info
 
 NUM_BLOCKS = 128
 

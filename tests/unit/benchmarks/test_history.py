@@ -107,6 +107,8 @@ KV_PATH = {
         "connected_gb_per_s": 2.4,
         "connected_sender_cpu_s_per_gb": 0.3,
         "connected_receiver_cpu_s_per_gb": 0.2,
+        "striped_of_tcp": 0.55,
+        "striped_gb_per_s": 2.2,
         "shared_of_tcp": 0.75,
         "shared_gb_per_s": 3.0,
         "tcp_gb_per_s": 4.0,

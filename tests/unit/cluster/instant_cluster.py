@@ -28,10 +28,10 @@ from cluster.timelines import TimelineStore
 from cluster.wire import worker_pb2
 from cluster.worker_client import WorkerClient
 from engine.errors import TransferError, WorkerLostError
-from tests.fake_workers import make_info
 from tests.open_entry import open_entry
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, FakeAdmin
+from tests.worker_infos import make_info
 
 TOKENIZER = byte_level_tokenizer()
 CONTEXT_LENGTH = 256

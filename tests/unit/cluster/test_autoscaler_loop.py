@@ -26,7 +26,7 @@ from cluster.slo import INTERACTIVE
 from cluster.traffic import TrafficMeter
 from engine.step_samples import StepSample
 from engine.urgency import Urgency
-from tests.fake_workers import make_info
+from tests.worker_infos import make_info
 
 WORKERS = ("prefill-1", "decode-1")
 

@@ -119,7 +119,7 @@ def test_a_configuration_cannot_be_changed():
             "autoscaler: {enabled: true, prefill: {min: 2}}",
             "prefill.workers is 1, and autoscaler.prefill allows 2 to 8",
         ),
-        ("kv_transfer: {connections: off}", "kv_transfer.connections must be a valid integer, got 'off'."),
+        ("kv_transfer: {connections: off}", "kv_transfer.connections: must be a number from 0, for none, to 16."),
         ("kv_transfer: {connections: 17}", "kv_transfer.connections must be less than or equal to 16, got 17."),
         ("kv_transfer: {max_bytes_per_second: .inf}", "kv_transfer.max_bytes_per_second must be a finite number"),
         ("router: {port: 1}\nrouter: {port: 2}", "the key 'router' stands here a second time"),

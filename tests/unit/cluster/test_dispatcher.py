@@ -26,7 +26,7 @@ from engine.errors import NoWorkerError
 from engine.request import SamplingParams
 from engine.timeline import Event, Timeline
 from engine.urgency import Urgency
-from tests.fake_workers import make_info
+from tests.worker_infos import make_info
 
 PROMPT = tuple(range(100))
 

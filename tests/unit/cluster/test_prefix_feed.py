@@ -18,8 +18,8 @@ from cluster.registry import Worker
 from cluster.wire import worker_pb2
 from engine.errors import BatonError, InternalError, WorkerLostError
 from engine.prefix_events import CacheChanges
-from tests.fake_workers import make_info
 from tests.unit.cluster.fakes import eventually
+from tests.worker_infos import make_info
 
 SIZE = 16
 PROMPT = tuple(range(3 * SIZE + 1))

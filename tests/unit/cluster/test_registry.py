@@ -8,7 +8,7 @@ import pytest
 
 from cluster.config import DECODE, PREFILL
 from cluster.registry import WorkerInfo, WorkerRegistry
-from tests.fake_workers import make_info
+from tests.worker_infos import make_info
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from cluster.role_change import AskedBy, role_change_obstacle
 from cluster.worker_pool import WorkerPool
 from engine.errors import InvalidRequestError
 from tests.fake_hosts import FakeHost, UnchangingHost, small_ray
-from tests.fake_workers import make_info
 from tests.unit.cluster.test_worker_pool import READY_S, Listener, ids_in, until
+from tests.worker_infos import make_info
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,8 +14,8 @@ from cluster.pool_member import PoolMember
 from cluster.shared_processes import SharedProcesses
 from cluster.worker_pool import WorkerPool
 from tests.fake_hosts import FakeHost, small_ray
-from tests.fake_workers import make_info
 from tests.unit.cluster.test_worker_pool import Listener, ids_in, until
+from tests.worker_infos import make_info
 
 READY_S = 120.0
 CANCELLED_S = 60.0

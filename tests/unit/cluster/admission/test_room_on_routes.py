@@ -28,8 +28,8 @@ from cluster.slo import INTERACTIVE
 from engine.errors import OverloadedError
 from engine.request import SamplingParams
 from engine.timeline import Event, Timeline
-from tests.fake_workers import make_info
 from tests.unit.cluster.routing.worlds import decode_pools, make_candidates, prefill_pools, requests
+from tests.worker_infos import make_info
 
 factors = st.builds(Factors, st.floats(1, LARGEST_FACTOR), st.floats(1, LARGEST_FACTOR))
 

@@ -15,7 +15,7 @@ from cluster.latency.feed import traits_of
 from cluster.latency_model import LatencyModel
 from cluster.registry import WorkerInfo
 from engine.step_samples import StepSample
-from tests.fake_workers import make_info
+from tests.worker_infos import make_info
 
 ratios = st.lists(st.floats(0.2, 5.0), max_size=30)
 tokens = st.integers(1, 8000)

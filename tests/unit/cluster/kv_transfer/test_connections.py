@@ -1,22 +1,19 @@
-"""Connections beside the stream: their tickets, what may come in them, and what is done without one."""
+"""Connections beside the stream: what may come in them, how many there are, and what is done without one."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
-import socket
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import grpc.aio
 import pytest
 
-from cluster.kv_transfer import data_connection, data_listener, grpc_transport
+from cluster.kv_transfer import grpc_transport
 from cluster.kv_transfer.base import PartHeader, Pieces
-from cluster.kv_transfer.codec import Introduction, checksum, encode_frame, encode_head, pack_header
+from cluster.kv_transfer.codec import checksum, encode_frame, encode_head, pack_header
 from cluster.kv_transfer.data_connection import connect
-from cluster.kv_transfer.data_listener import DataListener
 from cluster.kv_transfer.grpc_transport import METHOD, SERVICE, GrpcKVTransport, GrpcSendStream
 from cluster.kv_transfer.raw_socket import ByteStream, RawSocket
 from cluster.rpc import create_channel
@@ -46,8 +43,7 @@ class ByHand:
 
     async def send_message(self, header: PartHeader, payload: bytes) -> None:
         """Through the stream."""
-        span = (header.token_start, header.token_count, header.layer_start, header.layer_end)
-        await self._call.write(encode_frame(pack_header(*span, checksum(payload)), payload))
+        await self._call.write(encode_frame(KVFrame(part=part_of(header, payload)), payload))
 
     async def commit(self, num_parts: int, num_bytes: int) -> None:
         await self._call.write(encode_frame(KVFrame(commit=KVCommit(num_parts=num_parts, num_bytes=num_bytes))))
@@ -70,6 +66,7 @@ class ByHand:
 
 
 def part_of(header: PartHeader, payload: bytes) -> KVPart:
+    """As in a connection; in a message, nobody reads its length."""
     span = (header.token_start, header.token_count, header.layer_start, header.layer_end)
     return pack_header(*span, checksum(payload), num_bytes=len(payload)).part
 
@@ -191,112 +188,17 @@ async def test_blocks_of_a_transfer_that_was_given_up_are_not_written_to(sender:
     assert all(bytes(now.numpy()) == bytes(then.numpy()) for now, then in zip(tensors, before, strict=True))
 
 
-@pytest.fixture
-async def listener() -> AsyncIterator[DataListener]:
-    listener = DataListener()
-    listener.start("127.0.0.1")
-    try:
-        yield listener
-    finally:
-        await listener.stop()
-
-
-async def is_closed(connection: ByteStream) -> bool:
-    async with asyncio.timeout(5.0):
-        try:
-            await connection.receive([memoryview(bytearray(1))])
-        except ConnectionError:
-            return True
-    return False
-
-
-async def test_a_ticket_is_good_for_as_many_connections_as_were_announced(listener: DataListener) -> None:
-    with listener.expect(wanted=True) as expected:
-        assert expected is not None
-        first = await connect("127.0.0.1:1", expected.offer)
-        arrived = await expected.arrived()
-        with pytest.raises(ConnectionError):
-            await connect("127.0.0.1:1", expected.offer)
-        await first.send([memoryview(b"a")])
-        taken = bytearray(1)
-        await arrived.receive([memoryview(taken)])
-        assert taken == b"a"
-    assert await is_closed(first)
-    first.close()
-
-
-async def test_several_connections_are_one_stream_in_the_order_of_their_numbers(listener: DataListener) -> None:
-    sent, taken = random.Random(0).randbytes(3_000_000), bytearray(3_000_000)
-    with listener.expect(wanted=True) as expected:
-        assert expected is not None
-        sender = await connect("127.0.0.1:1", expected.offer, 3)
-        receiver = await expected.arrived()
-        await asyncio.gather(sender.send([memoryview(sent)]), receiver.receive([memoryview(taken)]))
-        with pytest.raises(ConnectionError):  # all that were announced are here
-            await connect("127.0.0.1:1", expected.offer)
-    assert taken == sent
-    assert await is_closed(sender)
-    sender.close()
-
-
-@pytest.mark.parametrize(("number", "count"), [(0, 2), (1, 3), (2, 2), (0, 0), (5, 1)])
-async def test_a_connection_that_does_not_fit_the_others_is_sent_away(
-    listener: DataListener, number: int, count: int
-) -> None:
-    """Number 0 of 2 is here: its like, another count, and numbers that there are none of."""
-    with listener.expect(wanted=True) as expected:
-        assert expected is not None
-        first = await introduce(expected.offer, 0, 2)
-        with pytest.raises(ConnectionError):
-            await introduce(expected.offer, number, count)
-        second = await introduce(expected.offer, 1, 2)
-        await expected.arrived()
-    for connection in (first, second):
-        assert await is_closed(connection)
-        connection.close()
-
-
-async def test_no_transfer_has_more_connections_than_it_was_offered(listener: DataListener) -> None:
-    with listener.expect(wanted=True) as expected:
-        assert expected is not None
-        with pytest.raises(ConnectionError):
-            await connect("127.0.0.1:1", expected.offer, expected.offer.most + 1)
-        (await connect("127.0.0.1:1", expected.offer, expected.offer.most)).close()
-
-
-async def test_where_one_of_several_is_turned_away_none_is_kept(listener: DataListener) -> None:
-    with listener.expect(wanted=True) as expected:
-        assert expected is not None
-        taken = await introduce(expected.offer, 1, 3)
-        with pytest.raises(ConnectionError):
-            await connect("127.0.0.1:1", expected.offer, 3)
-        others = [expected._arrived[number] for number in (0, 2) if number in expected._arrived]
-        assert all([await is_closed(other) for other in others])
-        taken.close()
-
-
 async def test_a_sender_that_gave_up_when_it_was_just_welcome_may_send_messages(
     sender: ByHand, receiver: Receiver
 ) -> None:
     sender.connection.close()
     await asyncio.sleep(SILENCE_S / 2)  # the receiver has seen it
-    for header, payload in sender.source.parts():
+    parts = list(sender.source.parts())
+    for header, payload in parts:
         await sender.send_message(header, payload)
-    await sender.commit(len(list(sender.source.parts())), sum(len(payload) for _, payload in sender.source.parts()))
+    await sender.commit(len(parts), sum(len(payload) for _, payload in parts))
     assert (await sender.reply()).WhichOneof("kind") == "committed"
     receiver.importer.release(await receiver.importer.claim("transfer-1"))
-
-
-async def test_connections_that_came_are_closed_when_others_never_do(listener: DataListener) -> None:
-    with listener.expect(wanted=True) as expected:
-        assert expected is not None
-        first = await introduce(expected.offer, 0, 2)
-    assert await is_closed(first)
-    first.close()
-
-
-async def introduce(offer: KVConnection, number: int, count: int) -> RawSocket:
-    return await data_connection._connect("127.0.0.1", offer.port, Introduction(offer.ticket, number, count), ())
 
 
 @pytest.mark.parametrize(
@@ -322,77 +224,6 @@ async def test_large_transfers_have_more_connections(
     assert counts == [count]
 
 
-async def test_strangers_are_sent_away(listener: DataListener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_listener, "TICKET_TIMEOUT_S", 0.2)
-    with listener.expect(wanted=True) as expected:
-        assert expected is not None
-        for ticket in (b"?" * 16, b"short", b""):
-            with pytest.raises(ConnectionError):
-                await connect("127.0.0.1:1", KVConnection(port=expected.offer.port, ticket=ticket))
-        known = await connect("127.0.0.1:1", expected.offer)
-        await expected.arrived()
-        known.close()
-
-
-async def test_many_that_come_at_once_all_get_in(listener: DataListener, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than may be strangers at a time, beside some that never say who they are."""
-    monkeypatch.setattr(data_listener, "_MAX_STRANGERS", 4)
-    monkeypatch.setattr(data_listener, "TICKET_TIMEOUT_S", 0.2)
-    with ExitStack() as stack:
-        everybody = [stack.enter_context(listener.expect(wanted=True)) for _ in range(40)]
-        port = everybody[0].offer.port if everybody[0] is not None else 0
-        for _ in range(6):
-            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-        offers = [expected.offer for expected in everybody if expected is not None]
-        connections = await asyncio.gather(*(connect("127.0.0.1:1", offer, timeout_s=20.0) for offer in offers))
-        assert len(connections) == 40
-        for connection in connections:
-            connection.close()
-
-
-async def test_another_program_at_the_port_is_not_taken_for_the_receiver() -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 400")
-        await writer.drain()
-        writer.close()
-
-    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        writer.close()
-
-    for behaviour, error in ((answer, ConnectionRefusedError), (say_nothing, TimeoutError)):
-        server = await asyncio.start_server(behaviour, "127.0.0.1", 0)
-        offer = KVConnection(port=server.sockets[0].getsockname()[1], ticket=b"?" * 16)
-        with pytest.raises(error):
-            await connect("127.0.0.1:1", offer, timeout_s=0.3)
-        server.close()
-
-
-@pytest.mark.parametrize("host", ["::1", "[::1]", "localhost"])
-async def test_any_way_to_write_an_address_will_do(host: str) -> None:
-    listener = DataListener()
-    try:
-        listener.start(host)
-    except OSError:
-        pytest.skip("no IPv6 here")
-    with listener.expect(wanted=True) as expected:
-        assert expected is not None
-        (await connect(f"[{host.strip('[]')}]:1", expected.offer)).close()
-    await listener.stop()
-
-
-async def test_nobody_is_sent_to_a_port_where_nobody_answers(
-    listener: DataListener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(data_listener, "RawSocket", None)  # whatever goes wrong
-    with listener.expect(wanted=True) as expected:
-        assert expected is not None
-        with pytest.raises(OSError):  # noqa: PT011 - of whatever kind
-            await connect("127.0.0.1:1", expected.offer)
-    with listener.expect(wanted=True) as expected:
-        assert expected is None
-
-
 async def test_a_connection_that_breaks_is_told_from_a_worker_that_is_lost(receiver: Receiver) -> None:
     source = SourceKV(receiver.spec, PROMPT)
     async with link("connected", receiver.importer) as way:
@@ -414,21 +245,6 @@ async def test_a_connection_that_breaks_is_told_from_a_worker_that_is_lost(recei
         await send_all(stream, source)
         receiver.importer.release(await receiver.importer.claim("in messages"))
         await receiver.all_given_back()
-
-
-async def test_stopping_at_once_leaves_no_port() -> None:
-    listener = DataListener()
-    listener.start("127.0.0.1")
-    with listener.expect(wanted=True) as expected:
-        assert expected is not None
-        await listener.stop()
-        with pytest.raises(ConnectionRefusedError):
-            await connect("127.0.0.1:1", expected.offer)
-
-
-async def test_nobody_is_expected_where_nobody_listens() -> None:
-    with DataListener().expect(wanted=True) as expected:
-        assert expected is None
 
 
 @pytest.mark.parametrize("listens", [False, True])

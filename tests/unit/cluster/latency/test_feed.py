@@ -17,9 +17,9 @@ from cluster.wire import worker_pb2
 from engine.errors import WorkerLostError
 from engine.step_samples import StepSample, StepSamples
 from simulation.virtual_loop import run_virtually
-from tests.fake_workers import make_info
 from tests.unit.cluster.fakes import eventually
 from tests.unit.cluster.latency.synthetic_workers import SyntheticWorker
+from tests.worker_infos import make_info
 
 
 @dataclass
