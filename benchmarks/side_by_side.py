@@ -33,6 +33,7 @@ from rich.table import Table
 
 from benchmarks.argument_types import HelpFormatter, at_least
 from benchmarks.serve.document import read_serve_document
+from cluster.cli_bench import load_benchmark
 from engine.errors import ConfigError
 
 _SIGMA = 0.8
@@ -275,6 +276,9 @@ def main() -> None:
     console = Console()
     loads = [load for load in LOADS if not arguments.loads or load.name in arguments.loads]
     try:
+        load_benchmark(
+            "benchmarks.serve.client:LoadClient"
+        )  # before anything is started: each load needs its libraries
         results = run_turns(arguments.servers, loads, arguments.rounds, arguments.log, console, arguments.together)
     except ConfigError as error:
         parser.exit(1, f"{error}\n")

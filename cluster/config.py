@@ -163,6 +163,9 @@ class EngineConfig(Section):
     it can."""
     cuda_graphs: Literal["auto", "off"] = "auto"
     """auto: decode workers on CUDA record their steps when they start, where attention is triton_paged; off: not."""
+    overlap_scheduling: Literal["auto", "on", "off"] = "auto"
+    """Launch a step before the tokens of the one before it are known, where nobody drafts from them: neither a
+    speculation method nor a draft that follows the model. auto: on CUDA; off: never."""
     self_check: bool = True
     """Compare the engine with the model's own forward pass when a worker starts."""
 

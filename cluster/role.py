@@ -35,6 +35,15 @@ class WorkerContext:
     num_threads: int
     draft: LoadedDraft | None = None
 
+    @property
+    def overlaps_scheduling(self) -> bool:
+        """Whether steps are launched before the tokens of those before them are known, where nobody drafts from them.
+
+        On the CPU a forward keeps the host busy itself, so that nothing would be gained.
+        """
+        setting = self.config.engine.overlap_scheduling
+        return setting == "on" or (setting == "auto" and self.runner.device.type != "cpu")
+
 
 class WorkerRole(Protocol):
     """Prefill or decode. Built with a :class:`WorkerContext`."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from engine.block_manager import BlockManager
 from engine.block_pool import BlockUsage
-from engine.engine import Engine, StepListener
+from engine.engine import AheadRule, Engine, SampleListener, StepListener, never
 from engine.errors import (
     ContextLengthError,
     InternalError,
@@ -54,10 +54,12 @@ class AsyncEngine:
         ordering: of requests that wait; first come, first served by default.
         verifier: turns logits into tokens; the decode role brings one that knows drafts.
         proposer: a speculation method, or None; drafts at most ``max_draft_tokens`` per request and step.
+        runs_ahead: when a step may be launched before the tokens of the one before it are known.
 
     Attributes:
         scheduled_listeners, computed_listeners: called in the engine's thread with each step's plan, before it runs
             and when its KV is in the cache. Add to them before :meth:`start`.
+        measured_listeners: the same, with what each step cost.
         closed: set when the engine has ended.
         block_holders: give the block lists that others than requests and leases hold, for the leak check; called in
             the engine's thread.
@@ -75,6 +77,7 @@ class AsyncEngine:
         max_draft_tokens: int = 8,
         num_threads: int | None = None,
         niceness: int = 0,
+        runs_ahead: AheadRule = never,
     ) -> None:
         self.runner = runner
         self.blocks = BlockManager(runner.cache.num_blocks, runner.spec.block_size, prefix_caching=prefix_caching)
@@ -82,6 +85,7 @@ class AsyncEngine:
         self.scheduler = Scheduler(limits, self.blocks, ordering, costs.pace)
         self.scheduled_listeners: list[StepListener] = [self._count_step]
         self.computed_listeners: list[StepListener] = []
+        self.measured_listeners: list[SampleListener] = [costs.observe]
         self.block_holders: list[Callable[[], Iterable[Sequence[int]]]] = []
         self._engine = Engine(
             runner,
@@ -90,8 +94,9 @@ class AsyncEngine:
             proposer,
             self.scheduled_listeners,
             self.computed_listeners,
+            self.measured_listeners,
             max_draft_tokens,
-            costs,
+            runs_ahead,
         )
         self._thread = EngineLoop(
             self._engine, self._deliver, self._check_blocks, num_threads, self._on_closed, niceness

@@ -14,6 +14,7 @@ import torch
 
 from engine.attention_groups import AttentionGroup, Span, group_spans
 from engine.kv_cache import slot_of, slots_of
+from engine.request import Request
 from engine.scheduler import ScheduledSequence
 from engine.uploads import upload_ints
 
@@ -87,6 +88,21 @@ class ForwardBatch:
             rows_of=rows_of,
             groups=group_spans(spans, block_size, device, dtype),
         )
+
+    def take_tokens(self, requests: Sequence[Request], token_ids: torch.Tensor) -> None:
+        """Puts in the tokens of sequences that go on from one that only the device knows.
+
+        Args:
+            requests: whose tokens these are; not all of them need be in the batch.
+            token_ids: int64 ``[len(requests)]``, on the device.
+        """
+        place_of = {request: place for place, request in enumerate(requests)}
+        places = [(start, place_of.get(s.request)) for s, start in zip(self.sequences, self.starts, strict=True)]
+        known = [(start, place) for start, place in places if place is not None]
+        if known:
+            both = upload_ints([start for start, _ in known] + [place for _, place in known], self.token_ids.device)
+            targets, sources = torch.split(both, len(known))
+            self.token_ids.index_copy_(0, targets, token_ids.index_select(0, sources))
 
 
 def _slots(span: Span, block_size: int) -> list[int]:

@@ -4,32 +4,70 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+import torch
+
+from engine.batch import ForwardBatch
 from engine.errors import InternalError
 from engine.model_runner import ModelRunner
-from engine.request import FinishReason, TokenOutput
+from engine.request import FinishReason, Request, TokenOutput
 from engine.scheduler import ScheduledSequence, Scheduler
-from engine.step_cost_fit import StepCostFit
-from engine.step_samples import StepSamples
+from engine.step_samples import StepSample, StepSamples
 from engine.step_sampling import sample_step
 from engine.steps import EngineStep, add_share
-from engine.verification import PlainSampling, Proposer, Verifier, VerifyResult
+from engine.verification import ChosenTokens, PlainSampling, Proposer, Verifier, VerifyResult, choose_tokens
 
 logger = logging.getLogger(__name__)
 
 StepListener = Callable[[Sequence[ScheduledSequence]], None]
+SampleListener = Callable[[StepSample], None]
+AheadRule = Callable[[Sequence[ScheduledSequence]], bool]
+"""Whether the step behind this plan may be launched before the plan's tokens are known: nobody drafts from them."""
+
+_UNREAD = 0  # stands for a token that is on the device alone
+
+
+def never(plan: Sequence[ScheduledSequence]) -> bool:
+    """An :data:`AheadRule`: every step is scheduled when the tokens before it are known."""
+    return False
+
+
+def always(plan: Sequence[ScheduledSequence]) -> bool:
+    """An :data:`AheadRule` for an engine without drafts."""
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A step whose forward is queued on the device."""
+
+    plan: list[ScheduledSequence]
+    batch: ForwardBatch
+    logits: torch.Tensor
+    started_s: float
+    scheduled_s: float
+    proposed_s: float
 
 
 class Engine:
     """Synchronous; ``loop.py`` gives it a thread.
 
+        step k          forward ─ tokens ──────────────── read ─ emit
+        step k + 1               schedule ─ forward              tokens ─ …
+
+    Where ``runs_ahead`` allows it, the step behind the one whose tokens are due is on the device when they are read, so
+    that the device never waits for the host. What turns out to have ended is in that step for nothing.
+
     Args:
         verifier: turns logits into tokens; the decode role injects one that knows drafts.
         proposer: a speculation method; needs such a verifier.
         on_scheduled: called with each step's plan before it runs.
-        on_computed: called with it after the forward, before requests finish: KV of the plan is in the cache.
-        costs: learns what steps cost; the scheduler reads it.
+        on_computed: called with it after the forward, before requests finish: KV of the plan is in the cache, or on a
+            GPU will be when it has come to this point of the stream.
+        on_measured: called with what each step cost.
+        runs_ahead: asked in each step.
     """
 
     def __init__(
@@ -40,19 +78,22 @@ class Engine:
         proposer: Proposer | None = None,
         on_scheduled: Sequence[StepListener] = (),
         on_computed: Sequence[StepListener] = (),
+        on_measured: Sequence[SampleListener] = (),
         max_draft_tokens: int = 8,
-        costs: StepCostFit | None = None,
+        runs_ahead: AheadRule = never,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
         self.samples = StepSamples()
         """What the last steps cost."""
-        self._costs = costs
         self.verifier = verifier or PlainSampling()
         self.proposer = proposer
         self._max_draft_tokens = max_draft_tokens
         self._on_scheduled = on_scheduled
         self._on_computed = on_computed
+        self._on_measured = on_measured
+        self._runs_ahead = runs_ahead
+        self._ahead: _Launched | None = None
         self._num_steps = 0
         self._last_ended_s = 0.0
         self.last_step_ran = False
@@ -67,56 +108,125 @@ class Engine:
         started_s = time.monotonic()
         # After a step that ran, nothing sleeps: what lies between two such steps is part of what a step costs.
         due_s = self._last_ended_s if self.last_step_ran else started_s
-        plan = self.scheduler.schedule()
+        launched, self._ahead = self._ahead, None
+        plan = _living(launched.plan) if launched is not None else []
+        if not plan:  # nothing was launched, or all that was has ended since
+            launched, plan = None, self.scheduler.schedule()
         self.last_step_ran = bool(plan)
         if not plan:
             return []
         try:
-            return self._run(plan, started_s, due_s)
+            return self._complete(launched or self._launch(plan, started_s), due_s)
         except Exception as error:  # noqa: BLE001 - whatever broke the step, its requests must end and others go on
             self._last_ended_s = time.monotonic()
             return self._fail(plan, error)
 
-    def _run(self, plan: list[ScheduledSequence], started_s: float, due_s: float) -> list[TokenOutput]:
+    def _launch(self, plan: list[ScheduledSequence], started_s: float, behind: ChosenTokens | None = None) -> _Launched:
+        """
+        Args:
+            behind: tokens that the plan goes on from and nobody has read.
+        """
         for listener in self._on_scheduled:
             listener(plan)
         scheduled_s = time.monotonic()
-        plan = self._propose(plan)
+        if behind is None:
+            plan = self._propose(plan)
         proposed_s = time.monotonic()
         batch = self.runner.build_batch(plan)
-        logits = self.runner.forward(batch)
-        results = {result.sequence.request.request_id: result for result in self.verifier.verify(batch, logits)}
+        if behind is not None:
+            batch.take_tokens([sequence.request for sequence in behind.sequences], behind.token_ids)
+        return _Launched(plan, batch, self.runner.forward(batch), started_s, scheduled_s, proposed_s)
+
+    def _complete(self, step: _Launched, due_s: float) -> list[TokenOutput]:
+        """From the logits to what requests get."""
+        plan = _living(step.plan)
+        sample = sample_step(plan)
+        outputs: list[TokenOutput] = []
+        if self._runs_ahead(plan):
+            chosen = choose_tokens(step.batch, step.logits)
+            self._book(plan, {})
+            outputs += self._launch_ahead(chosen)
+            results = _by_request(chosen.read())
+        else:
+            results = self._verify(step)
+            self._book(plan, results)
+        self._note_step(step, plan, due_s)
+        num_accepted = sum(len(result.accepted) for result in results.values())
+        sample = sample._replace(ms=(self._last_ended_s - due_s) * 1e3, accepted_tokens=num_accepted)
+        self.samples.add(sample)
+        for listener in self._on_measured:
+            listener(sample)
+        return outputs + self._post_process(plan, results)
+
+    def _verify(self, step: _Launched) -> dict[str, VerifyResult]:
+        batch = step.batch
+        results = _by_request(self.verifier.verify(batch, step.logits))
         if not results:  # nothing was read: what a step costs would be unknown, and steps would pile up on the device
             self.runner.wait_for_device()
         self.runner.keep_accepted(batch, {request_id: result.nodes for request_id, result in results.items()})
         if self.proposer is not None:
-            self.proposer.observe_step(len(plan), batch.num_tokens, (time.monotonic() - proposed_s) * 1e3)
-            self.proposer.computed(batch, logits, results)
-        self._note_step(plan, batch.num_tokens, started_s, proposed_s - scheduled_s)
-        num_accepted = sum(len(result.accepted) for result in results.values())
-        sample = sample_step(plan, num_accepted, (self._last_ended_s - due_s) * 1e3)
-        self.samples.add(sample)
-        if self._costs is not None:
-            self._costs.observe(sample)
-        return self._post_process(plan, results)
+            ms = (time.monotonic() - max(step.proposed_s, self._last_ended_s)) * 1e3
+            self.proposer.observe_step(len(step.plan), batch.num_tokens, ms)
+            self.proposer.computed(batch, step.logits, results)
+        return results
 
-    def _note_step(self, plan: list[ScheduledSequence], num_tokens: int, started_s: float, draft_s: float) -> None:
-        """Every request of the plan remembers the step, for its timeline."""
-        self._num_steps += 1
-        ended_s = self._last_ended_s = time.monotonic()
-        num_prompt_tokens = sum(sequence.num_tokens for sequence in plan if sequence.num_tokens > 1)
-        step = EngineStep(
-            self._num_steps, started_s, ended_s, ended_s - started_s, draft_s, len(plan), num_tokens, num_prompt_tokens
-        )
-        for sequence in plan:
-            add_share(sequence.request.steps, step, sequence.num_tokens)
-
-    def _post_process(self, plan: list[ScheduledSequence], results: dict[str, VerifyResult]) -> list[TokenOutput]:
+    def _book(self, plan: Sequence[ScheduledSequence], results: Mapping[str, VerifyResult]) -> None:
         for sequence in plan:
             result = results.get(sequence.request.request_id)
             self.scheduler.advance(sequence, len(result.accepted) if result else 0)
         for listener in self._on_computed:
             listener(plan)
+
+    def _launch_ahead(self, chosen: ChosenTokens) -> list[TokenOutput]:
+        """Launches the step behind the one that is booked, with its tokens as they are on the device.
+
+        Returns:
+            How requests ended that could not be launched.
+        """
+        requests = [sequence.request for sequence in _living(chosen.sequences)]
+        for request in requests:
+            request.output_token_ids.append(_UNREAD)
+        try:
+            plan = self.scheduler.schedule_ahead({r.request_id for r in requests if _ends_with_next_token(r)})
+            if plan:
+                return self._try_to_launch_ahead(plan, chosen)
+        finally:
+            for request in requests:
+                request.output_token_ids.pop()
+        return []
+
+    def _try_to_launch_ahead(self, plan: list[ScheduledSequence], chosen: ChosenTokens) -> list[TokenOutput]:
+        try:
+            self._ahead = self._launch(plan, time.monotonic(), chosen)
+        except Exception as error:  # noqa: BLE001 - as in a step
+            return self._fail(plan, error)
+        return []
+
+    def _note_step(self, step: _Launched, plan: Sequence[ScheduledSequence], due_s: float) -> None:
+        """Every request of the plan remembers the step, for its timeline."""
+        self._num_steps += 1
+        # One that was launched ahead has begun where the step before it ended.
+        started_s = max(step.started_s, due_s)
+        ended_s = self._last_ended_s = time.monotonic()
+        num_prompt_tokens = sum(sequence.num_tokens for sequence in step.plan if sequence.num_tokens > 1)
+        noted = EngineStep(
+            self._num_steps,
+            started_s,
+            ended_s,
+            ended_s - started_s,
+            step.proposed_s - step.scheduled_s,
+            len(step.plan),
+            step.batch.num_tokens,
+            num_prompt_tokens,
+        )
+        for sequence in plan:
+            add_share(sequence.request.steps, noted, sequence.num_tokens)
+
+    def _post_process(
+        self, plan: Sequence[ScheduledSequence], results: Mapping[str, VerifyResult]
+    ) -> list[TokenOutput]:
+        for sequence in _living(plan):
+            self.scheduler.remember(sequence.request)
         outputs: list[TokenOutput] = []
         for result in results.values():
             try:
@@ -195,3 +305,17 @@ class Engine:
             TokenOutput(request_id, finish_reason=FinishReason.ERROR, error=failure.message)
             for request_id in request_ids
         ]
+
+
+def _living(plan: Sequence[ScheduledSequence]) -> list[ScheduledSequence]:
+    """Those whose request has not ended while the step was on the device."""
+    return [sequence for sequence in plan if not sequence.request.is_finished]
+
+
+def _by_request(results: Sequence[VerifyResult]) -> dict[str, VerifyResult]:
+    return {r.sequence.request.request_id: r for r in results if not r.sequence.request.is_finished}
+
+
+def _ends_with_next_token(request: Request) -> bool:
+    """Whatever the token is that its last place stands for."""
+    return request.hands_off or len(request.output_token_ids) >= request.params.max_tokens

@@ -7,15 +7,16 @@ is some 1e-6 and almost never shows; in bfloat16 a near tie can fall the other w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from engine.downloads import Download
 from engine.logits import SamplingRow, process_logits
 from engine.request import TokenLogprobs
-from engine.uploads import upload
+from engine.uploads import upload, upload_ints
 
 _MASK = (1 << 64) - 1
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
@@ -52,6 +53,32 @@ class SampledToken:
     logprobs: TokenLogprobs | None = None
 
 
+class QueuedSample:
+    """One token per row, chosen on the device and on its way to the host.
+
+    Args:
+        token_ids: int64 ``[num_rows]``, on the device.
+        is_valid: bool ``[num_rows]``: whether the row was made of numbers.
+        logprobs: by row, for the rows that ask for any.
+    """
+
+    def __init__(
+        self, token_ids: torch.Tensor, is_valid: torch.Tensor, logprobs: Mapping[int, _QueuedLogprobs]
+    ) -> None:
+        self.token_ids = token_ids
+        self._outcome = Download(torch.stack((is_valid.long(), token_ids)))
+        self._logprobs = logprobs
+
+    def read(self) -> list[SampledToken]:
+        """Here a step waits for the device, once."""
+        valid, token_ids = self._outcome.read().tolist()
+        logprobs = {index: queued.read() for index, queued in self._logprobs.items()}
+        return [
+            SampledToken(token if ok else None, logprobs.get(index))
+            for index, (token, ok) in enumerate(zip(token_ids, valid, strict=True))
+        ]
+
+
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
     """One token per row.
 
@@ -59,8 +86,14 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledTok
         logits: float32 ``[num_rows, vocab_size]``, straight from the model.
         rows: one per row.
     """
+    return queue_sample(logits, rows).read() if rows else []
+
+
+def queue_sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> QueuedSample:
+    """:func:`sample` without waiting for its outcome. The logits may be overwritten by what is queued behind it."""
     if not rows:
-        return []
+        nothing = torch.empty(0, dtype=torch.int64, device=logits.device)
+        return QueuedSample(nothing, nothing, {})
     processed = process_logits(logits, rows)
     sampled = [index for index, row in enumerate(rows) if not row.params.is_greedy]
     if len(sampled) == len(rows):
@@ -70,13 +103,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledTok
         is_valid = torch.isfinite(best)
         if sampled:
             choice[sampled], is_valid[sampled] = _draw_rows(processed[sampled], [rows[index] for index in sampled])
-    # Here a step waits for the device, once.
-    valid, token_ids = torch.stack((is_valid.long(), choice)).tolist()
-    logprobs = logprobs_at(logits, rows, token_ids)
-    return [
-        SampledToken(token if ok else None, logprobs.get(index))
-        for index, (token, ok) in enumerate(zip(token_ids, valid, strict=True))
-    ]
+    return QueuedSample(choice, is_valid, _queue_logprobs(logits, rows, choice))
 
 
 def _largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -161,13 +188,31 @@ def logprobs_at(
         logits: float32 ``[num_rows, vocab_size]``, straight from the model.
         rows, token_ids: one per row.
     """
-    wanted = [(index, row.params.logprobs) for index, row in enumerate(rows) if row.params.logprobs is not None]
-    found: dict[int, TokenLogprobs] = {}
-    for index, count in wanted:
-        log_probs = torch.log_softmax(logits[index], dim=-1)
-        top: tuple[tuple[int, float], ...] = ()
+    queued = _queue_logprobs(logits, rows, upload_ints(token_ids, logits.device))
+    return {index: logprobs.read() for index, logprobs in queued.items()}
+
+
+class _QueuedLogprobs:
+    """Of one row: the chosen token's, then those of the ``count`` likeliest tokens."""
+
+    def __init__(self, log_probs: torch.Tensor, token_id: torch.Tensor, count: int) -> None:
+        values, self._tokens = log_probs.index_select(0, token_id), None
         if count:
-            values, tokens = torch.topk(log_probs, min(count, log_probs.shape[-1]))
-            top = tuple(zip(tokens.tolist(), values.tolist(), strict=True))
-        found[index] = TokenLogprobs(float(log_probs[token_ids[index]]), top)
-    return found
+            top, tokens = torch.topk(log_probs, min(count, log_probs.shape[-1]))
+            values, self._tokens = torch.cat((values, top)), Download(tokens)
+        self._values = Download(values)
+
+    def read(self) -> TokenLogprobs:
+        own, *top = self._values.read().tolist()
+        tokens = [] if self._tokens is None else self._tokens.read().tolist()
+        return TokenLogprobs(own, tuple(zip(tokens, top, strict=True)))
+
+
+def _queue_logprobs(
+    logits: torch.Tensor, rows: Sequence[SamplingRow], token_ids: torch.Tensor
+) -> dict[int, _QueuedLogprobs]:
+    return {
+        index: _QueuedLogprobs(torch.log_softmax(logits[index], dim=-1), token_ids[index : index + 1], count)
+        for index, row in enumerate(rows)
+        if (count := row.params.logprobs) is not None
+    }

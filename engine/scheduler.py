@@ -5,7 +5,7 @@ chunked prefill, decode, verification and recomputation after preemption are all
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import merge
 
@@ -179,6 +179,32 @@ class Scheduler:
             self._fill(plan, [], now_s, admits=True)
         return list(plan.sequences.values())
 
+    def schedule_ahead(self, ending: Container[str]) -> list[ScheduledSequence]:
+        """The step behind one whose tokens nobody has read yet; each that it chooses for has one in their place.
+
+        Nobody gives way for it: who ends with that step may free what is missing.
+
+        Args:
+            ending: ids of the requests that surely end with that step.
+
+        Returns:
+            Empty when there is nothing to compute, or when those that decode need more blocks than are free.
+        """
+        plan = _StepPlan(self.limits.chunk_tokens)
+        prompts: list[Request] = []
+        for request in self._running:
+            if request.request_id in ending:
+                continue
+            if not _needs_one_token(request):
+                prompts.append(request)
+                continue
+            if not self.blocks.can_grow(request, request.num_tokens):
+                return []
+            self.blocks.grow(request, request.num_tokens)
+            plan.add(ScheduledSequence(request, 1))
+        self._fill(plan, prompts, self._clock(), admits=True)
+        return list(plan.sequences.values())
+
     def _make_room(self, request: Request, plan: _StepPlan, now_s: float) -> bool:
         """Preempts the least urgent until ``request`` has room for its token; False when it had to give way itself."""
         while not self.blocks.can_grow(request, request.num_tokens):
@@ -327,11 +353,12 @@ class Scheduler:
         return room
 
     def advance(self, sequence: ScheduledSequence, num_accepted_drafts: int = 0) -> None:
-        """Books a step's result: the scheduled tokens and the accepted drafts now have their KV."""
-        request = sequence.request
-        request.num_computed_tokens += sequence.num_tokens + num_accepted_drafts
-        known = min(request.num_computed_tokens, request.num_tokens)
-        self.blocks.remember(request, known)
+        """Books a step's forward: the scheduled tokens and the accepted drafts now have their KV."""
+        sequence.request.num_computed_tokens += sequence.num_tokens + num_accepted_drafts
+
+    def remember(self, request: Request) -> None:
+        """Lets others find what a request has computed, as far as its tokens are known."""
+        self.blocks.remember(request, min(request.num_computed_tokens, request.num_tokens))
 
     def finish(self, request_id: str, reason: FinishReason) -> Request | None:
         """The one way out: finished, aborted, failed and handed-off requests all leave here.

@@ -8,8 +8,9 @@ from engine.scheduler import ScheduledSequence
 from engine.step_samples import StepSample
 
 
-def sample_step(plan: Sequence[ScheduledSequence], num_accepted: int, ms: float) -> StepSample:
-    """Of a step that has run and is not booked yet: its requests still stand where it found them."""
+def sample_step(plan: Sequence[ScheduledSequence]) -> StepSample:
+    """Of a step that is not booked yet, so that its requests still stand where it found them; what it took and what it
+    accepted is left at 0."""
     prompt_tokens = pairs = decoding = context = drafted = 0
     for sequence in plan:
         start, count = sequence.request.num_computed_tokens, sequence.num_tokens
@@ -20,4 +21,4 @@ def sample_step(plan: Sequence[ScheduledSequence], num_accepted: int, ms: float)
         else:
             prompt_tokens += count
             pairs += count * start + count * (count + 1) // 2
-    return StepSample(ms, prompt_tokens, pairs, len(plan), decoding, context, drafted, num_accepted)
+    return StepSample(0.0, prompt_tokens, pairs, len(plan), decoding, context, drafted, 0)

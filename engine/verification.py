@@ -14,7 +14,7 @@ from engine.batch import ForwardBatch
 from engine.drafts import Draft
 from engine.logits import SamplingRow
 from engine.request import Request, TokenLogprobs
-from engine.sampler import SampledToken, sample
+from engine.sampler import QueuedSample, SampledToken, queue_sample
 from engine.scheduler import ScheduledSequence
 
 
@@ -106,16 +106,38 @@ def sampling_row(request: Request, drafts: Sequence[int] = ()) -> SamplingRow:
     )
 
 
+class ChosenTokens:
+    """A step's tokens without drafts, chosen on the device and on their way to the host.
+
+    Attributes:
+        sequences: those that get one each.
+        token_ids: int64 ``[num_sequences]``, on the device.
+    """
+
+    def __init__(self, sequences: Sequence[ScheduledSequence], queued: QueuedSample) -> None:
+        self.sequences = sequences
+        self.token_ids = queued.token_ids
+        self._queued = queued
+
+    def read(self) -> list[VerifyResult]:
+        """Waits for the step, also for one that chooses none; for nothing that was queued behind it."""
+        return [
+            VerifyResult(sequence, (), token.token_id, logprobs=logprobs_of([token]))
+            for sequence, token in zip(self.sequences, self._queued.read(), strict=True)
+        ]
+
+
+def choose_tokens(batch: ForwardBatch, logits: torch.Tensor) -> ChosenTokens:
+    """What every verifier makes of a step without drafts, as soon as its logits are queued."""
+    ready = [sequence for sequence, rows in zip(batch.sequences, batch.rows_of, strict=True) if len(rows)]
+    return ChosenTokens(ready, queue_sample(logits, [sampling_row(sequence.request) for sequence in ready]))
+
+
 class PlainSampling:
     """Verification with no drafts: every row is sampled and is the next token."""
 
     def verify(self, batch: ForwardBatch, logits: torch.Tensor) -> list[VerifyResult]:
-        ready = [sequence for sequence, rows in zip(batch.sequences, batch.rows_of, strict=True) if len(rows)]
-        tokens = sample(logits, [sampling_row(sequence.request) for sequence in ready])
-        return [
-            VerifyResult(sequence, (), token.token_id, logprobs=logprobs_of([token]))
-            for sequence, token in zip(ready, tokens, strict=True)
-        ]
+        return choose_tokens(batch, logits).read()
 
 
 def logprobs_of(tokens: Sequence[SampledToken]) -> tuple[TokenLogprobs, ...] | None:

@@ -20,6 +20,7 @@ from engine.errors import TransferError
 from engine.kv_copies import WorkMark
 from engine.request import Request
 from engine.scheduler import ScheduledSequence
+from engine.step_samples import StepSample
 from engine.timeline import Event, TransferPart
 from prefill_worker.encoding_choice import EncodingChoice, Passage
 from prefill_worker.part_log import PartLog
@@ -112,12 +113,12 @@ class KVExporter:
         self._export_draft_state = export_draft_state
         self._choice = choice or EncodingChoice()
         self._bytes_per_token = engine.runner.spec.bytes_per_token
-        self._step_began_s = 0.0  # engine's thread
         self._exports: dict[Request, Export] = {}  # by identity: ids may repeat when a request is tried again
         self._loop: asyncio.AbstractEventLoop | None = None
         self.num_bytes_sent = 0
         engine.scheduled_listeners.append(self._on_scheduled)
         engine.computed_listeners.append(self._on_computed)
+        engine.measured_listeners.append(self._on_measured)
 
     @property
     def num_active(self) -> int:
@@ -238,7 +239,6 @@ class KVExporter:
 
     def _on_scheduled(self, plan: Sequence[ScheduledSequence]) -> None:
         """Engine's thread. Room at the receiver is asked for now and not earlier, while the request was queued."""
-        self._step_began_s = time.monotonic()
         for sequence in plan:
             export = self._exports.get(sequence.request)
             if export is not None and self._loop is not None and export.leased_until == 0:
@@ -246,12 +246,15 @@ class KVExporter:
 
     def _on_computed(self, plan: Sequence[ScheduledSequence]) -> None:
         """Engine's thread."""
-        num_bytes = sum(sequence.num_tokens for sequence in plan) * self._bytes_per_token
-        self._choice.prefill.observe(num_bytes, time.monotonic() - self._step_began_s)
         for sequence in plan:
             export = self._exports.get(sequence.request)
             if export is not None and not export.closed:
                 self._lease_new_range(export, sequence.request)
+
+    def _on_measured(self, sample: StepSample) -> None:
+        """Engine's thread."""
+        num_bytes = (sample.prompt_tokens + sample.decoding) * self._bytes_per_token
+        self._choice.prefill.observe(num_bytes, sample.ms / 1e3)
 
     def _lease_new_range(self, export: Export, request: Request) -> None:
         # After a preemption positions are computed again; those behind leased_until are on their way already.

@@ -13,6 +13,7 @@ from cluster.role_stats import fill_engine_stats, pack_step_samples
 from cluster.wire import worker_pb2, worker_pb2_grpc
 from engine.async_engine import AsyncEngine
 from engine.draft.states import create_draft_state
+from engine.engine import always, never
 from engine.scheduler import SchedulerLimits
 from engine.step_profile import profile_steps
 from prefill_worker.encoding_choice import EncodingChoice
@@ -41,6 +42,7 @@ class PrefillRole:
             niceness=pick_niceness(
                 config.prefill.niceness, on_cpu=runner.device.type == "cpu", has_tiles=runner.has_tiles
             ),
+            runs_ahead=always if context.overlaps_scheduling and self._draft is None else never,
         )
         kv = config.kv_transfer
         self._transport = create_transport(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from transformers import PreTrainedModel
 
 from engine.block_manager import BlockManager
-from engine.engine import Engine
+from engine.engine import AheadRule, Engine, never
 from engine.model_loader import prepare_model
 from engine.model_runner import ModelRunner
 from engine.request import FinishReason, Request, SamplingParams, TokenOutput
@@ -48,12 +48,13 @@ def build_engine(
     max_num_seqs: int = 64,
     num_blocks: int | None = None,
     prefix_caching: bool = True,
+    runs_ahead: AheadRule = never,
 ) -> Engine:
     """An engine with an empty cache. Whatever it reads without having written it first is not a number."""
     spoil(runner.cache)
     limits = SchedulerLimits(chunk_tokens, max_num_seqs, runner.loaded.max_model_len)
     blocks = BlockManager(num_blocks or runner.cache.num_blocks, runner.spec.block_size, prefix_caching=prefix_caching)
-    return Engine(runner, Scheduler(limits, blocks))
+    return Engine(runner, Scheduler(limits, blocks), runs_ahead=runs_ahead)
 
 
 def greedy(max_tokens: int) -> SamplingParams:

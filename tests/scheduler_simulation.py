@@ -40,6 +40,7 @@ def advance(scheduler: Scheduler, plan: list[ScheduledSequence]) -> None:
     for sequence in plan:
         samples = sequence.samples
         scheduler.advance(sequence)
+        scheduler.remember(sequence.request)
         if samples and (reason := sequence.request.append_output(3)) is not None:
             scheduler.finish(sequence.request.request_id, reason)
 
@@ -161,6 +162,7 @@ class Simulation:
         samples = sequence.samples
         accepted = sequence.draft.token_ids[: self.rng.randint(0, len(sequence.draft.token_ids))]
         self.scheduler.advance(sequence, len(accepted))
+        self.scheduler.remember(request)
         if not samples:
             return
         reason = None

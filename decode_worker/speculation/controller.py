@@ -139,6 +139,10 @@ class SpeculationController:
             network.drafting.book(verified=network.name in self._proposed_by.values())
         return chosen
 
+    def leaves_alone(self, plan: Sequence[ScheduledSequence]) -> bool:
+        """An :data:`engine.engine.AheadRule`: nobody drafts for these sequences, and no network follows them."""
+        return self._network is None and all(self._chosen_method(s.request) == NONE for s in plan)
+
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
         """Every method sees every forward, whether it drafted for it or not."""
         for name, method in self._all().items():

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from engine.async_engine import AsyncEngine
 from engine.async_engine import generate_all as generate_all_tokens
 from engine.default_model import ensure_default_model
+from engine.engine import always
 from engine.model_loader import load_model
 from engine.model_runner import ModelRunner
 from engine.model_source import resolve_model
@@ -90,7 +91,8 @@ async def test_the_same_engine_aggregated_gives_the_same_tokens(
     """One engine that prefills and decodes, without hand-off: a fixed point to compare the cluster with."""
     source = resolve_model("smollm2-135m-instruct")
     runner = ModelRunner(load_model(source, "float32", torch.device("cpu")), num_blocks=2048, block_size=16)
-    engine = AsyncEngine(runner, SchedulerLimits(chunk_tokens, max_num_seqs=16, max_model_len=2048))
+    # As on a GPU, where a step is launched before the tokens of the one before it are read.
+    engine = AsyncEngine(runner, SchedulerLimits(chunk_tokens, max_num_seqs=16, max_model_len=2048), runs_ahead=always)
     engine.start()
     params = SamplingParams(max_tokens=NUM_NEW_TOKENS, temperature=0, ignore_eos=True)
     requests = [Request(str(index), prompt, params) for index, prompt in enumerate(prompts)]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from engine.async_engine import AsyncEngine, generate_all
 from engine.errors import ContextLengthError, InvalidRequestError, LayoutMismatchError, TransferError, rebuild_error
 from engine.model_runner import ModelRunner
 from engine.request import FinishReason, Request, SamplingParams
-from engine.scheduler import ScheduledSequence, SchedulerLimits
+from engine.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
 from engine.timeline import Event
 from tests.engine_runs import BLOCK_SIZE, build_runner, greedy
 from tests.integration.worker_pair import TIMEOUT_S, Answer, Runners, WorkerPair, pair_config, worker_pair
@@ -76,6 +77,36 @@ async def test_seeded_sampling_is_that_of_one_engine(runners: Runners, params: S
                 assert len(answer.logprobs) == len(answer.token_ids)
                 assert all(len(entry.top) == params.logprobs for entry in answer.logprobs)
         await pair.settle()
+
+
+@pytest.mark.parametrize("methods", [("none",), ("none", "ngram")])
+async def test_steps_that_are_launched_ahead_change_no_token(
+    runners: Runners, methods: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On both sides, also where requests that are drafted for share the worker."""
+    alone = [await aggregated(runners.decode, prompt, params) for params in SAMPLED for prompt in PROMPTS]
+    launched: list[str] = []
+    schedule_ahead = Scheduler.schedule_ahead
+
+    def noting(scheduler: Scheduler, ending: Container[str]) -> list[ScheduledSequence]:
+        plan = schedule_ahead(scheduler, ending)
+        launched.extend("prefill" if sequence.request.hands_off else "decode" for sequence in plan)
+        return plan
+
+    monkeypatch.setattr(Scheduler, "schedule_ahead", noting)
+    config = pair_config(
+        engine={"overlap_scheduling": "on"}, speculation={"method": "none"}, prefill={"chunk_tokens": 16}
+    )
+    async with worker_pair(runners, config) as pair:
+        answers = await asyncio.gather(
+            *(
+                pair.generate(prompt, params, methods[number % len(methods)])
+                for number, (params, prompt) in enumerate(itertools.product(SAMPLED, PROMPTS))
+            )
+        )
+        assert [answer.token_ids for answer in answers] == alone
+        assert await pair.decode.problems() == await pair.prefill.problems() == []
+    assert set(launched) == {"prefill", "decode"}
 
 
 @pytest.mark.parametrize(("shared_memory", "connections", "share"), [("auto", 4, 1), ("off", 4, 0), ("off", 0, 0)])

@@ -102,8 +102,8 @@ class WorkerPair:
         message.handoff.peer = self.decode.address
         return message
 
-    async def generate(self, prompt: Sequence[int], params: SamplingParams) -> Answer:
-        """One request through both workers.
+    async def generate(self, prompt: Sequence[int], params: SamplingParams, method: str | None = None) -> Answer:
+        """One request through both workers; ``method`` drafts for it.
 
         Raises:
             BatonError: of whichever worker failed, the hand-off's before the decode worker's.
@@ -118,7 +118,7 @@ class WorkerPair:
                 assert [event async for event in events] == []
                 return answer
             async with _background(
-                self.continue_from(answer, request_id, prompt, params, message.handoff.transfer_id)
+                self.continue_from(answer, request_id, prompt, params, message.handoff.transfer_id, method)
             ) as decoding:
                 answer.handoff = (await anext(events)).handoff
                 if answer.handoff.error_code:
@@ -127,11 +127,17 @@ class WorkerPair:
         return answer
 
     async def continue_from(
-        self, answer: Answer, request_id: str, prompt: Sequence[int], params: SamplingParams, transfer_id: str = ""
+        self,
+        answer: Answer,
+        request_id: str,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        transfer_id: str = "",
+        method: str | None = None,
     ) -> None:
         """Decodes to the end; without a transfer the decode worker computes all that is known by itself."""
         message = worker_pb2.GenerateRequest(
-            sequence=pack_sequence(request_id, prompt, params, answer.token_ids), transfer_id=transfer_id
+            sequence=pack_sequence(request_id, prompt, params, answer.token_ids, method), transfer_id=transfer_id
         )
         async with aclosing(self.decode.client.generate(message, TIMEOUT_S)) as batches:
             async for batch in batches:

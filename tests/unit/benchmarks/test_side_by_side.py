@@ -13,7 +13,7 @@ import httpx
 import pytest
 from rich.console import Console
 
-from benchmarks.side_by_side import FIGURES, Load, Server, median_interval, prompts, render, run_turns, running
+from benchmarks.side_by_side import FIGURES, Load, Server, main, median_interval, prompts, render, run_turns, running
 from engine.errors import ConfigError
 
 LOAD = Load("two", 2, 40, 4, 4)
@@ -88,3 +88,15 @@ def test_a_server_that_ends_at_once_is_told(tmp_path: Path) -> None:
 def test_what_is_no_server_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="NAME=URL=COMMAND"):
         Server.parse(text)
+
+
+def test_a_library_that_is_missing_is_told_before_any_server_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "benchmarks.serve.client", raising=False)
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    monkeypatch.setattr("benchmarks.side_by_side.run_turns", lambda *_: pytest.fail("servers were started"))
+    monkeypatch.setattr(sys, "argv", ["side_by_side", *("one=http://127.0.0.1:9/v1=true",) * 2])
+    with pytest.raises(SystemExit):
+        main()
+    assert "aiohttp is missing. Install it with" in capsys.readouterr().err

@@ -72,7 +72,7 @@ def test_order_and_targets_change_when_tokens_come_but_not_which(llama: ModelRun
     expected = tokens_of(run(build_engine(llama), PROMPTS, [sampled(index) for index in range(16)]))
     blocks, costs = BlockManager(512, BLOCK_SIZE), StepCostFit()
     scheduler = Scheduler(SchedulerLimits(64, 16, 128), blocks, EarliestDeadlineFirst(), costs.pace)
-    engine = Engine(llama, scheduler, costs=costs)
+    engine = Engine(llama, scheduler, on_measured=[costs.observe])
     arrivals = [
         Request(str(index), list(prompt), sampled(index), urgency=Urgency(index % 3, 16.0 - index), tpot_target_s=1e-6)
         for index, prompt in enumerate(PROMPTS)

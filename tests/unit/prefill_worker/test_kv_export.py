@@ -16,6 +16,7 @@ from cluster.kv_transfer.in_process import InProcessKVTransport
 from cluster.kv_transfer.local_memory import LocalMemory
 from cluster.kv_transfer.segment_mappings import SegmentMappings
 from engine.async_engine import AsyncEngine
+from engine.engine import AheadRule, always, never
 from engine.errors import BatonError, LayoutMismatchError, OutOfBlocksError, TransferError
 from engine.model_runner import ModelRunner
 from engine.request import FinishReason, Request
@@ -75,9 +76,10 @@ async def sending(
     prefix_caching: bool = True,
     peer: str = "receiver",
     choice: EncodingChoice | None = None,
+    runs_ahead: AheadRule = never,
 ) -> AsyncIterator[Sender]:
     limits = SchedulerLimits(CHUNK, 8, runner.loaded.max_model_len)
-    engine = AsyncEngine(runner, limits, prefix_caching=prefix_caching, num_threads=1)
+    engine = AsyncEngine(runner, limits, prefix_caching=prefix_caching, num_threads=1, runs_ahead=runs_ahead)
     exporter = KVExporter(engine, transport, part_bytes, 1.0, choice=choice)  # type: ignore[arg-type]
     engine.start()
     try:
@@ -124,12 +126,15 @@ def assert_same(got: list[bytes], expected: list[bytes]) -> None:
         torch.testing.assert_close(*values, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("runs_ahead", [never, always], ids=["waits", "ahead"])
 @pytest.mark.parametrize("part_bytes", [1, 500, 1 << 20])
-async def test_the_true_kv_arrives(runner: ModelRunner, other_runner: ModelRunner, part_bytes: int) -> None:
+async def test_the_true_kv_arrives(
+    runner: ModelRunner, other_runner: ModelRunner, part_bytes: int, runs_ahead: AheadRule
+) -> None:
     expected = await true_kv(runner, PROMPT)
     async with running_receiver(other_runner) as receiver:
         transport = InProcessKVTransport({"receiver": receiver.importer})
-        async with sending(runner, transport, part_bytes=part_bytes) as sender:
+        async with sending(runner, transport, part_bytes=part_bytes, runs_ahead=runs_ahead) as sender:
             summary = await sender.run(prompt_request())
             assert_same(await received(receiver), expected)
             assert summary.num_bytes == sender.exporter.num_bytes_sent == len(PROMPT) * runner.spec.bytes_per_token

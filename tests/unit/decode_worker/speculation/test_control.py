@@ -278,6 +278,17 @@ class TestController:
         proposals = controller.propose(plan, dict.fromkeys("abc", 8))
         assert {name: proposal.token_ids for name, proposal in proposals.items()} == {"a": (1,), "b": (2,)}
 
+    def test_steps_may_run_ahead_of_their_tokens_where_nobody_drafts(self) -> None:
+        methods, cost = {"one": Drafter([0.9])}, StepCost()
+        controller = SpeculationController(methods, ["one"], "none", 4)
+        assert controller.leaves_alone([scheduled("a"), scheduled("b", "none")])
+        assert not controller.leaves_alone([scheduled("a"), scheduled("b", "one")])
+        assert not controller.leaves_alone([scheduled("a"), scheduled("b", "auto")])
+        assert not SpeculationController(methods, ["one"], "auto", 4).leaves_alone([scheduled("a")])
+        passes, network = DraftPasses(cost), Network([0.9])
+        follows = NetworkMethod("network", network, network, passes)
+        assert not SpeculationController({}, [], "none", 4, cost=cost, network=follows).leaves_alone([scheduled("a")])
+
     def test_who_asks_by_name_is_drafted_for_even_when_nothing_pays(self) -> None:
         drafter = Drafter([0.001])
         controller = SpeculationController({"one": drafter}, ["one"], "auto", 4)
