@@ -16,6 +16,7 @@ from cluster.kv_transfer.grpc_service import KVTransferService
 from cluster.kv_transfer.registry import create_transport
 from cluster.logs import configure_logging
 from cluster.rpc import create_server
+from cluster.without_torch import do_without_torch
 from engine.errors import ConfigError, NotFoundError, WorkerLostError
 from engine.model_source import resolve_model
 from engine.tokenizer import Tokenizer
@@ -106,6 +107,7 @@ class SimulatedWorkerProcess:
     """A Ray actor with room for several workers. Its methods take the id of the worker that is meant."""
 
     def __init__(self, config: dict[str, Any], name: str) -> None:
+        do_without_torch()
         self._config = BatonConfig.from_dict(config)
         self._hosts: dict[str, SimulatedWorkerHost] = {}
         self._model: asyncio.Task[ServedModel] | None = None

@@ -17,6 +17,7 @@ from typing import Any
 import uvloop
 
 from cluster.config import POOLS, BatonConfig, load_config
+from cluster.without_torch import do_without_torch
 from engine.errors import BatonError
 from simulation.host import ServedModel, SimulatedWorkerHost
 
@@ -77,4 +78,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    do_without_torch()
     sys.exit(main())

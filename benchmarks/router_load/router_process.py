@@ -23,6 +23,7 @@ from benchmarks.router_load.stages import Timeline, stage_summaries
 from cluster.autoscaling.observation import PoolCounts
 from cluster.config import POOLS, BatonConfig, load_config
 from cluster.router_host import RouterHost
+from cluster.without_torch import do_without_torch
 from engine.errors import BatonError
 
 _MOST_TIMELINES = 300
@@ -102,4 +103,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    do_without_torch()
     sys.exit(main())

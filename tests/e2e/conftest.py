@@ -27,6 +27,15 @@ Settings = dict[str, Any]
 EXACT: Settings = {"dtype": "float32", "prefill": {"kv_blocks": 1024}, "decode": {"kv_blocks": 1024}}
 """What most modules need: tokens can be compared. Whoever uses it leaves one worker in each pool."""
 
+SMALL_CHUNKS: Settings = {
+    "dtype": "float32",
+    "prefill": {"kv_blocks": 2048, "chunk_tokens": 64},
+    "decode": {"kv_blocks": 2048},
+    "kv_transfer": {"part_bytes": 65536},
+    "router": {"port": 0, "worker_wait_s": 60.0},
+}
+"""For those who look at a prompt while it is computed and handed over."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts modules of this folder together that have equal ``SETTINGS``, where the first of them stands."""

@@ -14,15 +14,10 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.conftest import MODEL, RunningCluster
+from tests.e2e.conftest import MODEL, SMALL_CHUNKS, RunningCluster
 
-SETTINGS = {
-    # Wide margins between tokens: recomputing a sequence adds its numbers up in another order.
-    "dtype": "float32",
-    "max_model_len": 2048,
-    "prefill": {"chunk_tokens": 64},
-    "router": {"port": 0, "worker_wait_s": 60.0},
-}
+# float32 has wide margins between tokens: recomputing a sequence adds its numbers up in another order.
+SETTINGS = SMALL_CHUNKS
 PROMPT = "Write a long story about a lighthouse keeper and the ship that he saw one night.\n"
 LONG_PROMPT = list(range(1000, 2200))
 GREEDY = {"temperature": 0}

@@ -49,10 +49,11 @@ def expected(prompts: list[list[int]]) -> list[list[int]]:
 @pytest.fixture(
     scope="module",
     params=[
-        (16, True),
-        pytest.param((64, True), marks=pytest.mark.thorough),
-        pytest.param((2048, True), marks=pytest.mark.thorough),
-        (2048, False),
+        (16, False),  # the burst has long chunks, caches and shared memory
+        *(
+            pytest.param(each, marks=pytest.mark.thorough)
+            for each in ((16, True), (64, True), (2048, True), (2048, False))
+        ),
     ],
     ids=lambda p: f"chunk{p[0]}-cache{p[1]}",
 )

@@ -287,5 +287,7 @@ def test_waiting_workers_use_no_cpu(cluster: RunningCluster) -> None:
         return [(now - start) / seconds for now, start in zip(used_s(), before, strict=True)]
 
     # A garbage collection or the like may fall into a window, but not into each of them.
-    windows = [shares_of(5.0) for _ in range(3)]
-    assert max(min(shares) for shares in zip(*windows, strict=True)) < 0.03, windows
+    windows = [shares_of(5.0)]
+    while max(windows[-1]) >= 0.03 and len(windows) < 4:
+        windows.append(shares_of(5.0))
+    assert max(windows[-1]) < 0.03, windows

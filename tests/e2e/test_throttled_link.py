@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.e2e.conftest import RunningCluster
 
 BYTES_PER_SECOND = 4_000_000
@@ -9,6 +11,7 @@ SETTINGS = {"kv_transfer": {"max_bytes_per_second": BYTES_PER_SECOND}}
 KV_BYTES_PER_TOKEN = 23_040
 
 
+@pytest.mark.thorough  # tests/integration/test_handoff.py shows the same of two workers without Ray and router
 def test_first_token_does_not_wait_for_the_hand_off(cluster: RunningCluster) -> None:
     body = cluster.complete("One more sentence for a long prompt. " * 110, max_tokens=6, ignore_eos=True)
     num_prompt_tokens = body["usage"]["prompt_tokens"]

@@ -11,14 +11,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.e2e.conftest import MODEL, RunningCluster
+from tests.e2e.conftest import MODEL, SMALL_CHUNKS, RunningCluster
 
-SETTINGS = {
-    "dtype": "float32",
-    "prefill": {"kv_blocks": 2048, "chunk_tokens": 64},
-    "decode": {"kv_blocks": 2048},
-    "kv_transfer": {"part_bytes": 65536},
-}
+SETTINGS = SMALL_CHUNKS
 NUM_REQUESTS = 100
 # Of the issue: within 5 ms or 1 %.
 TOLERANCE_MS = 5.0

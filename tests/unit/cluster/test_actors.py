@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.router_actor import do_without_torch
+from cluster.without_torch import do_without_torch
 from cluster.worker_actor import WorkerActor
 from cluster.worker_host import WorkerHost
 from tests.tiny_tokenizers import byte_level_tokenizer
@@ -78,7 +78,7 @@ def test_a_router_reads_and_writes_text_without_torch(tmp_path: Path) -> None:
     byte_level_tokenizer().save(tmp_path)
     code = """
 import sys
-from cluster.router_actor import do_without_torch
+from cluster.without_torch import do_without_torch
 do_without_torch()
 from engine.tokenizer import Tokenizer
 tokenizer = Tokenizer.load(sys.argv[1])

@@ -72,6 +72,7 @@ def test_what_the_hub_says_becomes_one_message(hub, error, expected, message):
         pull("org/model")
 
 
+@pytest.mark.thorough  # what it calls is shown by tests/unit/engine/test_gguf_cache.py
 def test_a_gguf_file_is_converted(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
     write_gguf(tmp_path / "tiny.gguf")

@@ -107,12 +107,18 @@ def num_mappings_before() -> int:
 
 @asynccontextmanager
 async def link(
-    kind: str, sink: KVSink, *, throttle: Throttle | None = None, max_inflight_bytes: int = 1 << 20
+    kind: str,
+    sink: KVSink,
+    *,
+    throttle: Throttle | None = None,
+    max_inflight_bytes: int = 1 << 20,
+    stripe_bytes: int = 100,
 ) -> AsyncIterator[Link]:
     """With ``shared``, fails at the end unless every slot has been given back.
 
     Args:
         max_inflight_bytes: of a transfer, all of its connections together.
+        stripe_bytes: with ``striped``; small, so that small parts have several of them.
     """
     if kind == "shared":
         memory = LocalMemory(1 << 20)
@@ -140,7 +146,7 @@ async def link(
             bytes_per_connection=1,
         )
         try:
-            with patch.object(striped_socket, "STRIPE_BYTES", 100):
+            with patch.object(striped_socket, "STRIPE_BYTES", stripe_bytes):
                 yield Link(transport, peer, server)
         finally:
             await transport.close()

@@ -22,6 +22,7 @@ SPEC = KVCacheSpec("model", "float32", 4, (LayerSpec(1, 4, 4),))
 OFFER = TransferOffer("transfer-1", "request-1", SPEC, (1, 2, 3), 1.0)
 PART_BYTES = 64 * 1024
 WINDOW = 4 * PART_BYTES
+STRIPE_BYTES = 10_000
 HEADER = PartHeader(0, 1, 0, 1)
 
 
@@ -33,7 +34,7 @@ async def send_many(stream: KVSendStream, count: int) -> None:
 @pytest.mark.parametrize("kind", TRANSPORTS)
 async def test_a_receiver_that_stands_still_stops_the_sender(kind: str) -> None:
     sink, num_sent = RecordingSink(), 0
-    async with link(kind, sink, max_inflight_bytes=WINDOW) as way:
+    async with link(kind, sink, max_inflight_bytes=WINDOW, stripe_bytes=STRIPE_BYTES) as way:
         stream = await way.transport.open(OFFER, way.peer)
 
         async def push() -> None:
@@ -56,7 +57,7 @@ async def test_what_is_on_its_way_is_bounded_all_the_time(kind: str) -> None:
     sink = RecordingSink()
     sink.gate.set()
     most = 0
-    async with link(kind, sink, max_inflight_bytes=WINDOW) as way:
+    async with link(kind, sink, max_inflight_bytes=WINDOW, stripe_bytes=STRIPE_BYTES) as way:
         stream = await way.transport.open(OFFER, way.peer)
         for sent in range(1, 301):
             await stream.send(HEADER, bytes(PART_BYTES))
@@ -70,7 +71,7 @@ async def test_what_is_on_its_way_is_bounded_all_the_time(kind: str) -> None:
 async def test_acknowledgements_grow_up_to_the_whole_before_the_commit_is_one(kind: str, commits: str) -> None:
     sink, told = RecordingSink(), list[int]()
     sink.gate.set()
-    async with link(kind, sink, max_inflight_bytes=WINDOW) as way:
+    async with link(kind, sink, max_inflight_bytes=WINDOW, stripe_bytes=STRIPE_BYTES) as way:
         stream = await way.transport.open(OFFER, way.peer)
         stream.on_acknowledged = told.append
         await send_many(stream, 50)
@@ -114,7 +115,7 @@ async def test_the_receivers_error_reaches_a_sender_in_full_flight(kind: str) ->
     for _ in range(20):
         sink = RecordingSink(failure=OutOfBlocksError("no room left"))
         sink.gate.set()
-        async with link(kind, sink, max_inflight_bytes=WINDOW) as way:
+        async with link(kind, sink, max_inflight_bytes=WINDOW, stripe_bytes=STRIPE_BYTES) as way:
             stream = await way.transport.open(OFFER, way.peer)
             with pytest.raises(OutOfBlocksError, match="no room left"):
                 await send_many(stream, 1000)
