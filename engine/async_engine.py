@@ -58,7 +58,8 @@ class AsyncEngine:
 
     Attributes:
         scheduled_listeners, computed_listeners: called in the engine's thread with each step's plan, before it runs
-            and when its KV is in the cache. Add to them before :meth:`start`.
+            and when its KV is in the cache, or will be at this point of the device's stream. Add to them before
+            :meth:`start`.
         measured_listeners: the same, with what each step cost.
         closed: set when the engine has ended.
         block_holders: give the block lists that others than requests and leases hold, for the leak check; called in
@@ -123,7 +124,10 @@ class AsyncEngine:
         self._end_streams()
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Runs ``function`` in the engine's thread, between two steps: the only way to touch scheduler and blocks."""
+        """Runs ``function`` in the engine's thread, between two steps: the only way to touch scheduler and blocks.
+
+        A step may be on the device all the same; copies of KV keep their order with it by :meth:`PagedKVCache.mark`.
+        """
         return await self._thread.call(function)
 
     def post(self, function: Callable[[], object]) -> None:

@@ -141,12 +141,12 @@ class Engine:
         """From the logits to what requests get."""
         plan = _living(step.plan)
         sample = sample_step(plan)
-        outputs: list[TokenOutput] = []
         if self._runs_ahead(plan):
             chosen = choose_tokens(step.batch, step.logits)
             self._book(plan, {})
-            outputs += self._launch_ahead(chosen)
+            self._launch_ahead(chosen)
             results = _by_request(chosen.read())
+            self._tell_cost(step)
         else:
             results = self._verify(step)
             self._book(plan, results)
@@ -156,7 +156,7 @@ class Engine:
         self.samples.add(sample)
         for listener in self._on_measured:
             listener(sample)
-        return outputs + self._post_process(plan, results)
+        return self._post_process(plan, results)
 
     def _verify(self, step: _Launched) -> dict[str, VerifyResult]:
         batch = step.batch
@@ -164,11 +164,16 @@ class Engine:
         if not results:  # nothing was read: what a step costs would be unknown, and steps would pile up on the device
             self.runner.wait_for_device()
         self.runner.keep_accepted(batch, {request_id: result.nodes for request_id, result in results.items()})
+        self._tell_cost(step)
         if self.proposer is not None:
-            ms = (time.monotonic() - max(step.proposed_s, self._last_ended_s)) * 1e3
-            self.proposer.observe_step(len(step.plan), batch.num_tokens, ms)
             self.proposer.computed(batch, step.logits, results)
         return results
+
+    def _tell_cost(self, step: _Launched) -> None:
+        """Of a step whose tokens have just been read."""
+        if self.proposer is not None:
+            ms = (time.monotonic() - max(step.proposed_s, self._last_ended_s)) * 1e3
+            self.proposer.observe_step(len(step.plan), step.batch.num_tokens, ms)
 
     def _book(self, plan: Sequence[ScheduledSequence], results: Mapping[str, VerifyResult]) -> None:
         for sequence in plan:
@@ -177,35 +182,29 @@ class Engine:
         for listener in self._on_computed:
             listener(plan)
 
-    def _launch_ahead(self, chosen: ChosenTokens) -> list[TokenOutput]:
+    def _launch_ahead(self, chosen: ChosenTokens) -> None:
         """Launches the step behind the one that is booked, with its tokens as they are on the device.
 
-        Returns:
-            How requests ended that could not be launched.
+        One that cannot be launched is tried again when these tokens are read, and fails then, if it must.
         """
         requests = [sequence.request for sequence in _living(chosen.sequences)]
         for request in requests:
             request.output_token_ids.append(_UNREAD)
+        started_s = time.monotonic()
         try:
             plan = self.scheduler.schedule_ahead({r.request_id for r in requests if _ends_with_next_token(r)})
             if plan:
-                return self._try_to_launch_ahead(plan, chosen)
+                self._ahead = self._launch(plan, started_s, chosen)
+        except Exception:
+            logger.warning("a step could not be launched ahead of its tokens", exc_info=True)
         finally:
             for request in requests:
                 request.output_token_ids.pop()
-        return []
-
-    def _try_to_launch_ahead(self, plan: list[ScheduledSequence], chosen: ChosenTokens) -> list[TokenOutput]:
-        try:
-            self._ahead = self._launch(plan, time.monotonic(), chosen)
-        except Exception as error:  # noqa: BLE001 - as in a step
-            return self._fail(plan, error)
-        return []
 
     def _note_step(self, step: _Launched, plan: Sequence[ScheduledSequence], due_s: float) -> None:
         """Every request of the plan remembers the step, for its timeline."""
         self._num_steps += 1
-        # One that was launched ahead has begun where the step before it ended.
+        # One that was launched ahead has begun where the step before it ended; until then its requests have waited.
         started_s = max(step.started_s, due_s)
         ended_s = self._last_ended_s = time.monotonic()
         num_prompt_tokens = sum(sequence.num_tokens for sequence in step.plan if sequence.num_tokens > 1)
@@ -220,7 +219,10 @@ class Engine:
             num_prompt_tokens,
         )
         for sequence in plan:
-            add_share(sequence.request.steps, noted, sequence.num_tokens)
+            request = sequence.request
+            add_share(request.steps, noted, sequence.num_tokens)
+            if request.first_scheduled_s is not None and step.started_s <= request.first_scheduled_s < started_s:
+                request.first_scheduled_s = started_s
 
     def _post_process(
         self, plan: Sequence[ScheduledSequence], results: Mapping[str, VerifyResult]

@@ -130,7 +130,7 @@ class PagedKVCache:
         return None if self._copies is None else self._copies.backlog()
 
     def wait(self, mark: WorkMark) -> None:
-        """Blocks until what :meth:`backlog` gave is in the cache."""
+        """Blocks until the device has come to what :meth:`mark` or :meth:`backlog` gave."""
         if self._copies is not None:
             self._copies.wait(mark)
 

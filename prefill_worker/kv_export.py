@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from cluster.kv_transfer.base import KVSendStream, KVTransport, PartBuffer, PartHeader, TransferOffer, plan_parts
 from engine.async_engine import AsyncEngine
 from engine.errors import TransferError
+from engine.kv_cache import PagedKVCache
 from engine.kv_copies import WorkMark
 from engine.request import Request
 from engine.scheduler import ScheduledSequence
@@ -27,14 +28,30 @@ from prefill_worker.part_log import PartLog
 from prefill_worker.read_ahead import read_parts
 
 
+class ComputedStep:
+    """A step that has been launched. ``mark``: where the device is when it is done; None: it is done."""
+
+    def __init__(self, cache: PagedKVCache) -> None:
+        self._cache = cache
+        self.mark: WorkMark | None = cache.mark()
+        self._waiting: asyncio.Future[None] | None = None
+
+    async def done(self) -> None:
+        """Waits for it. One thread does, however many prompts were in the step."""
+        if self.mark is None:
+            return
+        if self._waiting is None:
+            self._waiting = asyncio.get_running_loop().run_in_executor(None, self._cache.wait, self.mark)
+        await asyncio.shield(self._waiting)
+
+
 @dataclass(frozen=True, slots=True)
 class ComputedRange:
-    """Positions ``[start, end)``, the blocks of positions ``[0, end)``, and behind what their KV is ready."""
+    """Positions ``[start, end)``, and the blocks of positions ``[0, end)``."""
 
     start: int
     end: int
     block_ids: tuple[int, ...]
-    ready: WorkMark | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +87,7 @@ class Export:
     request: Request
     events: dict[Event, float]
     started: asyncio.Event = field(default_factory=asyncio.Event)
-    ranges: asyncio.Queue[ComputedRange] = field(default_factory=asyncio.Queue)
+    ranges: asyncio.Queue[tuple[ComputedRange, ComputedStep]] = field(default_factory=asyncio.Queue)
     leased_until: int = 0
     draft_state: bytes | None = None
     lease_ids: list[str] = field(default_factory=list)
@@ -210,10 +227,11 @@ class KVExporter:
         buffers = buffer_for if stream.reservation.shares_memory else None
         done = 0
         while done < export.request.num_prompt_tokens:
-            ready = await export.ranges.get()
-            start = max(ready.start, stream.reservation.num_cached_tokens)
-            headers = plan_parts(spec, start, ready.end, self._part_bytes, with_draft=with_draft, encoding=encoding)
-            async with aclosing(read_parts(cache, ready.block_ids, headers, buffers, ready.ready)) as parts:
+            computed, step = await export.ranges.get()
+            await step.done()  # or the time that it takes would be taken for time on the way
+            start = max(computed.start, stream.reservation.num_cached_tokens)
+            headers = plan_parts(spec, start, computed.end, self._part_bytes, with_draft=with_draft, encoding=encoding)
+            async with aclosing(read_parts(cache, computed.block_ids, headers, buffers, step.mark)) as parts:
                 async for part in parts:
                     size = len(part.payload)
                     export.part_log.sending(size, part.started_s)
@@ -224,7 +242,7 @@ class KVExporter:
                     export.num_bytes += size
                     export.num_shared_bytes += size if part.is_shared else 0
                     self.num_bytes_sent += size
-            done = ready.end
+            done = computed.end
 
     def _close(self, export: Export) -> None:
         self._exports.pop(export.request, None)
@@ -246,21 +264,27 @@ class KVExporter:
 
     def _on_computed(self, plan: Sequence[ScheduledSequence]) -> None:
         """Engine's thread."""
+        leased: list[tuple[Export, ComputedRange]] = []
         for sequence in plan:
             export = self._exports.get(sequence.request)
             if export is not None and not export.closed:
-                self._lease_new_range(export, sequence.request)
+                computed = self._lease_new_range(export, sequence.request)
+                if computed is not None:
+                    leased.append((export, computed))
+        if leased and self._loop is not None:
+            step = ComputedStep(self._engine.runner.cache)  # behind what drafts have written at the ends of prompts
+            self._loop.call_soon_threadsafe(_queue, leased, step)
 
     def _on_measured(self, sample: StepSample) -> None:
         """Engine's thread."""
         num_bytes = (sample.prompt_tokens + sample.decoding) * self._bytes_per_token
         self._choice.prefill.observe(num_bytes, sample.ms / 1e3)
 
-    def _lease_new_range(self, export: Export, request: Request) -> None:
+    def _lease_new_range(self, export: Export, request: Request) -> ComputedRange | None:
         # After a preemption positions are computed again; those behind leased_until are on their way already.
         start, end = export.leased_until, min(request.num_computed_tokens, request.num_prompt_tokens)
-        if end <= start or self._loop is None:
-            return
+        if end <= start:
+            return None
         block_size = self._engine.blocks.block_size
         block_ids = tuple(request.block_ids[: -(-end // block_size)])
         lease_id = f"{request.request_id}/{start}"
@@ -269,5 +293,9 @@ class KVExporter:
         export.leased_until = end
         if end == request.num_prompt_tokens:
             export.draft_state = self._export_draft_state(request.request_id)
-        computed = ComputedRange(start, end, block_ids, self._engine.runner.cache.mark())
-        self._loop.call_soon_threadsafe(export.ranges.put_nowait, computed)
+        return ComputedRange(start, end, block_ids)
+
+
+def _queue(leased: Sequence[tuple[Export, ComputedRange]], step: ComputedStep) -> None:
+    for export, computed in leased:
+        export.ranges.put_nowait((computed, step))

@@ -42,13 +42,22 @@ def copies_of(runner: ModelRunner) -> LateCopies:
     return copies
 
 
+@pytest.mark.parametrize("overlap", ["off", "on"])
 @pytest.mark.parametrize(("shared_memory", "connections"), WAYS)
 async def test_tokens_are_those_of_the_model(
-    runners: Runners, reference: tuple[PreTrainedModel, list[list[int]]], shared_memory: str, connections: int
+    runners: Runners,
+    reference: tuple[PreTrainedModel, list[list[int]]],
+    shared_memory: str,
+    connections: int,
+    overlap: str,
 ) -> None:
     sent, received = copies_of(runners.prefill), copies_of(runners.decode)
     num_sent, num_received = len(sent.fetched_after), len(received.brought_after)
-    config = pair_config(kv_transfer={"shared_memory": shared_memory, "connections": connections})
+    config = pair_config(
+        kv_transfer={"shared_memory": shared_memory, "connections": connections},
+        engine={"overlap_scheduling": overlap},
+        speculation={"method": "none"},
+    )
     async with worker_pair(runners, config) as pair:
         answers = await asyncio.gather(*(pair.generate(prompt, greedy(NUM_TOKENS)) for prompt in PROMPTS))
         assert [answer.token_ids for answer in answers] == reference[1]

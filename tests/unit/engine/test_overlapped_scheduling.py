@@ -135,15 +135,20 @@ def test_a_stop_token_ends_a_request_whose_next_step_has_begun(llama: ModelRunne
     assert not engine.last_step_ran
 
 
-def test_hand_offs_leave_after_their_first_token_and_prompts_do_not_wait_for_it(llama: ModelRunner) -> None:
+def test_nothing_is_scheduled_behind_a_prompt_that_leaves(llama: ModelRunner) -> None:
     expected = [outcome.token_ids[0] for outcome in run(build_engine(llama), PROMPTS, greedy(1))]
     engine = build_engine(llama, chunk_tokens=8, runs_ahead=always)
+    scheduled: dict[str, int] = dict.fromkeys(map(str, range(len(PROMPTS))), 0)
     computed: dict[str, int] = {}
+
+    def note(plan: Sequence[ScheduledSequence]) -> None:
+        for sequence in plan:
+            scheduled[sequence.request.request_id] += sequence.num_tokens
 
     def book(plan: Sequence[ScheduledSequence]) -> None:
         computed.update({s.request.request_id: s.request.num_computed_tokens for s in plan})
 
-    engine._on_computed = [book]
+    engine._on_scheduled, engine._on_computed = [note], [book]
     for index, prompt in enumerate(PROMPTS):
         engine.scheduler.add(Request(str(index), list(prompt), greedy(50), hands_off=True, arrival_s=index))
     outputs: list[TokenOutput] = []
@@ -153,8 +158,7 @@ def test_hand_offs_leave_after_their_first_token_and_prompts_do_not_wait_for_it(
         str(index): token for index, token in enumerate(expected)
     }
     assert {output.finish_reason for output in outputs} == {FinishReason.HANDED_OFF}
-    # Nothing is computed behind a prompt that leaves.
-    assert computed == {str(index): len(prompt) for index, prompt in enumerate(PROMPTS)}
+    assert scheduled == computed == {str(index): len(prompt) for index, prompt in enumerate(PROMPTS)}
     assert engine.scheduler.blocks.check([]) == []
 
 
@@ -198,14 +202,15 @@ def test_kv_of_what_is_not_a_number_is_found_by_nobody(llama: ModelRunner, monke
     assert engine.scheduler.blocks.check([]) == []
 
 
-def test_a_step_that_cannot_be_launched_ahead_ends_its_requests_alone(
-    llama: ModelRunner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_step_that_cannot_be_launched_ahead_is_tried_again_when_the_tokens_are_there(
+    llama: ModelRunner, times: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     forward, num_forwards = llama.forward, [0]
 
     def breaking(batch: ForwardBatch) -> torch.Tensor:
         num_forwards[0] += 1
-        if num_forwards[0] == 3:
+        if 3 <= num_forwards[0] < 3 + times:
             raise RuntimeError("out of memory")
         return forward(batch)
 
@@ -213,11 +218,54 @@ def test_a_step_that_cannot_be_launched_ahead_ends_its_requests_alone(
     monkeypatch.setattr(llama, "forward", breaking)
     engine = build_engine(llama, max_num_seqs=2, runs_ahead=always)
     found = run(engine, PROMPTS[:4], greedy(5))
-    assert [outcome.finish_reason for outcome in found] == [FinishReason.ERROR] * 2 + [FinishReason.LENGTH] * 2
-    assert "RuntimeError" in (found[0].outputs[-1].error or "")
-    assert tokens_of(found[2:]) == tokens_of(expected[2:])
-    assert engine.scheduler.blocks.check([]) == []
     assert "out of memory" in caplog.text
+    if times == 2:  # those that ran lose what is not computed, and nothing else
+        assert [outcome.finish_reason for outcome in found] == [FinishReason.ERROR] * 2 + [FinishReason.LENGTH] * 2
+        assert "RuntimeError" in (found[0].outputs[-1].error or "")
+        assert tokens_of(found[:2]) == [outcome.token_ids[:2] for outcome in expected[:2]]
+    assert tokens_of(found[2 if times == 2 else 0 :]) == tokens_of(expected[2 if times == 2 else 0 :])
+    assert engine.scheduler.blocks.check([]) == []
+
+
+def test_tokens_that_cannot_be_read_end_their_requests_and_no_other(
+    llama: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a step on the device that they are in, too, and a prompt that came meanwhile."""
+    expected = run(build_engine(llama), PROMPTS[:2], greedy(5))
+    read, num_reads = Download.read, [0]
+
+    def breaking(download: Download) -> torch.Tensor:
+        num_reads[0] += 1
+        if num_reads[0] == 2:
+            raise RuntimeError("the device is lost")
+        return read(download)
+
+    monkeypatch.setattr(Download, "read", breaking)
+    engine = build_engine(llama, runs_ahead=always)
+    engine.scheduler.add(Request("first", list(PROMPTS[0]), greedy(5)))
+    found: dict[str, Outcome] = {"first": Outcome(), "second": Outcome()}
+    for step in range(20):
+        if step == 1:
+            engine.scheduler.add(Request("second", list(PROMPTS[1]), greedy(5)))
+        for output in engine.step():
+            found[output.request_id].outputs.append(output)
+            found[output.request_id].token_ids.extend(output.token_ids)
+    assert found["first"].finish_reason is FinishReason.ERROR
+    assert found["first"].token_ids == expected[0].token_ids[:1]
+    assert found["second"].token_ids == expected[1].token_ids
+    assert engine.scheduler.blocks.check([]) == []
+
+
+def test_a_request_waits_until_the_step_before_its_own_has_ended(llama: ModelRunner) -> None:
+    engine = build_engine(llama, chunk_tokens=8, runs_ahead=always)
+    requests = [Request(str(index), list(PROMPTS[3]), greedy(3), arrival_s=index) for index in range(3)]
+    for request in requests:
+        engine.scheduler.add(request)
+    firsts: dict[str, float] = {}
+    while engine.scheduler.has_work():
+        for output in engine.step():
+            firsts.setdefault(output.request_id, output.steps[0][0].started_s)
+    assert [request.first_scheduled_s for request in requests[1:]] == [firsts["1"], firsts["2"]]
 
 
 def test_steps_do_not_overlap_in_a_timeline(llama: ModelRunner) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -124,6 +126,33 @@ def assert_same(got: list[bytes], expected: list[bytes]) -> None:
         assert len(mine) == len(true)
         values = [torch.frombuffer(bytearray(data), dtype=torch.float32) for data in (mine, true)]
         torch.testing.assert_close(*values, rtol=1e-4, atol=1e-5)
+
+
+async def test_what_is_still_computed_is_not_on_its_way_and_one_thread_waits_for_a_step(
+    runner: ModelRunner, other_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where a step's KV is leased when it has been launched."""
+    computed_s: dict[int, float] = {}
+
+    def wait(mark: int) -> None:
+        assert mark not in computed_s
+        time.sleep(0.05)
+        computed_s[mark] = time.monotonic()
+
+    marks = itertools.count()
+    monkeypatch.setattr(runner.cache, "mark", lambda: next(marks))
+    monkeypatch.setattr(runner.cache, "wait", wait)
+    half = PROMPT[: CHUNK // 2]
+    async with (
+        running_receiver(other_runner) as receiver,
+        sending(runner, InProcessKVTransport({"receiver": receiver.importer})) as sender,
+    ):
+        first, second = await asyncio.gather(
+            sender.run(prompt_request("a", half), "one"), sender.run(prompt_request("b", half[::-1]), "other")
+        )
+    assert len(computed_s) <= 2
+    for summary in (first, second):
+        assert min(part.started_s for part in summary.parts) >= min(computed_s.values())
 
 
 @pytest.mark.parametrize("runs_ahead", [never, always], ids=["waits", "ahead"])
