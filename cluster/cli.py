@@ -145,7 +145,9 @@ def explain(
 
 @app.command()
 def submit(
-    prompt: Annotated[str | None, typer.Argument(help="The prompt. Leave it out with --file.")] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; - reads it from standard input. Leave it out with --file.")
+    ] = None,
     file: Annotated[
         Path | None, typer.Option("-f", "--file", help='JSONL, one {"prompt": ...} or {"messages": ...} a line.')
     ] = None,
@@ -185,6 +187,9 @@ def submit(
             raise typer.BadParameter("--concurrency goes with --file.")
         if temperature == 0 and is_sampled:  # in a file, a line may have a temperature of its own
             raise typer.BadParameter("--top-p and --seed do nothing at --temperature 0: give one above 0, or none.")
+        prompt = sys.stdin.read() if prompt == "-" else prompt
+        if not prompt.strip():
+            raise typer.BadParameter("the PROMPT is empty.")
         _submit_one(endpoint, prompt, options, chat=chat, stream=stream)
     elif file is not None:
         check_source(file)

@@ -102,6 +102,8 @@ def load_benchmark(path: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if error.name not in _EXTRA_LIBRARIES:
             raise
-        raise ConfigError(f"{error.name} is missing. Install it with: pip install 'baton-serve[bench]'") from error
+        raise ConfigError(
+            f"{error.name} is missing. Install it with: pip install -e '.[bench]' (in baton's folder)"
+        ) from error
     function: Callable[..., Any] = getattr(module, function_name)
     return function

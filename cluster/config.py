@@ -34,6 +34,7 @@ DRAFT_METHODS = ("draft_model", "eagle", "eagle3", "medusa")
 SpeculationMethod = Literal["auto", "none", "draft_model", "eagle", "eagle3", "lookahead", "medusa", "ngram", "suffix"]
 AcceptanceRule = Literal["match", "residual", "typical"]
 _HOST_AND_PORT = re.compile(r"[^/\s]+:\d{1,5}")
+_LOCAL_CPUS = 64
 
 
 class RouterConfig(Section):
@@ -187,6 +188,11 @@ class RayConfig(Section):
     """CPUs that a cluster started here pretends to have; null: 64, since workers on one machine share its cores."""
     start_timeout_s: PositiveSeconds = 300.0
     """For all workers to be ready. The first start on a machine compiles the decoder: minutes where CPUs are slow."""
+
+    @property
+    def local_cpus(self) -> int | None:
+        """CPUs for the workers of a cluster that is started here, which no node can join; None: it is another one."""
+        return (self.num_cpus or _LOCAL_CPUS) if self.address is None else None
 
     @field_validator("address")
     @classmethod

@@ -112,12 +112,29 @@ class Controller:
                     )
             elif target < 1:
                 raise InvalidRequestError(f"A pool needs at least one worker, got {name}={target}.", param=name)
+        self._check_room({name: target for name, target in targets.items() if target is not None})
         for name, target in targets.items():
             pool = self._pools[name]
             pool.is_pinned = target is not None and self._config.autoscaler.enabled
             if target is not None:
                 pool.scale(target)
         return self.pools()
+
+    def _check_room(self, targets: dict[str, int]) -> None:
+        """Refuses more workers than could ever run: a cluster that was started on one machine has no other nodes."""
+        num_cpus = self._config.ray.local_cpus
+        if num_cpus is None or self._config.simulation.profile is not None:
+            return
+        now = {name: pool.target for name, pool in self._pools.items()}
+        sizes = now | targets
+        wanted = sum(size * self._config.pool(name).resources.cpus for name, size in sizes.items())
+        if wanted > num_cpus and any(size > now[name] for name, size in targets.items()):
+            asked = ", ".join(f"{name}={size}" for name, size in sizes.items())
+            raise InvalidRequestError(
+                f"{asked} would take {wanted:g} CPUs, but Ray has {num_cpus} on this machine (ray.num_cpus) and no other "
+                "nodes. Ask for fewer workers.",
+                param=next(iter(targets)),
+            )
 
     async def move(self, source: str, destination: str) -> dict[str, Any]:
         """A worker of one pool goes on in the other one, drained and with its weights.

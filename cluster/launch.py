@@ -18,7 +18,6 @@ from cluster.controller import ACTOR_NAME, Controller
 from cluster.stop_signals import signals_deferred
 from engine.errors import BatonError, ConfigError, WorkerLostError
 
-_LOCAL_CPUS = 64
 _OBJECT_STORE_BYTES = 128 * 2**20
 _POLL_S = 0.2
 _STOP_TIMEOUT_S = 45.0
@@ -100,7 +99,7 @@ def _connect(config: BatonConfig, report: Callable[[str], None]) -> bool:
         os.environ.setdefault("RAY_worker_niceness", "0")
         options |= {
             "address": "local",  # without it, ray connects to whatever cluster was last started on this machine
-            "num_cpus": config.ray.num_cpus or _LOCAL_CPUS,
+            "num_cpus": config.ray.local_cpus,
             "include_dashboard": False,
             "object_store_memory": _OBJECT_STORE_BYTES,
             "_node_ip_address": "127.0.0.1",

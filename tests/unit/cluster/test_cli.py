@@ -1,5 +1,6 @@
 """The command line: what it prints, its exit status, and that user errors never show a traceback."""
 
+import io
 import json
 import os
 import signal
@@ -53,6 +54,12 @@ def test_submit_prints_the_answer(baton, router, flags, path_key):
     assert "seed" not in body
 
 
+def test_submit_reads_a_prompt_from_standard_input(baton, router, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\nthere\n"))
+    status, out, _ = baton("submit", "-", router=router)
+    assert (status, out) == (0, "echo hello\nthere\n\n")
+
+
 @pytest.mark.parametrize("flags", [[], ["--completion"]])
 def test_submit_streams_and_says_when_the_answer_was_cut(baton, router, flags):
     status, out, err = baton("submit", "hello", "--stream", *flags, router=router)
@@ -77,6 +84,7 @@ def test_without_a_cluster_the_error_says_how_to_start_one(baton):
     "arguments",
     [
         ["submit"],
+        ["submit", " "],
         ["submit", "a", "-f", "b"],
         ["submit", "-f", "b"],
         ["submit", "a", "-o", "b"],

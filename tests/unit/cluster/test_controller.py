@@ -107,6 +107,7 @@ async def test_it_serves_scales_and_replaces_what_dies(model):
         for targets, code, message in (
             ({"decode": 2, "verify": 1}, "not_found", r"no pool 'verify'\. Pools are: prefill, decode"),
             ({"decode": 2, "prefill": 0}, "invalid_request", "at least one worker, got prefill=0"),
+            ({"decode": 999}, "invalid_request", r"would take 1000 CPUs, but Ray has \d+ on this machine"),
         ):
             with pytest.raises(BatonError, match=message) as raised:
                 await running.call("scale", targets)
