@@ -131,8 +131,8 @@ class Controller:
         if wanted > num_cpus and any(size > now[name] for name, size in targets.items()):
             asked = ", ".join(f"{name}={size}" for name, size in sizes.items())
             raise InvalidRequestError(
-                f"{asked} would take {wanted:g} CPUs, but Ray has {num_cpus} on this machine (ray.num_cpus) and no other "
-                "nodes. Ask for fewer workers.",
+                f"{asked} would take {wanted:g} CPUs, but Ray has {num_cpus} on this machine (ray.num_cpus) and no "
+                "other nodes. Ask for fewer workers.",
                 param=next(iter(targets)),
             )
 
