@@ -276,9 +276,7 @@ def main() -> None:
     console = Console()
     loads = [load for load in LOADS if not arguments.loads or load.name in arguments.loads]
     try:
-        load_benchmark(
-            "benchmarks.serve.client:LoadClient"
-        )  # before anything is started: each load needs its libraries
+        load_benchmark("benchmarks.serve.client:LoadClient")  # its libraries are missed before anything is started
         results = run_turns(arguments.servers, loads, arguments.rounds, arguments.log, console, arguments.together)
     except ConfigError as error:
         parser.exit(1, f"{error}\n")

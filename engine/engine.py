@@ -41,7 +41,11 @@ def always(plan: Sequence[ScheduledSequence]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    """A step whose forward is queued on the device."""
+    """A step whose forward is queued on the device.
+
+    Attributes:
+        started_s, scheduled_s, proposed_s: when its scheduling began, and when plan and drafts were there.
+    """
 
     plan: list[ScheduledSequence]
     batch: ForwardBatch
@@ -191,12 +195,16 @@ class Engine:
         for request in requests:
             request.output_token_ids.append(_UNREAD)
         started_s = time.monotonic()
+        plan: list[ScheduledSequence] = []
         try:
             plan = self.scheduler.schedule_ahead({r.request_id for r in requests if _ends_with_next_token(r)})
             if plan:
                 self._ahead = self._launch(plan, started_s, chosen)
         except Exception:
-            logger.warning("a step could not be launched ahead of its tokens", exc_info=True)
+            request_ids = [sequence.request.request_id for sequence in plan]
+            logger.warning(
+                "a step could not be launched ahead of its tokens", exc_info=True, extra={"request_ids": request_ids}
+            )
         finally:
             for request in requests:
                 request.output_token_ids.pop()

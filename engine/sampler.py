@@ -86,7 +86,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledTok
         logits: float32 ``[num_rows, vocab_size]``, straight from the model.
         rows: one per row.
     """
-    return queue_sample(logits, rows).read() if rows else []
+    return queue_sample(logits, rows).read()
 
 
 def queue_sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> QueuedSample:

@@ -1,7 +1,8 @@
-"""What `baton submit` sends of its options, and files that cannot be written to their end."""
+"""`baton submit`: what it sends and prints, files of prompts, and files that cannot be written to their end."""
 
 import io
 import json
+import sys
 
 import pytest
 
@@ -9,6 +10,101 @@ from cluster.cli_submit import _Batch
 from tests.unit.cluster.command_line import baton, environment, router
 
 __all__ = ["baton", "environment", "router"]  # fixtures
+
+
+@pytest.mark.parametrize(("flags", "path_key"), [([], "messages"), (["--completion"], "prompt")])
+def test_submit_prints_the_answer(baton, router, flags, path_key):
+    status, out, _ = baton("submit", "hello", "--max-tokens", "5", "--temperature", "0", *flags, router=router)
+    assert (status, out) == (0, "echo hello\n")
+    body = router.bodies[-1]
+    assert path_key in body
+    assert (body["model"], body["max_tokens"], body["temperature"]) == ("fake", 5, 0)
+    assert "seed" not in body
+
+
+def test_submit_reads_a_prompt_from_standard_input(baton, router, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\nthere\n"))
+    status, out, _ = baton("submit", "-", router=router)
+    assert (status, out) == (0, "echo hello\nthere\n\n")
+
+
+@pytest.mark.parametrize("flags", [[], ["--completion"]])
+def test_submit_streams_and_says_when_the_answer_was_cut(baton, router, flags):
+    status, out, err = baton("submit", "hello", "--stream", *flags, router=router)
+    assert (status, out) == (0, "echo hello\n")
+    assert "cut after 3 tokens" in err
+
+
+def test_the_routers_error_is_shown_as_it_is(baton, router):
+    status, out, err = baton("submit", "FAIL", router=router)
+    assert (status, out) == (1, "")
+    assert err == "error: The prompt is [too] long.\n"
+
+
+def test_a_file_keeps_order_and_ids_and_records_failures(baton, router, tmp_path):
+    lines: list[object] = [
+        {"prompt": "a", "id": "first"},
+        {"messages": [{"role": "user", "content": "b"}], "max_tokens": 1, "temperature": 0.5},
+        {"prompt": "FAIL", "id": 7},
+        {"prompt": "BUSY c"},
+        {"text": "no prompt"},
+        {"prompt": "a", "messages": []},
+        {"prompt": "a", "stream": True},
+        {"prompt": [1, 2]},
+        [],
+    ]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(map(json.dumps, lines)) + "\n\nnot json\n", encoding="utf-8")
+    status, _, err = baton("submit", "-f", str(source), "-o", str(target), "--seed", "3", router=router)
+    answers = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
+    assert status == 1
+    assert "3 answered, 7 failed" in err
+    assert [answer["id"] for answer in answers] == ["first", 2, 7, 4, 5, 6, 7, 8, 9, 11]
+    assert [answer.get("text") for answer in answers] == ["echo a", "echo b", None, "echo BUSY c", *[None] * 6]
+    assert answers[2]["error"]["code"] == "context_length_exceeded"
+    assert "Line 11 is not JSON" in answers[-1]["error"]["message"]
+    assert "--completion" in answers[7]["error"]["message"]
+    second = next(body for body in router.bodies if body["messages"][0]["content"] == "b")
+    assert (second["max_tokens"], second["temperature"], second["seed"]) == (1, 0.5, 3)
+
+
+def test_a_file_without_failures_succeeds_at_any_concurrency(baton, router, tmp_path):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps({"prompt": f"p{index}"}) + "\n" for index in range(50)))
+    for concurrency in ("1", "16"):
+        status, _, _ = baton(
+            "submit", "-f", str(source), "-o", str(target), "--concurrency", concurrency, router=router
+        )
+        assert status == 0
+        texts = [json.loads(line)["text"] for line in target.read_text().splitlines()]
+        assert texts == [f"echo p{index}" for index in range(50)]
+
+
+def test_token_ids_go_to_completions(baton, router, tmp_path):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": [1, 2]}')
+    assert baton("submit", "-f", str(source), "-o", str(target), "--completion", router=router)[0] == 0
+    assert json.loads(target.read_text())["text"] == "echo [1, 2]"
+
+
+def test_the_input_is_never_overwritten(baton, router, tmp_path):
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"prompt": "a"}')
+    status, _, err = baton("submit", "-f", str(source), "-o", str(source), router=router)
+    assert status == 1
+    assert "name another output" in err
+    assert source.read_text() == '{"prompt": "a"}'
+
+
+def test_files_that_cannot_be_used_are_errors(baton, router, tmp_path):
+    (tmp_path / "in.jsonl").write_text("{}")
+    for source, reason in ((tmp_path / "no", "there is no such file"), (tmp_path, "it is a folder")):
+        for others in ([], ["-o", "x"], ["-o", "x", "--stream"]):
+            status, _, err = baton("submit", "-f", str(source), *others, router=router)
+            assert (status, reason in err) == (1, True)
+    status, _, err = baton("submit", "-f", str(tmp_path / "in.jsonl"), "-o", "/no/such/folder", router=router)
+    assert status == 1
+    assert "Cannot write" in err
 
 
 @pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens"])

@@ -209,7 +209,9 @@ def test_powers_of_ten_are_numbers(text: str, value: float, tmp_path: Path) -> N
         assert config.router.request_timeout_s == value
 
 
-@pytest.mark.parametrize("key", ["admission.mode", "kv_transfer.shared_memory", "engine.overlap_scheduling"])
+@pytest.mark.parametrize(
+    "key", ["admission.mode", "kv_transfer.shared_memory", "engine.cuda_graphs", "engine.overlap_scheduling"]
+)
 def test_off_is_a_word(key: str, tmp_path: Path) -> None:
     section, name = key.split(".")
     file = tmp_path / "baton.yaml"
