@@ -31,8 +31,8 @@ from engine.fused.attention_many import (
 from engine.fused.attention_state import highest_at, mass_at, merge_states, state_floats, store_results
 from engine.fused.attention_tiles import attend_split_by_tiles, tile_scratch_floats
 from engine.fused.int8_rows import row_bytes, unpack_rows
-from engine.fused.key_slots import KEY_CHUNK, SPLIT_KEYS, ask_for_rows, fill_path, fill_slots, number_rows
-from engine.fused.mixing import mix
+from engine.fused.key_slots import KEY_CHUNK, SPLIT_KEYS, ask_for, fill_path, fill_slots, number_rows
+from engine.fused.mixing import mix, weight_bytes
 from engine.fused.softmax import soften
 from engine.fused.tables import Item, Span
 from engine.fused.tiles import STEP
@@ -44,6 +44,8 @@ _MAX_TILE_ROWS = 128
 """The same for a matrix unit, which gains more by preparing keys and values once for all of them."""
 _SCORES_FLOATS = MAX_ROWS * (KEY_CHUNK + 2)
 """Their scores of a chunk, and what :func:`engine.fused.softmax.soften` needs beside."""
+_LEAD = 16
+"""Rows between those that are read and those that are asked for: both stay in the first cache."""
 _MINUS_INFINITY = np.float32(-np.inf)
 _F32 = np.float32(0)
 
@@ -107,65 +109,219 @@ def _hide(scores, num_rows, share, visible, before):
             row[j] = _MINUS_INFINITY
 
 
+@njit(inline="always", error_model="numpy")
+def _keys_at_once(num_rows):
+    """Keys of a tile of :func:`_score` for the last of some rows; those of the others divide them."""
+    rest = num_rows % 4
+    return 16 if rest == 1 else 8 if rest == 2 else 4
+
+
+@njit(inline="always", error_model="numpy")
+def _ahead(slots_at, num_slots, number, rows, next_rows, next_slots_at, cache):
+    """Address of the row that is read :data:`_LEAD` rows behind ``number``: of these rows, or of the next.
+
+    0, where nothing is to be asked for: the rows of an item of some heads only do not lie side by side.
+    """
+    ld_cache, vector_bytes, num_heads, many = cache
+    if many or num_heads * vector_bytes < ld_cache:
+        return 0
+    place = number + _LEAD
+    if place < num_slots:
+        return rows + ld_cache * numbers(slots_at, KEY_CHUNK)[place]
+    return next_rows + ld_cache * numbers(next_slots_at, KEY_CHUNK)[place - num_slots]
+
+
 @njit(error_model="numpy")
-def _attend_chunk(kind, rows, cache, slots_at, num_keys, visible, before, head, states, memory):
-    """Adds a chunk of keys to the states of some rows.
+def _score_chunk(kind, rows, cache, slots_at, num_keys, sizes, first_row, memory):
+    """Scores of some rows of each head with a chunk of keys; see :func:`_attend_chunk`."""
+    queries, ld_head, ld_query, num_rows, _, all_rows = rows
+    keys, values, ld_cache, vector_bytes = cache
+    num_heads, dim, _, _ = sizes
+    scores, unpacked, many = memory
+    lds, operand_bytes = 4 * KEY_CHUNK, dim * item_size(kind)
+    together = KEY_CHUNK if many else _LEAD if unpacked else _keys_at_once(num_rows)
+    for j in range(0, num_keys, together):
+        count, slots = min(together, num_keys - j), slots_at + 8 * j
+        asked = (ld_cache, vector_bytes, num_heads, many)
+        ahead = _ahead(slots_at, num_keys, j, keys, values, slots_at, asked)
+        for head in range(num_heads):
+            if ahead:
+                ask_for(ahead + head * count * vector_bytes, count * vector_bytes)
+            q, k, out = queries + head * ld_head, keys + head * vector_bytes, scores + head * num_rows * lds + 4 * j
+            if unpacked:
+                operands = unpacked + 8 * KEY_CHUNK
+                unpack_rows(kind, k, ld_cache, slots, count, dim, operands)
+                _score(kind, q, ld_query, num_rows, operands, operand_bytes, unpacked, count, dim, out)
+                continue
+            done = 0
+            if many:
+                these = (q, ld_query, head * all_rows + first_row, num_rows)
+                done = score_many(kind, these, k, ld_cache, slots, count, dim, out, many)
+            left, q, out = num_rows - done, q + done * ld_query, out + done * lds
+            _score(kind, q, ld_query, left, k, ld_cache, slots, count, dim, out)
+
+
+@njit(error_model="numpy")
+def _mix_chunk(kind, num_rows, cache, slots_at, next_slots_at, num_keys, sizes, first_sum, state_bytes, memory):
+    """Adds a chunk's weighted values to the sums of some rows of each head; see :func:`_attend_chunk`."""
+    keys, values, ld_cache, vector_bytes = cache
+    num_heads, dim, lanes, _ = sizes
+    scores, unpacked, many = memory
+    lds, operand_bytes = 4 * KEY_CHUNK, dim * item_size(kind)
+    together = KEY_CHUNK if many else _LEAD
+    for j in range(0, num_keys, together):
+        count, slots = min(together, num_keys - j), slots_at + 8 * j
+        asked = (ld_cache, vector_bytes, num_heads, many)
+        ahead = _ahead(slots_at, num_keys, j, values, keys, next_slots_at, asked)
+        for head in range(num_heads):
+            v, weights = values + head * vector_bytes, scores + head * num_rows * lds + j * weight_bytes(kind)
+            sums, asked_at = first_sum + head * state_bytes, ahead + head * count * vector_bytes if ahead else 0
+            if unpacked:
+                operands = unpacked + 8 * KEY_CHUNK
+                if ahead:
+                    ask_for(asked_at, count * vector_bytes)
+                unpack_rows(kind, v, ld_cache, slots, count, dim, operands)
+                mix(kind, weights, num_rows, operands, operand_bytes, unpacked, count, 0, dim, lanes, sums)
+                continue
+            done = 0
+            if many:
+                done = mix_many(kind, weights, num_rows, v, ld_cache, slots, count, dim, lanes, sums, many)
+            left, weights, sums = num_rows - done, weights + done * lds, sums + 4 * done * dim
+            mix(kind, weights, left, v, ld_cache, slots, count, asked_at, dim, lanes, sums)
+
+
+@njit(error_model="numpy")
+def _attend_chunk(kind, rows, cache, slots_at, next_slots_at, num_keys, visible, before, sizes, states, memory):
+    """Adds a chunk of keys to the states of some rows of each head.
+
+    Few rows compute less than they read: all heads pass over the same few keys together, then over the values, so that
+    memory is read in its order, and what comes next is asked for in that order, a few lines at a time; of many at once,
+    a Zen 3 drops most.
 
     Args:
-        rows: address of the queries, bytes from one to the next, how many there are, and how many a token has.
-        cache: addresses of keys and values, and bytes from one token's to the next.
+        rows: address of the first head's queries, bytes from one head's to the next's and from one row to the next, how
+            many rows a head has, how many a token has, and how many a head has in all.
+        cache: addresses of the first head's key and value in slot 0, bytes from one token's to the next, and from one
+            head's to the next.
+        next_slots_at: slots of the chunk that comes next, or of this one.
         num_keys: slots to score, whole tiles of them.
         visible: keys up to that of the rows' first token.
         before: keys before the first that may be seen.
-        head: its size, a vector's lanes, and what scores are multiplied with.
-        states: address of the first row's sums; highest scores and masses of all rows of the item; the first row's
-            number among them.
+        sizes: how many heads, a head's size, a vector's lanes, and what scores are multiplied with.
+        states: address of the first head's state, bytes from one to the next, and the number of the first of these rows
+            among a head's.
         memory: addresses of the rows' scores; of the numbers from 0 on, which are the slots of a chunk's rows of
             operands, and behind them of memory for these rows, or 0: the cache holds operands; of the same for
             :mod:`engine.fused.attention_many`, or 0: it has nothing to do.
     """
-    q, ld_query, num_rows, share = rows
-    keys, values, ld_cache = cache
-    dim, lanes, scaling = head
-    state, highest, mass, first_row = states
-    scores, unpacked, many = memory
-    lds = 4 * KEY_CHUNK
-    count = min(KEY_CHUNK, visible + (num_rows - 1) // share)
-    cached_at = slots_at
-    if unpacked:
-        rows_at = unpacked + 8 * KEY_CHUNK
-        unpack_rows(kind, keys, ld_cache, cached_at, num_keys, dim, rows_at)
-        keys, ld_rows, slots_at = rows_at, dim * item_size(kind), unpacked
-    else:
-        rows_at, ld_rows = values, ld_cache
-    done = 0
-    if many:
-        asked = (q, ld_query, first_row, num_rows)
-        done = score_many(kind, asked, keys, ld_rows, slots_at, num_keys, dim, scores, many)
-    left, place = num_rows - done, scores + lds * done
-    _score(kind, q + ld_query * done, ld_query, left, keys, ld_rows, slots_at, num_keys, dim, place)
-    if visible < KEY_CHUNK or before > 0:
-        _hide(scores, num_rows, share, visible, before)
-    tops, sums = highest[first_row : first_row + num_rows], mass[first_row : first_row + num_rows]
-    soften(kind, scores, num_rows, dim, scaling, state, tops, sums, scores + lds * MAX_ROWS)
-    if unpacked:
-        unpack_rows(kind, values, ld_cache, cached_at, count, dim, rows_at)
-    done = 0
-    if many:
-        done = mix_many(kind, scores, num_rows, rows_at, ld_rows, slots_at, count, dim, lanes, state, many)
-    left, place, total_at = num_rows - done, scores + lds * done, state + 4 * dim * done
-    mix(kind, place, left, rows_at, ld_rows, slots_at, count, dim, lanes, total_at)
+    num_rows, share, all_rows = rows[3], rows[4], rows[5]
+    num_heads, dim, _, scaling = sizes
+    state, state_bytes, first_row = states
+    scores, lds = memory[0], 4 * KEY_CHUNK
+    count, first_sum = min(KEY_CHUNK, visible + (num_rows - 1) // share), state + 4 * dim * first_row
+    _score_chunk(kind, rows, cache, slots_at, num_keys, sizes, first_row, memory)
+    for head in range(num_heads):
+        weights, head_state = scores + head * num_rows * lds, state + head * state_bytes
+        if visible < KEY_CHUNK or before > 0:
+            _hide(weights, num_rows, share, visible, before)
+        highest = floats(highest_at(head_state, all_rows, dim) + 4 * first_row, num_rows)
+        mass = floats(mass_at(head_state, all_rows, dim) + 4 * first_row, num_rows)
+        sums = first_sum + head * state_bytes
+        soften(kind, weights, num_rows, dim, scaling, sums, highest, mass, scores + lds * MAX_ROWS)
+    _mix_chunk(kind, num_rows, cache, slots_at, next_slots_at, count, sizes, first_sum, state_bytes, memory)
 
 
 @njit(error_model="numpy")
 def _attend_split(
-    kind, span, item, kv_head, shape, scaling, queries, keys, values, first_split_key, end, state, scratch
+    kind, span, item, shape, scaling, queries, keys, values, first_split_key, end, state, state_bytes, scratch
 ):
-    """Attends to the keys of one head from ``first_split_key`` up to ``end``, both places; writes the rows' state."""
-    num_tokens, num_heads, num_kv_heads, dim, block_size, lanes, tiles, has_int8 = shape
-    rows_memory = scratch + 4 * (_SCORES_FLOATS + 4 * KEY_CHUNK + 2 * _MAX_TILE_ROWS * (dim + 2))
-    if is_tiled(tiles, dim):
-        packed = rows_memory + row_scratch_bytes(dim) + 4 * MAX_ROWS * dim
+    """Attends to the keys of an item's heads from ``first_split_key`` up to ``end``, both places; writes their states.
+
+    A state lies ``state_bytes`` behind that of the head before.
+    """
+    num_tokens, num_heads, num_kv_heads, dim, block_size, lanes, _, has_int8 = shape
+    rows_memory = _row_scratch_at(scratch, dim)
+    unpacked = rows_memory if has_int8 else 0
+    share, size, num_item_heads = num_heads // num_kv_heads, item_size(kind), item[Item.HEADS]
+    query, first_head, num_rows = item[Item.FIRST], item[Item.HEAD], item[Item.COUNT] * share
+    many = rows_memory if has_int8 == 0 and takes_many(kind, num_rows, dim, lanes) else 0
+    if unpacked or many:
+        number_rows(rows_memory)
+    place, last, tree_start = span[Span.START] + query, item[Item.END], span[Span.TREE_START]
+    scores, slots_at = scratch, scratch + 4 * _SCORES_FLOATS
+    other_slots_at = slots_at + 8 * KEY_CHUNK
+    blocks = numbers(span[Span.BLOCKS], (place + item[Item.COUNT] + block_size - 1) // block_size)
+
+    vector_bytes = row_bytes(dim) if has_int8 else dim * size
+    ld_query, ld_cache = dim * size, num_kv_heads * vector_bytes
+    ld_head = num_tokens * share * ld_query
+    q = queries + first_head * ld_head + (span[Span.FIRST_TOKEN] + query) * share * ld_query
+    k, v = keys + first_head * vector_bytes, values + first_head * vector_bytes
+    for head in range(num_item_heads):
+        head_state = state + head * state_bytes
+        floats(highest_at(head_state, num_rows, dim), num_rows)[:] = _MINUS_INFINITY
+        floats(mass_at(head_state, num_rows, dim), num_rows)[:] = _F32
+        floats(head_state, num_rows * dim)[:] = _F32
+        if many:
+            widen_queries(kind, q + head * ld_head, ld_query, num_rows, dim, many + 4 * dim * num_rows * head)
+    cache, sizes, memory = (
+        (k, v, ld_cache, vector_bytes),
+        (num_item_heads, dim, lanes, scaling),
+        (scores, unpacked, many),
+    )
+    count = min(KEY_CHUNK, end - first_split_key)
+    num_keys = fill_slots(span, blocks, block_size, first_split_key, count, slots_at)
+    for first_key in range(first_split_key, end, KEY_CHUNK):
+        next_key, next_slots_at, next_num_keys = first_key + KEY_CHUNK, slots_at, 0
+        if next_key < last:
+            next_slots_at, other_slots_at = other_slots_at, slots_at
+            count = min(KEY_CHUNK, last - next_key)
+            next_num_keys = fill_slots(span, blocks, block_size, next_key, count, next_slots_at)
+        before = span[Span.FIRST_KEY] - first_key
+        if first_key + KEY_CHUNK <= tree_start:
+            rows, states = (q, ld_head, ld_query, num_rows, share, num_rows), (state, state_bytes, 0)
+            visible = place + 1 - first_key
+            _attend_chunk(kind, rows, cache, slots_at, next_slots_at, num_keys, visible, before, sizes, states, memory)
+        else:
+            for token in range(item[Item.COUNT]):
+                visible = numbers(span[Span.VISIBLE], query + token + 1)[query + token] - first_key
+                if visible > 0:
+                    row, count = token * share, min(KEY_CHUNK, visible)
+                    num_keys = fill_path(span, query + token, blocks, block_size, first_key, count, slots_at)
+                    rows = (q + row * ld_query, ld_head, ld_query, share, share, num_rows)
+                    states = (state, state_bytes, row)
+                    _attend_chunk(
+                        kind, rows, cache, slots_at, next_slots_at, num_keys, visible, before, sizes, states, memory
+                    )
+        slots_at, num_keys = next_slots_at, next_num_keys
+
+
+@njit(error_model="numpy")
+def _row_scratch_at(scratch, dim):
+    """Where a thread's memory for rows of a chunk begins: behind scores, slots and states."""
+    return scratch + 4 * (_SCORES_FLOATS + 4 * KEY_CHUNK + 2 * _MAX_TILE_ROWS * (dim + 2))
+
+
+@njit(error_model="numpy")
+def _attend_heads(
+    kind, span, item, shape, scaling, queries, keys, values, first_split_key, end, state, state_bytes, scratch
+):
+    """Attends to a split with what suits the item; as :func:`_attend_split`, the same bits for the same CPU."""
+    num_heads, num_kv_heads, dim, tiles = shape[1], shape[2], shape[3], shape[6]
+    if not is_tiled(tiles, dim):
+        _attend_split(
+            kind, span, item, shape, scaling, queries, keys, values, first_split_key, end, state, state_bytes, scratch
+        )
+        return
+    rows_memory = _row_scratch_at(scratch, dim)
+    packed = rows_memory + row_scratch_bytes(dim) + 4 * MAX_ROWS * dim
+    if takes_few(span, item, num_heads // num_kv_heads, first_split_key, end):
+        attend_split_few(
+            kind, span, item, shape, scaling, queries, keys, values, first_split_key, end, state, state_bytes, packed
+        )
+        return
+    for head in range(item[Item.HEADS]):
+        place, kv_head = state + head * state_bytes, item[Item.HEAD] + head
         attend_split_by_tiles(
             kind,
             span,
@@ -178,78 +334,9 @@ def _attend_split(
             values,
             first_split_key,
             end,
-            state,
+            place,
             rows_memory,
             packed,
-        )
-        return
-    unpacked = rows_memory if has_int8 else 0
-    share, size = num_heads // num_kv_heads, item_size(kind)
-    query, num_rows = item[Item.FIRST], item[Item.COUNT] * share
-    many = rows_memory if has_int8 == 0 and takes_many(kind, num_rows, dim, lanes) else 0
-    if unpacked or many:
-        number_rows(rows_memory)
-    place, last, tree_start = span[Span.START] + query, item[Item.END], span[Span.TREE_START]
-    scores, slots_at = scratch, scratch + 4 * _SCORES_FLOATS
-    other_slots_at = slots_at + 8 * KEY_CHUNK
-    blocks = numbers(span[Span.BLOCKS], (place + item[Item.COUNT] + block_size - 1) // block_size)
-    highest, mass = floats(highest_at(state, num_rows, dim), num_rows), floats(mass_at(state, num_rows, dim), num_rows)
-    highest[:] = _MINUS_INFINITY
-    mass[:] = _F32
-    floats(state, num_rows * dim)[:] = _F32
-
-    vector_bytes = row_bytes(dim) if has_int8 else dim * size
-    ld_query, ld_cache = dim * size, num_kv_heads * vector_bytes
-    q = queries + (kv_head * num_tokens + span[Span.FIRST_TOKEN] + query) * share * ld_query
-    k, v = keys + kv_head * vector_bytes, values + kv_head * vector_bytes
-    cache, head, memory = (k, v, ld_cache), (dim, lanes, scaling), (scores, unpacked, many)
-    if many:
-        widen_queries(kind, q, ld_query, num_rows, dim, many)
-    count = min(KEY_CHUNK, end - first_split_key)
-    num_keys = fill_slots(span, blocks, block_size, first_split_key, count, slots_at)
-    ask_for_rows(v, ld_cache, slots_at, 0, count, vector_bytes)
-    for first_key in range(first_split_key, end, KEY_CHUNK):
-        # Rows of one head lie too far apart for the hardware to foresee.
-        next_key, next_slots_at, next_num_keys = first_key + KEY_CHUNK, other_slots_at, 0
-        if next_key < last:
-            count = min(KEY_CHUNK, last - next_key)
-            next_num_keys = fill_slots(span, blocks, block_size, next_key, count, next_slots_at)
-            ask_for_rows(k, ld_cache, next_slots_at, 0, count, vector_bytes)
-            ask_for_rows(v, ld_cache, next_slots_at, 0, count, vector_bytes)
-        before = span[Span.FIRST_KEY] - first_key
-        if first_key + KEY_CHUNK <= tree_start:
-            rows, states = (q, ld_query, num_rows, share), (state, highest, mass, 0)
-            visible = place + 1 - first_key
-            _attend_chunk(kind, rows, cache, slots_at, num_keys, visible, before, head, states, memory)
-        else:
-            for token in range(item[Item.COUNT]):
-                visible = numbers(span[Span.VISIBLE], query + token + 1)[query + token] - first_key
-                if visible > 0:
-                    row, count = token * share, min(KEY_CHUNK, visible)
-                    num_keys = fill_path(span, query + token, blocks, block_size, first_key, count, slots_at)
-                    rows = (q + row * ld_query, ld_query, share, share)
-                    states = (state + 4 * dim * row, highest, mass, row)
-                    _attend_chunk(kind, rows, cache, slots_at, num_keys, visible, before, head, states, memory)
-        slots_at, other_slots_at, num_keys = next_slots_at, slots_at, next_num_keys
-
-
-@njit(error_model="numpy")
-def _attend_heads(
-    kind, span, item, shape, scaling, queries, keys, values, first_split_key, end, state, state_bytes, scratch
-):
-    """:func:`_attend_split` of each head of an item; their states lie ``state_bytes`` apart."""
-    num_heads, num_kv_heads, dim, tiles = shape[1], shape[2], shape[3], shape[6]
-    if is_tiled(tiles, dim) and takes_few(span, item, num_heads // num_kv_heads, first_split_key, end):
-        memory = scratch + 4 * (_SCORES_FLOATS + 4 * KEY_CHUNK + 2 * _MAX_TILE_ROWS * (dim + 2))
-        memory += row_scratch_bytes(dim) + 4 * MAX_ROWS * dim
-        attend_split_few(
-            kind, span, item, shape, scaling, queries, keys, values, first_split_key, end, state, state_bytes, memory
-        )
-        return
-    for head in range(item[Item.HEADS]):
-        place, kv_head = state + head * state_bytes, item[Item.HEAD] + head
-        _attend_split(
-            kind, span, item, kv_head, shape, scaling, queries, keys, values, first_split_key, end, place, scratch
         )
 
 

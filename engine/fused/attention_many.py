@@ -194,7 +194,7 @@ def _mix_many_of(kind, weights, num_rows, values, ldv, slots, num_keys, dim, lan
         for i in range(0, fours, 4):
             for d in range(0, dim, 4 * lanes):
                 place, target = rows + 4 * d, out + i * ld + 4 * d
-                mix_tile(_F32, 4, 4, weights + i * ldw, ldw, place, ld, memory, num_keys, target, ld)
+                mix_tile(_F32, 4, 4, 0, weights + i * ldw, ldw, place, ld, memory, num_keys, 0, target, ld)
         return fours
 
     return mix

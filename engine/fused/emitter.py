@@ -166,6 +166,10 @@ class Emitter:
     def store(self, value: ir.Value, base: ir.Value, offset: ir.Value | int = 0) -> None:
         self.b.store(value, self.at(base, offset), align=4)
 
+    def prefetch(self, place: ir.Value) -> None:
+        """Asks for the cache line at ``place``, which need not exist."""
+        self.call("llvm.prefetch.p0", ir.VoidType(), (place, I32(0), I32(2), I32(1)))
+
     def call(self, name: str, result: ir.Type, arguments: Sequence[ir.Value]) -> ir.Value:
         kind = ir.FunctionType(result, [argument.type for argument in arguments])
         return self.b.call(cgutils.get_or_insert_function(self.b.module, kind, name), list(arguments))

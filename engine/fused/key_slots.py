@@ -5,6 +5,7 @@ from __future__ import annotations
 from numba import njit
 
 from engine.fused.arithmetic import numbers
+from engine.fused.emitter import LINE_BYTES
 from engine.fused.tables import Span
 from engine.fused.vectors import prefetch
 
@@ -65,12 +66,18 @@ def _complete(span, blocks, block_size, first, count, out):
 
 
 @njit(error_model="numpy")
+def ask_for(address, num_bytes):
+    """Has so many bytes brought from memory while something else is computed; they need not exist."""
+    for place in range(0, num_bytes, LINE_BYTES):
+        prefetch(address + place)
+
+
+@njit(error_model="numpy")
 def ask_for_rows(base, ld, slots_at, first, last, num_bytes):
-    """Has rows at slots ``[first, last)`` of a list brought from memory while something else is computed."""
+    """The same for rows at slots ``[first, last)`` of a list."""
     slots = numbers(slots_at, last)
     for j in range(first, last):
-        for place in range(0, num_bytes, 64):
-            prefetch(base + slots[j] * ld + place)
+        ask_for(base + slots[j] * ld, num_bytes)
 
 
 @njit(error_model="numpy")

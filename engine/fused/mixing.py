@@ -12,7 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
 from engine.fused.arithmetic import floats, from_operand, item_size, numbers, operands
 from engine.fused.emitter import (
@@ -20,6 +20,7 @@ from engine.fused.emitter import (
     I16,
     I32,
     I64,
+    LINE_BYTES,
     PTR,
     Dot,
     Emitter,
@@ -40,8 +41,19 @@ def has_rounded_weights(kind: types.Type) -> bool:
     return is_half(kind) and has_fast_pairs()
 
 
+def weight_bytes(kind: Any) -> int:
+    """Of a weight of values of that kind."""
+    raise NotImplementedError  # for compiled code only
+
+
+@overload(weight_bytes)
+def _weight_bytes_of(kind):
+    size = 2 if has_rounded_weights(kind) else 4
+    return lambda kind: size
+
+
 @njit(error_model="numpy")
-def mix(kind, weights, num_rows, values, ldv, slots, num_keys, dim, lanes, out):
+def mix(kind, weights, num_rows, values, ldv, slots, num_keys, ahead, dim, lanes, out):
     """``out[i] += sum(weights[i, j] * values[slots[j]])``
 
     Args:
@@ -49,32 +61,59 @@ def mix(kind, weights, num_rows, values, ldv, slots, num_keys, dim, lanes, out):
             many float32, in the format of :func:`has_rounded_weights`; what stands behind those of ``num_keys`` is 0.
         values: address of operands, those of slot 0; ``ldv``: bytes from slot to slot.
         slots: address of int64 ``[num_keys]``.
+        ahead: address of as many bytes as are read, which are needed soon: they are brought from memory meanwhile. 0:
+            none are.
         lanes: of a vector, see :func:`engine.fused.emitter.lanes`.
         out: address of float32 ``[num_rows, dim]``.
     """
     ldw, ldo, item = _WEIGHT_ROW_BYTES, 4 * dim, item_size(kind)
     for i in range(0, num_rows, 4):
         p, row, left = weights + i * ldw, out + i * ldo, min(4, num_rows - i)
-        d = 0
+        d, ask = 0, ahead if i == 0 else 0
         while d + 4 * lanes <= dim:
             v, o = values + d * item, row + 4 * d
-            if left == 4:
-                mix_tile(kind, 4, 4, p, ldw, v, ldv, slots, num_keys, o, ldo)
-            elif left == 3:
-                mix_tile(kind, 3, 4, p, ldw, v, ldv, slots, num_keys, o, ldo)
-            elif left == 2:
-                mix_tile(kind, 2, 4, p, ldw, v, ldv, slots, num_keys, o, ldo)
+            if ask:
+                _mix_asking(kind, left, p, v, ldv, slots, num_keys, ask, o, ldo)
+                ask += 4 * lanes * item * num_keys
             else:
-                mix_tile(kind, 1, 4, p, ldw, v, ldv, slots, num_keys, o, ldo)
+                _mix_rows(kind, left, p, v, ldv, slots, num_keys, o, ldo)
             d += 4 * lanes
         while d + lanes <= dim:
             for r in range(left):
                 v, o = values + d * item, row + r * ldo + 4 * d
-                mix_tile(kind, 1, 1, p + r * ldw, ldw, v, ldv, slots, num_keys, o, ldo)
+                mix_tile(kind, 1, 1, 0, p + r * ldw, ldw, v, ldv, slots, num_keys, 0, o, ldo)
             d += lanes
         if d < dim:
             for r in range(left):
                 _mix_rest(kind, p + r * ldw, values + d * item, ldv, slots, num_keys, dim - d, row + r * ldo + 4 * d)
+
+
+@njit(error_model="numpy")
+def _mix_rows(kind, num_rows, p, v, ldv, slots, num_keys, out, ldo):
+    """Four vectors of up to four rows."""
+    ldw = _WEIGHT_ROW_BYTES
+    if num_rows == 4:
+        mix_tile(kind, 4, 4, 0, p, ldw, v, ldv, slots, num_keys, 0, out, ldo)
+    elif num_rows == 3:
+        mix_tile(kind, 3, 4, 0, p, ldw, v, ldv, slots, num_keys, 0, out, ldo)
+    elif num_rows == 2:
+        mix_tile(kind, 2, 4, 0, p, ldw, v, ldv, slots, num_keys, 0, out, ldo)
+    else:
+        mix_tile(kind, 1, 4, 0, p, ldw, v, ldv, slots, num_keys, 0, out, ldo)
+
+
+@njit(error_model="numpy")
+def _mix_asking(kind, num_rows, p, v, ldv, slots, num_keys, ask, out, ldo):
+    """The same, while as many bytes as are read are brought from memory, from ``ask`` on."""
+    ldw = _WEIGHT_ROW_BYTES
+    if num_rows == 4:
+        mix_tile(kind, 4, 4, 1, p, ldw, v, ldv, slots, num_keys, ask, out, ldo)
+    elif num_rows == 3:
+        mix_tile(kind, 3, 4, 1, p, ldw, v, ldv, slots, num_keys, ask, out, ldo)
+    elif num_rows == 2:
+        mix_tile(kind, 2, 4, 1, p, ldw, v, ldv, slots, num_keys, ask, out, ldo)
+    else:
+        mix_tile(kind, 1, 4, 1, p, ldw, v, ldv, slots, num_keys, ask, out, ldo)
 
 
 @njit(error_model="numpy")
@@ -103,21 +142,22 @@ def _weight(typing_context, kind, weights, number):
 
 
 @intrinsic(prefer_literal=True)
-def mix_tile(typing_context, kind, rows, vectors, p, ldp, v, ldv, index, count, out, ldo):
+def mix_tile(typing_context, kind, rows, vectors, asked, p, ldp, v, ldv, index, count, ask, out, ldo):
     """``out[i, :] += sum(p[i, j] * v[index[j], :] for j < count)``, ``vectors`` registers wide.
 
     Args:
         kind: see :func:`engine.fused.vectors.dot_tile`.
         rows, vectors: literals.
+        asked: 1: as many bytes as are read are prefetched meanwhile, from the address ``ask`` on.
         p: address of weights, see :func:`mix`, and of a 0 behind an odd number of them.
         v, index, out: addresses; ``ldp``, ``ldv``, ``ldo``: bytes from row to row.
     """
     num_rows, num_vectors = rows.literal_value, vectors.literal_value
     mixer = _PairMixer if has_rounded_weights(kind) else _Mixer
-    signature = types.void(kind, rows, vectors, *[types.int64] * 8)
+    signature = types.void(kind, rows, vectors, asked, *[types.int64] * 9)
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
-        p_base, p_stride, v_base, v_stride, index_base, length, out_base, out_stride = arguments[3:]
+        p_base, p_stride, v_base, v_stride, index_base, length, ask, out_base, out_stride = arguments[4:]
         e = Emitter(builder)
         p_root, v_root, index_root, out_root = (
             builder.inttoptr(address, PTR) for address in (p_base, v_base, index_base, out_base)
@@ -125,8 +165,11 @@ def mix_tile(typing_context, kind, rows, vectors, p, ldp, v, ldv, index, count, 
         p_rows = [e.at(p_root, builder.mul(p_stride, I64(i))) for i in range(num_rows)]
         out_rows = [e.at(out_root, builder.mul(out_stride, I64(i))) for i in range(num_rows)]
         for part in parts_in_registers(num_vectors, num_rows):
-            first = e.at(v_root, part.start * lanes() * (2 if is_half(kind) else 4))
-            keys = mixer(e, is_half(kind), (first, v_stride), index_root, length, len(part))
+            item = 2 if is_half(kind) else 4
+            start, whole = part.start * lanes() * item, num_vectors * lanes() * item
+            first = e.at(v_root, start)
+            following = (builder.add(ask, I64(start)), whole) if asked.literal_value else None
+            keys = mixer(e, is_half(kind), (first, v_stride), following, index_root, length, len(part))
             _add_keys(e, keys, p_rows, [e.at(row, 4 * lanes() * j) for row in out_rows for j in part])
         return context.get_dummy_value()
 
@@ -150,6 +193,8 @@ class _Mixer:
 
     Args:
         values: address of slot 0, and bytes from slot to slot.
+        asked: address of what is prefetched beside the first key, and bytes from there to the next key's; None:
+            nothing is.
         index: address of the keys' slots; ``length``: how many.
         num_vectors: registers that a key's values fill.
     """
@@ -161,12 +206,14 @@ class _Mixer:
         e: Emitter,
         half: bool,
         values: tuple[ir.Value, ir.Value],
+        asked: tuple[ir.Value, int] | None,
         index: ir.Value,
         length: ir.Value,
         num_vectors: int,
     ) -> None:
         self.e, self.half, self.index, self.length, self.num_vectors = e, half, index, length, num_vectors
         self._root, self._stride = values
+        self._asked = asked
 
     def row(self, number: ir.Value) -> ir.Value:
         """Address of a key's values."""
@@ -178,7 +225,17 @@ class _Mixer:
         row, item = self.row(number), 2 if self.half else 4
         raw = ir.VectorType(I16 if self.half else F32, lanes())
         loaded = [self.e.load(row, raw, item * lanes() * j) for j in range(self.num_vectors)]
+        self.ask(number)
         return [self.e.widen(value) for value in loaded] if self.half else loaded
+
+    def ask(self, number: ir.Value) -> None:
+        """Prefetches beside key ``number`` as many bytes as are read of it."""
+        if self._asked is None:
+            return
+        b, (first, stride) = self.e.b, self._asked
+        place = b.inttoptr(b.add(first, b.mul(number, I64(stride))), PTR)
+        for line in range(0, self.num_vectors * lanes() * (2 if self.half else 4), LINE_BYTES):
+            self.e.prefetch(self.e.at(place, line))
 
     def weight(self, row: ir.Value, number: ir.Value) -> ir.Value:
         """What all of them are multiplied with."""
@@ -199,6 +256,8 @@ class _PairMixer(_Mixer):
         # The last one's neighbour weighs nothing, but must be a number.
         other = b.select(b.icmp_unsigned("<", following, self.length), following, number)
         rows, mixed = (self.row(number), self.row(other)), []
+        for key in (number, following):
+            self.ask(key)
         at_once = 2 if self.num_vectors % 2 == 0 else 1
         raw = ir.VectorType(I16, width * at_once)
         for first in range(0, self.num_vectors, at_once):

@@ -200,7 +200,7 @@ def _ask(e: Emitter, dot: Dot, place: ir.Value, first: ir.Value, stride: ir.Valu
         offset = e.b.add(offset, e.b.mul(stride, turn))
     for row in range(0, num_rows, together):
         ahead = e.b.inttoptr(e.b.add(offset, e.b.mul(stride, I64(row))), PTR)
-        e.call("llvm.prefetch.p0", ir.VoidType(), (ahead, I32(0), I32(2), I32(1)))
+        e.prefetch(ahead)
 
 
 def _mask_of_rest(e: Emitter, dot: Dot, rest: ir.Value) -> ir.Value:
@@ -265,7 +265,7 @@ def prefetch(typing_context, address):
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
         pointer = builder.inttoptr(arguments[0], PTR)
-        Emitter(builder).call("llvm.prefetch.p0", ir.VoidType(), (pointer, I32(0), I32(2), I32(1)))
+        Emitter(builder).prefetch(pointer)
         return context.get_dummy_value()
 
     return types.void(types.int64), codegen

@@ -200,8 +200,8 @@ def test_two_hundred_requests_of_mixed_lengths(cluster: RunningCluster, thorough
     """None lost, none duplicated, nothing leaked: also while both pools grow and shrink."""
     sizes = ((2, 2), (1, 2), (2, 1), (1, 1)) if thorough else ((2, 2), (1, 1))
 
-    async def run(*, scale: bool) -> list[list[int]]:
-        """The tokens of the first two hundred requests."""
+    async def run(num_requests: int, *, scale: bool) -> list[list[int]]:
+        """The tokens of the first so many requests."""
         openai = AsyncOpenAI(base_url=f"{cluster.endpoint}/v1", api_key="none", max_retries=0, timeout=300)
         gate = asyncio.Semaphore(32)
 
@@ -253,8 +253,9 @@ def test_two_hundred_requests_of_mixed_lengths(cluster: RunningCluster, thorough
 
         scaling = asyncio.create_task(scale_up_and_down()) if scale else None
         number, first = 0, None
-        while number < 200 or (scaling is not None and not scaling.done() and number < 20_000):
-            results = await asyncio.gather(*(one(n) for n in range(number, number + (40 if first else 200))))
+        while number < num_requests or (scaling is not None and not scaling.done() and number < 20_000):
+            wave = range(number, number + (40 if first else num_requests))
+            results = await asyncio.gather(*(one(n) for n in wave))
             assert [(want, len(got)) for want, got, _ in results if want != len(got)] == []
             assert all(finishes == ["length"] for _, _, finishes in results)
             first = first or [tokens for _, tokens, _ in results]
@@ -264,9 +265,9 @@ def test_two_hundred_requests_of_mixed_lengths(cluster: RunningCluster, thorough
         await openai.close()
         return first or []
 
-    steady = asyncio.run(run(scale=False))
+    steady = asyncio.run(run(200 if thorough else 60, scale=False))
     cluster.assert_nothing_leaked()
-    assert asyncio.run(run(scale=True)) == steady
+    assert asyncio.run(run(200, scale=True))[: len(steady)] == steady
     cluster.assert_nothing_leaked()
     eventually(lambda: len(cluster.workers("prefill")) == len(cluster.workers("decode")) == 1)
     eventually(lambda: cluster.metric("baton_requests_in_flight") == 0)

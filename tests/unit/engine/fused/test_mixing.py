@@ -23,8 +23,8 @@ DIMS = st.sampled_from([16, 20, 32, 64, 80, 128, 136])
 
 
 @njit(error_model="numpy")
-def _mix(kind, weights, num_rows, values, ldv, slots, num_keys, dim, out):
-    mix(kind, weights, num_rows, values, ldv, slots, num_keys, dim, LANES, out)
+def _mix(kind, weights, num_rows, values, ldv, slots, num_keys, ahead, dim, out):
+    mix(kind, weights, num_rows, values, ldv, slots, num_keys, ahead, dim, LANES, out)
 
 
 @njit(error_model="numpy")
@@ -67,13 +67,13 @@ class Case:
         self.slots = rng.permutation(len(cache))[:KEY_CHUNK].astype(np.int64)
         self.start = rng.standard_normal((num_rows, dim)).astype(np.float32)
 
-    def mixed(self, rows: slice = slice(None), num_keys: int | None = None) -> Floats:
-        """What is computed for some of the rows."""
+    def mixed(self, rows: slice = slice(None), num_keys: int | None = None, *, ahead: int = 0) -> Floats:
+        """What is computed for some of the rows, while what is ``ahead`` is asked for."""
         out, memory = self.start[rows].copy(), weights_in_memory(self.kind, self.weights[rows])
         place, ldv = self.cache[:, 1].ctypes.data, self.cache.strides[0]
         count = self.num_keys if num_keys is None else num_keys
         slots = self.slots.ctypes.data
-        _mix(self.kind, memory.ctypes.data, len(out), place, ldv, slots, count, self.dim, out.ctypes.data)
+        _mix(self.kind, memory.ctypes.data, len(out), place, ldv, slots, count, ahead, self.dim, out.ctypes.data)
         return out
 
     def expected(self) -> npt.NDArray[np.float64]:
@@ -102,6 +102,15 @@ def test_bits_depend_on_no_other_row_and_on_no_unseen_key(
         np.testing.assert_array_equal(case.mixed(slice(row, row + 1)), together[row : row + 1])
     # Other rows of an item may see more keys, of which these weigh nothing here.
     np.testing.assert_array_equal(case.mixed(num_keys=KEY_CHUNK), together)
+
+
+@pytest.mark.parametrize("kind", [HALF, SINGLE], ids=["bfloat16", "float32"])
+@given(st.integers(1, 9), st.integers(1, KEY_CHUNK), DIMS, st.sampled_from([1, 1 << 46, 2**63 - 1]))
+def test_what_is_asked_for_changes_no_bit_and_need_not_exist(
+    kind: Any, num_rows: int, num_keys: int, dim: int, ahead: int
+) -> None:
+    case = Case(kind, num_rows, num_keys, dim, seed=dim)
+    np.testing.assert_array_equal(case.mixed(ahead=ahead), case.mixed())
 
 
 @given(st.integers(1, 9), st.integers(0, 2**32 - 1))
