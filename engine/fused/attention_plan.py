@@ -15,8 +15,10 @@ from engine.fused.tables import Item
 
 Table = npt.NDArray[np.int64]
 _NEVER = 1 << 62
-# With fewer items than that for each thread, long ones are split so that all threads have work.
+# With fewer items than that for each thread, long ones are split so that all threads have work; with fewer splits than
+# the second for each thread, heads are computed apart, though memory is read in its order only by all of them together.
 _ITEMS_PER_THREAD = 4
+_SPLITS_PER_THREAD = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class AttentionPlan:
                 count = min(self._queries_per_item, span.num_tokens - first)
                 end = span.start + first + count if visible is None else int(visible[first : first + count].max())
                 items.append((number, 0, first, count, end, 0, 0, self._num_kv_heads))
-        items = self._cut_by_heads(items, _ITEMS_PER_THREAD * num_threads if num_threads > 1 else 1)
+        items = self._cut_by_heads(items, _SPLITS_PER_THREAD * num_threads if num_threads > 1 else 1)
         joins: list[tuple[int, ...]] = []
         if len(items) < _ITEMS_PER_THREAD * num_threads and num_threads > 1:
             items, joins = self._split(items, memory)

@@ -75,5 +75,13 @@ def test_few_rows_take_all_heads_and_a_prompt_one_at_a_time() -> None:
 def test_heads_are_kept_apart_where_threads_would_idle() -> None:
     plan = AttentionPlan(32, 8, HEAD_DIM, 128)
     items = plan.tables([span(200, 1)], 2).items
-    assert sorted(items[:, Item.HEAD].tolist()) == list(range(8))
+    assert sorted(items[:, Item.HEAD].tolist()) == [0, 2, 4, 6]
+    assert sorted(plan.tables([span(200, 1)], 4).items[:, Item.HEAD].tolist()) == list(range(8))
     assert len(plan.tables([span(200, 1)], 1).items) == 1
+
+
+def test_heads_pass_together_over_a_context_whose_splits_are_enough() -> None:
+    plan = AttentionPlan(9, 3, HEAD_DIM, 64)
+    items = plan.tables([span(4 * SPLIT_KEYS - 1, 1)], 2).items
+    assert items[:, Item.HEADS].tolist() == [3] * 4
+    assert set(plan.tables([span(2 * SPLIT_KEYS, 1)], 2).items[:, Item.HEADS].tolist()) == {1}
