@@ -28,7 +28,7 @@ from engine.fused.attention_many import (
     takes_many,
     widen_queries,
 )
-from engine.fused.attention_state import highest_at, mass_at, merge_states, state_floats, store_results
+from engine.fused.attention_state import STATE_ROWS, highest_at, mass_at, merge_states, state_floats, store_results
 from engine.fused.attention_tiles import attend_split_by_tiles, tile_scratch_floats
 from engine.fused.int8_rows import row_bytes, unpack_rows
 from engine.fused.key_slots import KEY_CHUNK, SPLIT_KEYS, ask_for, fill_path, fill_slots, number_rows
@@ -40,7 +40,7 @@ from engine.fused.vectors import dot_tile
 
 MAX_ROWS = 64
 """Query rows of a work item."""
-_MAX_TILE_ROWS = 128
+_MAX_TILE_ROWS = STATE_ROWS
 """The same for a matrix unit, which gains more by preparing keys and values once for all of them."""
 _SCORES_FLOATS = MAX_ROWS * (KEY_CHUNK + 2)
 """Their scores of a chunk, and what :func:`engine.fused.softmax.soften` needs beside."""
@@ -63,7 +63,7 @@ def max_rows(tiles: int, dim: int) -> int:
 
 def scratch_floats(dim: int) -> int:
     """Size of the memory that one thread needs, in float32 values."""
-    scores_and_slots, states = _SCORES_FLOATS + 4 * KEY_CHUNK, 2 * _MAX_TILE_ROWS * (dim + 2)
+    scores_and_slots, states = _SCORES_FLOATS + 4 * KEY_CHUNK, 2 * STATE_ROWS * (dim + 2)
     rows = int(row_scratch_bytes.py_func(dim)) // 4 + MAX_ROWS * dim
     tile_scratch = max(tile_scratch_floats(dim), int(few_scratch_bytes.py_func(dim)) // 4)
     return scores_and_slots + states + rows + tile_scratch
@@ -299,7 +299,7 @@ def _attend_split(
 @njit(error_model="numpy")
 def _row_scratch_at(scratch, dim):
     """Where a thread's memory for rows of a chunk begins: behind scores, slots and states."""
-    return scratch + 4 * (_SCORES_FLOATS + 4 * KEY_CHUNK + 2 * _MAX_TILE_ROWS * (dim + 2))
+    return scratch + 4 * (_SCORES_FLOATS + 4 * KEY_CHUNK + 2 * STATE_ROWS * (dim + 2))
 
 
 @njit(error_model="numpy")
@@ -370,7 +370,7 @@ def attend(kind, span, item, shape, scaling, queries, keys, values, out, scratch
         _attend_heads(kind, span, item, shape, scaling, queries, keys, values, first, last, state, state_bytes, scratch)
         return
     states = scratch + 4 * (_SCORES_FLOATS + 4 * KEY_CHUNK)
-    other = states + 4 * _MAX_TILE_ROWS * (dim + 2)
+    other = states + 4 * STATE_ROWS * (dim + 2)
     for first in range(0, end, SPLIT_KEYS):
         last = min(end, first + SPLIT_KEYS)
         begin, state = _begin(span, first, last), states if first == 0 else other

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from engine.attention_groups import Span as AttentionSpan
 from engine.drafts import ROOT, depths_of
-from engine.fused.attention_state import state_floats, whole_rows
+from engine.fused.attention_state import STATE_ROWS, state_floats, whole_rows
 from engine.fused.key_slots import SPLIT_KEYS
 from engine.fused.tables import Item
 
@@ -86,7 +86,7 @@ class AttentionPlan:
 
         Splits count as items, for they come next.
         """
-        limits = [max(1, self._max_rows // int(whole_rows.py_func(item[Item.COUNT] * self._share))) for item in items]
+        limits = [self._most_heads(item[Item.COUNT] * self._share) for item in items]
         splits = [-(-item[Item.END] // SPLIT_KEYS) for item in items]
         most = self._num_kv_heads
         while most > 1 and wanted > sum(
@@ -98,6 +98,10 @@ class AttentionPlan:
             for item, limit in zip(items, limits, strict=True)
             for head in range(0, self._num_kv_heads, min(most, limit))
         ]
+
+    def _most_heads(self, num_rows: int) -> int:
+        """KV heads of an item that there is memory for, if each has so many rows."""
+        return max(1, min(self._max_rows // num_rows, STATE_ROWS // int(whole_rows.py_func(num_rows))))
 
     def _split(
         self, items: list[tuple[int, ...]], memory: list[object]

@@ -13,6 +13,8 @@ from numba import njit
 from engine.fused.arithmetic import exp, floats, item_size, operands, to_operand
 from engine.fused.tiles import TILE
 
+STATE_ROWS = 128
+"""Rows of the states of an item's heads, in whole tiles, that a thread has memory for."""
 _MINUS_INFINITY = np.float32(-np.inf)
 _ONE = np.float32(1)
 

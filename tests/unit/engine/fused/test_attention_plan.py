@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.attention_groups import Span
 from engine.fused.attention_plan import AttentionPlan
-from engine.fused.attention_state import state_floats, whole_rows
+from engine.fused.attention_state import STATE_ROWS, state_floats, whole_rows
 from engine.fused.key_slots import SPLIT_KEYS
 from engine.fused.tables import Item
 
@@ -39,7 +39,8 @@ def test_every_head_of_every_token_is_computed_once(
     states: list[tuple[int, int]] = []
     for item in tables.items.tolist():
         rows = item[Item.COUNT] * share
-        assert item[Item.HEADS] == 1 or item[Item.HEADS] * int(whole_rows.py_func(rows)) <= max_rows
+        assert item[Item.HEADS] == 1 or item[Item.HEADS] * rows <= max_rows
+        assert item[Item.HEADS] == 1 or item[Item.HEADS] * int(whole_rows.py_func(rows)) <= STATE_ROWS
         size = 4 * item[Item.HEADS] * int(state_floats.py_func(rows, HEAD_DIM))
         if item[Item.STATE]:
             states.append((item[Item.STATE], item[Item.STATE] + size))
@@ -85,3 +86,15 @@ def test_heads_pass_together_over_a_context_whose_splits_are_enough() -> None:
     items = plan.tables([span(4 * SPLIT_KEYS - 1, 1)], 2).items
     assert items[:, Item.HEADS].tolist() == [3] * 4
     assert set(plan.tables([span(2 * SPLIT_KEYS, 1)], 2).items[:, Item.HEADS].tolist()) == {1}
+
+
+def test_items_take_as_many_heads_as_their_rows_and_their_states_have_memory_for() -> None:
+    heads = {}
+    for num_heads, num_kv_heads, max_rows in ((32, 8, 64), (32, 32, 64), (64, 4, 64), (32, 8, 128)):
+        plan = AttentionPlan(num_heads, num_kv_heads, HEAD_DIM, max_rows)
+        items = plan.tables([span(4000, 1)], 1).items
+        heads[num_heads // num_kv_heads, num_kv_heads, max_rows] = set(items[:, Item.HEADS].tolist())
+    assert heads == {(4, 8, 64): {8}, (1, 32, 64): {8}, (16, 4, 64): {4}, (4, 8, 128): {8}}
+    plan = AttentionPlan(32, 8, HEAD_DIM, 64)
+    assert set(plan.tables([span(4000, 9)], 1).items[:, Item.HEADS].tolist()) == {1}
+    assert set(plan.tables([span(4000, 5)], 1).items[:, Item.HEADS].tolist()) == {3, 2}
