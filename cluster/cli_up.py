@@ -6,7 +6,6 @@ import importlib
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from cluster.cli_model import pull
 from cluster.config import BatonConfig
 from cluster.listening import listen
 from cluster.state import RunState, clear_state, read_state, run_folder, write_state
-from cluster.stop_signals import StopSignals
+from cluster.stop_signals import StopEvent, StopSignals
 from engine.default_model import default_model_folder, is_default_model
 from engine.errors import BatonError, ConfigError, DeadlineError
 from engine.model_source import is_hub_id, resolve_model
@@ -40,7 +39,7 @@ class RunningCluster(Protocol):
     @property
     def endpoint(self) -> str: ...
 
-    def wait(self, stop: threading.Event) -> None:
+    def wait(self, stop: StopEvent) -> None:
         """Returns when ``stop`` is set; raises BatonError when the cluster died."""
         ...
 

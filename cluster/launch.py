@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.config import BatonConfig
 from cluster.controller import ACTOR_NAME, Controller
-from cluster.stop_signals import signals_deferred
+from cluster.stop_signals import StopEvent, signals_deferred
 from engine.errors import BatonError, ConfigError, WorkerLostError
 
 _OBJECT_STORE_BYTES = 128 * 2**20
@@ -54,7 +53,7 @@ class Cluster:
             raise
         return cls(controller, endpoint, owns_ray=owns_ray)
 
-    def wait(self, stop: threading.Event) -> None:
+    def wait(self, stop: StopEvent) -> None:
         """Returns when ``stop`` is set.
 
         Raises:

@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+import queue
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopEvent:
+    """An event that a signal handler may set.
+
+    :meth:`threading.Event.set` takes a lock that the thread which the signal interrupts may hold, in
+    :meth:`threading.Event.wait`; it would then wait for ever. :class:`queue.SimpleQueue` is made for handlers.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        self._news.put(None)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits until it is set, or so long. Whether it is set."""
+        if not self._is_set:
+            with suppress(queue.Empty):
+                self._news.get(timeout=timeout_s)
+                self._news.put(None)  # for whoever else waits
+        return self._is_set
 
 
 class StopSignals:
@@ -20,7 +48,7 @@ class StopSignals:
     """
 
     def __init__(self, *, impatient: bool = True) -> None:
-        self.stop = threading.Event()
+        self.stop = StopEvent()
         self._impatient = impatient
         self._unwinds = True
         self._previous: dict[signal.Signals, Any] = {}

@@ -1,6 +1,7 @@
 """Signals end a start at once, a running cluster by a flag, and never anything in the middle of ray's own start."""
 
 import signal
+import sys
 import threading
 
 import pytest
@@ -26,6 +27,49 @@ def test_after_the_start_a_signal_sets_the_flag(number):
         signal.raise_signal(number)
         assert signals.stop.is_set()
         signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.timeout(60)
+def test_a_signal_on_any_line_of_waiting_sets_the_flag():
+    """Also where what waits holds a lock, as that of threading.Event does."""
+    lines_of_wait = 0
+    while True:
+        left = lines_of_wait
+
+        def trace(frame, event, argument):
+            nonlocal left
+            if event == "line":
+                left -= 1
+                if left == -1:
+                    signal.raise_signal(signal.SIGTERM)
+            return trace
+
+        with StopSignals() as signals:
+            signals.end_of_start()
+            sys.settrace(trace)
+            try:
+                signals.stop.wait(0.001)
+            finally:
+                sys.settrace(None)
+            if left >= 0:  # the wait has fewer lines
+                break
+            assert signals.stop.is_set()
+            assert signals.stop.wait(60)
+        lines_of_wait += 1
+    assert lines_of_wait > 2
+
+
+def test_whoever_waits_is_woken():
+    with StopSignals() as signals:
+        signals.end_of_start()
+        waiting = [threading.Thread(target=signals.stop.wait) for _ in range(3)]
+        for thread in waiting:
+            thread.start()
+        signal.raise_signal(signal.SIGTERM)
+        for thread in waiting:
+            thread.join(30)
+        assert not any(thread.is_alive() for thread in waiting)
+        assert signals.stop.wait(0)
 
 
 @pytest.mark.parametrize("impatient", [True, False])
