@@ -15,19 +15,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from engine.fused.arithmetic import (
-    floats,
-    item_size,
-    numbers,
-)
+from engine.fused.arithmetic import floats, item_size, numbers
 from engine.fused.attention_few import attend_split_few, few_scratch_bytes, takes_few
-from engine.fused.attention_many import (
-    mix_many,
-    row_scratch_bytes,
-    score_many,
-    takes_many,
-    widen_queries,
-)
+from engine.fused.attention_many import mix_many, row_scratch_bytes, score_many, takes_many, widen_queries
 from engine.fused.attention_state import STATE_ROWS, highest_at, mass_at, merge_states, state_floats, store_results
 from engine.fused.attention_tiles import attend_split_by_tiles, tile_scratch_floats
 from engine.fused.int8_rows import row_bytes, unpack_rows
@@ -45,7 +35,8 @@ _MAX_TILE_ROWS = STATE_ROWS
 _SCORES_FLOATS = MAX_ROWS * (KEY_CHUNK + 2)
 """Their scores of a chunk, and what :func:`engine.fused.softmax.soften` needs beside."""
 _LEAD = 16
-"""Rows between those that are read and those that are asked for: both stay in the first cache."""
+"""Rows between those that are read and those that are asked for. With what is read they stay in the first cache where
+all heads of a token take up to 1 KiB, else in the second."""
 _MINUS_INFINITY = np.float32(-np.inf)
 _F32 = np.float32(0)
 
@@ -57,7 +48,7 @@ def is_tiled(tiles, dim):
 
 
 def max_rows(tiles: int, dim: int) -> int:
-    """Query rows of a work item of one KV head, at most."""
+    """Query rows of a work item, at most, those of all its KV heads together."""
     return _MAX_TILE_ROWS if is_tiled.py_func(tiles, dim) else MAX_ROWS
 
 
@@ -117,12 +108,16 @@ def _keys_at_once(num_rows):
 
 
 @njit(inline="always", error_model="numpy")
-def _ahead(slots_at, num_slots, number, rows, next_rows, next_slots_at, cache):
+def _ahead(slots_at, num_slots, number, rows, next_rows, next_slots_at, asked):
     """Address of the row that is read :data:`_LEAD` rows behind ``number``: of these rows, or of the next.
 
-    0, where nothing is to be asked for: the rows of an item of some heads only do not lie side by side.
+    0, where nothing is to be asked for: the rows of an item of some heads only do not lie side by side, and many rows
+    compute long enough with what is read.
+
+    Args:
+        asked: bytes from one row to the next, those of a head, how many heads, and whether the item's rows are many.
     """
-    ld_cache, vector_bytes, num_heads, many = cache
+    ld_cache, vector_bytes, num_heads, many = asked
     if many or num_heads * vector_bytes < ld_cache:
         return 0
     place = number + _LEAD

@@ -82,7 +82,7 @@ class AttentionPlan:
         )
 
     def _cut_by_heads(self, items: list[tuple[int, ...]], wanted: int) -> list[tuple[int, ...]]:
-        """Items of as many KV heads as there is memory for their states, or of fewer to have ``wanted`` items.
+        """Items of as many KV heads as there is memory for, or of fewer to have ``wanted`` items.
 
         Splits count as items, for they come next.
         """

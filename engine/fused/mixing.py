@@ -58,11 +58,11 @@ def mix(kind, weights, num_rows, values, ldv, slots, num_keys, ahead, dim, lanes
 
     Args:
         weights: address of rows of :data:`engine.fused.key_slots.KEY_CHUNK` weights, as many bytes apart as rows of so
-            many float32, in the format of :func:`has_rounded_weights`; what stands behind those of ``num_keys`` is 0.
+            many float32, in the format of :func:`has_rounded_weights`; behind an odd number of them stands a 0.
         values: address of operands, those of slot 0; ``ldv``: bytes from slot to slot.
         slots: address of int64 ``[num_keys]``.
-        ahead: address of as many bytes as are read, which are needed soon: they are brought from memory meanwhile. 0:
-            none are.
+        ahead: address of as many bytes as are read, which are needed soon: they are brought from memory meanwhile, but
+            for those of numbers that do not fill four vectors. 0: none are.
         lanes: of a vector, see :func:`engine.fused.emitter.lanes`.
         out: address of float32 ``[num_rows, dim]``.
     """
