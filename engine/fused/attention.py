@@ -134,10 +134,11 @@ def _score_chunk(kind, rows, cache, slots_at, num_keys, sizes, first_row, memory
     num_heads, dim, _, _ = sizes
     scores, unpacked, many = memory
     lds, operand_bytes = 4 * KEY_CHUNK, dim * item_size(kind)
-    together = KEY_CHUNK if many else _LEAD if unpacked else _keys_at_once(num_rows)
+    asked, together = (ld_cache, vector_bytes, num_heads, many), KEY_CHUNK
+    if not many:
+        together = _LEAD if unpacked else _keys_at_once(num_rows)
     for j in range(0, num_keys, together):
         count, slots = min(together, num_keys - j), slots_at + 8 * j
-        asked = (ld_cache, vector_bytes, num_heads, many)
         ahead = _ahead(slots_at, num_keys, j, keys, values, slots_at, asked)
         for head in range(num_heads):
             if ahead:
@@ -163,10 +164,9 @@ def _mix_chunk(kind, num_rows, cache, slots_at, next_slots_at, num_keys, sizes, 
     num_heads, dim, lanes, _ = sizes
     scores, unpacked, many = memory
     lds, operand_bytes = 4 * KEY_CHUNK, dim * item_size(kind)
-    together = KEY_CHUNK if many else _LEAD
+    asked, together = (ld_cache, vector_bytes, num_heads, many), KEY_CHUNK if many else _LEAD
     for j in range(0, num_keys, together):
         count, slots = min(together, num_keys - j), slots_at + 8 * j
-        asked = (ld_cache, vector_bytes, num_heads, many)
         ahead = _ahead(slots_at, num_keys, j, values, keys, next_slots_at, asked)
         for head in range(num_heads):
             v, weights = values + head * vector_bytes, scores + head * num_rows * lds + j * weight_bytes(kind)

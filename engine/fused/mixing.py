@@ -76,7 +76,7 @@ def mix(kind, weights, num_rows, values, ldv, slots, num_keys, ahead, dim, lanes
                 _mix_asking(kind, left, p, v, ldv, slots, num_keys, ask, o, ldo)
                 ask += 4 * lanes * item * num_keys
             else:
-                _mix_rows(kind, left, p, v, ldv, slots, num_keys, o, ldo)
+                _mix_rows(kind, left, p, v, ldv, slots, num_keys, 0, o, ldo)
             d += 4 * lanes
         while d + lanes <= dim:
             for r in range(left):
@@ -86,34 +86,6 @@ def mix(kind, weights, num_rows, values, ldv, slots, num_keys, ahead, dim, lanes
         if d < dim:
             for r in range(left):
                 _mix_rest(kind, p + r * ldw, values + d * item, ldv, slots, num_keys, dim - d, row + r * ldo + 4 * d)
-
-
-@njit(error_model="numpy")
-def _mix_rows(kind, num_rows, p, v, ldv, slots, num_keys, out, ldo):
-    """Four vectors of up to four rows."""
-    ldw = _WEIGHT_ROW_BYTES
-    if num_rows == 4:
-        mix_tile(kind, 4, 4, 0, p, ldw, v, ldv, slots, num_keys, 0, out, ldo)
-    elif num_rows == 3:
-        mix_tile(kind, 3, 4, 0, p, ldw, v, ldv, slots, num_keys, 0, out, ldo)
-    elif num_rows == 2:
-        mix_tile(kind, 2, 4, 0, p, ldw, v, ldv, slots, num_keys, 0, out, ldo)
-    else:
-        mix_tile(kind, 1, 4, 0, p, ldw, v, ldv, slots, num_keys, 0, out, ldo)
-
-
-@njit(error_model="numpy")
-def _mix_asking(kind, num_rows, p, v, ldv, slots, num_keys, ask, out, ldo):
-    """The same, while as many bytes as are read are brought from memory, from ``ask`` on."""
-    ldw = _WEIGHT_ROW_BYTES
-    if num_rows == 4:
-        mix_tile(kind, 4, 4, 1, p, ldw, v, ldv, slots, num_keys, ask, out, ldo)
-    elif num_rows == 3:
-        mix_tile(kind, 3, 4, 1, p, ldw, v, ldv, slots, num_keys, ask, out, ldo)
-    elif num_rows == 2:
-        mix_tile(kind, 2, 4, 1, p, ldw, v, ldv, slots, num_keys, ask, out, ldo)
-    else:
-        mix_tile(kind, 1, 4, 1, p, ldw, v, ldv, slots, num_keys, ask, out, ldo)
 
 
 @njit(error_model="numpy")
@@ -174,6 +146,27 @@ def mix_tile(typing_context, kind, rows, vectors, asked, p, ldp, v, ldv, index, 
         return context.get_dummy_value()
 
     return signature, codegen
+
+
+def _mixer_of_rows(asked: int) -> Any:
+    """For four vectors of up to four rows: :func:`mix_tile` must know ``asked`` when it is compiled."""
+
+    @njit(error_model="numpy")
+    def mix_rows(kind, num_rows, p, v, ldv, slots, num_keys, ask, out, ldo):
+        ldw = _WEIGHT_ROW_BYTES
+        if num_rows == 4:
+            mix_tile(kind, 4, 4, asked, p, ldw, v, ldv, slots, num_keys, ask, out, ldo)
+        elif num_rows == 3:
+            mix_tile(kind, 3, 4, asked, p, ldw, v, ldv, slots, num_keys, ask, out, ldo)
+        elif num_rows == 2:
+            mix_tile(kind, 2, 4, asked, p, ldw, v, ldv, slots, num_keys, ask, out, ldo)
+        else:
+            mix_tile(kind, 1, 4, asked, p, ldw, v, ldv, slots, num_keys, ask, out, ldo)
+
+    return mix_rows
+
+
+_mix_rows, _mix_asking = _mixer_of_rows(0), _mixer_of_rows(1)
 
 
 def _add_keys(e: Emitter, keys: _Mixer, p_rows: list[ir.Value], places: list[ir.Value]) -> None:
