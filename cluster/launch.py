@@ -41,7 +41,7 @@ class Cluster:
         Raises:
             BatonError: something cannot start; what had started is stopped again.
         """
-        owns_ray = _connect(config, report)
+        owns_ray = connect(config, report)
         controller: Any = None
         try:
             controller = _create_controller(config)
@@ -84,8 +84,12 @@ class Cluster:
                 ray.shutdown()
 
 
-def _connect(config: BatonConfig, report: Callable[[str], None]) -> bool:
-    """True when Ray was started or connected here and must be shut down here."""
+def connect(config: BatonConfig, report: Callable[[str], None]) -> bool:
+    """Connects to Ray or starts it, unless this process has it. True when it must be shut down here.
+
+    Raises:
+        ConfigError: it cannot be reached or started.
+    """
     if ray.is_initialized():
         return False
     # Dashboard, usage statistics and log forwarding serve nobody here, and cost start-up time and idle CPU.

@@ -284,6 +284,7 @@ class FakeCluster:
 
     async def __aenter__(self) -> FakeCluster:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: self.lost_errors.append(context))
+        gc.freeze()  # a collection looks at what the test made, and not for seconds at what the process has loaded
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -292,6 +293,7 @@ class FakeCluster:
         for worker in self.workers.values():
             await worker.die()
         gc.collect()
+        gc.unfreeze()
         await asyncio.sleep(0)
         asyncio.get_running_loop().set_exception_handler(None)
         assert self.lost_errors == []

@@ -1,5 +1,5 @@
 """A real cluster: Ray, gRPC, HTTP and the default model. It takes ten seconds or more to start, so modules with equal
-settings run one after the other, and share one."""
+settings run one after the other, and share one. All clusters of this process share a Ray."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from typing import Any
 
 import httpx
 import pytest
+import ray
 
 from cluster.config import BatonConfig
-from cluster.launch import Cluster
+from cluster.launch import Cluster, connect
 
 MODEL = "smollm2-135m-instruct"
 _SETTLE_TIMEOUT_S = 30.0
@@ -93,12 +94,18 @@ class RunningCluster:
         assert [worker for worker in workers if worker["kv_blocks_leaked"]] == []
 
 
+def start(config: BatonConfig, report: Callable[[str], None] = lambda line: None) -> Cluster:
+    """On this process's Ray, which goes on when the cluster stops; `baton up` starts one of its own in ``test_cli``."""
+    connect(config, lambda line: None)
+    return Cluster.start(config, report)
+
+
 @contextlib.contextmanager
 def running_cluster(settings: Settings | None = None) -> Iterator[RunningCluster]:
     """Starts a cluster on a free port and stops it again. Every prompt is handed over unless settings differ."""
     defaults: Settings = {"router": {"port": 0}, "routing": {"local_prefill": "never"}}
     config = BatonConfig.from_dict({**defaults, **(settings or {})})
-    cluster = Cluster.start(config, lambda line: None)
+    cluster = start(config)
     try:
         yield RunningCluster(cluster.endpoint)
     finally:
@@ -139,6 +146,7 @@ def kept() -> Iterator[Kept]:
     kept = Kept()
     yield kept
     kept.stop()
+    ray.shutdown()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -17,8 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.config import BatonConfig
-from cluster.launch import Cluster
-from tests.e2e.conftest import MODEL, RunningCluster
+from tests.e2e.conftest import MODEL, RunningCluster, start
 from tests.grafana import Series, dashboard_expressions, problems, rule_expressions
 
 SETTINGS = {
@@ -69,7 +68,7 @@ class Observed:
 @pytest.fixture(scope="module")
 def observed() -> Iterator[Observed]:
     reports: list[str] = []
-    cluster = Cluster.start(BatonConfig.from_dict(SETTINGS), reports.append)
+    cluster = start(BatonConfig.from_dict(SETTINGS), reports.append)
     try:
         [folder] = [line.rsplit(" ", 1)[1] for line in reports if "log to" in line]
         yield Observed(RunningCluster(cluster.endpoint), Path(folder))

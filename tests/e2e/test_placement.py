@@ -63,6 +63,7 @@ class Nodes:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
+    ray.shutdown()  # that of the other modules
     found = Nodes(RayCluster())
     found.add("head", **HEAD)
     found.add("prefill", **PREFILL_NODE)

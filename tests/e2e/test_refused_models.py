@@ -8,8 +8,8 @@ import pytest
 from transformers import MambaConfig, MambaForCausalLM
 
 from cluster.config import BatonConfig
-from cluster.launch import Cluster
 from engine.errors import UnsupportedModelError
+from tests.e2e.conftest import start
 from tests.tiny_drafts import tiny_eagle3
 from tests.tiny_tokenizers import byte_level_tokenizer
 
@@ -20,11 +20,11 @@ def test_a_model_without_a_kv_cache_is_refused_at_start(tmp_path: Path) -> None:
     byte_level_tokenizer()._hf.save_pretrained(tmp_path)
     config = BatonConfig.from_dict({"model": str(tmp_path), "router": {"port": 0}})
     with pytest.raises(UnsupportedModelError, match="Mamba"):
-        Cluster.start(config, lambda line: None)
+        start(config)
 
 
 def test_a_draft_of_another_model_is_refused_at_start(tmp_path: Path) -> None:
     draft = tiny_eagle3().write(tmp_path / "draft")
     config = BatonConfig.from_dict({"router": {"port": 0}, "speculation": {"draft": str(draft)}})
     with pytest.raises(UnsupportedModelError, match="vocabulary of 96 tokens"):
-        Cluster.start(config, lambda line: None)
+        start(config)

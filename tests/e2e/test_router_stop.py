@@ -8,8 +8,7 @@ import json
 import httpx
 
 from cluster.config import BatonConfig
-from cluster.launch import Cluster
-from tests.e2e.conftest import MODEL
+from tests.e2e.conftest import MODEL, start
 
 SETTINGS = {"simulation": {"profile": "h100-8b", "workers_per_process": 2}, "router": {"port": 0}}
 
@@ -17,7 +16,7 @@ SETTINGS = {"simulation": {"profile": "h100-8b", "workers_per_process": 2}, "rou
 def test_requests_that_run_when_the_cluster_stops_end_with_an_error() -> None:
     """Neither a stream nor a whole answer is cut off without a word."""
     config = BatonConfig.from_dict(SETTINGS)
-    cluster = Cluster.start(config, lambda line: None)
+    cluster = start(config)
     body = {"model": MODEL, "prompt": "On and on", "max_tokens": 4000, "ignore_eos": True}
 
     async def stream(http: httpx.AsyncClient, has_begun: asyncio.Event) -> list[str]:

@@ -133,7 +133,7 @@ def test_saved_folder_loads_and_runs_the_same(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "deepseek_v3", "mixtral", "gpt2"])
 def test_half_precision_passes_the_self_check(name: str, dtype: str) -> None:
     model = tiny_model(name).to(getattr(torch, dtype))
-    ModelRunner(prepare_model(model, dtype), 16, BLOCK_SIZE).self_check()
+    ModelRunner(prepare_model(model, dtype), 16, BLOCK_SIZE, decoder="transformers").self_check()
 
 
 def test_checkpoint_without_a_head_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from cluster.router_actor import RouterActor
+from cluster.router_host import RouterHost
 from cluster.without_torch import do_without_torch
 from cluster.worker_actor import WorkerActor
 from cluster.worker_host import WorkerHost
@@ -25,10 +27,10 @@ def run(code: str, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def test_starting_a_cluster_loads_no_torch() -> None:
+def test_starting_a_cluster_loads_nothing_that_only_workers_or_the_router_need() -> None:
     """Neither `baton up` nor the controller; seconds of each would come one after the other."""
-    program = "import sys, cluster.launch; print([m for m in ('torch', 'transformers', 'numba') if m in sys.modules])"
-    loaded = run(program)
+    others = ("torch", "transformers", "numba", "fastapi", "uvicorn")
+    loaded = run(f"import sys, cluster.launch; print([name for name in {others} if name in sys.modules])")
     assert loaded == "[]"
 
 
@@ -40,12 +42,13 @@ def methods(cls: type[Any]) -> dict[str, inspect.Signature]:
     }
 
 
-def test_a_workers_actor_takes_what_its_host_takes() -> None:
+def test_actors_take_what_their_hosts_take() -> None:
     assert methods(WorkerActor) == methods(WorkerHost)
+    assert methods(RouterActor).items() <= methods(RouterHost).items()
 
 
-async def test_a_workers_actor_passes_everything_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[object, ...]] = []
+def recorder_of(calls: list[tuple[object, ...]]) -> type[Any]:
+    """A class that notes its own making and every call, and answers with the method's name."""
 
     class Recorder:
         def __init__(self, *arguments: object) -> None:
@@ -58,7 +61,34 @@ async def test_a_workers_actor_passes_everything_on(monkeypatch: pytest.MonkeyPa
 
             return call
 
-    monkeypatch.setattr("cluster.worker_host.WorkerHost", Recorder)
+    return Recorder
+
+
+async def test_a_routers_actor_passes_everything_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[object, ...]] = []
+    monkeypatch.setattr("cluster.router_host.RouterHost", recorder_of(calls))
+    monkeypatch.setattr("cluster.router_actor.imports_that_stay", nullcontext)  # this process goes on to other tests
+    actor = RouterActor({"model": "m"}, 8000, "controller")
+    assert await actor.start() == "start"
+    await actor.add_worker({"worker_id": "decode-1"})
+    await actor.drain_worker("decode-1", 3.0)
+    await actor.remove_worker("decode-1")
+    await actor.wait()
+    await actor.stop()
+    assert calls == [
+        ("__init__", {"model": "m"}, 8000, "controller"),
+        ("start",),
+        ("add_worker", {"worker_id": "decode-1"}),
+        ("drain_worker", "decode-1", 3.0),
+        ("remove_worker", "decode-1"),
+        ("wait",),
+        ("stop",),
+    ]
+
+
+async def test_a_workers_actor_passes_everything_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[object, ...]] = []
+    monkeypatch.setattr("cluster.worker_host.WorkerHost", recorder_of(calls))
     monkeypatch.setattr("cluster.worker_actor.imports_that_stay", nullcontext)  # this process goes on to other tests
     actor = WorkerActor("decode-1", "decode", "module:Role", {}, None)
     assert await actor.start() == "start"

@@ -11,6 +11,7 @@ from engine.errors import UnsupportedModelError
 from engine.kv_spec import KVEncoding
 from engine.model_loader import prepare_model
 from engine.model_runner import ModelRunner
+from tests.fused_dtypes import FUSED_DTYPES
 from tests.tiny_models import tiny_model
 
 
@@ -28,7 +29,7 @@ def config(encoding: str) -> BatonConfig:
     return BatonConfig.from_dict({"kv_transfer": {"encoding": encoding}})
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", FUSED_DTYPES)
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 def test_a_model_that_loses_little_passes(name: str, dtype: str) -> None:
     runner = runner_of(name, dtype=dtype)

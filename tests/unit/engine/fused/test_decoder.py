@@ -26,6 +26,7 @@ from engine.model_loader import LoadedModel, prepare_model
 from engine.model_runner import ModelRunner
 from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence
+from tests.fused_dtypes import FUSED_DTYPES, IN_BFLOAT16
 from tests.spoiled_cache import spoil
 from tests.tiny_models import CONFIGS, VOCAB_SIZE, build_model, random_prompts, tiny_model
 
@@ -121,7 +122,7 @@ def assert_as_good(fused: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor
     assert float((fused - exact).norm()) <= allowed
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", FUSED_DTYPES)
 @pytest.mark.parametrize("name", sorted(VARIANTS))
 def test_logits_equal_those_of_transformers(name: str, dtype: str) -> None:
     runners = both(name, dtype)
@@ -131,7 +132,7 @@ def test_logits_equal_those_of_transformers(name: str, dtype: str) -> None:
         assert_as_good(*runners.step(*plan))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", FUSED_DTYPES)
 @pytest.mark.parametrize("length", [7, 61, 64, 70, 257, 300])
 @pytest.mark.parametrize("name", ["three_share", "heads_of_64", "wide_biases"])
 def test_trees_of_drafts_see_their_ancestors_only(name: str, length: int, dtype: str) -> None:
@@ -143,7 +144,7 @@ def test_trees_of_drafts_see_their_ancestors_only(name: str, length: int, dtype:
     assert_as_good(*logits)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", FUSED_DTYPES)
 @pytest.mark.parametrize("length", [7, 60, 61, 62, 63, 64, 70, 254, 257, 300])
 @pytest.mark.parametrize("name", ["three_share", "heads_of_64", "wide_biases"])
 def test_a_token_of_a_tree_gets_the_bits_of_a_chain(name: str, length: int, dtype: str) -> None:
@@ -165,7 +166,7 @@ def assert_trees_are_chains(loaded: LoadedModel, length: int, kv_cache: str = "n
 
 
 @pytest.mark.parametrize("weights", FUSED_WEIGHTS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", FUSED_DTYPES)
 @pytest.mark.parametrize(
     ("name", "length"),
     [("three_share", 75), ("three_share", 300), ("heads_of_64", 300), ("wide_biases", 300), ("long_rows", 300)],
@@ -192,7 +193,7 @@ def assert_same_in_company(loaded: LoadedModel, length: int, **ways: str) -> Non
     assert torch.equal(together.each[0].forward(batch)[row : row + 1], expected)
 
 
-@pytest.mark.parametrize("name", sorted(VARIANTS))
+@pytest.mark.parametrize("name", [pytest.param(name, marks=IN_BFLOAT16) for name in sorted(VARIANTS)])
 def test_cpus_without_a_matrix_unit_give_the_same_but_for_rounding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = [("a", 90), ("bb", 5), ("ccc", 40)]
     results = []
@@ -266,7 +267,11 @@ def plans(draw: st.DrawFn) -> list[list[tuple[int, int, Draft]]]:
     return [step for step in steps if step]
 
 
-@pytest.fixture(scope="module", params=[("head_norms", "float32"), ("heads_of_64", "bfloat16")], ids=lambda p: p[0])
+@pytest.fixture(
+    scope="module",
+    params=[("head_norms", "float32"), pytest.param(("heads_of_64", "bfloat16"), marks=IN_BFLOAT16)],
+    ids=lambda p: p[0],
+)
 def shared(request: pytest.FixtureRequest) -> Runners:
     return both(*request.param, num_blocks=512)
 
@@ -287,8 +292,9 @@ def test_steps_that_end_no_prompt_give_no_logits() -> None:
     assert runners.step((runners.request("a", 30), 12))[0].shape == (0, VOCAB_SIZE)
 
 
-def test_what_is_no_number_stays_none() -> None:
-    loaded = variant("plain", "bfloat16")
+@pytest.mark.parametrize("dtype", FUSED_DTYPES)
+def test_what_is_no_number_stays_none(dtype: str) -> None:
+    loaded = variant("plain", dtype)
     runners = Runners(loaded, "fused")
     request = runners.request("a", 9)
     runners.step((request, 8))

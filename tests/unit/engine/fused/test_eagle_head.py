@@ -16,9 +16,10 @@ from engine.draft.head_pass import ModuleHeadPass, create_head_pass
 from engine.drafts import ROOT
 from engine.forward_pass import NotFusableError
 from engine.fused.eagle_head import FusedHeadPass
-from engine.kv_cache import PagedKVCache
+from engine.kv_cache import TORCH_DTYPES, PagedKVCache
 from engine.model_loader import prepare_model
 from engine.model_runner import ModelRunner
+from tests.fused_dtypes import FUSED_DTYPES
 from tests.tiny_drafts import (
     VOCAB,
     TinyDraft,
@@ -30,7 +31,7 @@ from tests.tiny_drafts import (
 )
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 160
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.03}
+TOLERANCE = {"float32": 1e-4, "bfloat16": 0.03}
 INT8_TOLERANCE = 0.05
 DRAFTS: dict[str, Callable[[], TinyDraft]] = {
     "plain": tiny_eagle3,
@@ -44,13 +45,10 @@ DRAFTS: dict[str, Callable[[], TinyDraft]] = {
 class Passes:
     """Both passes of one head, each over a cache of its own that holds no numbers at first."""
 
-    def __init__(
-        self, folder: Path, make: Callable[[], TinyDraft], dtype: torch.dtype, weights: str = "native"
-    ) -> None:
-        target = tiny_target().to(dtype)
-        self.head: EagleHead = load_eagle(make().write(folder), target, dtype, torch.device("cpu"))
-        name = "bfloat16" if dtype == torch.bfloat16 else "float32"
-        runner = ModelRunner(prepare_model(target, name), 1, BLOCK_SIZE, draft=self.head, decoder="transformers")
+    def __init__(self, folder: Path, make: Callable[[], TinyDraft], dtype: str, weights: str = "native") -> None:
+        target = tiny_target().to(TORCH_DTYPES[dtype])
+        self.head: EagleHead = load_eagle(make().write(folder), target, TORCH_DTYPES[dtype], torch.device("cpu"))
+        runner = ModelRunner(prepare_model(target, dtype), 1, BLOCK_SIZE, draft=self.head, decoder="transformers")
         self.caches = [PagedKVCache(runner.spec, NUM_BLOCKS, torch.device("cpu")) for _ in range(2)]
         for cache in self.caches:
             for tensor in (*cache.keys, *cache.values):
@@ -81,9 +79,9 @@ def blocks(first: int, num_tokens: int) -> list[int]:
     return list(range(first + num_tokens // BLOCK_SIZE, first - 1, -1))
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("dtype", FUSED_DTYPES)
 @pytest.mark.parametrize("name", DRAFTS)
-def test_chains_of_several_sequences(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_chains_of_several_sequences(name: str, dtype: str, tmp_path: Path) -> None:
     passes = Passes(tmp_path, DRAFTS[name], dtype)
     a, b, c = blocks(0, 40), blocks(20, 40), blocks(40, 40)
     spans = [Span(a, 0, 1), Span(b, 6, 3, first_key=6), Span(c, 0, 23)]
@@ -92,13 +90,13 @@ def test_chains_of_several_sequences(name: str, dtype: torch.dtype, tmp_path: Pa
     passes.run([Span(b, 10, 1, first_key=6), Span(c, 24, 1)], fed[1:])
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("dtype", FUSED_DTYPES)
 @pytest.mark.parametrize("has_tiles", [False, True])
 def test_int8_is_what_it_computes_where_no_matrix_unit_takes_its_dtype(
-    has_tiles: bool, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    has_tiles: bool, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.fused.eagle_head.has_tiles", lambda: has_tiles)
-    is_native = has_tiles and dtype == torch.bfloat16
+    is_native = has_tiles and dtype == "bfloat16"
     passes = Passes(tmp_path, tiny_eagle3, dtype, "native" if is_native else "int8")
     own, spans = blocks(0, 40), [Span(blocks(0, 40), 0, 23)]
     hidden = passes.hidden(23)
@@ -113,8 +111,8 @@ def test_int8_is_what_it_computes_where_no_matrix_unit_takes_its_dtype(
     assert float((modules - fused).norm()) <= TOLERANCE[dtype] * float(modules.norm()), "keys are not of int8"
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_trees_whose_first_levels_were_fed_before(dtype: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", FUSED_DTYPES)
+def test_trees_whose_first_levels_were_fed_before(dtype: str, tmp_path: Path) -> None:
     passes = Passes(tmp_path, tiny_eagle3, dtype)
     a, b = blocks(0, 90), blocks(40, 40)
     passes.run([Span(b, 3, 9, first_key=3), Span(a, 0, 62)], passes.hidden(71), only_last=True)
@@ -131,7 +129,7 @@ def test_trees_whose_first_levels_were_fed_before(dtype: torch.dtype, tmp_path: 
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_long_contexts_and_where_they_begin(first_key: int, num_threads: int, tmp_path: Path) -> None:
     """Threads share a context of more than 256 keys; what lies before the first key is no number here."""
-    passes = Passes(tmp_path, tiny_eagle3, torch.float32)
+    passes = Passes(tmp_path, tiny_eagle3, "float32")
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:

@@ -29,7 +29,7 @@ elif way == "avx512":
 else:
     emitter._features = lambda: frozenset(name for name in features if not name.startswith("avx512"))
 chosen = "bfloat16 and (600 or 40 or small or many) or numpys"
-sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *tests, "-k", chosen]))
+sys.exit(pytest.main(["-q", "--thorough", "-p", "no:cacheprovider", *tests, "-k", chosen]))
 """
 
 

@@ -13,9 +13,11 @@ from engine.fused.products import BAND, MANY_ROWS, band_product, band_scratch_by
 from engine.fused.quantization import quantize_linear_int4
 from engine.fused.structure import Linear
 from engine.fused.subnormals import ignore_subnormals, restore_subnormals
+from tests.fused_dtypes import IN_BFLOAT16
 from tests.rounded_weights import numbers_of
 
 KINDS: dict[torch.dtype, Any] = {torch.bfloat16: np.uint16(0), torch.float32: np.float32(0)}
+DTYPES = (pytest.param(torch.bfloat16, marks=IN_BFLOAT16), torch.float32)
 
 
 @njit(error_model="numpy")
@@ -41,7 +43,7 @@ def product(
     return out
 
 
-@pytest.mark.parametrize("dtype", KINDS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("k", [1, 8, 31, 32, 40, 64, 200])
 def test_products_are_right_and_rows_independent(k: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(k)
@@ -55,7 +57,7 @@ def test_products_are_right_and_rows_independent(k: int, dtype: torch.dtype) -> 
                 assert torch.equal(product(x[row : row + 1], w)[0], result[row])
 
 
-@pytest.mark.parametrize("dtype", KINDS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("k", [600, 1160, 2350])
 def test_a_long_row_in_parts_has_the_bits_of_a_whole_one(k: int, dtype: torch.dtype) -> None:
     """Of many tokens, rows that do not fit into the first cache are multiplied part by part; a lone one is not."""
@@ -68,7 +70,7 @@ def test_a_long_row_in_parts_has_the_bits_of_a_whole_one(k: int, dtype: torch.dt
         assert torch.equal(product(x[row : row + 1], w)[0], result[row])
 
 
-@pytest.mark.parametrize("dtype", KINDS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("k", [1, 8, 31, 32, 40, 64, 200])
 def test_int8_gives_the_bits_of_the_same_numbers_as_operands(k: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(k)
@@ -80,7 +82,7 @@ def test_int8_gives_the_bits_of_the_same_numbers_as_operands(k: int, dtype: torc
             assert torch.equal(product(x, whole, scales), product(x, whole.to(dtype)) * scales)
 
 
-@pytest.mark.parametrize("dtype", KINDS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("k", [1, 8, 31, 32, 40, 64, 200])
 def test_int4_gives_the_bits_of_what_its_numbers_are_as_operands(k: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(k)
@@ -102,7 +104,7 @@ def _end_forward(before):
     restore_subnormals(before)
 
 
-@pytest.mark.parametrize("dtype", KINDS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_are_independent_where_numbers_are_too_small_for_float32(dtype: torch.dtype) -> None:
     """The instruction for pairs of bfloat16 takes subnormal numbers for zero; what replaces it must, too."""
     generator = torch.Generator().manual_seed(0)

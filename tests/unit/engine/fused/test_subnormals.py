@@ -19,6 +19,7 @@ from engine.model_loader import prepare_model
 from engine.model_runner import ModelRunner
 from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence
+from tests.fused_dtypes import FUSED_DTYPES
 from tests.tiny_models import CONFIGS, build_model
 
 X86 = platform.machine() in ("x86_64", "AMD64")
@@ -71,7 +72,7 @@ def test_small_halves_are_no_subnormals(has_instruction: bool, monkeypatch: pyte
 
 
 @pytest.mark.skipif(not X86, reason="only x86 has an instruction for pairs of bfloat16 that ignores them")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", FUSED_DTYPES)
 def test_subnormal_sums_are_zero_in_a_forward_and_nowhere_else(dtype: str) -> None:
     """Logits whose terms are all about 1e-40, for one token and for many."""
     model = build_model(CONFIGS["llama"]())
