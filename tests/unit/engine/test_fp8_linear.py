@@ -128,7 +128,9 @@ def test_a_model_passes_its_check_and_others_do_not_take_its_kv(name: str, kv_ca
     runner = ModelRunner(loaded, 16, BLOCK_SIZE, weights="fp8", kv_cache=kv_cache)
     assert not runner.is_fused
     runner.self_check()
-    native = ModelRunner(prepare_model(bfloat16_model(name), "bfloat16"), 16, BLOCK_SIZE, kv_cache=kv_cache)
+    native = ModelRunner(
+        prepare_model(bfloat16_model(name), "bfloat16"), 16, BLOCK_SIZE, decoder="transformers", kv_cache=kv_cache
+    )
     assert runner.spec.differences(native.spec) == ["weights: fp8 here, native there"]
     assert runner.spec.fingerprint() != native.spec.fingerprint()
 

@@ -13,6 +13,7 @@ from engine.fused.int8_rows import pack_row, unpack_rows
 from engine.kv_cache import TORCH_DTYPES
 from engine.model_loader import prepare_model
 from engine.model_runner import ModelRunner
+from tests.fused_dtypes import FUSED_DTYPES
 from tests.tiny_models import tiny_model
 from tests.unit.engine.fused.test_decoder import (
     BLOCK_SIZE,
@@ -60,7 +61,7 @@ def test_rows_become_what_torch_reads(dtype: str) -> None:
     assert torch.equal(out.isnan(), expected.isnan())
 
 
-@pytest.mark.parametrize("dtype", sorted(KINDS))
+@pytest.mark.parametrize("dtype", FUSED_DTYPES)
 @pytest.mark.parametrize("name", sorted(VARIANTS))
 def test_logits_are_those_of_transformers_over_the_same_cache(name: str, dtype: str) -> None:
     runners = Runners(variant(name, dtype), "fused", "transformers", kv_cache="int8")
@@ -75,13 +76,13 @@ def test_logits_are_those_of_transformers_over_the_same_cache(name: str, dtype: 
             assert_as_good(fused, plain, exact)
 
 
-@pytest.mark.parametrize("dtype", sorted(KINDS))
+@pytest.mark.parametrize("dtype", FUSED_DTYPES)
 @pytest.mark.parametrize("name", ["three_share", "heads_of_64"])
 def test_a_token_computes_to_the_same_bits_in_any_company(name: str, dtype: str) -> None:
     assert_same_in_company(variant(name, dtype), 300, kv_cache="int8")
 
 
-@pytest.mark.parametrize("dtype", sorted(KINDS))
+@pytest.mark.parametrize("dtype", FUSED_DTYPES)
 @pytest.mark.parametrize("length", [7, 64, 300])
 def test_a_token_of_a_tree_gets_the_bits_of_a_chain(length: int, dtype: str) -> None:
     assert_trees_are_chains(variant("heads_of_64", dtype), length, "int8")
