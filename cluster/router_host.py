@@ -1,4 +1,4 @@
-"""The Ray actor of the router: HTTP in front, gRPC to the workers behind."""
+"""The router's process: HTTP in front, gRPC to the workers behind."""
 
 from __future__ import annotations
 

@@ -81,7 +81,8 @@ class StopSignals:
 def signals_deferred() -> Iterator[None]:
     """Delivers signals after the block, to the handlers from before it.
 
-    For ``ray.init``, which crashes when a handler raises in the middle of it, and sets a SIGTERM handler of its own.
+    For ``ray.init``, which crashes when a handler raises in the middle of it, and sets SIGTERM handlers of its own.
+    They exit; that is taken for the SIGTERM that it is.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -90,6 +91,9 @@ def signals_deferred() -> Iterator[None]:
     previous = {number: signal.signal(number, lambda number, _: arrived.append(number)) for number in _SIGNALS}
     try:
         yield
+    except SystemExit:
+        arrived.append(signal.SIGTERM)
+        raise  # unless a handler from before raises something else
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

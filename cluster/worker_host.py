@@ -1,4 +1,4 @@
-"""The Ray actor of a worker: one process, one model, one role named by string."""
+"""A worker's process: one model, one role named by string."""
 
 from __future__ import annotations
 

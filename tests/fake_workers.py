@@ -288,12 +288,14 @@ class FakeCluster:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for worker in self.registry.workers:
-            await self.registry.remove(worker.info.worker_id)
-        for worker in self.workers.values():
-            await worker.die()
-        gc.collect()
-        gc.unfreeze()
+        try:
+            for worker in self.registry.workers:
+                await self.registry.remove(worker.info.worker_id)
+            for worker in self.workers.values():
+                await worker.die()
+            gc.collect()
+        finally:
+            gc.unfreeze()
         await asyncio.sleep(0)
         asyncio.get_running_loop().set_exception_handler(None)
         assert self.lost_errors == []

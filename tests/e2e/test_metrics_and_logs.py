@@ -50,7 +50,7 @@ class Observed:
         return httpx.get(self.cluster.endpoint + "/metrics", timeout=30).text
 
     def log_texts(self) -> list[str]:
-        """What any process of the cluster wrote, Ray's own included, by file."""
+        """What any process wrote, Ray's own and those of clusters before on the same Ray included, by file."""
         files = [file for file in sorted(self.log_folder.rglob("*")) if file.is_file()]
         return [file.read_text(encoding="utf-8", errors="replace") for file in files]
 

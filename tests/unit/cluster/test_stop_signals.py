@@ -100,6 +100,27 @@ def test_deferred_signals_arrive_after_the_block_at_the_handler_from_before_it(n
     assert done == ["start"]
 
 
+def exit_as_ray_does():
+    """Ray sets such a handler when it starts, and one with status 1 once it has processes to end."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+    signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_handler_of_the_block_s_own_that_exits_is_a_signal_like_others():
+    with StopSignals() as signals:
+        with pytest.raises(KeyboardInterrupt), signals_deferred():
+            exit_as_ray_does()
+        assert signals.stop.is_set()
+
+
+def test_an_exit_that_no_handler_from_before_makes_anything_of_stays_one():
+    with StopSignals() as signals:
+        signals.end_of_start()
+        with pytest.raises(SystemExit), signals_deferred():
+            exit_as_ray_does()
+        assert signals.stop.is_set()
+
+
 def test_an_error_in_the_block_does_not_lose_the_handlers():
     with StopSignals():
         handler = signal.getsignal(signal.SIGTERM)
