@@ -82,12 +82,14 @@ def signals_deferred() -> Iterator[None]:
     """Delivers signals after the block, to the handlers from before it.
 
     For ``ray.init``, which crashes when a handler raises in the middle of it, and sets SIGTERM handlers of its own.
-    They exit; that is taken for the SIGTERM that it is.
+    Those of Python exit, which is taken for the SIGTERM that it is; that of C++ has the process aborted three seconds
+    later by an alarm, which is called off.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     arrived: list[int] = []
+    timer, on_alarm = signal.getitimer(signal.ITIMER_REAL), signal.getsignal(signal.SIGALRM)
     previous = {number: signal.signal(number, lambda number, _: arrived.append(number)) for number in _SIGNALS}
     try:
         yield
@@ -97,5 +99,8 @@ def signals_deferred() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+        if signal.SIGTERM in arrived:
+            signal.setitimer(signal.ITIMER_REAL, *timer)
+            signal.signal(signal.SIGALRM, on_alarm)
         for late in arrived:
             signal.raise_signal(late)

@@ -113,6 +113,21 @@ def test_a_handler_of_the_block_s_own_that_exits_is_a_signal_like_others():
         assert signals.stop.is_set()
 
 
+def terminate_as_ray_s_cpp_does():
+    """Its handler, which stands until Python's are back."""
+    signal.raise_signal(signal.SIGTERM)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(10_000)
+
+
+def test_an_abort_that_a_sigterm_has_set_up_is_called_off():
+    left_s, handler = signal.getitimer(signal.ITIMER_REAL)[0], signal.getsignal(signal.SIGALRM)
+    with pytest.raises(KeyboardInterrupt), StopSignals(), signals_deferred():
+        terminate_as_ray_s_cpp_does()
+    assert signal.getitimer(signal.ITIMER_REAL)[0] <= left_s
+    assert signal.getsignal(signal.SIGALRM) is handler
+
+
 def test_an_exit_that_no_handler_from_before_makes_anything_of_stays_one():
     with StopSignals() as signals:
         signals.end_of_start()
