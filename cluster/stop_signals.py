@@ -93,7 +93,7 @@ def signals_deferred() -> Iterator[None]:
     previous = {number: signal.signal(number, lambda number, _: arrived.append(number)) for number in _SIGNALS}
     try:
         yield
-    except SystemExit:
+    except SystemExit:  # nothing but those handlers exits in ray.init
         arrived.append(signal.SIGTERM)
         raise  # unless a handler from before raises something else
     finally:
@@ -101,6 +101,7 @@ def signals_deferred() -> Iterator[None]:
             signal.signal(number, handler)
         if signal.SIGTERM in arrived:
             signal.setitimer(signal.ITIMER_REAL, *timer)
-            signal.signal(signal.SIGALRM, on_alarm)
+            if on_alarm is not None:  # Python cannot set a handler again that others had set
+                signal.signal(signal.SIGALRM, on_alarm)
         for late in arrived:
             signal.raise_signal(late)

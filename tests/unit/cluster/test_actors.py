@@ -49,8 +49,8 @@ def test_actors_take_what_their_hosts_take() -> None:
     assert methods(RouterActor) == {name: taken for name, taken in methods(RouterHost).items() if name not in by_http}
 
 
-def recorder_of(calls: list[tuple[object, ...]]) -> type[Any]:
-    """A class that notes its own making and every call, and answers with the method's name."""
+def record_calls_of(kind: str, host: str, calls: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts a class in the host's place that notes its making and every call, and answers with the method's name."""
 
     class Recorder:
         def __init__(self, *arguments: object) -> None:
@@ -63,13 +63,13 @@ def recorder_of(calls: list[tuple[object, ...]]) -> type[Any]:
 
             return call
 
-    return Recorder
+    monkeypatch.setattr(f"cluster.{kind}_host.{host}", Recorder)
+    monkeypatch.setattr(f"cluster.{kind}_actor.imports_that_stay", nullcontext)  # this process goes on to other tests
 
 
 async def test_a_routers_actor_passes_everything_on(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[object, ...]] = []
-    monkeypatch.setattr("cluster.router_host.RouterHost", recorder_of(calls))
-    monkeypatch.setattr("cluster.router_actor.imports_that_stay", nullcontext)  # this process goes on to other tests
+    record_calls_of("router", "RouterHost", calls, monkeypatch)
     actor = RouterActor({"model": "m"}, 8000, "controller")
     assert await actor.start() == "start"
     await actor.add_worker({"worker_id": "decode-1"})
@@ -90,8 +90,7 @@ async def test_a_routers_actor_passes_everything_on(monkeypatch: pytest.MonkeyPa
 
 async def test_a_workers_actor_passes_everything_on(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[object, ...]] = []
-    monkeypatch.setattr("cluster.worker_host.WorkerHost", recorder_of(calls))
-    monkeypatch.setattr("cluster.worker_actor.imports_that_stay", nullcontext)  # this process goes on to other tests
+    record_calls_of("worker", "WorkerHost", calls, monkeypatch)
     actor = WorkerActor("decode-1", "decode", "module:Role", {}, None)
     assert await actor.start() == "start"
     assert await actor.change_role("prefill-2", "prefill", "module:Other") == "change_role"

@@ -128,6 +128,12 @@ def test_an_abort_that_a_sigterm_has_set_up_is_called_off():
     assert signal.getsignal(signal.SIGALRM) is handler
 
 
+def test_a_handler_of_alarms_that_is_not_python_s_is_left_alone(monkeypatch):
+    monkeypatch.setattr(signal, "getsignal", lambda number: None)
+    with pytest.raises(KeyboardInterrupt), StopSignals(), signals_deferred():
+        signal.raise_signal(signal.SIGTERM)
+
+
 def test_an_exit_that_no_handler_from_before_makes_anything_of_stays_one():
     with StopSignals() as signals:
         signals.end_of_start()
