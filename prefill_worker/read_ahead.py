@@ -65,9 +65,7 @@ async def read_parts(
         return
     for header in headers:
         started_s = time.monotonic()
-        views = None
-        if header.encoding is KVEncoding.NATIVE and header.layer_end <= len(cache.spec.layers):
-            views = cache.pieces(block_ids, header.token_start, header.token_end, header.layers)
+        views = _pieces(cache, block_ids, header) if header.layer_end <= len(cache.spec.layers) else None
         if views is None:
             async with aclosing(read_ahead(cache, block_ids, chain([header], headers), ready=ready)) as parts:
                 async for part in parts:
@@ -139,6 +137,16 @@ def _read(
     cache: PagedKVCache, block_ids: Sequence[int], header: PartHeader, buffer: PartBuffer | None, ready: WorkMark | None
 ) -> ReadPart:
     started_s = time.monotonic()
+    if buffer is not None and (views := _pieces(cache, block_ids, header)) is not None:
+        buffer.fill(views)
+        return ReadPart(header, buffer, started_s)
     span, into = (header.token_start, header.token_end, header.layers), None if buffer is None else buffer.view
     payload = cache.export_bytes(block_ids, *span, into, header.encoding, ready)
     return ReadPart(header, payload if buffer is None else buffer, started_s)
+
+
+def _pieces(cache: PagedKVCache, block_ids: Sequence[int], header: PartHeader) -> list[memoryview] | None:
+    """Where a part lies as it is sent; None when it must be made."""
+    if header.encoding is not KVEncoding.NATIVE:
+        return None
+    return cache.pieces(block_ids, header.token_start, header.token_end, header.layers)

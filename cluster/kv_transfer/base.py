@@ -149,11 +149,17 @@ class PartBuffer(Protocol):
 
     Attributes:
         view: writable, as long as the part. Any thread may write into it until ``send`` or ``release``.
+        checksum: of what :meth:`fill` has copied; None for what was written otherwise.
     """
 
     view: memoryview
+    checksum: int | None
 
     def __len__(self) -> int: ...
+
+    def fill(self, views: Sequence[memoryview]) -> None:
+        """Copies the part in from where it lies, as :attr:`Pieces.views` has it; all of it, or ValueError."""
+        ...
 
     def release(self) -> None:
         """Gives the memory back; harmless when that has been done."""

@@ -205,14 +205,14 @@ class GrpcSendStream:
         elif isinstance(payload, Slot):
             self._slots.sending(payload, self._num_bytes + len(payload))
             try:
-                await self._send(header, payload.view, payload.reference)
+                await self._send(header, payload.view, payload)
             except BaseException:
                 payload.release()
                 raise
         else:
             raise TransferError("a KV part came in a buffer of another transport.")
 
-    async def _send(self, header: PartHeader, payload: Payload | Pieces, slot: kv_pb2.KVSlot | None = None) -> None:
+    async def _send(self, header: PartHeader, payload: Payload | Pieces, slot: Slot | None = None) -> None:
         await self._until(
             lambda: not self.num_inflight_bytes or self.num_inflight_bytes + len(payload) <= self._max_inflight_bytes,
             self._timeout_s,
@@ -220,13 +220,14 @@ class GrpcSendStream:
         if self._throttle is not None:
             await self._throttle.take(len(payload))
         connection = self._connection if slot is None and len(payload) else None
+        digest = None if slot is None else slot.checksum
         head = pack_header(
             header.token_start,
             header.token_count,
             header.layer_start,
             header.layer_end,
-            checksum(payload),
-            slot,
+            checksum(payload) if digest is None else digest,
+            None if slot is None else slot.reference,
             header.encoding,
             0 if connection is None else len(payload),
         )

@@ -9,6 +9,7 @@ from cluster.kv_transfer.base import KVSink, PartHeader
 from cluster.kv_transfer.codec import HEAD_LENGTH_BYTES, decode_head, encoding_of
 from cluster.kv_transfer.raw_socket import ByteStream
 from cluster.kv_transfer.segment_mappings import MappedSegment
+from cluster.kv_transfer.summed_copy import copy_summed
 from cluster.rpc import MAX_MESSAGE_BYTES
 from cluster.wire import kv_pb2
 from engine.errors import TransferError
@@ -46,9 +47,18 @@ class PartIntake:
             return self._count(len(payload))
         if self._segment is None or len(payload):
             raise TransferError("a KV part names memory that was not agreed on, or brings its payload all the same.")
-        await self._sink.write(self._transfer_id, _header_of(part), self._segment.read(part.slot), part.checksum)
+        await self._copy(_header_of(part), self._segment.read(part.slot), part.checksum)
         self._segment.check(part.slot)  # what was read while the sender wrote is not committed
         return self._count(part.slot.num_bytes)
+
+    async def _copy(self, header: PartHeader, payload: memoryview, checksum: int) -> None:
+        """To its place at once, if it has one: another reading of the payload costs as much as copying it."""
+        place = self._sink.place(self._transfer_id, header, len(payload))
+        if place is None:
+            await self._sink.write(self._transfer_id, header, payload, checksum)
+        else:
+            place.check()
+            await place.filled(copy_summed((payload,), place.views), checksum)
 
     async def from_connection(self, connection: ByteStream) -> None:
         """Takes one in, to which all bytes belong that come next.

@@ -12,8 +12,10 @@ import fcntl
 import mmap
 import os
 import secrets
+from collections.abc import Sequence
 
 from cluster.kv_transfer.segment_layout import MAX_SLOTS, SEGMENT_NAME, TOKEN_BYTES, SegmentLayout, round_up
+from cluster.kv_transfer.summed_copy import copy_summed
 from cluster.wire import kv_pb2
 
 SEGMENT_BYTES = 64 * 1024 * 1024
@@ -25,13 +27,14 @@ _MIN_SLOTS = 4
 class Slot:
     """Implements :class:`cluster.kv_transfer.base.PartBuffer`: a slot, from its taking to its release."""
 
-    __slots__ = ("_owner", "generation", "index", "view")
+    __slots__ = ("_owner", "checksum", "generation", "index", "view")
 
     def __init__(self, owner: SharedSegment, index: int, generation: int, view: memoryview) -> None:
         self._owner: SharedSegment | None = owner
         self.index = index
         self.generation = generation
         self.view = view
+        self.checksum: int | None = None
 
     def __len__(self) -> int:
         return len(self.view)
@@ -40,6 +43,9 @@ class Slot:
     def reference(self) -> kv_pb2.KVSlot:
         """What the receiver finds it by."""
         return kv_pb2.KVSlot(index=self.index, generation=self.generation, num_bytes=len(self.view))
+
+    def fill(self, views: Sequence[memoryview]) -> None:
+        self.checksum = copy_summed(views, (self.view,))
 
     def release(self) -> None:
         owner, self._owner = self._owner, None

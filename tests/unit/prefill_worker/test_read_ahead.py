@@ -59,12 +59,17 @@ class FakeCache:
 class FakeBuffer:
     """``held``: neither sent nor released."""
 
-    def __init__(self) -> None:
-        self.view = memoryview(bytearray(1))
+    def __init__(self, num_bytes: int = 1) -> None:
+        self.view = memoryview(bytearray(num_bytes))
+        self.checksum: int | None = None
         self.held = True
 
     def __len__(self) -> int:
         return len(self.view)
+
+    def fill(self, views: Sequence[memoryview]) -> None:
+        self.view[:] = b"".join(views)
+        self.checksum = 1
 
     def release(self) -> None:
         self.held = False
@@ -193,3 +198,22 @@ async def test_a_models_layers_are_read_where_they_lie_and_a_drafts_are_copied()
     assert kinds == list(zip(headers, (True, True, False), strict=True))
     async with aclosing(read_parts(cache, (1,), iter([PartHeader(0, 3, 1, 3)]))) as parts:
         assert [isinstance(part.payload, Pieces) async for part in parts] == [False]
+
+
+async def test_a_part_that_can_be_sent_as_it_lies_is_copied_into_its_buffer() -> None:
+    layer = LayerSpec(1, 4, 4)
+    spec = KVCacheSpec("model", "float32", 4, (layer, layer))
+    cache = PagedKVCache(spec, 4, torch.device("cpu"))
+    for tensor in (*cache.keys, *cache.values):
+        tensor.uniform_()
+    headers = [PartHeader(1, 6, 0, 2), PartHeader(1, 6, 0, 2, KVEncoding.INT8)]
+    buffers: dict[PartHeader, FakeBuffer] = {}
+
+    def buffer_for(header: PartHeader) -> FakeBuffer:
+        return buffers.setdefault(header, FakeBuffer(header.num_bytes(spec)))
+
+    async with aclosing(read_parts(cache, (3, 1), iter(headers), buffer_for)) as parts:
+        assert [part.header async for part in parts if part.is_shared] == headers
+    for header, buffer in buffers.items():
+        assert buffer.view == cache.export_bytes((3, 1), 1, 7, range(2), encoding=header.encoding)
+    assert [buffers[header].checksum for header in headers] == [1, None], "int8 is made, not copied"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,9 +128,12 @@ async def test_a_buffer_that_another_transport_gave_is_refused(source: SourceKV,
     @dataclass
     class Foreign:
         view: memoryview
+        checksum: int | None = None
 
         def __len__(self) -> int:
             return len(self.view)
+
+        def fill(self, views: Sequence[memoryview]) -> None: ...
 
         def release(self) -> None: ...
 
@@ -222,6 +225,27 @@ async def test_content_that_changes_after_its_checksum_is_damage(
             return digest
 
         monkeypatch.setattr("cluster.kv_transfer.grpc_transport.checksum", scribbling_checksum)
+        with pytest.raises(ChecksumError, match="damaged"):
+            await send_alone(stream, header, buffer)
+        await stream.abort()
+        await transport.close()
+    await receiver.all_given_back()
+
+
+async def test_what_a_buffer_was_filled_with_is_summed_up_then(
+    receiver: Receiver, source: SourceKV, memory: LocalMemory
+) -> None:
+    """And not once more when it is sent: what has been damaged in between is found."""
+    transport = GrpcKVTransport(memory=memory)
+    header, payload = next(source.parts())
+    async with kv_server(receiver.importer, SegmentMappings()) as (_, peer):
+        stream = await transport.open(source.offer(), peer)
+        buffer = stream.buffer(len(payload))
+        assert buffer is not None
+        buffer.fill([memoryview(payload)[:5], memoryview(payload)[5:]])
+        assert bytes(buffer.view) == payload
+        assert buffer.checksum == checksum(payload)
+        buffer.view[-1] ^= 1
         with pytest.raises(ChecksumError, match="damaged"):
             await send_alone(stream, header, buffer)
         await stream.abort()
