@@ -30,11 +30,12 @@ from engine.block_manager import BlockManager
 from engine.drafts import ROOT, Draft
 from engine.forward_pass import DECODERS, FUSED_WEIGHTS
 from engine.kv_cache import PagedKVCache
-from engine.model_loader import LoadedModel, load_model, pick_device
+from engine.model_loader import LoadedModel, pick_device
 from engine.model_runner import KV_CACHES, ModelRunner
 from engine.model_source import resolve_model
 from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence
+from engine.served_model import load_served_model
 
 _BLOCK_SIZE = 16
 _WARM_UPS = 2
@@ -295,7 +296,7 @@ def main() -> None:
     arguments = parser.parse_args()
     become_like_a_worker()
     torch.set_num_threads(arguments.threads)
-    loaded = load_model(resolve_model(arguments.model), arguments.dtype, pick_device(arguments.device))
+    loaded = load_served_model(resolve_model(arguments.model), arguments.dtype, pick_device(arguments.device))
     cases = cases_of(arguments)
     longest = max(case.context + case.tokens for case in cases)
     if longest > loaded.max_model_len:

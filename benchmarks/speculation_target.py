@@ -19,10 +19,11 @@ from engine.draft.loading import LoadedDraft, load_draft
 from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.kv_spec import KVEncoding
-from engine.model_loader import LoadedModel, load_model, pick_device
+from engine.model_loader import LoadedModel, pick_device
 from engine.model_runner import ModelRunner
 from engine.model_source import resolve_model
 from engine.scheduler import Scheduler, SchedulerLimits
+from engine.served_model import load_served_model
 from engine.tokenizer import Tokenizer
 
 _MOST_PREFILL_TOKENS = 16_384
@@ -75,7 +76,9 @@ def load_target(config: BatonConfig) -> Target:
     """
     torch.set_num_threads(config.engine.threads or usable_cores())
     source = resolve_model(config.model)
-    loaded = load_model(source, config.dtype, pick_device(config.engine.device), config.engine.weights)
+    loaded = load_served_model(
+        source, config.dtype, pick_device(config.engine.device), config.engine.weights, config.engine.decoder
+    )
     draft = load_draft(config.speculation.draft, config.model, source.path, loaded)
     return Target(config, loaded, Tokenizer.load(source.path), draft)
 

@@ -20,9 +20,10 @@ from cluster.cores import usable_cores
 from cluster.worker_environment import become_like_a_worker
 from engine.forward_pass import FUSED_WEIGHTS
 from engine.fused.tables import Stage
-from engine.model_loader import LoadedModel, load_model
+from engine.model_loader import LoadedModel
 from engine.model_runner import KV_CACHES, ModelRunner
 from engine.model_source import resolve_model
+from engine.served_model import load_served_model
 
 _BLOCK_SIZE = 16
 _WARM_UPS = 2
@@ -94,7 +95,7 @@ def main() -> None:
     arguments = parser.parse_args()
     become_like_a_worker()
     torch.set_num_threads(arguments.threads)
-    loaded = load_model(resolve_model(arguments.model), arguments.dtype, torch.device("cpu"))
+    loaded = load_served_model(resolve_model(arguments.model), arguments.dtype, torch.device("cpu"))
     cases = cases_of(arguments)
     most = max(case.batch * -(-(case.context + case.tokens) // _BLOCK_SIZE) for case in cases)
     runner = ModelRunner(

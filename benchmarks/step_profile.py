@@ -24,11 +24,12 @@ from cluster.worker_environment import become_like_a_worker
 from engine.block_manager import BlockManager
 from engine.engine import Engine
 from engine.forward_pass import DECODERS
-from engine.model_loader import load_model, pick_device
+from engine.model_loader import pick_device
 from engine.model_runner import ModelRunner
 from engine.model_source import resolve_model
 from engine.request import Request, SamplingParams
 from engine.scheduler import Scheduler, SchedulerLimits
+from engine.served_model import load_served_model
 from engine.verification import PlainSampling
 
 _BLOCK_SIZE = 16
@@ -191,7 +192,9 @@ def main() -> None:
     arguments = parser.parse_args()
     become_like_a_worker()
     torch.set_num_threads(arguments.threads)
-    loaded = load_model(resolve_model(arguments.model), arguments.dtype, pick_device(arguments.device))
+    loaded = load_served_model(
+        resolve_model(arguments.model), arguments.dtype, pick_device(arguments.device), decoder=arguments.decoder
+    )
     num_steps = _WARM_UPS + 3 * arguments.steps
     num_blocks = max(blocks_needed(batch, arguments.context, num_steps) for batch in arguments.batches)
     runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, decoder=arguments.decoder)

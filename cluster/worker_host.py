@@ -26,9 +26,10 @@ from cluster.worker_service import WorkerService
 from engine.draft.loading import LoadedDraft, load_draft
 from engine.errors import ConfigError, InternalError, UnsupportedModelError
 from engine.kv_spec import KVCacheSpec, KVEncoding
-from engine.model_loader import load_model, pick_device
+from engine.model_loader import pick_device
 from engine.model_runner import ModelRunner
 from engine.model_source import ModelSource, resolve_model
+from engine.served_model import load_served_model
 
 logger = logging.getLogger(__name__)
 
@@ -162,14 +163,14 @@ class WorkerHost:
         config = self._config
         torch.set_num_threads(self._num_threads)
         source = resolve_model(config.model)
-        loaded = load_model(source, config.dtype, pick_device(config.engine.device), config.engine.weights)
+        engine = config.engine
+        loaded = load_served_model(source, config.dtype, pick_device(engine.device), engine.weights, engine.decoder)
         draft = load_draft(config.speculation.draft, config.model, source.path, loaded) if self._runs_draft else None
         network = None if draft is None else draft.network
         spec = loaded.kv_spec(config.engine.block_size, encoding=KVEncoding(config.engine.kv_cache))
         if network is not None:
             spec = spec.with_draft("", network.layer_specs)
         num_blocks = _num_blocks(self._pool_config, spec, loaded.model.device)
-        engine = config.engine
         runner = ModelRunner(
             loaded,
             num_blocks,

@@ -23,6 +23,7 @@ from transformers.utils.logging import disable_progress_bar
 from engine.attention.base import ATTENTION_NAME, paged_attention
 from engine.attention_probe import AttentionLayer, probe_attention
 from engine.errors import ConfigError, UnsupportedModelError
+from engine.float32_products import multiply_as_float32
 from engine.fp8_linear import make_linears_fp8
 from engine.kv_cache import TORCH_DTYPES
 from engine.kv_spec import KVCacheSpec, KVEncoding
@@ -85,16 +86,20 @@ def pick_dtype(name: str, config: Any, device: torch.device) -> str:
     """``auto`` takes the checkpoint's dtype, except that a CPU without bfloat16 instructions computes in float32."""
     if name != "auto":
         return name
-    stored = str(getattr(config, "dtype", None) or torch.float32).removeprefix("torch.")
-    if stored not in TORCH_DTYPES:
-        stored = "float32"
+    stored = stored_dtype(config)
     if device.type == "cpu":
         return "bfloat16" if stored == "bfloat16" and has_bfloat16(device) else "float32"
     return stored
 
 
+def stored_dtype(config: Any) -> str:
+    """What a checkpoint's config says; float32 for what no model here is computed in."""
+    stored = str(getattr(config, "dtype", None) or torch.float32).removeprefix("torch.")
+    return stored if stored in TORCH_DTYPES else "float32"
+
+
 def has_bfloat16(device: torch.device) -> bool:
-    """Whether torch computes bfloat16 by instructions for it; elsewhere it is hundreds of times slower than float32."""
+    """Whether torch computes bfloat16 by instructions for it; elsewhere float32 is several times as fast there."""
     return device.type != "cpu" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
@@ -108,7 +113,7 @@ def load_model(source: ModelSource, dtype: str, device: torch.device, weights: s
         ConfigError: the model cannot be found or read, or fp8 is not for this dtype and device.
         UnsupportedModelError: its architecture cannot run on this engine; the message says why.
     """
-    config = _load_config(source)
+    config = load_config(source)
     check_architecture(config)
     dtype_name = pick_dtype(dtype, config, device)
     model: Any = _load_weights(source, config, TORCH_DTYPES[dtype_name])
@@ -118,6 +123,8 @@ def load_model(source: ModelSource, dtype: str, device: torch.device, weights: s
 def prepare_model(model: PreTrainedModel, dtype_name: str, weights: str = "native") -> LoadedModel:
     """The same of a model that is in memory and on its device already; ``fp8`` changes it in place."""
     check_architecture(model.config)
+    if not has_bfloat16(model.device):
+        multiply_as_float32(model)
     # Registering the same function again changes nothing, so every model may do it.
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, paged_attention)
     model.requires_grad_(False)
@@ -200,7 +207,8 @@ def fingerprint_of(model: PreTrainedModel) -> str:
     return digest.hexdigest()
 
 
-def _load_config(source: ModelSource) -> Any:
+def load_config(source: ModelSource) -> Any:
+    """Raises :class:`ConfigError` when there is none that can be read."""
     try:
         return AutoConfig.from_pretrained(source.path)
     except (OSError, ValueError, KeyError) as error:

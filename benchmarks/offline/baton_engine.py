@@ -14,11 +14,12 @@ from benchmarks.offline.protocol import Generate, serve
 from cluster.cores import usable_cores
 from engine.block_manager import BlockManager
 from engine.engine import Engine
-from engine.model_loader import load_model, pick_device
+from engine.model_loader import pick_device
 from engine.model_runner import ModelRunner
 from engine.model_source import resolve_model
 from engine.request import Request, SamplingParams
 from engine.scheduler import Scheduler, SchedulerLimits
+from engine.served_model import load_served_model
 
 _BLOCK_SIZE = 16
 
@@ -32,7 +33,7 @@ def load(folder: Path, dtype: str, most_tokens: int, most_sequences: int, weight
         weights: see ``engine.weights``.
     """
     torch.set_num_threads(usable_cores())
-    loaded = load_model(resolve_model(str(folder)), dtype, pick_device("cpu"), weights)
+    loaded = load_served_model(resolve_model(str(folder)), dtype, pick_device("cpu"), weights)
     num_blocks = 1 + most_sequences * -(-most_tokens // _BLOCK_SIZE)
     runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, weights=weights)
     limits = SchedulerLimits(most_sequences * most_tokens, most_sequences, most_tokens)

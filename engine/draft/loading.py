@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from engine.draft.draft_model import load_draft_model
 from engine.draft.eagle import EagleHead
@@ -16,11 +17,14 @@ from engine.draft.medusa import load_medusa
 from engine.draft.network import DraftNetwork
 from engine.draft.references import kind_of, resolve_draft
 from engine.errors import ConfigError
+from engine.float32_products import multiply_as_float32
 from engine.kv_cache import TORCH_DTYPES
-from engine.model_loader import LoadedModel
+from engine.model_loader import LoadedModel, has_bfloat16
 from engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+Head = TypeVar("Head", bound=nn.Module)
 
 # Any text will do: what counts is how often head and target agree on it.
 _PROBE_TEXT = """
@@ -66,15 +70,21 @@ def load_draft(reference: str, model: str, model_path: str, target: LoadedModel)
     dtype, device = TORCH_DTYPES[target.dtype_name], target.model.device
     kind = kind_of(found)
     if kind == "medusa":
-        return LoadedDraft("medusa", str(found), load_medusa(found, target.model, dtype, device))
+        return LoadedDraft("medusa", str(found), _ready(load_medusa(found, target.model, dtype, device), device))
     tokenizer = Tokenizer.load(model_path)
     if kind == "draft_model":
         draft = load_draft_model(str(found), target, tokenizer, device, target.dtype_name)
         return LoadedDraft("draft_model", str(found), draft)
-    head = load_eagle(found, target.model, dtype, device)
+    head = _ready(load_eagle(found, target.model, dtype, device), device)
     if len(head.feature_layer_choices) > 1:
         _settle(head, target, tokenizer, str(found))
     return LoadedDraft("eagle" if head.settings.version == 1 else "eagle3", str(found), head)
+
+
+def _ready(head: Head, device: torch.device) -> Head:
+    if not has_bfloat16(device):
+        multiply_as_float32(head)
+    return head
 
 
 @torch.inference_mode()

@@ -1,0 +1,34 @@
+"""Products of bfloat16 by way of float32, where a CPU has no instructions for bfloat16.
+
+Torch multiplies bfloat16 there several times as slowly as float32. What the fused decoder computes does not go this
+way; drafts' prompts and comparisons with a model's own modules do.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+LEAST_ROWS = 16
+"""For fewer, casting the weights takes as long as the product does."""
+
+
+def multiply_as_float32(network: nn.Module) -> None:
+    """From now on linear layers cast many rows of bfloat16, and their weights, and round once behind the product.
+
+    Harmless when that has been done; layers of other dtypes and fewer rows are computed as ever.
+    """
+    for module in network.modules():
+        if type(module) is nn.Linear:
+            module.forward = partial(_multiply, module)  # type: ignore[method-assign]
+
+
+def _multiply(module: nn.Linear, states: torch.Tensor) -> torch.Tensor:
+    weight, bias = module.weight, module.bias
+    if not states.dtype == weight.dtype == torch.bfloat16 or states.shape[:-1].numel() < LEAST_ROWS:
+        return linear(states, weight, bias)
+    product = linear(states.float(), weight.float(), None if bias is None else bias.float())
+    return product.to(states.dtype)

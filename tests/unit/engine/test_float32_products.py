@@ -1,0 +1,60 @@
+"""Linear layers in bfloat16 that multiply as float32: the same numbers, whatever else is done with the layers."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+from engine import float32_products
+from engine.float32_products import LEAST_ROWS, multiply_as_float32
+
+
+def network(dtype: torch.dtype, *, bias: bool = True) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(24, 10, bias=bias), nn.SiLU()).to(dtype)
+
+
+@pytest.mark.parametrize("shape", [(1,), (LEAST_ROWS,), (2, LEAST_ROWS), (0,)], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_product_is_rounded_once(shape: tuple[int, ...], bias: bool, dtype: torch.dtype) -> None:
+    layer = network(dtype, bias=bias)[0]
+    multiply_as_float32(layer)
+    states = torch.randn(*shape, 24).to(dtype)
+    found = layer(states)
+    assert found.dtype is dtype
+    exact = states.double() @ layer.weight.double().T + (layer.bias.double() if bias else 0.0)
+    torch.testing.assert_close(found.double(), exact, rtol=2**-8 if dtype is torch.bfloat16 else 1e-5, atol=1e-5)
+
+
+def test_many_rows_of_bfloat16_alone_are_cast(monkeypatch: pytest.MonkeyPatch) -> None:
+    cast: list[torch.dtype] = []
+    multiply = torch.nn.functional.linear
+
+    def noted(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        cast.append(weight.dtype)
+        return multiply(states, weight, bias)
+
+    monkeypatch.setattr(float32_products, "linear", noted)
+    half, whole = network(torch.bfloat16), network(torch.float32)
+    for module in (half, whole, half):
+        multiply_as_float32(module)
+    half(torch.randn(LEAST_ROWS - 1, 24).to(torch.bfloat16))
+    half(torch.randn(LEAST_ROWS, 24).to(torch.bfloat16))
+    whole(torch.randn(LEAST_ROWS, 24))
+    assert cast == [torch.bfloat16, torch.float32, torch.float32]
+
+
+def test_a_copy_and_a_cast_multiply_with_weights_of_their_own() -> None:
+    original = network(torch.bfloat16)
+    multiply_as_float32(original)
+    copied = deepcopy(original)
+    nn.init.zeros_(copied[0].weight)
+    nn.init.zeros_(copied[0].bias)
+    states = torch.randn(LEAST_ROWS, 24)
+    assert not copied(states.to(torch.bfloat16)).any()
+    assert original(states.to(torch.bfloat16)).any()
+    torch.testing.assert_close(original.float()(states), network(torch.bfloat16).float()(states))

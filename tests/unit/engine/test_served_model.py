@@ -1,0 +1,68 @@
+"""``dtype: auto`` on CPUs without instructions for bfloat16: as the checkpoint is, if the fused decoder computes it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import served_model
+from engine.model_source import ModelSource
+from engine.served_model import load_served_model
+from tests.tiny_models import tiny_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def without_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("served_model", "model_loader"):
+        monkeypatch.setattr(f"engine.{module}.has_bfloat16", lambda device: False)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> ModelSource:
+    return saved("llama", tmp_path)
+
+
+def saved(name: str, folder: Path, dtype: torch.dtype = torch.bfloat16) -> ModelSource:
+    tiny_model(name).to(dtype).save_pretrained(folder)
+    return ModelSource(str(folder), name)
+
+
+def test_bfloat16_stays_where_the_fused_decoder_takes_it(source: ModelSource) -> None:
+    loaded = load_served_model(source, "auto", CPU)
+    assert loaded.dtype_name == "bfloat16"
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    "settings", [{"decoder": "transformers"}, {"dtype": "float32"}], ids=["own modules", "asked for"]
+)
+def test_float32_is_what_else_is_fast(source: ModelSource, settings: dict[str, str]) -> None:
+    loaded = load_served_model(source, **{"dtype": "auto", "device": CPU} | settings)  # type: ignore[arg-type]
+    assert loaded.dtype_name == "float32"
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gpt2"])
+def test_float32_is_for_what_the_fused_decoder_does_not_know(name: str, tmp_path: Path) -> None:
+    loaded = load_served_model(saved(name, tmp_path), "auto", CPU)
+    assert loaded.dtype_name == "float32"
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
+
+
+def test_float32_checkpoints_stay_what_they_are(tmp_path: Path) -> None:
+    assert load_served_model(saved("llama", tmp_path, torch.float32), "auto", CPU).dtype_name == "float32"
+
+
+def test_float32_without_numba(source: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "engine.fused.decoder", None)
+    assert load_served_model(source, "auto", CPU).dtype_name == "float32"
+
+
+def test_instructions_decide_nothing_that_is_not_auto(source: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    for found in (True, False):
+        monkeypatch.setattr(served_model, "has_bfloat16", lambda device, found=found: found)
+        assert load_served_model(source, "bfloat16", CPU).dtype_name == "bfloat16"
