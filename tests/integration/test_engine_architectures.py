@@ -21,7 +21,6 @@ from engine.model_loader import load_model, prepare_model
 from engine.model_runner import ModelRunner
 from engine.model_source import ModelSource
 from tests.engine_runs import BLOCK_SIZE, build_engine, build_runner, greedy, run, run_tokens
-from tests.fused_dtypes import IN_BFLOAT16
 from tests.tiny_models import CONFIGS, WINDOW, build_model, model_with_reference, random_prompts, tiny_model
 
 NUM_TOKENS = 14  # from any prompt past a window, and over four blocks
@@ -132,7 +131,7 @@ def test_saved_folder_loads_and_runs_the_same(name: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("dtype", "decoder"),
-    [("bfloat16", "transformers"), ("float16", "auto"), pytest.param("bfloat16", "auto", marks=IN_BFLOAT16)],
+    [("bfloat16", "transformers"), ("float16", "auto"), ("bfloat16", "auto")],
 )
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "deepseek_v3", "mixtral", "gpt2"])
 def test_half_precision_passes_the_self_check(name: str, dtype: str, decoder: str) -> None:

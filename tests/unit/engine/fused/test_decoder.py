@@ -26,7 +26,7 @@ from engine.model_loader import LoadedModel, prepare_model
 from engine.model_runner import ModelRunner
 from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence
-from tests.fused_dtypes import FUSED_DTYPES, IN_BFLOAT16
+from tests.fused_dtypes import FUSED_DTYPES
 from tests.spoiled_cache import spoil
 from tests.tiny_models import CONFIGS, VOCAB_SIZE, build_model, random_prompts, tiny_model
 
@@ -193,7 +193,7 @@ def assert_same_in_company(loaded: LoadedModel, length: int, **ways: str) -> Non
     assert torch.equal(together.each[0].forward(batch)[row : row + 1], expected)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=IN_BFLOAT16) for name in sorted(VARIANTS)])
+@pytest.mark.parametrize("name", sorted(VARIANTS))
 def test_cpus_without_a_matrix_unit_give_the_same_but_for_rounding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = [("a", 90), ("bb", 5), ("ccc", 40)]
     results = []
@@ -269,7 +269,7 @@ def plans(draw: st.DrawFn) -> list[list[tuple[int, int, Draft]]]:
 
 @pytest.fixture(
     scope="module",
-    params=[("head_norms", "float32"), pytest.param(("heads_of_64", "bfloat16"), marks=IN_BFLOAT16)],
+    params=[("head_norms", "float32"), ("heads_of_64", "bfloat16")],
     ids=lambda p: p[0],
 )
 def shared(request: pytest.FixtureRequest) -> Runners:
