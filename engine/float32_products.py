@@ -1,7 +1,7 @@
 """Products of bfloat16 by way of float32, where a CPU has no instructions for bfloat16.
 
 Torch multiplies bfloat16 there several times as slowly as float32. What the fused decoder computes does not go this
-way; drafts' prompts and comparisons with a model's own modules do.
+way; drafts' prompts do, and prompts of models that are computed by their own modules.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ LEAST_ROWS = 16
 def multiply_as_float32(network: nn.Module) -> None:
     """From now on linear layers cast many rows of bfloat16, and their weights, and round once behind the product.
 
-    Harmless when that has been done; layers of other dtypes and fewer rows are computed as ever.
+    Harmless when that has been done; layers of other dtypes and fewer rows are computed as ever. Such layers refer to
+    themselves, so a network that nobody needs any more is freed by the garbage collector alone.
     """
     for module in network.modules():
         if type(module) is nn.Linear:

@@ -83,7 +83,10 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(name: str, config: Any, device: torch.device) -> str:
-    """``auto`` takes the checkpoint's dtype, except that a CPU without bfloat16 instructions computes in float32."""
+    """``auto`` takes the checkpoint's dtype, but CPUs take float16 as float32, and bfloat16 if they lack instructions.
+
+    For those that serve, :func:`engine.served_model.load_served_model` knows better.
+    """
     if name != "auto":
         return name
     stored = stored_dtype(config)
@@ -99,7 +102,7 @@ def stored_dtype(config: Any) -> str:
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Whether torch computes bfloat16 by instructions for it; elsewhere float32 is several times as fast there."""
+    """Whether torch computes bfloat16 by instructions for it; without, it takes several times as long as float32."""
     return device.type != "cpu" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 

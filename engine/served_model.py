@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import logging
+
 import torch
 
-from engine.forward_pass import NotFusableError
+from engine.forward_pass import DECODER_OF_WEIGHTS, NotFusableError
 from engine.model_loader import LoadedModel, has_bfloat16, load_config, load_model, stored_dtype
+from engine.model_runner import ModelRunner
 from engine.model_source import ModelSource
+
+logger = logging.getLogger(__name__)
+
+_TRIAL_BLOCK_SIZE = 16
 
 
 def load_served_model(
@@ -15,7 +23,7 @@ def load_served_model(
     """:func:`engine.model_loader.load_model`, but a checkpoint's bfloat16 stays what it is where the program takes it.
 
     Without instructions for bfloat16, the fused decoder widens it in registers: what takes its time are the bytes, half
-    of float32's.
+    of float32's. A model's own modules are faster in float32 there.
 
     Args:
         decoder: what may compute the model, see :class:`engine.model_runner.ModelRunner`.
@@ -23,25 +31,23 @@ def load_served_model(
     if (
         (dtype, device.type) == ("auto", "cpu")
         and not has_bfloat16(device)
-        and decoder != "transformers"
-        and weights != "fp8"
+        and "transformers" not in (decoder, DECODER_OF_WEIGHTS.get(weights))
         and stored_dtype(load_config(source)) == "bfloat16"
     ):
         loaded = load_model(source, "bfloat16", device, weights)
-        if can_fuse(loaded):
+        reason = why_not_fused(loaded)
+        if reason is None:
             return loaded
+        logger.info("dtype is float32, since the fused decoder does not compute %s: %s", source.name, reason)
+        del loaded
+        gc.collect()  # layers that multiply as float32 refer to themselves; both models would not fit everywhere
     return load_model(source, dtype, device, weights)
 
 
-def can_fuse(loaded: LoadedModel) -> bool:
-    """Whether the fused decoder knows the structure of a model; what it computes is compared later."""
+def why_not_fused(loaded: LoadedModel) -> str | None:
+    """Why the fused decoder does not compute a model here; None: it does, and gives the model's own logits."""
     try:
-        import engine.fused.decoder  # noqa: F401 - needs numba, which not every platform has
-        from engine.fused.structure import read_decoder
-    except ImportError:
-        return False
-    try:
-        read_decoder(loaded)
-    except NotFusableError:
-        return False
-    return True
+        ModelRunner(loaded, 1, _TRIAL_BLOCK_SIZE, decoder="fused").close()
+    except NotFusableError as reason:
+        return reason.message
+    return None

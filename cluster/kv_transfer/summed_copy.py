@@ -11,7 +11,7 @@ CHUNK_BYTES = 128 * 1024
 
 
 def copy_summed(sources: Sequence[memoryview], targets: Sequence[memoryview]) -> int:
-    """Fills stretches of memory with as many bytes from others, however either are cut.
+    """Fills stretches of memory with as many bytes from others, however either are cut; all of them views of bytes.
 
     Returns:
         The xxh3-64 of what is in ``targets`` then, even if others write into ``sources`` meanwhile.

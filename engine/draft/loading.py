@@ -70,18 +70,20 @@ def load_draft(reference: str, model: str, model_path: str, target: LoadedModel)
     dtype, device = TORCH_DTYPES[target.dtype_name], target.model.device
     kind = kind_of(found)
     if kind == "medusa":
-        return LoadedDraft("medusa", str(found), _ready(load_medusa(found, target.model, dtype, device), device))
+        heads = load_medusa(found, target.model, dtype, device)
+        return LoadedDraft("medusa", str(found), _with_fast_products(heads, device))
     tokenizer = Tokenizer.load(model_path)
     if kind == "draft_model":
         draft = load_draft_model(str(found), target, tokenizer, device, target.dtype_name)
         return LoadedDraft("draft_model", str(found), draft)
-    head = _ready(load_eagle(found, target.model, dtype, device), device)
+    head = _with_fast_products(load_eagle(found, target.model, dtype, device), device)
     if len(head.feature_layer_choices) > 1:
         _settle(head, target, tokenizer, str(found))
     return LoadedDraft("eagle" if head.settings.version == 1 else "eagle3", str(found), head)
 
 
-def _ready(head: Head, device: torch.device) -> Head:
+def _with_fast_products(head: Head, device: torch.device) -> Head:
+    """The head itself."""
     if not has_bfloat16(device):
         multiply_as_float32(head)
     return head

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import served_model
+from engine import float32_products, served_model
+from engine.errors import ConfigError
+from engine.float32_products import LEAST_ROWS
+from engine.model_loader import LoadedModel, load_model
 from engine.model_source import ModelSource
 from engine.served_model import load_served_model
 from tests.tiny_models import tiny_model
@@ -39,15 +42,23 @@ def test_bfloat16_stays_where_the_fused_decoder_takes_it(source: ModelSource) ->
 
 
 @pytest.mark.parametrize(
-    "settings", [{"decoder": "transformers"}, {"dtype": "float32"}], ids=["own modules", "asked for"]
+    "settings",
+    [{"decoder": "transformers"}, {"dtype": "float32"}],
+    ids=["own modules", "asked for"],
 )
 def test_float32_is_what_else_is_fast(source: ModelSource, settings: dict[str, str]) -> None:
     loaded = load_served_model(source, **{"dtype": "auto", "device": CPU} | settings)  # type: ignore[arg-type]
     assert loaded.dtype_name == "float32"
 
 
-@pytest.mark.parametrize("name", ["mixtral", "gpt2"])
-def test_float32_is_for_what_the_fused_decoder_does_not_know(name: str, tmp_path: Path) -> None:
+def test_fp8_which_modules_compute_is_no_reason_for_bfloat16(source: ModelSource) -> None:
+    with pytest.raises(ConfigError, match="dtype: bfloat16"):
+        load_served_model(source, "auto", CPU, "fp8")
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gpt2", "granite"])
+def test_float32_is_for_what_the_fused_decoder_does_not_compute(name: str, tmp_path: Path) -> None:
+    """It takes granite for one that it knows, until it compares."""
     loaded = load_served_model(saved(name, tmp_path), "auto", CPU)
     assert loaded.dtype_name == "float32"
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
@@ -62,7 +73,29 @@ def test_float32_without_numba(source: ModelSource, monkeypatch: pytest.MonkeyPa
     assert load_served_model(source, "auto", CPU).dtype_name == "float32"
 
 
-def test_instructions_decide_nothing_that_is_not_auto(source: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    for found in (True, False):
-        monkeypatch.setattr(served_model, "has_bfloat16", lambda device, found=found: found)
-        assert load_served_model(source, "bfloat16", CPU).dtype_name == "bfloat16"
+def test_what_is_asked_for_is_loaded_once(source: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def noted(source: ModelSource, dtype: str, device: torch.device, weights: str) -> LoadedModel:
+        asked.append(dtype)
+        return load_model(source, dtype, device, weights)
+
+    monkeypatch.setattr(served_model, "load_model", noted)
+    assert load_served_model(source, "bfloat16", CPU).dtype_name == "bfloat16"
+    monkeypatch.setattr(served_model, "has_bfloat16", lambda device: True)
+    load_served_model(source, "auto", CPU)
+    assert asked == ["bfloat16", "auto"]
+
+
+def test_a_loaded_model_multiplies_many_rows_as_float32(source: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load_served_model(source, "auto", CPU)
+    rows = torch.zeros(LEAST_ROWS, loaded.model.config.hidden_size, dtype=torch.bfloat16)
+    multiplied: list[torch.dtype] = []
+
+    def noted(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        multiplied.append(weight.dtype)
+        return torch.nn.functional.linear(states, weight, bias)
+
+    monkeypatch.setattr(float32_products, "linear", noted)
+    assert loaded.model.lm_head(rows).dtype is torch.bfloat16
+    assert multiplied == [torch.float32]

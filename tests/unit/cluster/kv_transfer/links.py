@@ -18,6 +18,7 @@ from cluster.kv_transfer.base import (
     KVSink,
     KVTransport,
     PartHeader,
+    PartPlace,
     Payload,
     Reservation,
     TransferOffer,
@@ -210,8 +211,8 @@ class RecordingSink:
             raise self.failure
         self.num_bytes += len(payload)
 
-    def place(self, transfer_id: str, header: PartHeader, num_bytes: int) -> None:
-        return
+    def place(self, transfer_id: str, header: PartHeader, num_bytes: int) -> PartPlace | None:
+        return None
 
     async def commit(self, transfer_id: str, draft_state: bytes | None = None) -> int:
         await self.gate.wait()

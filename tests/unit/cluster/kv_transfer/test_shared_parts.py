@@ -17,6 +17,7 @@ from cluster.kv_transfer.local_memory import LocalMemory
 from cluster.kv_transfer.segment_mappings import SegmentMappings
 from cluster.kv_transfer.shared_segment import SharedSegment, Slot
 from cluster.wire.kv_pb2 import KVFrame, KVReserve, KVSegment, KVSlot
+from decode_worker.kv_import import CachePlace
 from engine.errors import ChecksumError, TransferError
 from engine.kv_spec import KVCacheSpec
 from tests.kv_receiver import Receiver, SourceKV
@@ -268,10 +269,30 @@ class ReusingSink(RecordingSink):
         await super().write(transfer_id, header, payload, checksum)
 
 
+class PlacingSink(ReusingSink):
+    """The same while the slot is copied to where its part belongs."""
+
+    num_placed = 0
+
+    def place(self, transfer_id: str, header: PartHeader, num_bytes: int) -> CachePlace:
+        def reuse() -> None:
+            assert self.slot is not None
+            assert self.owner is not None
+            self.slot.release()
+            assert self.owner.take(1) is not None
+
+        async def filled(found: int, checksum: int) -> None:
+            assert found == checksum, "nobody has written into the slot"
+            self.num_placed += 1
+
+        return CachePlace([memoryview(bytearray(num_bytes))], reuse, filled)
+
+
+@pytest.mark.parametrize("kind", [ReusingSink, PlacingSink])
 async def test_nothing_is_committed_that_was_read_from_a_slot_in_other_use(
-    source: SourceKV, memory: LocalMemory, segment: SharedSegment
+    source: SourceKV, memory: LocalMemory, segment: SharedSegment, kind: type[ReusingSink]
 ) -> None:
-    sink, transport = ReusingSink(owner=segment), GrpcKVTransport(memory=memory)
+    sink, transport = kind(owner=segment), GrpcKVTransport(memory=memory)
     sink.gate.set()
     async with kv_server(sink, SegmentMappings()) as (_, peer):
         stream = await transport.open(source.offer(), peer)
@@ -282,6 +303,8 @@ async def test_nothing_is_committed_that_was_read_from_a_slot_in_other_use(
         await stream.abort()
         await transport.close()
     assert len(sink.aborts) == 1
+    if isinstance(sink, PlacingSink):
+        assert sink.num_placed == 1
 
 
 def reserve(spec: KVCacheSpec, offered: KVSegment | None) -> bytes:
