@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from engine.model_loader import has_bfloat16
+from engine.float32_products import has_bfloat16
 
 _READ_BYTES = 512 * 2**20
 # The larger a product, the better it is computed, up to a point that differs between machines.

@@ -23,7 +23,7 @@ from transformers.utils.logging import disable_progress_bar
 from engine.attention.base import ATTENTION_NAME, paged_attention
 from engine.attention_probe import AttentionLayer, probe_attention
 from engine.errors import ConfigError, UnsupportedModelError
-from engine.float32_products import multiply_as_float32
+from engine.float32_products import has_bfloat16, speed_up_products
 from engine.fp8_linear import make_linears_fp8
 from engine.kv_cache import TORCH_DTYPES
 from engine.kv_spec import KVCacheSpec, KVEncoding
@@ -101,11 +101,6 @@ def stored_dtype(config: Any) -> str:
     return stored if stored in TORCH_DTYPES else "float32"
 
 
-def has_bfloat16(device: torch.device) -> bool:
-    """Whether torch computes bfloat16 by instructions for it; without, it takes several times as long as float32."""
-    return device.type != "cpu" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-
-
 def load_model(source: ModelSource, dtype: str, device: torch.device, weights: str = "native") -> LoadedModel:
     """Loads weights and probes the architecture.
 
@@ -126,8 +121,7 @@ def load_model(source: ModelSource, dtype: str, device: torch.device, weights: s
 def prepare_model(model: PreTrainedModel, dtype_name: str, weights: str = "native") -> LoadedModel:
     """The same of a model that is in memory and on its device already; ``fp8`` changes it in place."""
     check_architecture(model.config)
-    if not has_bfloat16(model.device):
-        multiply_as_float32(model)
+    speed_up_products(model, model.device)
     # Registering the same function again changes nothing, so every model may do it.
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, paged_attention)
     model.requires_grad_(False)

@@ -7,8 +7,9 @@ import logging
 
 import torch
 
+from engine.float32_products import has_bfloat16
 from engine.forward_pass import DECODER_OF_WEIGHTS, NotFusableError
-from engine.model_loader import LoadedModel, has_bfloat16, load_config, load_model, stored_dtype
+from engine.model_loader import LoadedModel, load_config, load_model, stored_dtype
 from engine.model_runner import ModelRunner
 from engine.model_source import ModelSource
 

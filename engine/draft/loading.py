@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch import nn
 
 from engine.draft.draft_model import load_draft_model
 from engine.draft.eagle import EagleHead
@@ -17,14 +16,12 @@ from engine.draft.medusa import load_medusa
 from engine.draft.network import DraftNetwork
 from engine.draft.references import kind_of, resolve_draft
 from engine.errors import ConfigError
-from engine.float32_products import multiply_as_float32
+from engine.float32_products import speed_up_products
 from engine.kv_cache import TORCH_DTYPES
-from engine.model_loader import LoadedModel, has_bfloat16
+from engine.model_loader import LoadedModel
 from engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-Head = TypeVar("Head", bound=nn.Module)
 
 # Any text will do: what counts is how often head and target agree on it.
 _PROBE_TEXT = """
@@ -71,22 +68,17 @@ def load_draft(reference: str, model: str, model_path: str, target: LoadedModel)
     kind = kind_of(found)
     if kind == "medusa":
         heads = load_medusa(found, target.model, dtype, device)
-        return LoadedDraft("medusa", str(found), _with_fast_products(heads, device))
+        speed_up_products(heads, device)
+        return LoadedDraft("medusa", str(found), heads)
     tokenizer = Tokenizer.load(model_path)
     if kind == "draft_model":
         draft = load_draft_model(str(found), target, tokenizer, device, target.dtype_name)
         return LoadedDraft("draft_model", str(found), draft)
-    head = _with_fast_products(load_eagle(found, target.model, dtype, device), device)
+    head = load_eagle(found, target.model, dtype, device)
+    speed_up_products(head, device)
     if len(head.feature_layer_choices) > 1:
         _settle(head, target, tokenizer, str(found))
     return LoadedDraft("eagle" if head.settings.version == 1 else "eagle3", str(found), head)
-
-
-def _with_fast_products(head: Head, device: torch.device) -> Head:
-    """The head itself."""
-    if not has_bfloat16(device):
-        multiply_as_float32(head)
-    return head
 
 
 @torch.inference_mode()

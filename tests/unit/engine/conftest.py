@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from engine import float32_products
+
 
 @pytest.fixture(scope="package", autouse=True)
 def one_torch_thread() -> Iterator[None]:
@@ -15,3 +17,16 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def multiplied(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
+    """Dtypes of the weights of products that :mod:`engine.float32_products` makes, in their order."""
+    found: list[torch.dtype] = []
+
+    def noted(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        found.append(weight.dtype)
+        return torch.nn.functional.linear(states, weight, bias)
+
+    monkeypatch.setattr(float32_products, "linear", noted)
+    return found

@@ -9,7 +9,14 @@ import torch
 from torch import nn
 
 from engine import float32_products
-from engine.float32_products import LEAST_ROWS, multiply_as_float32
+from engine.float32_products import LEAST_ROWS, speed_up_products
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def without_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(float32_products, "has_bfloat16", lambda device: False)
 
 
 def network(dtype: torch.dtype, *, bias: bool = True) -> nn.Sequential:
@@ -22,7 +29,7 @@ def network(dtype: torch.dtype, *, bias: bool = True) -> nn.Sequential:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_product_is_rounded_once(shape: tuple[int, ...], bias: bool, dtype: torch.dtype) -> None:
     layer = network(dtype, bias=bias)[0]
-    multiply_as_float32(layer)
+    speed_up_products(layer, CPU)
     states = torch.randn(*shape, 24).to(dtype)
     found = layer(states)
     assert found.dtype is dtype
@@ -30,27 +37,19 @@ def test_a_product_is_rounded_once(shape: tuple[int, ...], bias: bool, dtype: to
     torch.testing.assert_close(found.double(), exact, rtol=2**-8 if dtype is torch.bfloat16 else 1e-5, atol=1e-5)
 
 
-def test_many_rows_of_bfloat16_alone_are_cast(monkeypatch: pytest.MonkeyPatch) -> None:
-    cast: list[torch.dtype] = []
-    multiply = torch.nn.functional.linear
-
-    def noted(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        cast.append(weight.dtype)
-        return multiply(states, weight, bias)
-
-    monkeypatch.setattr(float32_products, "linear", noted)
+def test_many_rows_of_bfloat16_alone_are_cast(multiplied: list[torch.dtype]) -> None:
     half, whole = network(torch.bfloat16), network(torch.float32)
     for module in (half, whole, half):
-        multiply_as_float32(module)
+        speed_up_products(module, CPU)
     half(torch.randn(LEAST_ROWS - 1, 24).to(torch.bfloat16))
     half(torch.randn(LEAST_ROWS, 24).to(torch.bfloat16))
     whole(torch.randn(LEAST_ROWS, 24))
-    assert cast == [torch.bfloat16, torch.float32, torch.float32]
+    assert multiplied == [torch.bfloat16, torch.float32, torch.float32]
 
 
 def test_a_copy_and_a_cast_multiply_with_weights_of_their_own() -> None:
     original = network(torch.bfloat16)
-    multiply_as_float32(original)
+    speed_up_products(original, CPU)
     copied = deepcopy(original)
     nn.init.zeros_(copied[0].weight)
     nn.init.zeros_(copied[0].bias)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import float32_products, served_model
+from engine import served_model
 from engine.errors import ConfigError
 from engine.float32_products import LEAST_ROWS
 from engine.model_loader import LoadedModel, load_model
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def without_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("served_model", "model_loader"):
+    for module in ("served_model", "model_loader", "float32_products"):
         monkeypatch.setattr(f"engine.{module}.has_bfloat16", lambda device: False)
 
 
@@ -87,15 +87,9 @@ def test_what_is_asked_for_is_loaded_once(source: ModelSource, monkeypatch: pyte
     assert asked == ["bfloat16", "auto"]
 
 
-def test_a_loaded_model_multiplies_many_rows_as_float32(source: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loaded_model_multiplies_many_rows_as_float32(source: ModelSource, multiplied: list[torch.dtype]) -> None:
     loaded = load_served_model(source, "auto", CPU)
+    multiplied.clear()  # those that the decoders were compared by
     rows = torch.zeros(LEAST_ROWS, loaded.model.config.hidden_size, dtype=torch.bfloat16)
-    multiplied: list[torch.dtype] = []
-
-    def noted(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        multiplied.append(weight.dtype)
-        return torch.nn.functional.linear(states, weight, bias)
-
-    monkeypatch.setattr(float32_products, "linear", noted)
     assert loaded.model.lm_head(rows).dtype is torch.bfloat16
     assert multiplied == [torch.float32]

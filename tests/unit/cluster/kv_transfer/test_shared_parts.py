@@ -261,11 +261,14 @@ class ReusingSink(RecordingSink):
     slot: Slot | None = None
     owner: SharedSegment | None = None
 
-    async def write(self, transfer_id: str, header: PartHeader, payload: memoryview, checksum: int) -> None:
+    def reuse(self) -> None:
         assert self.slot is not None
         assert self.owner is not None
         self.slot.release()
         assert self.owner.take(1) is not None
+
+    async def write(self, transfer_id: str, header: PartHeader, payload: memoryview, checksum: int) -> None:
+        self.reuse()
         await super().write(transfer_id, header, payload, checksum)
 
 
@@ -275,17 +278,11 @@ class PlacingSink(ReusingSink):
     num_placed = 0
 
     def place(self, transfer_id: str, header: PartHeader, num_bytes: int) -> CachePlace:
-        def reuse() -> None:
-            assert self.slot is not None
-            assert self.owner is not None
-            self.slot.release()
-            assert self.owner.take(1) is not None
-
         async def filled(found: int, checksum: int) -> None:
             assert found == checksum, "nobody has written into the slot"
             self.num_placed += 1
 
-        return CachePlace([memoryview(bytearray(num_bytes))], reuse, filled)
+        return CachePlace([memoryview(bytearray(num_bytes))], self.reuse, filled)
 
 
 @pytest.mark.parametrize("kind", [ReusingSink, PlacingSink])

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from engine import float32_products
 from engine.draft.loading import load_draft
 from engine.draft.references import default_draft
 from engine.errors import ConfigError, UnsupportedModelError
@@ -61,27 +60,20 @@ def test_the_kind_is_found_out(kind: str, target: LoadedModel, model_path: str, 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_heads_products_are_float32_s_where_bfloat16_has_no_instructions(
-    kind: str, model_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, model_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, multiplied: list[torch.dtype]
 ) -> None:
     make, name, _ = KINDS[kind]
     folder = make().write(tmp_path / "draft", name)
-    cast: list[torch.dtype] = []
-
-    def noted(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        cast.append(weight.dtype)
-        return torch.nn.functional.linear(states, weight, bias)
-
-    monkeypatch.setattr(float32_products, "linear", noted)
     for has_instructions in (True, False):
-        monkeypatch.setattr("engine.draft.loading.has_bfloat16", lambda device, found=has_instructions: found)
+        monkeypatch.setattr("engine.float32_products.has_bfloat16", lambda device, found=has_instructions: found)
         draft = load_draft(str(folder), "some/model", model_path, prepare_model(tiny_target().bfloat16(), "bfloat16"))
         assert draft is not None
         assert isinstance(draft.network, nn.Module)
-        cast.clear()
+        multiplied.clear()
         for layer in draft.network.modules():
             if isinstance(layer, nn.Linear):
                 layer(torch.zeros(LEAST_ROWS, layer.in_features, dtype=torch.bfloat16))
-        assert set(cast) == (set() if has_instructions else {torch.float32})
+        assert set(multiplied) == (set() if has_instructions else {torch.float32})
 
 
 def test_a_model_with_a_tokenizer_is_a_draft_model(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from numba import njit
 
+from engine.float32_products import has_bfloat16
 from engine.fused.products import BAND, MANY_ROWS, band_product, band_scratch_bytes
 from engine.fused.quantization import quantize_linear_int4
 from engine.fused.structure import Linear
 from engine.fused.subnormals import ignore_subnormals, restore_subnormals
-from engine.model_loader import has_bfloat16
 from tests.rounded_weights import numbers_of
 
 KINDS: dict[torch.dtype, Any] = {torch.bfloat16: np.uint16(0), torch.float32: np.float32(0)}
