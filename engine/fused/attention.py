@@ -17,16 +17,18 @@ from numba import njit
 
 from engine.fused.arithmetic import floats, item_size, numbers
 from engine.fused.attention_few import attend_split_few, few_scratch_bytes, takes_few
-from engine.fused.attention_many import mix_many, row_scratch_bytes, score_many, takes_many, widen_queries
+from engine.fused.attention_many import mix_many, row_scratch_bytes, score_many, takes_many
 from engine.fused.attention_state import STATE_ROWS, highest_at, mass_at, merge_states, state_floats, store_results
 from engine.fused.attention_tiles import attend_split_by_tiles, tile_scratch_floats
+from engine.fused.emitter import LONGEST_STEP
 from engine.fused.int8_rows import row_bytes, unpack_rows
 from engine.fused.key_slots import KEY_CHUNK, SPLIT_KEYS, ask_for, fill_path, fill_slots, number_rows
 from engine.fused.mixing import mix, weight_bytes
+from engine.fused.scores import keys_at_once, score
 from engine.fused.softmax import soften
 from engine.fused.tables import Item, Span
 from engine.fused.tiles import STEP
-from engine.fused.vectors import dot_tile
+from engine.fused.widening import is_kept, whole_steps, widen_rows
 
 MAX_ROWS = 64
 """Query rows of a work item."""
@@ -55,34 +57,9 @@ def max_rows(tiles: int, dim: int) -> int:
 def scratch_floats(dim: int) -> int:
     """Size of the memory that one thread needs, in float32 values."""
     scores_and_slots, states = _SCORES_FLOATS + 4 * KEY_CHUNK, 2 * STATE_ROWS * (dim + 2)
-    rows = int(row_scratch_bytes.py_func(dim)) // 4 + MAX_ROWS * dim
+    rows = int(_row_memory_bytes.py_func(dim)) // 4
     tile_scratch = max(tile_scratch_floats(dim), int(few_scratch_bytes.py_func(dim)) // 4)
     return scores_and_slots + states + rows + tile_scratch
-
-
-@njit(error_model="numpy")
-def _score(kind, queries, ldq, num_rows, keys, ldk, slots, num_keys, dim, scores):
-    """``scores[i, j] = queries[i] · keys[slots[j]]``, for whole tiles of keys."""
-    lds = 4 * KEY_CHUNK
-    i = 0
-    while i < num_rows:
-        x, out, left = queries + i * ldq, scores + i * lds, num_rows - i
-        if left >= 4:
-            for j in range(0, num_keys, 4):
-                dot_tile(kind, kind, 4, 4, 1, 0, x, ldq, keys, ldk, slots + 8 * j, 0, dim, out + 4 * j, lds)
-            i += 4
-        elif left == 3:
-            for j in range(0, num_keys, 4):
-                dot_tile(kind, kind, 3, 4, 1, 0, x, ldq, keys, ldk, slots + 8 * j, 0, dim, out + 4 * j, lds)
-            i += 3
-        elif left == 2:
-            for j in range(0, num_keys, 8):
-                dot_tile(kind, kind, 2, 8, 1, 0, x, ldq, keys, ldk, slots + 8 * j, 0, dim, out + 4 * j, lds)
-            i += 2
-        else:
-            for j in range(0, num_keys, 16):
-                dot_tile(kind, kind, 1, 16, 1, 0, x, ldq, keys, ldk, slots + 8 * j, 0, dim, out + 4 * j, lds)
-            i += 1
 
 
 @njit(error_model="numpy")
@@ -98,13 +75,6 @@ def _hide(scores, num_rows, share, visible, before):
             row[j] = _MINUS_INFINITY
         for j in range(min(before, KEY_CHUNK)):
             row[j] = _MINUS_INFINITY
-
-
-@njit(inline="always", error_model="numpy")
-def _keys_at_once(num_rows):
-    """Keys of a tile of :func:`_score` for the last of some rows; those of the others divide them."""
-    rest = num_rows % 4
-    return 16 if rest == 1 else 8 if rest == 2 else 4
 
 
 @njit(inline="always", error_model="numpy")
@@ -127,16 +97,16 @@ def _ahead(slots_at, num_slots, number, rows, next_rows, next_slots_at, asked):
 
 
 @njit(error_model="numpy")
-def _score_chunk(kind, rows, cache, slots_at, num_keys, sizes, first_row, memory):
+def _score_chunk(kind, rows, cache, slots_at, num_keys, sizes, memory):
     """Scores of some rows of each head with a chunk of keys; see :func:`_attend_chunk`."""
-    queries, ld_head, ld_query, num_rows, _, all_rows = rows
+    queries, ld_head, ld_query, num_rows, _, _ = rows
     keys, values, ld_cache, vector_bytes = cache
     num_heads, dim, _, _ = sizes
     scores, unpacked, many = memory
     lds, operand_bytes = 4 * KEY_CHUNK, dim * item_size(kind)
     asked, together = (ld_cache, vector_bytes, num_heads, many), KEY_CHUNK
     if not many:
-        together = _LEAD if unpacked else _keys_at_once(num_rows)
+        together = _LEAD if unpacked else keys_at_once(num_rows)
     for j in range(0, num_keys, together):
         count, slots = min(together, num_keys - j), slots_at + 8 * j
         ahead = _ahead(slots_at, num_keys, j, keys, values, slots_at, asked)
@@ -147,14 +117,13 @@ def _score_chunk(kind, rows, cache, slots_at, num_keys, sizes, first_row, memory
             if unpacked:
                 operands = unpacked + 8 * KEY_CHUNK
                 unpack_rows(kind, k, ld_cache, slots, count, dim, operands)
-                _score(kind, q, ld_query, num_rows, operands, operand_bytes, unpacked, count, dim, out)
+                score(kind, q, ld_query, num_rows, operands, operand_bytes, unpacked, count, dim, out)
                 continue
             done = 0
             if many:
-                these = (q, ld_query, head * all_rows + first_row, num_rows)
-                done = score_many(kind, these, k, ld_cache, slots, count, dim, out, many)
+                done = score_many(kind, q, ld_query, num_rows, k, ld_cache, slots, count, dim, out, many)
             left, q, out = num_rows - done, q + done * ld_query, out + done * lds
-            _score(kind, q, ld_query, left, k, ld_cache, slots, count, dim, out)
+            score(kind, q, ld_query, left, k, ld_cache, slots, count, dim, out)
 
 
 @njit(error_model="numpy")
@@ -214,7 +183,7 @@ def _attend_chunk(kind, rows, cache, slots_at, next_slots_at, num_keys, visible,
     state, state_bytes, first_row = states
     scores, lds = memory[0], 4 * KEY_CHUNK
     count, first_sum = min(KEY_CHUNK, visible + (num_rows - 1) // share), state + 4 * dim * first_row
-    _score_chunk(kind, rows, cache, slots_at, num_keys, sizes, first_row, memory)
+    _score_chunk(kind, rows, cache, slots_at, num_keys, sizes, memory)
     for head in range(num_heads):
         weights, head_state = scores + head * num_rows * lds, state + head * state_bytes
         if visible < KEY_CHUNK or before > 0:
@@ -224,6 +193,17 @@ def _attend_chunk(kind, rows, cache, slots_at, next_slots_at, num_keys, visible,
         sums = first_sum + head * state_bytes
         soften(kind, weights, num_rows, dim, scaling, sums, highest, mass, scores + lds * MAX_ROWS)
     _mix_chunk(kind, num_rows, cache, slots_at, next_slots_at, count, sizes, first_sum, state_bytes, memory)
+
+
+@njit(error_model="numpy")
+def _queries(kind, queries, ld_head, ld_query, num_heads, num_rows, dim, memory):
+    """Where an item's queries lie as tiles take them, and bytes from head to head and from row to row."""
+    if is_kept(kind):
+        return queries, ld_head, ld_query
+    ld = 4 * whole_steps(kind, dim)
+    for head in range(num_heads):
+        widen_rows(kind, num_rows, queries + head * ld_head, ld_query, dim, memory + head * num_rows * ld, ld)
+    return memory, num_rows * ld, ld
 
 
 @njit(error_model="numpy")
@@ -257,8 +237,8 @@ def _attend_split(
         floats(highest_at(head_state, num_rows, dim), num_rows)[:] = _MINUS_INFINITY
         floats(mass_at(head_state, num_rows, dim), num_rows)[:] = _F32
         floats(head_state, num_rows * dim)[:] = _F32
-        if many:
-            widen_queries(kind, q + head * ld_head, ld_query, num_rows, dim, many + 4 * dim * num_rows * head)
+    rows_behind = rows_memory + row_scratch_bytes(dim)
+    q, ld_head, ld_query = _queries(kind, q, ld_head, ld_query, num_item_heads, num_rows, dim, rows_behind)
     cache, sizes, memory = (
         (k, v, ld_cache, vector_bytes),
         (num_item_heads, dim, lanes, scaling),
@@ -291,6 +271,12 @@ def _attend_split(
         slots_at, num_keys = next_slots_at, next_num_keys
 
 
+@njit(inline="always", error_model="numpy")
+def _row_memory_bytes(dim):
+    """Of a chunk's rows, and behind them of an item's queries in float32."""
+    return row_scratch_bytes(dim) + 4 * MAX_ROWS * (dim + LONGEST_STEP)
+
+
 @njit(error_model="numpy")
 def _row_scratch_at(scratch, dim):
     """Where a thread's memory for rows of a chunk begins: behind scores, slots and states."""
@@ -309,7 +295,7 @@ def _attend_heads(
         )
         return
     rows_memory = _row_scratch_at(scratch, dim)
-    packed = rows_memory + row_scratch_bytes(dim) + 4 * MAX_ROWS * dim
+    packed = rows_memory + _row_memory_bytes(dim)
     if takes_few(span, item, num_heads // num_kv_heads, first_split_key, end):
         attend_split_few(
             kind, span, item, shape, scaling, queries, keys, values, first_split_key, end, state, state_bytes, packed

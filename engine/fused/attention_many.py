@@ -1,7 +1,7 @@
 """Many queries against a chunk of keys and values, which are prepared once for all of them. The bits are the same.
 
 Keys are laid beside each other, see :mod:`engine.fused.key_lanes`. Where products of float32 are faster than those of
-pairs of bfloat16, see :class:`engine.fused.emitter.Dot`, queries, keys and values become float32 first.
+pairs of bfloat16, see :class:`engine.fused.dot.Dot`, queries, keys and values become float32 first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def row_scratch_bytes(dim):
 def takes_many(kind: Any, num_rows: Any, dim: Any, lanes: Any) -> Any:
     """Whether the other functions of this module have to do with an item of so many rows.
 
-    They need :func:`engine.fused.key_slots.number_rows` and :func:`widen_queries` once before.
+    They need :func:`engine.fused.key_slots.number_rows` once before.
     """
     raise NotImplementedError  # for compiled code only
 
@@ -48,62 +48,25 @@ def _takes_many_of(kind, num_rows, dim, lanes):
     )
 
 
-def widen_queries(*arguments: Any) -> None:
-    """Widens all rows of an item, where that is faster.
-
-    Args:
-        kind: see :func:`engine.fused.vectors.dot_tile`.
-        q: address of the rows; ``ldq``: bytes from one to the next.
-        memory: address of :func:`row_scratch_bytes`, and of as many rows of float32 behind.
-    """
-    raise NotImplementedError  # for compiled code only
-
-
-@overload(widen_queries)
-def _widen_queries_of(kind, q, ldq, num_rows, dim, memory):
-    if not is_widened(kind):
-        return lambda kind, q, ldq, num_rows, dim, memory: None
-
-    def widen(kind, q, ldq, num_rows, dim, memory):
-        for i in range(num_rows):
-            widen_steps(kind, q + i * ldq, dim, memory + row_scratch_bytes(dim) + 4 * dim * i)
-
-    return widen
-
-
 @njit(error_model="numpy")
-def score_many(kind, queries, keys, ldk, slots, num_keys, dim, scores, memory):
+def score_many(kind, queries, ldq, num_rows, keys, ldk, slots, num_keys, dim, scores, memory):
     """Scores most rows against the keys at ``slots``, and says how many these are: none if too few.
 
     Args:
-        queries: address of the rows, bytes from one to the next, row of the item with which these begin (of those that
-            :func:`widen_queries` has seen), and how many they are.
+        queries: address of the rows as :func:`engine.fused.widening.tile_kind` has them; ``ldq``: bytes from one to
+            the next.
         keys, ldk: address of the head's key in slot 0, and bytes from slot to slot.
         num_keys: whole tiles of them.
         scores: address of float32 ``[num_rows, KEY_CHUNK]``.
     """
-    q, ldq, first, num_rows = queries
     if num_rows < _WORTH_ROWS:
         return 0
-    rows, ld = _rows(kind, q, ldq, first, dim, memory)
     beside = memory + 8 * KEY_CHUNK
     if dim == 64:
-        return _score_64(kind, rows, ld, num_rows, keys, ldk, slots, num_keys, scores, beside)
+        return _score_64(kind, queries, ldq, num_rows, keys, ldk, slots, num_keys, scores, beside)
     if dim == 128:
-        return _score_128(kind, rows, ld, num_rows, keys, ldk, slots, num_keys, scores, beside)
-    return _score_widened(kind, rows, ld, num_rows, keys, ldk, slots, num_keys, dim, scores, beside)
-
-
-def _rows(*arguments: Any) -> tuple[int, int]:
-    """Where the rows lie as :func:`engine.fused.key_lanes.score_tile` takes them, and bytes from one to the next."""
-    raise NotImplementedError  # for compiled code only
-
-
-@overload(_rows)
-def _rows_of(kind, q, ldq, first, dim, memory):
-    if is_widened(kind):
-        return lambda kind, q, ldq, first, dim, memory: (memory + row_scratch_bytes(dim) + 4 * dim * first, 4 * dim)
-    return lambda kind, q, ldq, first, dim, memory: (q, ldq)
+        return _score_128(kind, queries, ldq, num_rows, keys, ldk, slots, num_keys, scores, beside)
+    return _score_widened(kind, queries, ldq, num_rows, keys, ldk, slots, num_keys, dim, scores, beside)
 
 
 def _key_bytes(kind: Any, dim: Any) -> int:

@@ -21,21 +21,19 @@ _SLOW_PAIRS = ("sapphirerapids", "emeraldrapids")
 """CPUs, as LLVM calls them, on which this was measured; that others multiply pairs fast is known of Zen 4 and Zen 5."""
 
 Combine = Callable[[ir.Value, ir.Value], ir.Value]
-Operand = list[ir.Value]
-"""A step of values as they are multiplied: one vector, or the two that pairs were split into."""
 
 
-class _BFloat(ir.Type):
+class BFloat(ir.Type):
     """LLVM's type, which llvmlite has no class for."""
 
     def _to_string(self) -> str:
         return "bfloat"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
+        return isinstance(other, BFloat)
 
     def __hash__(self) -> int:
-        return hash(_BFloat)
+        return hash(BFloat)
 
 
 @cache
@@ -132,7 +130,7 @@ def has_pairs() -> bool:
 
 @cache
 def has_fast_pairs() -> bool:
-    """Whether it is faster than to multiply them as float32, see :class:`Dot`.
+    """Whether it is faster than to multiply them as float32, see :class:`engine.fused.dot.Dot`.
 
     It is not on an Emerald Rapids: one core multiplies 84 GFLOP/s with it, and 160 of float32.
     """
@@ -147,6 +145,14 @@ def is_widened(kind: types.Type) -> bool:
 def numbers_at_once(*, half: bool) -> int:
     """Numbers along a row that are multiplied in one step, at most :data:`LONGEST_STEP`."""
     return 2 * lanes() if half and has_pairs() else lanes()
+
+
+def _halving_order(count: int) -> list[int]:
+    """``range(count)`` so that what is put together two by two, and alternates then, comes out in its order."""
+    if count == 1:
+        return [0]
+    even = _halving_order(-(-count // 2))
+    return [2 * number + odd for odd in range(2) for number in even if 2 * number + odd < count]
 
 
 class Emitter:
@@ -165,6 +171,13 @@ class Emitter:
 
     def store(self, value: ir.Value, base: ir.Value, offset: ir.Value | int = 0) -> None:
         self.b.store(value, self.at(base, offset), align=4)
+
+    def room_for(self, kind: ir.Type) -> ir.Value:
+        """Address of zeros on the stack."""
+        with self.b.goto_entry_block():
+            room = self.b.alloca(kind)
+        self.b.store(kind(None), room, align=1)
+        return room
 
     def prefetch(self, place: ir.Value) -> None:
         """Asks for the cache line at ``place``, which need not exist."""
@@ -222,12 +235,12 @@ class Emitter:
 
     def round_pair(self, low: ir.Value, high: ir.Value) -> ir.Value:
         """Two ``<16 x float>`` → ``<32 x bfloat>``, where the CPU can."""
-        kind = ir.VectorType(_BFloat(), 32)
+        kind = ir.VectorType(BFloat(), 32)
         return self.call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", kind, (high, low))
 
     def as_pairs(self, words: ir.Value) -> ir.Value:
         """``<16 x i32>`` as ``<32 x bfloat>``."""
-        return self.b.bitcast(words, ir.VectorType(_BFloat(), 2 * words.type.count))
+        return self.b.bitcast(words, ir.VectorType(BFloat(), 2 * words.type.count))
 
     def transpose(self, rows: Sequence[ir.Value]) -> list[ir.Value]:
         """As many vectors as each has lanes, a power of two: lanes become vectors, and vectors lanes."""
@@ -268,132 +281,32 @@ class Emitter:
         Lane ``j`` is added to lane ``j + half``, then the halves again, alike for every vector.
 
         Args:
-            combine: what to do with two vectors instead of adding them.
+            combine: what to do with two vectors instead of adding them; it must not matter which comes first.
         """
         combine = combine or self.b.fadd
         count = vectors[0].type.count
-        width = count
+        mask, width = ir.VectorType(I32, count), count
+        groups = [range(first, min(first + count, len(vectors))) for first in range(0, len(vectors), count)]
+        order = [group[number] for group in groups for number in _halving_order(len(group))]
+        vectors, owners = [vectors[number] for number in order], [[number] * count for number in order]
         while width > 1:
             half = width // 2
-            padded = vectors + vectors[-1:] * (len(vectors) % 2)
-            vectors = []
-            for first, second in zip(padded[::2], padded[1::2], strict=True):
-                low = [g * width + j for g in range(2 * count // width) for j in range(half)]
-                high = [lane + half for lane in low]
-                mask = ir.VectorType(I32, count)
-                vectors.append(
-                    combine(
-                        self.b.shuffle_vector(first, second, mask(low)),
-                        self.b.shuffle_vector(first, second, mask(high)),
-                    )
-                )
-            width = half
-        return vectors
+            is_low = [lane % width < half for lane in range(count)]
+            # The first's low half and the second's high one stay where they are, which takes no shuffle.
+            kept = [lane + (0 if low else count) for lane, low in enumerate(is_low)]
+            moved = [lane + (half if low else count - half) for lane, low in enumerate(is_low)]
+            halved, halved_owners = [], []
+            for i in range(0, len(vectors), 2):
+                j = min(i + 1, len(vectors) - 1)
+                halves = [self.b.shuffle_vector(vectors[i], vectors[j], mask(lanes)) for lanes in (kept, moved)]
+                halved.append(combine(*halves))
+                halved_owners.append([(owners[i] + owners[j])[lane] for lane in kept])
+            vectors, owners, width = halved, halved_owners, half
+        return [self._in_order(*pair) for pair in zip(vectors, owners, strict=True)]
 
-
-class Dot:
-    """How values of one type are multiplied and summed along a row.
-
-    A pair of bfloat16 is multiplied by one instruction, where there is one, or *split*: into two float32, the pair's
-    second number and its first, for two fused multiply-adds in this order. That is what the instruction computes, bit
-    for bit (a product of two bfloat16 is exact in float32), where subnormal numbers count as zero.
-
-    Args:
-        half: bfloat16, else float32.
-        whole: weights are int8; they become operands in registers, which are exact, or split ones where these are
-            faster, and the sums are the same as if they had been operands in memory.
-        reused: every value that is loaded is multiplied several times, so that splitting pairs may pay.
-        widened: ``x`` lies in memory as :meth:`store_widened` leaves it, in float32, split where there are pairs.
-    """
-
-    def __init__(
-        self, emitter: Emitter, *, half: bool, whole: bool = False, reused: bool = False, widened: bool = False
-    ) -> None:
-        self.e = emitter
-        self.half = half
-        self.whole = whole
-        self.paired = half and has_pairs()
-        self.split = self.paired and (widened or ((reused or whole) and not has_fast_pairs()))
-        self.widened = widened
-        self.step = numbers_at_once(half=half)
-        self.item = 2 if half else 4
-        self.weight_item = 1 if whole else self.item
-        self.raw = ir.VectorType(I16 if half else I32, self.step)
-
-    def load(self, base: ir.Value, place: ir.Value) -> Operand:
-        """A step of values, from number ``place`` of a row on."""
-        if self.widened:
-            vector, bytes_of = ir.VectorType(F32, lanes()), 4 * lanes()
-            row = self.e.at(base, self._bytes(place, 4))
-            return [self.e.load(row, vector, i * bytes_of) for i in range(self.step // lanes())]
-        return self.operand(self.e.load(base, self.raw, self._bytes(place, self.item)))
-
-    def load_part(self, base: ir.Value, place: ir.Value, mask: ir.Value) -> Operand:
-        """The lanes that ``mask`` names; the others are zero and their memory is not touched."""
-        if self.widened:
-            return self.load(base, place)
-        return self.operand(self._masked(self.raw, self.item, base, place, mask))
-
-    def load_weights(self, base: ir.Value, place: ir.Value) -> Operand:
-        """:meth:`load` for weights."""
-        raw = self.e.load(base, self._raw_weights(), self._bytes(place, self.weight_item))
-        return self._weights(raw)
-
-    def load_weights_part(self, base: ir.Value, place: ir.Value, mask: ir.Value) -> Operand:
-        """:meth:`load_part` for weights."""
-        return self._weights(self._masked(self._raw_weights(), self.weight_item, base, place, mask))
-
-    def store_widened(self, values: Operand, out: ir.Value, place: ir.Value) -> None:
-        """Stores a step of values for a product that takes ``x`` widened."""
-        row = self.e.at(out, self._bytes(place, 4))
-        for i, value in enumerate(values):
-            self.e.store(value, row, 4 * lanes() * i)
-
-    def weight_line(self, place: ir.Value) -> ir.Value:
-        """Bytes from the start of a row of weights to number ``place``."""
-        return self._bytes(place, self.weight_item)
-
-    def operand(self, raw: ir.Value) -> Operand:
-        """What lies in memory as what is multiplied."""
-        if self.split:
-            ints, floats = ir.VectorType(I32, lanes()), ir.VectorType(F32, lanes())
-            bits = self.e.b.bitcast(raw, ints)
-            second = self.e.b.and_(bits, ints([0xFFFF << 16] * lanes()))
-            return [self.e.b.bitcast(part, floats) for part in (second, self.e.b.shl(bits, ints([16] * lanes())))]
-        if self.paired:
-            return [self.e.b.bitcast(raw, ir.VectorType(_BFloat(), self.step))]
-        if self.half:
-            return [self.e.widen(raw)]
-        return [self.e.b.bitcast(raw, ir.VectorType(F32, self.step))]
-
-    def add(self, total: ir.Value, x: Operand, w: Operand) -> ir.Value:
-        if self.paired and not self.split:
-            return self.e.call("llvm.x86.avx512bf16.dpbf16ps.512", total.type, (total, *x, *w))
-        for x_part, w_part in zip(x, w, strict=True):
-            total = self.e.fma(x_part, w_part, total)
-        return total
-
-    def _bytes(self, place: ir.Value, item: int) -> ir.Value:
-        return self.e.b.mul(place, I64(item))
-
-    def _masked(self, raw: ir.VectorType, item: int, base: ir.Value, place: ir.Value, mask: ir.Value) -> ir.Value:
-        name = f"llvm.masked.load.v{self.step}i{8 * item}.p0"
-        zeros = raw([0] * self.step)
-        return self.e.call(name, raw, (self.e.at(base, self._bytes(place, item)), I32(1), mask, zeros))
-
-    def _raw_weights(self) -> ir.VectorType:
-        return ir.VectorType(I8, self.step) if self.whole else self.raw
-
-    def _weights(self, raw: ir.Value) -> Operand:
-        """int8 as operands: seven bits and a sign fit into a bfloat16."""
-        if not self.whole:
-            return self.operand(raw)
-        b, floats, ints = self.e.b, ir.VectorType(F32, lanes()), ir.VectorType(I32, lanes())
-        if self.split:
-            pairs = b.zext(b.bitcast(raw, ir.VectorType(I16, lanes())), ints)
-            at_top = [b.shl(pairs, ints([bits] * lanes())) for bits in (16, 24)]
-            return [b.sitofp(b.ashr(part, ints([24] * lanes())), floats) for part in at_top]
-        if not self.paired:
-            return [b.sitofp(raw, floats)]
-        halves = [ir.VectorType(I32, lanes())(list(range(first, first + lanes()))) for first in (0, lanes())]
-        return [self.e.round_pair(*(b.sitofp(b.shuffle_vector(raw, raw, half), floats) for half in halves))]
+    def _in_order(self, vector: ir.Value, owners: list[int]) -> ir.Value:
+        order = [owners.index(number) for number in sorted(set(owners))]
+        order += order[-1:] * (len(owners) - len(order))
+        if order == list(range(len(owners))):
+            return vector
+        return self.b.shuffle_vector(vector, vector, ir.VectorType(I32, len(order))(order))

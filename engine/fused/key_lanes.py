@@ -17,7 +17,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from engine.fused.emitter import F32, I32, I64, PTR, Dot, Emitter, lanes, numbers_at_once
+from engine.fused.dot import Dot
+from engine.fused.emitter import F32, I32, I64, PTR, Emitter, lanes, numbers_at_once
 from engine.fused.vectors import is_half
 
 

@@ -15,6 +15,7 @@ from numba import njit, types
 from numba.extending import intrinsic, overload
 
 from engine.fused.arithmetic import floats, from_operand, item_size, numbers, operands
+from engine.fused.dot import Dot
 from engine.fused.emitter import (
     F32,
     I16,
@@ -22,7 +23,6 @@ from engine.fused.emitter import (
     I64,
     LINE_BYTES,
     PTR,
-    Dot,
     Emitter,
     add_all,
     carry,

@@ -11,9 +11,11 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
-from engine.fused.emitter import F32, I16, I32, I64, PTR, Dot, Emitter, carry, lanes
+from engine.fused.dot import Dot
+from engine.fused.emitter import F32, I8, I16, I64, PTR, Emitter, carry, lanes
 from engine.fused.vectors import is_half
 
 GROUP = 32
@@ -45,9 +47,13 @@ def dot_band_int4(typing_context, kind, x, w, worth, k, out):
         length = arguments[4]
         x, w, worth, out = (builder.inttoptr(arguments[i], PTR) for i in (1, 2, 3, 5))
 
+        rest = _copy_of_rest(e, dot, x, length)
+
         def body(place: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
             number = builder.udiv(place, I64(GROUP))
-            xs = [_load_left(e, dot, x, builder.add(place, I64(first)), length) for first in range(0, GROUP, dot.step)]
+            is_whole = builder.icmp_unsigned("<=", builder.add(place, I64(GROUP)), length)
+            numbers = builder.select(is_whole, e.at(x, builder.mul(place, I64(dot.item))), rest)
+            xs = [dot.load(numbers, I64(first)) for first in range(0, GROUP, dot.step)]
             group = e.at(w, builder.mul(number, I64(GROUP_BYTES)))
             values = e.at(worth, builder.mul(number, I64(2 * 4 * GROUP_ROWS)))
             for row, part, raw in _rows_of_group(e, dot, group, values):
@@ -97,13 +103,11 @@ def widen_halves(typing_context, address, out):
     return types.void(types.int64, types.int64), codegen
 
 
-def _load_left(e: Emitter, dot: Dot, row: ir.Value, place: ir.Value, length: ir.Value) -> ir.Value:
-    """A step of ``x``; behind its end there are zeros."""
-    left = e.b.sub(length, place)
-    # Rows are shorter than 2**31; what is left may be negative.
-    numbers = ir.VectorType(I32, dot.step)(list(range(dot.step)))
-    mask = e.b.icmp_signed("<", numbers, e.splat(e.b.trunc(left, I32), dot.step))
-    return dot.load_part(row, place, mask)
+def _copy_of_rest(e: Emitter, dot: Dot, x: ir.Value, length: ir.Value) -> ir.Value:
+    """Where the numbers of ``x`` behind its last whole group lie, filled up with zeros to a group."""
+    buffer, rest = e.room_for(ir.ArrayType(I8, GROUP * dot.item)), e.b.and_(length, I64(GROUP - 1))
+    cgutils.raw_memcpy(e.b, buffer, e.at(x, e.b.mul(e.b.sub(length, rest), I64(dot.item))), rest, dot.item)
+    return buffer
 
 
 def _rows_of_group(e: Emitter, dot: Dot, w: ir.Value, worth: ir.Value) -> Iterator[tuple[int, int, ir.Value]]:

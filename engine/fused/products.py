@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import njit
 from numba.extending import overload
 
 from engine.fused.arithmetic import floats, item_size, operands, scale_by, whole_to_operand
-from engine.fused.emitter import LONGEST_STEP, is_widened, numbers_at_once
+from engine.fused.emitter import LONGEST_STEP, is_widened
 from engine.fused.nibbles import (
     GROUP,
     GROUP_BYTES,
@@ -18,7 +18,8 @@ from engine.fused.nibbles import (
     widen_group_int4,
     widen_halves,
 )
-from engine.fused.vectors import dot_tile, dot_tile_int8, dot_tile_part, prefetch, widen_steps
+from engine.fused.vectors import dot_tile, dot_tile_int8, dot_tile_part, prefetch
+from engine.fused.widening import is_kept, tile_kind, whole_steps, widen_rows
 
 BAND = GROUP_ROWS
 """Rows of a weight that are multiplied with all tokens while they lie in the first cache."""
@@ -36,29 +37,6 @@ MANY_ROWS = 64
 """With so many, a product is bound by what its caches hold, with fewer by memory."""
 _SUMS_BYTES = 4 * 4 * 64
 _ALL_SUMS_BYTES = MOST_ROWS // 4 * (BAND // 4) * _SUMS_BYTES
-
-
-def _x_kind(kind: Any) -> Any:
-    """What square tiles take of ``x``, as a number of that type: operands, or float32 where that is faster."""
-    raise NotImplementedError  # for compiled code only
-
-
-@overload(_x_kind)
-def _x_kind_of(kind):
-    if is_widened(kind):
-        return lambda kind: np.float32(0)
-    return lambda kind: kind
-
-
-def _whole_steps(kind: Any, k: Any) -> Any:
-    """Numbers of a row of ``k`` in float32, see :func:`engine.fused.vectors.widen_steps`."""
-    raise NotImplementedError  # for compiled code only
-
-
-@overload(_whole_steps)
-def _whole_steps_of(kind, k):
-    step = numbers_at_once(half=kind == types.uint16)
-    return lambda kind, k: (k + step - 1) // step * step
 
 
 def band_scratch_bytes(widest: int, item_bytes: int, *, is_quantized: bool) -> int:
@@ -197,14 +175,14 @@ def _tiles(kind, x, ldx, num_rows, w, ldw, ask, num_asked, k, out, ldo, sums):
 @njit(error_model="numpy")
 def _square_tiles(kind, x, ldx, num_rows, w, ldw, width, ask, num_asked, k, out, ldo, sums):
     """``width`` columns with rows of ``x`` in fours, which are widened behind the sums where that is faster."""
-    x_kind = _x_kind(kind)
+    x_kind = tile_kind(kind)
     num_tiles = width // 4 * min(BAND // 4, num_rows // 4)
     each = (num_asked + num_tiles - 1) // num_tiles
     for i in range(0, num_rows, 4):
         x_rows, ldr = x + i * ldx, ldx
-        if item_size(x_kind) != item_size(kind):
-            x_rows, ldr = sums + _ALL_SUMS_BYTES, 4 * _whole_steps(kind, k)
-            _widen_rows(kind, 4, x + i * ldx, ldx, k, x_rows, ldr)
+        if not is_kept(kind):
+            x_rows, ldr = sums + _ALL_SUMS_BYTES, 4 * whole_steps(kind, k)
+            widen_rows(kind, 4, x + i * ldx, ldx, k, x_rows, ldr)
         for j in range(0, width, 4):
             asked = min(each, num_asked)
             _square_tile(x_kind, kind, asked, x_rows, ldr, w + j * ldw, ldw, ask, k, out + i * ldo + 4 * j, ldo)
@@ -272,16 +250,16 @@ def _widened_tiles(kind, x, ldx, num_rows, w, ldw, ask, num_asked, k, out, ldo, 
     part, f32 = k, np.float32(0)
     if k > _PART_NUMBERS:
         part = _part_length(k, (k + _PART_NUMBERS - 1) // _PART_NUMBERS)
-    ldr, next_line = 4 * _whole_steps(kind, part), ask
+    ldr, next_line = 4 * whole_steps(kind, part), ask
     rows, columns = sums + _ALL_SUMS_BYTES, sums + _ALL_SUMS_BYTES + 4 * ldr
     end = ask + num_asked * ldw
     for begin in range(0, k, part):
         at, place, length = begin * item_size(kind), sums, min(part, k - begin)
-        whole = _whole_steps(kind, length)
-        _widen_rows(kind, BAND, w + at, ldw, length, columns, ldr)
+        whole = whole_steps(kind, length)
+        widen_rows(kind, BAND, w + at, ldw, length, columns, ldr)
         is_first, is_last = begin == 0, begin + part >= k
         for i in range(0, num_rows, 4):
-            _widen_rows(kind, 4, x + i * ldx + at, ldx, length, rows, ldr)
+            widen_rows(kind, 4, x + i * ldx + at, ldx, length, rows, ldr)
             for j in range(0, BAND, 4):
                 tile, target = columns + j * ldr, out + i * ldo + 4 * j
                 if next_line < end:
@@ -296,12 +274,6 @@ def _widened_tiles(kind, x, ldx, num_rows, w, ldw, ask, num_asked, k, out, ldo, 
                 else:
                     dot_tile_part(f32, 4, 4, 0, 0, rows, ldr, tile, ldr, 0, whole, place, target, ldo)
                 place += _SUMS_BYTES
-
-
-@njit(error_model="numpy")
-def _widen_rows(kind, num_rows, x, ldx, k, out, ldo):
-    for row in range(num_rows):
-        widen_steps(kind, x + row * ldx, k, out + row * ldo)
 
 
 @njit(error_model="numpy")

@@ -16,7 +16,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from engine.fused.emitter import F32, I32, I64, LINE_BYTES, PTR, Dot, Emitter, add_all, carry, lanes, parts_in_registers
+from engine.fused.dot import Dot
+from engine.fused.emitter import F32, I32, I64, LINE_BYTES, PTR, Emitter, add_all, carry, lanes, parts_in_registers
 
 
 def is_half(kind: types.Type) -> bool:
@@ -172,9 +173,8 @@ def _loop_of_steps(
     builder.cbranch(builder.icmp_unsigned("!=", rest, I64(0)), part, done)
 
     builder.position_at_end(part)
-    mask = _mask_of_rest(e, dot, rest)
-    x_parts = [dot.load_part(row, end, mask) for row in x_rows]
-    w_parts = [dot.load_weights_part(row, end, mask) for row in w_rows]
+    x_parts = [dot.load_part(row, end, rest) for row in x_rows]
+    w_parts = [dot.load_weights_part(row, end, rest) for row in w_rows]
     finished = add_all(dot.add, totals, x_parts, w_parts)
     last = builder.block
     builder.branch(done)
@@ -203,12 +203,6 @@ def _ask(e: Emitter, dot: Dot, place: ir.Value, first: ir.Value, stride: ir.Valu
         e.prefetch(ahead)
 
 
-def _mask_of_rest(e: Emitter, dot: Dot, rest: ir.Value) -> ir.Value:
-    """The first ``rest`` lanes of a step."""
-    numbers = ir.VectorType(I64, dot.step)(list(range(dot.step)))
-    return e.b.icmp_unsigned("<", numbers, e.splat(rest, dot.step))
-
-
 @intrinsic(prefer_literal=True)
 def widen_steps(typing_context, kind, x, k, out):
     """A row of operands → what tiles take for one of bfloat16 where ``x`` is float32: whole steps, filled with zeros.
@@ -229,8 +223,7 @@ def widen_steps(typing_context, kind, x, k, out):
         with cgutils.for_range_slice(builder, I64(0), end, I64(dot.step)) as (place, _):
             dot.store_widened(dot.load(source, place), target, place)
         with builder.if_then(builder.icmp_unsigned("!=", rest, I64(0))):
-            mask = _mask_of_rest(e, dot, rest)
-            dot.store_widened(dot.load_part(source, end, mask), target, end)
+            dot.store_widened(dot.load_part(source, end, rest), target, end)
         return context.get_dummy_value()
 
     return signature, codegen

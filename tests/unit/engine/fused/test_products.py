@@ -9,7 +9,6 @@ import pytest
 import torch
 from numba import njit
 
-from engine.float32_products import has_bfloat16
 from engine.fused.products import BAND, MANY_ROWS, band_product, band_scratch_bytes
 from engine.fused.quantization import quantize_linear_int4
 from engine.fused.structure import Linear
@@ -17,9 +16,7 @@ from engine.fused.subnormals import ignore_subnormals, restore_subnormals
 from tests.rounded_weights import numbers_of
 
 KINDS: dict[torch.dtype, Any] = {torch.bfloat16: np.uint16(0), torch.float32: np.float32(0)}
-# Without instructions for it, what replaces them compiles for minutes here; in the decoder's tests it runs anyway.
-IN_BFLOAT16 = () if has_bfloat16(torch.device("cpu")) else (pytest.mark.thorough,)
-DTYPES = (pytest.param(torch.bfloat16, marks=IN_BFLOAT16), torch.float32)
+DTYPES = (torch.bfloat16, torch.float32)
 
 
 @njit(error_model="numpy")
