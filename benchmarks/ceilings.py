@@ -36,10 +36,20 @@ class Ceilings:
         return 1e3 * max(num_bytes / self.bytes_per_second, num_flops / self.flops_per_second)
 
 
+class MemoryReader:
+    """Half a GiB on ``device``, to be read from memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._memory = torch.ones(_READ_BYTES // 4, dtype=torch.float32, device=device)
+
+    def bytes_per_second(self) -> float:
+        """As it is now."""
+        return _READ_BYTES / _seconds(self._memory.sum, self._memory.device)
+
+
 def measure_ceilings(dtype: torch.dtype, device: torch.device) -> Ceilings:
     """Takes about two seconds on a small CPU."""
-    memory = torch.ones(_READ_BYTES // 4, dtype=torch.float32, device=device)
-    bandwidth = _READ_BYTES / _seconds(lambda: memory.sum(), device)
+    bandwidth = MemoryReader(device).bytes_per_second()
     # Torch multiplies bfloat16 number by number there: whoever wants speed widens, and so does the fused decoder.
     computed = torch.float32 if dtype == torch.bfloat16 and not has_bfloat16(device) else dtype
     rates = []

@@ -13,8 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.argument_types import HelpFormatter, at_least
-from benchmarks.ceilings import Ceilings, measure_ceilings, median_ratio
+from benchmarks.ceilings import Ceilings, MemoryReader, measure_ceilings, median_ratio
+from benchmarks.context_slopes import measure_slopes, show_slopes
+from benchmarks.turns import in_turn
 from cluster.cores import usable_cores
 from cluster.worker_environment import become_like_a_worker
 from engine.block_manager import BlockManager
@@ -38,7 +39,6 @@ from engine.scheduler import ScheduledSequence
 from engine.served_model import load_served_model
 
 _BLOCK_SIZE = 16
-_WARM_UPS = 2
 _WIDTH = 110
 
 
@@ -79,40 +79,6 @@ class Result:
     def ms(self, decoder: str) -> float:
         """Median."""
         return statistics.median(self.times_ms[decoder])
-
-
-@dataclass(frozen=True, slots=True)
-class Slope:
-    """What a decode step of ``batch`` sequences costs more behind longer contexts.
-
-    Attributes:
-        added_ms: measured.
-        least_ms: what reading the KV between takes at the measured bandwidth.
-    """
-
-    batch: int
-    from_context: int
-    to_context: int
-    added_ms: float
-    least_ms: float
-
-    @property
-    def ratio(self) -> float:
-        return self.added_ms / self.least_ms
-
-
-def slopes_of(results: Sequence[Result], decoder: str, kv_bytes_per_token: int, ceilings: Ceilings) -> list[Slope]:
-    """From each context to the next longer one, and from the shortest to the longest of more than two."""
-    slopes = []
-    decoding = [result for result in results if result.case.tokens == 1]
-    for batch in sorted({result.case.batch for result in decoding}):
-        by_context = {result.case.context: result.ms(decoder) for result in decoding if result.case.batch == batch}
-        contexts = sorted(by_context)
-        pairs = [*pairwise(contexts), *([(contexts[0], contexts[-1])] if len(contexts) > 2 else [])]
-        for start, end in pairs:
-            least_ms = ceilings.least_ms(batch * (end - start) * kv_bytes_per_token, 0)
-            slopes.append(Slope(batch, start, end, by_context[end] - by_context[start], least_ms))
-    return slopes
 
 
 class Work:
@@ -197,25 +163,20 @@ def make_plan(case: Case, num_blocks: int) -> list[ScheduledSequence]:
 
 def run_case(case: Case, runners: dict[str, ModelRunner], repeats: int, result: Result) -> None:
     """Fills in the times, the runners taking turns."""
-    plan = make_plan(case, next(iter(runners.values())).cache.num_blocks)
+    steps = {name: step_of(case, runner) for name, runner in runners.items()}
+    result.times_ms = in_turn(steps, repeats)
 
-    def step(runner: ModelRunner) -> float:
+
+def step_of(case: Case, runner: ModelRunner) -> Callable[[], float]:
+    """What takes the step, and gives its milliseconds."""
+    plan = make_plan(case, runner.cache.num_blocks)
+
+    def step() -> float:
         started_s = time.perf_counter()
         runner.forward(runner.build_batch(plan)).argmax(-1).tolist()
         return (time.perf_counter() - started_s) * 1e3
 
-    result.times_ms = in_turn({name: partial(step, runner) for name, runner in runners.items()}, repeats)
-
-
-def in_turn(works: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
-    """``A B A B``, and what each gave; the first rounds are not counted."""
-    results: dict[str, list[float]] = {name: [] for name in works}
-    for number in range(repeats + _WARM_UPS):
-        for name, work in works.items():
-            value = work()
-            if number >= _WARM_UPS:
-                results[name].append(value)
-    return results
+    return step
 
 
 def cases_of(arguments: argparse.Namespace) -> list[Case]:
@@ -242,24 +203,6 @@ def show(results: Sequence[Result], decoders: Sequence[str], console: Console) -
             f"{result.least_ms:.1f}",
             f"{result.least_ms / result.ms(first):.0%}",
             *(f"{median_ratio(result.times_ms[other], result.times_ms[first]):.2f}" for other in decoders[1:]),
-        )
-    console.print(table)
-
-
-def show_slopes(slopes: Sequence[Slope], console: Console) -> None:
-    """How the cost of a step grows with the context, beside the bytes that it reads."""
-    table = Table(
-        "batch",
-        "context",
-        "added ms",
-        "limit ms",
-        "× limit",
-        title="what longer contexts add to a step, differences of medians",
-    )
-    for slope in slopes:
-        contexts = f"{slope.from_context} → {slope.to_context}"
-        table.add_row(
-            str(slope.batch), contexts, f"{slope.added_ms:.1f}", f"{slope.least_ms:.1f}", f"{slope.ratio:.2f}"
         )
     console.print(table)
 
@@ -318,11 +261,20 @@ def main() -> None:
     for result in results:
         run_case(result.case, runners, arguments.repeats, result)
     show(results, list(runners), console)
-    slopes = slopes_of(results, next(iter(runners)), first.spec.bytes_per_token, ceilings)
+    slopes = []
+    for batch in dict.fromkeys(arguments.batches):
+        steps = {context: step_of(Case(batch, 1, context), first) for context in arguments.contexts}
+        read_rate = MemoryReader(first.cache.device).bytes_per_second
+        slopes += measure_slopes(batch, steps, read_rate, first.spec.bytes_per_token, arguments.repeats)
     if slopes:
         show_slopes(slopes, console)
     if arguments.json:
-        report = {"ceilings": asdict(ceilings), "dtype": loaded.dtype_name, "steps": [asdict(r) for r in results]}
+        report = {
+            "ceilings": asdict(ceilings),
+            "dtype": loaded.dtype_name,
+            "steps": [asdict(result) for result in results],
+            "slopes": [asdict(slope) for slope in slopes],
+        }
         arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 

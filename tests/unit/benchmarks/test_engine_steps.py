@@ -1,12 +1,12 @@
-"""The benchmark of steps: what it plans, what it takes for the limit, and that decoders take turns."""
+"""The benchmark of steps: what it plans, and what it takes for the limit."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from benchmarks.ceilings import Ceilings, median_ratio
-from benchmarks.engine_steps import Case, Result, Slope, Work, in_turn, make_plan, make_runners, slopes_of
+from benchmarks.ceilings import Ceilings
+from benchmarks.engine_steps import Case, Work, make_plan, make_runners, step_of
 from engine.drafts import ROOT
 from engine.model_loader import LoadedModel, prepare_model
 from engine.model_runner import KV_CACHES
@@ -47,19 +47,6 @@ def test_a_tree_has_two_children_at_every_node() -> None:
     assert sequence.request.num_computed_tokens == 20
 
 
-def test_decoders_take_turns_and_warm_up() -> None:
-    calls: list[str] = []
-
-    def work(name: str) -> float:
-        calls.append(name)
-        return len(calls)
-
-    results = in_turn({"a": lambda: work("a"), "b": lambda: work("b")}, 3)
-    assert calls == ["a", "b"] * 5
-    assert results == {"a": [5, 7, 9], "b": [6, 8, 10]}
-    assert median_ratio(results["b"], results["a"]) == 8 / 7
-
-
 def test_the_same_way_of_computing_is_measured_once() -> None:
     other = prepare_model(tiny_model("gpt2"), "float32")
     assert list(make_runners(other, 4, ["auto", "transformers"])) == ["transformers"]
@@ -82,19 +69,6 @@ def test_every_way_of_computing_takes_every_cache_over_the_same_model() -> None:
     assert not torch.equal(first, other)
 
 
-def test_slopes_are_those_of_steps_that_decode_and_of_the_whole_way() -> None:
-    def result(case: Case, ms: float) -> Result:
-        return Result(case, 1.0, {"fused": [ms, ms, 99.0], "other": [7.0]})
-
-    results = [
-        result(Case(8, 1, 300), 50.0),
-        result(Case(8, 1, 100), 20.0),
-        result(Case(1, 9, 100), 30.0),
-        result(Case(1, 512, 0), 40.0),
-        result(Case(8, 1, 400), 80.0),
-        result(Case(2, 1, 100), 8.0),
-    ]
-    ceilings = Ceilings(bytes_per_second=1e6, flops_per_second=1.0, multiplied="float32")
-    found = slopes_of(results, "fused", 5, ceilings)
-    assert found == [Slope(8, 100, 300, 30.0, 8.0), Slope(8, 300, 400, 30.0, 4.0), Slope(8, 100, 400, 60.0, 12.0)]
-    assert [slope.ratio for slope in found] == [3.75, 7.5, 5.0]
+def test_a_step_is_taken_and_timed(loaded: LoadedModel) -> None:
+    runner = make_runners(loaded, 8, ["auto"])["fused"]
+    assert step_of(Case(2, 1, 20), runner)() > 0
