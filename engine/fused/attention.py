@@ -24,7 +24,7 @@ from engine.fused.emitter import LONGEST_STEP
 from engine.fused.int8_rows import row_bytes, unpack_rows
 from engine.fused.key_slots import KEY_CHUNK, SPLIT_KEYS, ask_for, fill_path, fill_slots, number_rows
 from engine.fused.mixing import mix, weight_bytes
-from engine.fused.scores import keys_at_once, score
+from engine.fused.scores import keys_at_once, score, score_heads, takes_heads
 from engine.fused.softmax import soften
 from engine.fused.tables import Item, Span
 from engine.fused.tiles import STEP
@@ -110,6 +110,10 @@ def _score_chunk(kind, rows, cache, slots_at, num_keys, sizes, memory):
     for j in range(0, num_keys, together):
         count, slots = min(together, num_keys - j), slots_at + 8 * j
         ahead = _ahead(slots_at, num_keys, j, keys, values, slots_at, asked)
+        if many == 0 and unpacked == 0 and takes_heads(num_rows, dim):
+            heads, of_keys = (queries, ld_head, ld_query, num_heads), (keys, ld_cache, vector_bytes)
+            score_heads(kind, num_rows, dim, heads, of_keys, slots, scores + 4 * j, ahead)
+            continue
         for head in range(num_heads):
             if ahead:
                 ask_for(ahead + head * count * vector_bytes, count * vector_bytes)

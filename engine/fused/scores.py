@@ -6,7 +6,7 @@ from typing import Any
 
 from numba import njit
 
-from engine.fused.key_slots import KEY_CHUNK
+from engine.fused.key_slots import KEY_CHUNK, ask_for
 from engine.fused.vectors import dot_tile
 from engine.fused.widening import tile_kind
 
@@ -16,38 +16,6 @@ def keys_at_once(num_rows):
     """Keys of a tile of :func:`score` for the last of some rows; those of the others divide them."""
     rest = num_rows % 4
     return 16 if rest == 1 else 8 if rest == 2 else 4
-
-
-def _scorer(size: int) -> Any:
-    """:func:`score` for heads of that size, or 0: any. A product of known length is a straight line of code."""
-
-    @njit(error_model="numpy")
-    def score_heads(kind, queries, ldq, num_rows, keys, ldk, slots, num_keys, dim, scores):
-        lds, x_kind, k = 4 * KEY_CHUNK, tile_kind(kind), size if size else dim
-        i = 0
-        while i < num_rows:
-            x, out, left = queries + i * ldq, scores + i * lds, num_rows - i
-            if left >= 4:
-                for j in range(0, num_keys, 4):
-                    dot_tile(x_kind, kind, 4, 4, 1, 0, x, ldq, keys, ldk, slots + 8 * j, 0, k, out + 4 * j, lds)
-                i += 4
-            elif left == 3:
-                for j in range(0, num_keys, 4):
-                    dot_tile(x_kind, kind, 3, 4, 1, 0, x, ldq, keys, ldk, slots + 8 * j, 0, k, out + 4 * j, lds)
-                i += 3
-            elif left == 2:
-                for j in range(0, num_keys, 8):
-                    dot_tile(x_kind, kind, 2, 8, 1, 0, x, ldq, keys, ldk, slots + 8 * j, 0, k, out + 4 * j, lds)
-                i += 2
-            else:
-                for j in range(0, num_keys, 16):
-                    dot_tile(x_kind, kind, 1, 16, 1, 0, x, ldq, keys, ldk, slots + 8 * j, 0, k, out + 4 * j, lds)
-                i += 1
-
-    return score_heads
-
-
-_score_64, _score_128, _score_any = _scorer(64), _scorer(128), _scorer(0)
 
 
 @njit(error_model="numpy")
@@ -62,9 +30,80 @@ def score(kind, queries, ldq, num_rows, keys, ldk, slots, num_keys, dim, scores)
         slots: address of int64 ``[num_keys]``.
         scores: address of float32 rows of :data:`engine.fused.key_slots.KEY_CHUNK`.
     """
+    lds, x_kind = 4 * KEY_CHUNK, tile_kind(kind)
+    i = 0
+    while i < num_rows:
+        x, out, left = queries + i * ldq, scores + i * lds, num_rows - i
+        if left >= 4:
+            for j in range(0, num_keys, 4):
+                dot_tile(x_kind, kind, 4, 4, 1, 0, x, ldq, keys, ldk, slots + 8 * j, 0, dim, out + 4 * j, lds)
+            i += 4
+        elif left == 3:
+            for j in range(0, num_keys, 4):
+                dot_tile(x_kind, kind, 3, 4, 1, 0, x, ldq, keys, ldk, slots + 8 * j, 0, dim, out + 4 * j, lds)
+            i += 3
+        elif left == 2:
+            for j in range(0, num_keys, 8):
+                dot_tile(x_kind, kind, 2, 8, 1, 0, x, ldq, keys, ldk, slots + 8 * j, 0, dim, out + 4 * j, lds)
+            i += 2
+        else:
+            for j in range(0, num_keys, 16):
+                dot_tile(x_kind, kind, 1, 16, 1, 0, x, ldq, keys, ldk, slots + 8 * j, 0, dim, out + 4 * j, lds)
+            i += 1
+
+
+def _heads_scorer(dim: int, num_rows: int, num_keys: int) -> Any:
+    """For heads of that size, rows and keys: a straight line of code."""
+
+    @njit(error_model="numpy")
+    def score_tiles(kind, rows, cache, slots, scores, ahead):
+        queries, ld_head, ldq, num_heads = rows
+        keys, ldk, vector_bytes = cache
+        num_bytes = num_keys * vector_bytes
+        for head in range(num_heads):
+            if ahead:
+                ask_for(ahead + head * num_bytes, num_bytes)
+            q, k, out = queries + head * ld_head, keys + head * vector_bytes, scores + 4 * KEY_CHUNK * num_rows * head
+            dot_tile(tile_kind(kind), kind, num_rows, num_keys, 1, 0, q, ldq, k, ldk, slots, 0, dim, out, 4 * KEY_CHUNK)
+
+    return score_tiles
+
+
+_one_64, _two_64, _three_64, _four_64 = (_heads_scorer(64, *tile) for tile in ((1, 16), (2, 8), (3, 4), (4, 4)))
+_one_128, _two_128, _three_128, _four_128 = (_heads_scorer(128, *tile) for tile in ((1, 16), (2, 8), (3, 4), (4, 4)))
+
+
+@njit(inline="always", error_model="numpy")
+def takes_heads(num_rows, dim):
+    """Whether :func:`score_heads` can."""
+    return num_rows <= 4 and (dim == 64 or dim == 128)
+
+
+@njit(error_model="numpy")
+def score_heads(kind, num_rows, dim, rows, cache, slots, scores, ahead):
+    """A tile of :func:`score` for each of some heads, whose rows are one tile's.
+
+    Args:
+        rows: address of the first head's queries, bytes from head to head and from row to row, and how many heads.
+        cache: address of the first head's key in slot 0, bytes from slot to slot, and from head to head.
+        slots: address of :func:`keys_at_once` slots.
+        scores: address of the first head's; those of the next ones lie behind.
+        ahead: address of as many bytes as are read, which are brought from memory meanwhile; 0: none are.
+    """
     if dim == 64:
-        _score_64(kind, queries, ldq, num_rows, keys, ldk, slots, num_keys, dim, scores)
-    elif dim == 128:
-        _score_128(kind, queries, ldq, num_rows, keys, ldk, slots, num_keys, dim, scores)
+        if num_rows == 1:
+            _one_64(kind, rows, cache, slots, scores, ahead)
+        elif num_rows == 2:
+            _two_64(kind, rows, cache, slots, scores, ahead)
+        elif num_rows == 3:
+            _three_64(kind, rows, cache, slots, scores, ahead)
+        else:
+            _four_64(kind, rows, cache, slots, scores, ahead)
+    elif num_rows == 1:
+        _one_128(kind, rows, cache, slots, scores, ahead)
+    elif num_rows == 2:
+        _two_128(kind, rows, cache, slots, scores, ahead)
+    elif num_rows == 3:
+        _three_128(kind, rows, cache, slots, scores, ahead)
     else:
-        _score_any(kind, queries, ldq, num_rows, keys, ldk, slots, num_keys, dim, scores)
+        _four_128(kind, rows, cache, slots, scores, ahead)
