@@ -1,7 +1,8 @@
 """What longer contexts add to a decode step, beside the time that the machine needs to read them.
 
-In a round all contexts and a plain reading of memory take turns, and each round has its own ratio: a machine whose
-speed changes by half from one minute to the next gives the same median.
+In a round all contexts and a plain reading of memory take turns, and each round has its own ratio, so that a machine
+whose speed changes from one minute to the next changes both sides. The reading is the best of a few, the steps are
+not: what disturbs a moment makes a ratio larger, not smaller.
 """
 
 from __future__ import annotations

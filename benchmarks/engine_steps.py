@@ -262,10 +262,11 @@ def main() -> None:
         run_case(result.case, runners, arguments.repeats, result)
     show(results, list(runners), console)
     slopes = []
-    for batch in dict.fromkeys(arguments.batches):
-        steps = {context: step_of(Case(batch, 1, context), first) for context in arguments.contexts}
-        read_rate = MemoryReader(first.cache.device).bytes_per_second
-        slopes += measure_slopes(batch, steps, read_rate, first.spec.bytes_per_token, arguments.repeats)
+    contexts = dict.fromkeys(arguments.contexts)
+    memory = MemoryReader(first.cache.device) if len(contexts) > 1 else None
+    for batch in dict.fromkeys(arguments.batches) if memory else ():
+        steps = {context: step_of(Case(batch, 1, context), first) for context in contexts}
+        slopes += measure_slopes(batch, steps, memory.bytes_per_second, first.spec.bytes_per_token, arguments.repeats)
     if slopes:
         show_slopes(slopes, console)
     if arguments.json:

@@ -57,7 +57,7 @@ def max_rows(tiles: int, dim: int) -> int:
 def scratch_floats(dim: int) -> int:
     """Size of the memory that one thread needs, in float32 values."""
     scores_and_slots, states = _SCORES_FLOATS + 4 * KEY_CHUNK, 2 * STATE_ROWS * (dim + 2)
-    rows = int(_row_memory_bytes.py_func(dim)) // 4
+    rows = (int(row_scratch_bytes.py_func(dim)) + int(_query_bytes.py_func(dim))) // 4
     tile_scratch = max(tile_scratch_floats(dim), int(few_scratch_bytes.py_func(dim)) // 4)
     return scores_and_slots + states + rows + tile_scratch
 
@@ -167,8 +167,9 @@ def _attend_chunk(kind, rows, cache, slots_at, next_slots_at, num_keys, visible,
     a Zen 3 drops most.
 
     Args:
-        rows: address of the first head's queries, bytes from one head's to the next's and from one row to the next, how
-            many rows a head has, how many a token has, and how many a head has in all.
+        rows: address of the first head's queries as :func:`engine.fused.widening.tile_kind` has them, bytes from one
+            head's to the next's and from one row to the next, how many rows a head has, how many a token has, and how
+            many a head has in all.
         cache: addresses of the first head's key and value in slot 0, bytes from one token's to the next, and from one
             head's to the next.
         next_slots_at: slots of the chunk that comes next, or of this one.
@@ -276,9 +277,9 @@ def _attend_split(
 
 
 @njit(inline="always", error_model="numpy")
-def _row_memory_bytes(dim):
-    """Of a chunk's rows, and behind them of an item's queries in float32."""
-    return row_scratch_bytes(dim) + 4 * MAX_ROWS * (dim + LONGEST_STEP)
+def _query_bytes(dim):
+    """Memory for an item's queries in float32, behind that for a chunk's rows."""
+    return 4 * MAX_ROWS * (dim + LONGEST_STEP)
 
 
 @njit(error_model="numpy")
@@ -299,7 +300,7 @@ def _attend_heads(
         )
         return
     rows_memory = _row_scratch_at(scratch, dim)
-    packed = rows_memory + _row_memory_bytes(dim)
+    packed = rows_memory + row_scratch_bytes(dim) + _query_bytes(dim)
     if takes_few(span, item, num_heads // num_kv_heads, first_split_key, end):
         attend_split_few(
             kind, span, item, shape, scaling, queries, keys, values, first_split_key, end, state, state_bytes, packed

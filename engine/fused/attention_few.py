@@ -128,7 +128,7 @@ _GROUP_BYTES = PAIRS_BYTES * STEP // 2
 @njit(error_model="numpy")
 def few_scratch_bytes(dim):
     """Memory for a split: lists, queries, operands and scores."""
-    of_a_head = _queries_bytes(dim) + TILE * SCORES_BYTES
+    of_a_head = TILE * 2 * dim + TILE * SCORES_BYTES  # queries, packed, and scores
     operands = STEP * 2 * dim + max(_PRODUCTS_BYTES, STEP * 2 * dim)
     return _LISTS_BYTES + operands + MAX_HEADS * of_a_head
 

@@ -70,7 +70,7 @@ class Dot:
         return self.operand(self.e.load(base, self.raw, self._bytes(place, self.item)))
 
     def load_part(self, base: ir.Value, place: ir.Value, count: ir.Value) -> Operand:
-        """The first ``count`` numbers of a step, then zeros, whose memory is not touched."""
+        """The first ``count`` numbers of a step, then zeros, whose memory is not touched; a widened row has them."""
         if self.widened:
             return self.load(base, place)
         return self.operand(self._part(self.raw, self.item, base, place, count))

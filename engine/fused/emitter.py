@@ -281,7 +281,8 @@ class Emitter:
         Lane ``j`` is added to lane ``j + half``, then the halves again, alike for every vector.
 
         Args:
-            combine: what to do with two vectors instead of adding them; it must not matter which comes first.
+            combine: what to do with two vectors instead of adding them; which of two numbers comes first must not
+                matter.
         """
         combine = combine or self.b.fadd
         count = vectors[0].type.count
@@ -298,7 +299,7 @@ class Emitter:
             halved, halved_owners = [], []
             for i in range(0, len(vectors), 2):
                 j = min(i + 1, len(vectors) - 1)
-                halves = [self.b.shuffle_vector(vectors[i], vectors[j], mask(lanes)) for lanes in (kept, moved)]
+                halves = [self.b.shuffle_vector(vectors[i], vectors[j], mask(chosen)) for chosen in (kept, moved)]
                 halved.append(combine(*halves))
                 halved_owners.append([(owners[i] + owners[j])[lane] for lane in kept])
             vectors, owners, width = halved, halved_owners, half

@@ -53,7 +53,7 @@ def score(kind, queries, ldq, num_rows, keys, ldk, slots, num_keys, dim, scores)
 
 
 def _heads_scorer(dim: int, num_rows: int, num_keys: int) -> Any:
-    """For heads of that size, rows and keys: a straight line of code."""
+    """For heads of that size, rows and keys, all known when it is compiled."""
 
     @njit(error_model="numpy")
     def score_tiles(kind, rows, cache, slots, scores, ahead):

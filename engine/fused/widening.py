@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import njit
 from numba.extending import overload
 
 from engine.fused.arithmetic import item_size
 from engine.fused.emitter import is_widened, numbers_at_once
-from engine.fused.vectors import widen_steps
+from engine.fused.vectors import is_half, widen_steps
 
 
 def tile_kind(kind: Any) -> Any:
@@ -36,7 +36,7 @@ def whole_steps(kind: Any, k: Any) -> Any:
 
 @overload(whole_steps)
 def _whole_steps_of(kind, k):
-    step = numbers_at_once(half=kind == types.uint16)
+    step = numbers_at_once(half=is_half(kind))
     return lambda kind, k: (k + step - 1) // step * step
 
 

@@ -6,7 +6,7 @@ from benchmarks.ceilings import median_ratio
 from benchmarks.turns import in_turn
 
 
-def test_decoders_take_turns_and_warm_up() -> None:
+def test_works_take_turns_and_warm_up() -> None:
     calls: list[str] = []
 
     def work(name: str) -> float:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llvmlite import ir
 
 from engine.fused import emitter
 from engine.fused.emitter import parts_in_registers
@@ -27,3 +30,33 @@ def test_a_tile_is_one_part_where_registers_are_many() -> None:
         patch.setattr(emitter, "_most_sums", lambda: 12)
         assert parts_in_registers(4, 4) == [range(2), range(2, 4)]
         assert parts_in_registers(16, 1) == [range(8), range(8, 16)]
+
+
+class Shuffles:
+    """A builder of the two operations that folding takes, which computes them at once."""
+
+    @staticmethod
+    def shuffle_vector(first: Lanes, second: Lanes, mask: ir.Constant) -> Lanes:
+        both = [*first.values, *second.values]
+        return Lanes([both[lane.constant] for lane in mask.constant])
+
+    @staticmethod
+    def fadd(first: Lanes, second: Lanes) -> Lanes:
+        return Lanes([a + b for a, b in zip(first.values, second.values, strict=True)])
+
+
+class Lanes:
+    """A vector."""
+
+    def __init__(self, values: list[float]) -> None:
+        self.values = values
+        self.type = ir.VectorType(emitter.F32, len(values))
+
+
+@given(count=st.integers(1, 40), width=st.sampled_from((4, 8, 16)))
+def test_sums_over_lanes_come_out_in_their_order(count: int, width: int) -> None:
+    vectors = [Lanes([float(100 * number + lane) for lane in range(width)]) for number in range(count)]
+    folded = emitter.Emitter(cast("ir.IRBuilder", Shuffles())).fold(cast("list[ir.Value]", vectors))
+    assert len(folded) == -(-count // width)
+    sums = [value for vector in folded for value in vector.values][:count]
+    assert sums == [sum(vector.values) for vector in vectors]

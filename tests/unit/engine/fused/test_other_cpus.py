@@ -28,8 +28,8 @@ elif way == "avx512":
     emitter._features = lambda: features - {"avx512bf16"}
 else:
     emitter._features = lambda: frozenset(name for name in features if not name.startswith("avx512"))
-chosen = "bfloat16 and (600 or 40 or small or many) or numpys"
-sys.exit(pytest.main(["-q", "--thorough", "-p", "no:cacheprovider", *tests, "-k", chosen]))
+chosen = "bfloat16 and (600 or 40 or small or many or all_heads) or numpys"
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *tests, "-k", chosen]))
 """
 
 
@@ -38,6 +38,8 @@ def test_products_are_right_and_rows_independent(way: str) -> None:
     needed = {"registers": "avx512f", "avx512": "avx512f", "avx2": "avx2"}
     if not (has_pairs() if way == "pairs" else has_features(needed[way])):
         pytest.skip(f"this CPU has no {way}")
-    tests = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("products", "mixing", "attention_many")]
+    tests = [
+        str(Path(__file__).with_name(f"test_{name}.py")) for name in ("products", "mixing", "attention_many", "scores")
+    ]
     ended = subprocess.run([sys.executable, "-c", RUN, way, *tests], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-1000:]

@@ -41,8 +41,8 @@ def operands(name: str, rng: np.random.Generator, *shape: int) -> tuple[np.ndarr
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float32"])
-@pytest.mark.parametrize("dim", [40, 64, 80, 128])
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("dim", [20, 40, 64, 80, 128])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 6, 7])
 def test_all_heads_together_get_the_bits_of_each_alone(name: str, dim: int, num_rows: int) -> None:
     rng = np.random.default_rng(dim + num_rows)
     (q, q_values), (keys, key_values) = (
