@@ -23,7 +23,7 @@ from rich.table import Table
 
 from benchmarks.argument_types import HelpFormatter, at_least
 from benchmarks.ceilings import Ceilings, MemoryReader, measure_ceilings, median_ratio
-from benchmarks.context_slopes import measure_slopes, show_slopes
+from benchmarks.context_slopes import Slope, measure_slopes, show_slopes
 from benchmarks.turns import in_turn
 from cluster.cores import usable_cores
 from cluster.worker_environment import become_like_a_worker
@@ -261,12 +261,13 @@ def main() -> None:
     for result in results:
         run_case(result.case, runners, arguments.repeats, result)
     show(results, list(runners), console)
-    slopes = []
-    contexts = dict.fromkeys(arguments.contexts)
-    memory = MemoryReader(first.cache.device) if len(contexts) > 1 else None
-    for batch in dict.fromkeys(arguments.batches) if memory else ():
-        steps = {context: step_of(Case(batch, 1, context), first) for context in contexts}
-        slopes += measure_slopes(batch, steps, memory.bytes_per_second, first.spec.bytes_per_token, arguments.repeats)
+    slopes: list[Slope] = []
+    if len(contexts := dict.fromkeys(arguments.contexts)) > 1:
+        memory = MemoryReader(first.cache.device)
+        for batch in dict.fromkeys(arguments.batches):
+            steps = {context: step_of(Case(batch, 1, context), first) for context in contexts}
+            bytes_per_token = first.spec.bytes_per_token
+            slopes += measure_slopes(batch, steps, memory.bytes_per_second, bytes_per_token, arguments.repeats)
     if slopes:
         show_slopes(slopes, console)
     if arguments.json:
