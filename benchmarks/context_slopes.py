@@ -17,7 +17,7 @@ from rich.table import Table
 
 from benchmarks.turns import in_turn
 
-READING = "reading"
+_READING = "reading"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +60,14 @@ def measure_slopes(
         read_rate: gives the bytes a second that memory is read with.
     """
     contexts = sorted(steps)
-    if len(contexts) < 2:
-        return []
-    works = {READING: read_rate, **{str(context): steps[context] for context in contexts}}
+    works = {_READING: read_rate, **{str(context): steps[context] for context in contexts}}
     measured = in_turn(works, rounds)
     pairs = [*pairwise(contexts), *([(contexts[0], contexts[-1])] if len(contexts) > 2 else [])]
     slopes = []
     for start, end in pairs:
         added_ms = [last - first for first, last in zip(measured[str(start)], measured[str(end)], strict=True)]
         num_bytes = batch * (end - start) * kv_bytes_per_token
-        slopes.append(Slope(batch, start, end, added_ms, [1e3 * num_bytes / rate for rate in measured[READING]]))
+        slopes.append(Slope(batch, start, end, added_ms, [1e3 * num_bytes / rate for rate in measured[_READING]]))
     return slopes
 
 

@@ -57,8 +57,8 @@ def max_rows(tiles: int, dim: int) -> int:
 def scratch_floats(dim: int) -> int:
     """Size of the memory that one thread needs, in float32 values."""
     scores_and_slots, states = _SCORES_FLOATS + 4 * KEY_CHUNK, 2 * STATE_ROWS * (dim + 2)
-    rows = (int(row_scratch_bytes.py_func(dim)) + int(_query_bytes.py_func(dim))) // 4
-    tile_scratch = max(tile_scratch_floats(dim), int(few_scratch_bytes.py_func(dim)) // 4)
+    rows = (int(row_scratch_bytes.py_func(dim)) + int(_widened_query_bytes.py_func(dim))) // 4
+    tile_scratch = max(tile_scratch_floats(dim), few_scratch_bytes(dim) // 4)
     return scores_and_slots + states + rows + tile_scratch
 
 
@@ -277,7 +277,7 @@ def _attend_split(
 
 
 @njit(inline="always", error_model="numpy")
-def _query_bytes(dim):
+def _widened_query_bytes(dim):
     """Memory for an item's queries in float32, behind that for a chunk's rows."""
     return 4 * MAX_ROWS * (dim + LONGEST_STEP)
 
@@ -300,7 +300,7 @@ def _attend_heads(
         )
         return
     rows_memory = _row_scratch_at(scratch, dim)
-    packed = rows_memory + row_scratch_bytes(dim) + _query_bytes(dim)
+    packed = rows_memory + row_scratch_bytes(dim) + _widened_query_bytes(dim)
     if takes_few(span, item, num_heads // num_kv_heads, first_split_key, end):
         attend_split_few(
             kind, span, item, shape, scaling, queries, keys, values, first_split_key, end, state, state_bytes, packed

@@ -125,10 +125,10 @@ _GROUP_BYTES = PAIRS_BYTES * STEP // 2
 """From 16 numbers of the values of 32 keys to the next 16."""
 
 
-@njit(error_model="numpy")
-def few_scratch_bytes(dim):
+def few_scratch_bytes(dim: int) -> int:
     """Memory for a split: lists, queries, operands and scores."""
-    of_a_head = TILE * 2 * dim + TILE * SCORES_BYTES  # queries, packed, and scores
+    # Called as it is written: a compiled function would be compiled at each start, which takes half a second.
+    of_a_head = int(_queries_bytes.py_func(dim)) + TILE * SCORES_BYTES
     operands = STEP * 2 * dim + max(_PRODUCTS_BYTES, STEP * 2 * dim)
     return _LISTS_BYTES + operands + MAX_HEADS * of_a_head
 

@@ -306,6 +306,7 @@ class Emitter:
         return [self._in_order(*pair) for pair in zip(vectors, owners, strict=True)]
 
     def _in_order(self, vector: ir.Value, owners: list[int]) -> ir.Value:
+        """One lane of each owner, a number for each lane of ``vector``, in the order of these numbers."""
         order = [owners.index(number) for number in sorted(set(owners))]
         order += order[-1:] * (len(owners) - len(order))
         if order == list(range(len(owners))):

@@ -52,8 +52,8 @@ def score(kind, queries, ldq, num_rows, keys, ldk, slots, num_keys, dim, scores)
             i += 1
 
 
-def _heads_scorer(dim: int, num_rows: int, num_keys: int) -> Any:
-    """For heads of that size, rows and keys, all known when it is compiled."""
+def _tiles_scorer(dim: int, num_rows: int, num_keys: int) -> Any:
+    """A tile of each head, all of whose sizes are known when it is compiled."""
 
     @njit(error_model="numpy")
     def score_tiles(kind, rows, cache, slots, scores, ahead):
@@ -69,8 +69,25 @@ def _heads_scorer(dim: int, num_rows: int, num_keys: int) -> Any:
     return score_tiles
 
 
-_one_64, _two_64, _three_64, _four_64 = (_heads_scorer(64, *tile) for tile in ((1, 16), (2, 8), (3, 4), (4, 4)))
-_one_128, _two_128, _three_128, _four_128 = (_heads_scorer(128, *tile) for tile in ((1, 16), (2, 8), (3, 4), (4, 4)))
+def _heads_scorer(dim: int) -> Any:
+    """:func:`score_heads` for heads of that size."""
+    one, two, three, four = (_tiles_scorer(dim, rows, keys_at_once.py_func(rows)) for rows in range(1, 5))
+
+    @njit(error_model="numpy")
+    def score_size(kind, num_rows, rows, cache, slots, scores, ahead):
+        if num_rows == 1:
+            one(kind, rows, cache, slots, scores, ahead)
+        elif num_rows == 2:
+            two(kind, rows, cache, slots, scores, ahead)
+        elif num_rows == 3:
+            three(kind, rows, cache, slots, scores, ahead)
+        else:
+            four(kind, rows, cache, slots, scores, ahead)
+
+    return score_size
+
+
+_score_heads_64, _score_heads_128 = _heads_scorer(64), _heads_scorer(128)
 
 
 @njit(inline="always", error_model="numpy")
@@ -91,19 +108,6 @@ def score_heads(kind, num_rows, dim, rows, cache, slots, scores, ahead):
         ahead: address of as many bytes as are read, which are brought from memory meanwhile; 0: none are.
     """
     if dim == 64:
-        if num_rows == 1:
-            _one_64(kind, rows, cache, slots, scores, ahead)
-        elif num_rows == 2:
-            _two_64(kind, rows, cache, slots, scores, ahead)
-        elif num_rows == 3:
-            _three_64(kind, rows, cache, slots, scores, ahead)
-        else:
-            _four_64(kind, rows, cache, slots, scores, ahead)
-    elif num_rows == 1:
-        _one_128(kind, rows, cache, slots, scores, ahead)
-    elif num_rows == 2:
-        _two_128(kind, rows, cache, slots, scores, ahead)
-    elif num_rows == 3:
-        _three_128(kind, rows, cache, slots, scores, ahead)
+        _score_heads_64(kind, num_rows, rows, cache, slots, scores, ahead)
     else:
-        _four_128(kind, rows, cache, slots, scores, ahead)
+        _score_heads_128(kind, num_rows, rows, cache, slots, scores, ahead)

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numba import njit
+from numba.core.dispatcher import Dispatcher
 
+from engine.fused.attention import scratch_floats
 from engine.fused.emitter import LONGEST_STEP
 from engine.fused.key_slots import KEY_CHUNK
 from engine.fused.scores import keys_at_once, score, score_heads, takes_heads
@@ -63,3 +65,11 @@ def test_all_heads_together_get_the_bits_of_each_alone(name: str, dim: int, num_
         np.testing.assert_array_equal(together, apart)
     else:
         assert (together == 77.0).all()
+
+
+def test_how_much_memory_is_needed_is_told_without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("a function was compiled, which takes half a second of every start")
+
+    monkeypatch.setattr(Dispatcher, "compile", refuse)
+    assert scratch_floats(64) > 0
