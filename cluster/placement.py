@@ -10,22 +10,28 @@ from typing import Any
 import ray
 
 from cluster.config import ResourcesConfig
-from cluster.worker_environment import worker_variables
+from cluster.worker_environment import is_like_a_worker, worker_variables
 
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
 _GIB = 2**30
 _TOO_FEW_CPUS = "too few CPUs"
 
 
-def actor_options(resources: ResourcesConfig) -> dict[str, Any]:
-    """Options for ``ray.remote(...).options``."""
+def actor_options(resources: ResourcesConfig, inherits: bool = False) -> dict[str, Any]:
+    """Options for ``ray.remote(...).options``.
+
+    Args:
+        inherits: actors have this process's environment, since Ray was started with it, on this machine alone. Those
+            that need no other one may run in processes that Ray has ready.
+    """
     options: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": resources.gpus}
     if resources.memory_gib is not None:
         options["memory"] = int(resources.memory_gib * _GIB)
     selector = label_selector(resources)
     if selector:
         options["label_selector"] = selector
-    options["runtime_env"] = {"env_vars": worker_variables()}
+    if not (inherits and is_like_a_worker()):
+        options["runtime_env"] = {"env_vars": worker_variables()}
     return options
 
 

@@ -23,12 +23,16 @@ def worker_variables() -> dict[str, str]:
     return {name: os.environ.get(name, value) for name, value in _VARIABLES.items()}
 
 
+def is_like_a_worker() -> bool:
+    """Whether this process's environment has all that workers have."""
+    return all(name in os.environ for name in _VARIABLES)
+
+
 def become_like_a_worker() -> None:
     """Starts this process anew, by the same command line, if it lacks a variable that workers have.
 
     They are read when a process starts and when torch is loaded, so it is too late to set them. What computes here
     would be slower than on a worker.
     """
-    variables = worker_variables()
-    if any(name not in os.environ for name in variables):
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **variables})
+    if not is_like_a_worker():
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **worker_variables()})

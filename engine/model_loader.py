@@ -46,6 +46,7 @@ class LoadedModel:
         fingerprint: equal for equal weights and config, see :func:`fingerprint_of`; of the weights as they were.
         weights: ``native``, or ``fp8``: what its linear layers are, see :mod:`engine.fp8_linear`.
         weights_error: relative error of some logits that these weights alone brought.
+        is_fusable: the fused decoder has given the model's own logits, so that nobody need compare again.
     """
 
     model: PreTrainedModel
@@ -57,6 +58,7 @@ class LoadedModel:
     fingerprint: str
     weights: str = "native"
     weights_error: float = 0.0
+    is_fusable: bool = False
 
     def kv_spec(
         self, block_size: int, weights: str = "native", encoding: KVEncoding = KVEncoding.NATIVE

@@ -185,6 +185,8 @@ class ModelRunner:
 
     def _create_fused(self, feature_layers: Sequence[int]) -> ForwardPass:
         """Raises :class:`NotFusableError` also when results differ from the model's own, with its own weights."""
+        if self.loaded.is_fusable:
+            return create_fused(self.loaded, self.cache, feature_layers, self.spec.weights)
         length = sum(_CHECK_CHUNKS)
         cache, lossless = self.cache, self.loaded.kv_spec(self.spec.block_size)
         if self.spec.encoding is not KVEncoding.NATIVE:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from dataclasses import replace
 
 import torch
 
@@ -38,7 +39,7 @@ def load_served_model(
         loaded = load_model(source, "bfloat16", device, weights)
         reason = why_not_fused(loaded)
         if reason is None:
-            return loaded
+            return replace(loaded, is_fusable=True)
         logger.info("dtype is float32, since the fused decoder does not compute %s: %s", source.name, reason)
         del loaded
         gc.collect()  # layers that multiply as float32 refer to themselves; both models would not fit everywhere

@@ -18,10 +18,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cluster.worker_environment import worker_variables
 from engine.model_cache import cache_dir
 
 ROOT = Path(__file__).parents[2]
 BATON = [sys.executable, "-m", "cluster.cli"]
+_OF_THE_TESTS = {"BATON_ENDPOINT", "OMP_NUM_THREADS", *worker_variables()}
+"""Variables that a user's shell does not have."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Machine:
             (cache_dir() / kept).mkdir(parents=True, exist_ok=True)
             (folder / "cache" / kept).symlink_to(cache_dir() / kept)
         self.environment = {
-            **{name: value for name, value in os.environ.items() if name != "BATON_ENDPOINT"},
+            **{name: value for name, value in os.environ.items() if name not in _OF_THE_TESTS},
             "BATON_CACHE": str(folder / "cache"),
             "PYTHONPATH": str(ROOT),
             "COLUMNS": "80",
@@ -151,7 +154,9 @@ def test_status_as_json_has_every_worker(baton: Callable[..., Result], up: Resul
         (worker,) = status["pools"][pool]["workers"]
         assert worker["state"] == "ready"
         assert psutil.pid_exists(worker["pid"])
-        assert psutil.Process(worker["pid"]).nice() == psutil.Process().nice()  # as important as whoever asks
+        process = psutil.Process(worker["pid"])
+        assert process.nice() == psutil.Process().nice()  # as important as whoever asks
+        assert process.environ().items() >= worker_variables().items()
         assert worker["kv_blocks_total"] > 1
         assert worker["kv_blocks_leaked"] == 0
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import ray
 
 from cluster.config import BatonConfig
-from cluster.launch import Cluster
+from cluster.launch import Cluster, connect
+from cluster.worker_environment import worker_variables
 from engine.errors import ConfigError
 
 
@@ -21,3 +24,15 @@ def test_a_local_ray_that_does_not_start_is_one_message(raised: Exception, monke
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(ConfigError, match=r"local Ray cluster could not be started: .*try again when it is not"):
         Cluster.start(BatonConfig.from_dict({"router": {"port": 0}}), lambda line: None)
+
+
+def test_a_local_ray_has_the_environment_of_workers_and_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Actors that need no other one need not wait until Ray has made it."""
+    seen: dict[str, str] = {}
+    monkeypatch.setattr(os, "environ", {"RAY_worker_niceness": "3", "HOME": "/"})
+    monkeypatch.setattr(ray, "init", lambda **options: seen.update(os.environ))
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    assert connect(BatonConfig(), lambda line: None)
+    assert seen.items() >= worker_variables().items()
+    assert seen["RAY_prestart_worker_first_driver"] == "0"
+    assert seen["RAY_worker_niceness"] == "3"

@@ -36,6 +36,15 @@ def test_a_variable_of_the_users_own_is_passed_on(monkeypatch, name):
     assert actor_options(ResourcesConfig())["runtime_env"] == {"env_vars": VARIABLES | {name: "7"}}
 
 
+def test_what_actors_inherit_is_not_asked_for(monkeypatch):
+    """Ray has no process ready for an actor with an environment of its own."""
+    assert actor_options(ResourcesConfig(), inherits=True)["runtime_env"] == RUNTIME_ENV
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "7")
+    assert "runtime_env" not in actor_options(ResourcesConfig(), inherits=True)
+    assert "runtime_env" in actor_options(ResourcesConfig())  # other nodes have an environment of their own
+
+
 def test_every_wish_becomes_an_option():
     resources = ResourcesConfig(
         cpus=4.0, gpus=1.0, memory_gib=1.5, accelerator_type="H100", labels={"baton-pool": "prefill"}

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
-from engine import served_model
+from engine import model_runner, served_model
 from engine.errors import ConfigError
 from engine.float32_products import LEAST_ROWS
-from engine.model_loader import LoadedModel, load_model
+from engine.model_loader import LoadedModel, load_model, own_logits
+from engine.model_runner import ModelRunner
 from engine.model_source import ModelSource
 from engine.served_model import load_served_model
 from tests.tiny_models import tiny_model
@@ -85,6 +88,24 @@ def test_what_is_asked_for_is_loaded_once(source: ModelSource, monkeypatch: pyte
     monkeypatch.setattr(served_model, "has_bfloat16", lambda device: True)
     load_served_model(source, "auto", CPU)
     assert asked == ["bfloat16", "auto"]
+
+
+def test_decoders_are_compared_once(source: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time costs a tenth of a second or more of a start."""
+    compared: list[int] = []
+
+    def noted(model: PreTrainedModel, token_ids: Sequence[int], first_position: int = 0) -> torch.Tensor:
+        compared.append(first_position)
+        return own_logits(model, token_ids, first_position)
+
+    monkeypatch.setattr(model_runner, "own_logits", noted)
+    loaded = load_served_model(source, "auto", CPU)
+    assert sorted(compared) == [0, loaded.max_model_len - 13]
+    assert ModelRunner(loaded, 2, 16).is_fused
+    assert ModelRunner(loaded, 2, 16, weights="int8").is_fused
+    assert len(compared) == 2
+    ModelRunner(load_model(source, "bfloat16", CPU), 2, 16)
+    assert len(compared) == 4
 
 
 def test_a_loaded_model_multiplies_many_rows_as_float32(source: ModelSource, multiplied: list[torch.dtype]) -> None:
