@@ -17,9 +17,15 @@ PYTEST := $(BIN)/python -m pytest
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 ARGS ?=
 BENCH_REPORTS := out/bench
-# Processes, one of them for tests/e2e: more than two cores, since many tests wait.
+# Processes for the tests that share nothing, many of which wait; those of tests/e2e each want the whole machine.
 TEST_JOBS ?= 3
-ALL_TESTS = $(PYTEST) -n $(TEST_JOBS) --dist loadfile
+
+define ALL_TESTS
+status=0; \
+	$(PYTEST) tests/unit tests/integration -n $(TEST_JOBS) --dist loadfile || status=$$?; \
+	$(PYTEST) tests/e2e || status=$$?; \
+	exit $$status
+endef
 
 .PHONY: help setup demo test test-thorough bench profile lint format proto clean
 

@@ -11,8 +11,6 @@ import os
 
 import pytest
 from hypothesis import HealthCheck, settings
-from xdist.remote import Producer
-from xdist.scheduler import LoadFileScheduling
 
 from cluster.logs import PACKAGES
 from cluster.worker_environment import worker_variables
@@ -22,8 +20,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("shared", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
-
-_CLUSTERS = "tests/e2e/"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,17 +38,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
-
-
-class ClustersApart(LoadFileScheduling):
-    """Gives each process whole files, and one of them all that start real clusters: several files share a cluster."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return _CLUSTERS if nodeid.startswith(_CLUSTERS) else super()._split_scope(nodeid)
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ClustersApart | None:
-    return ClustersApart(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")
