@@ -102,6 +102,8 @@ class Attempts:
             raise
         finally:
             await watch.close(keep=journal.is_finished)
+            if message.HasField("handoff") and not journal.is_finished:
+                self._background.spawn(decode.client.abandon(call_id))
 
     async def _alone(self, journal: Journal, placement: Placement) -> AsyncGenerator[TokenChunk]:
         """A decode worker computes what is known by itself and goes on from there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import grpc.aio
@@ -18,6 +18,7 @@ from engine.timeline import Event, Timeline, TransferPart
 
 _PINGS = 5
 _PING_TIMEOUT_S = 5.0
+_ABANDON_TIMEOUT_S = 5.0
 _RESYNC_AFTER_S = 60.0
 _RETRY_SYNC_AFTER_S = 2.0
 
@@ -42,6 +43,12 @@ class WorkerClient:
     def generate(self, request: worker_pb2.GenerateRequest, timeout_s: float) -> AsyncGenerator[worker_pb2.TokenBatch]:
         """Closing the iterator cancels the call."""
         return self._stream(lambda: self._decode.Generate(request, timeout=timeout_s))
+
+    async def abandon(self, transfer_id: str) -> None:
+        """Has the worker forget KV that nobody will come for. Who cannot be reached forgets it by itself, in time."""
+        request = worker_pb2.AbandonRequest(transfer_id=transfer_id)
+        with suppress(BatonError):
+            await self._ask(lambda: self._decode.Abandon(request, timeout=_ABANDON_TIMEOUT_S))
 
     def watch_cache(self) -> AsyncGenerator[worker_pb2.CacheEvents]:
         """What the worker's prefix cache holds, and then its changes. Closing the iterator cancels the call."""

@@ -265,6 +265,10 @@ class KVImporter:
         """See :meth:`PendingImports.claim`; what is not handed over must be given to :meth:`release`."""
         return await self._imports.claim(transfer_id)
 
+    def abandon(self, transfer_id: str) -> None:
+        """See :meth:`PendingImports.abandon`."""
+        self._imports.abandon(transfer_id)
+
     def hand_over(self, entry: Import, request: Request) -> None:
         """Engine's thread: the blocks now belong to ``request``, which starts where its KV ends."""
         holder = entry.holder

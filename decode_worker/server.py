@@ -48,6 +48,13 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
                 await context.write(batch)
         log.info("a sequence was decoded", extra={"tokens": num_tokens})
 
+    async def Abandon(  # noqa: N802 - named by the schema
+        self, message: worker_pb2.AbandonRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> worker_pb2.AbandonReply:
+        """See ``proto/worker.proto``."""
+        self._importer.abandon(message.transfer_id)
+        return worker_pb2.AbandonReply()
+
     async def _generate(self, message: worker_pb2.GenerateRequest) -> AsyncGenerator[worker_pb2.TokenBatch]:
         request = unpack_sequence(message.sequence, self._engine.runner.loaded.eos_token_ids, time.monotonic())
         request.request_id = f"{request.request_id}#{next(self._num_calls)}"

@@ -32,6 +32,11 @@ class InProcessClient(WorkerClient):
         """See the base class."""
         return self._present().generate(request, timeout_s)
 
+    async def abandon(self, transfer_id: str) -> None:
+        """See the base class."""
+        if self._simulated is not None:
+            self._simulated.sink.abandon(transfer_id)
+
     def watch_cache(self) -> AsyncGenerator[worker_pb2.CacheEvents]:
         """See the base class."""
         return self._present().watch_cache()

@@ -128,6 +128,10 @@ class SimulatedKVSink:
         """See :meth:`PendingImports.claim`; what is not handed over must be given to :meth:`release`."""
         return await self._imports.claim(transfer_id)
 
+    def abandon(self, transfer_id: str) -> None:
+        """See :meth:`PendingImports.abandon`."""
+        self._imports.abandon(transfer_id)
+
     def release(self, entry: PendingImport) -> None:
         """Gives back what no request has taken over."""
         holder, entry.holder = entry.holder, None

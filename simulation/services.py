@@ -43,6 +43,12 @@ class SimulatedServices(
     ) -> None:
         await _stream(context, request.sequence.request_id, self._worker.generate(request))
 
+    async def Abandon(  # noqa: N802 - named by the schema
+        self, request: worker_pb2.AbandonRequest, context: _Context
+    ) -> worker_pb2.AbandonReply:
+        self._worker.sink.abandon(request.transfer_id)
+        return worker_pb2.AbandonReply()
+
     async def Ping(  # noqa: N802 - named by the schema
         self, request: worker_pb2.PingRequest, context: _Context
     ) -> worker_pb2.PingReply:

@@ -168,6 +168,7 @@ class FakeWorker(worker_pb2_grpc.PrefillServicer, worker_pb2_grpc.DecodeServicer
         self.pause_s = 0.02
         self.scripts: list[Callable[..., AsyncIterator[object]]] = []
         self.requests: list[worker_pb2.PrefillRequest | worker_pb2.GenerateRequest] = []
+        self.abandoned: list[str] = []
         self.num_open = 0
         self.num_cancelled = 0
         self.num_pings = 0
@@ -225,6 +226,10 @@ class FakeWorker(worker_pb2_grpc.PrefillServicer, worker_pb2_grpc.DecodeServicer
     async def Generate(self, request, context):
         async for message in self._play(request, context, good_decode):
             yield message
+
+    async def Abandon(self, request, context):
+        self.abandoned.append(request.transfer_id)
+        return worker_pb2.AbandonReply()
 
     async def Ping(self, request, context):
         self.num_pings += 1

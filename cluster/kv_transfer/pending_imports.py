@@ -122,6 +122,12 @@ class PendingImports(Generic[ImportT]):
         self._drop(entry)
         return entry
 
+    def abandon(self, transfer_id: str) -> None:
+        """No request will come for it: its blocks are released now. A claimed one stays with its request."""
+        entry = self._entries.get(transfer_id)
+        if entry is not None and not entry.claimed:
+            self._forget(entry)
+
     async def _wait_for_commit(self, entry: ImportT) -> None:
         """Raises TimeoutError when the transfer makes no progress; a slow link alone is no reason to give up."""
         num_bytes = -1

@@ -193,6 +193,16 @@ class GenerateRequest(_message.Message):
     transfer_id: str
     def __init__(self, sequence: _Optional[_Union[Sequence, _Mapping]] = ..., transfer_id: _Optional[str] = ...) -> None: ...
 
+class AbandonRequest(_message.Message):
+    __slots__ = ("transfer_id",)
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    transfer_id: str
+    def __init__(self, transfer_id: _Optional[str] = ...) -> None: ...
+
+class AbandonReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class TokenBatch(_message.Message):
     __slots__ = ("token_ids", "logprobs", "finish_reason", "num_cached_tokens", "events", "num_drafted", "num_accepted", "steps", "drafted_by")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]

@@ -113,6 +113,11 @@ class DecodeStub:
                 request_serializer=cluster_dot_wire_dot_worker__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=cluster_dot_wire_dot_worker__pb2.TokenBatch.FromString,
                 _registered_method=True)
+        self.Abandon = channel.unary_unary(
+                '/baton.v1.Decode/Abandon',
+                request_serializer=cluster_dot_wire_dot_worker__pb2.AbandonRequest.SerializeToString,
+                response_deserializer=cluster_dot_wire_dot_worker__pb2.AbandonReply.FromString,
+                _registered_method=True)
 
 
 class DecodeServicer:
@@ -125,6 +130,13 @@ class DecodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Abandon(self, request, context):
+        """Nobody will come for a transfer's KV: its blocks are free at once. One that was claimed stays with its request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DecodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -132,6 +144,11 @@ def add_DecodeServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=cluster_dot_wire_dot_worker__pb2.GenerateRequest.FromString,
                     response_serializer=cluster_dot_wire_dot_worker__pb2.TokenBatch.SerializeToString,
+            ),
+            'Abandon': grpc.unary_unary_rpc_method_handler(
+                    servicer.Abandon,
+                    request_deserializer=cluster_dot_wire_dot_worker__pb2.AbandonRequest.FromString,
+                    response_serializer=cluster_dot_wire_dot_worker__pb2.AbandonReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -161,6 +178,33 @@ class Decode:
             '/baton.v1.Decode/Generate',
             cluster_dot_wire_dot_worker__pb2.GenerateRequest.SerializeToString,
             cluster_dot_wire_dot_worker__pb2.TokenBatch.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Abandon(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Decode/Abandon',
+            cluster_dot_wire_dot_worker__pb2.AbandonRequest.SerializeToString,
+            cluster_dot_wire_dot_worker__pb2.AbandonReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -21,7 +21,7 @@ from tests.e2e.conftest import MODEL, RunningCluster, start
 from tests.grafana import Series, dashboard_expressions, problems, rule_expressions
 
 SETTINGS = {
-    "router": {"port": 0, "request_timeout_s": 25.0},
+    "router": {"port": 0, "request_timeout_s": 15.0},
     "log": {"level": "debug", "json": True},
     "slo": {"classes": {"impossible": {"ttft": "1ms", "tpot": "1ms"}}},
     "routing": {"local_prefill": "never"},

@@ -321,6 +321,17 @@ class TestCancellation:
         await until(lambda: cluster.is_idle)
         assert (prefill.num_cancelled, decode.requests) == (1, [])
 
+    async def test_kv_that_nobody_comes_for_any_more_is_abandoned(self, cluster):
+        """Such as that of a request whose stop string is its first token: it may lie there complete."""
+        prefill, decode = await cluster.add_all(["p1", "d1"])
+        await cluster.run()
+        assert decode.abandoned == []
+        async with aclosing(cluster.stream()) as chunks:
+            await anext(chunks)
+        await until(lambda: decode.abandoned)
+        assert decode.abandoned == [prefill.requests[-1].handoff.transfer_id]
+        await until(lambda: cluster.is_idle)
+
     async def test_while_both_workers_are_busy_with_it(self, cluster):
         prefill, decode = await cluster.add_all(["p1", "d1"])
         prefill.scripts = [prefill_then(for_ever)]

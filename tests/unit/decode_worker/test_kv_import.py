@@ -88,6 +88,32 @@ async def test_kv_that_nobody_claims_expires(hasty: Receiver, source: SourceKV) 
         await hasty.importer.claim(ID)
 
 
+async def test_kv_that_nobody_will_come_for_is_given_back_at_once(receiver: Receiver, source: SourceKV) -> None:
+    """As when a request is over with its first token, while its KV is on the way or there."""
+    receiver.importer.abandon(ID)  # of which nothing is known
+    await push(receiver, source, num_parts=2)
+    receiver.importer.abandon(ID)
+    await receiver.all_given_back()
+    with pytest.raises(TransferError, match="not open"):
+        await write(receiver, *list(source.parts())[2])
+    await push(receiver, source)
+    await receiver.importer.commit(ID)
+    receiver.importer.abandon(ID)
+    await receiver.all_given_back()
+
+
+async def test_kv_that_was_claimed_stays_with_its_request(receiver: Receiver, source: SourceKV) -> None:
+    claim = asyncio.create_task(receiver.importer.claim(ID))
+    await push(receiver, source)
+    receiver.importer.abandon(ID)
+    await receiver.importer.commit(ID)
+    imported = await claim
+    receiver.importer.abandon(ID)
+    assert await receiver.read(imported) == source.layers
+    receiver.importer.release(imported)
+    await receiver.all_given_back()
+
+
 async def test_a_claim_before_its_expiry_keeps_the_kv(hasty: Receiver, source: SourceKV) -> None:
     await push(hasty, source)
     await hasty.importer.commit(ID)
