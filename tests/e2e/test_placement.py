@@ -175,10 +175,11 @@ def nodes_of(placed: list[Placed]) -> set[str]:
         pytest.param({"labels": {"tier": "memory"}}, {"decode"}, marks=pytest.mark.thorough),
         ({"labels": {"rack": "7"}, "accelerator_type": "H200"}, {"decode"}),
         ({"labels": {ACCELERATOR_LABEL: "!H100"}, "gpus": 1}, {"decode"}),
-        ({"labels": {ACCELERATOR_LABEL: "in(H100, A100)"}}, {"prefill"}),
+        pytest.param({"labels": {ACCELERATOR_LABEL: "in(H100, A100)"}}, {"prefill"}, marks=pytest.mark.thorough),
         ({"cpus": 5}, {"prefill", "decode"}),
-        ({"memory_gib": 100}, {"prefill", "decode"}),
-        ({"gpus": 0.5}, {"prefill", "decode"}),
+        # Those that share a GPU, and that find no memory left, show the same.
+        pytest.param({"memory_gib": 100}, {"prefill", "decode"}, marks=pytest.mark.thorough),
+        pytest.param({"gpus": 0.5}, {"prefill", "decode"}, marks=pytest.mark.thorough),
     ],
     ids=lambda value: str(sorted(value)) if isinstance(value, set) else str(value),
 )
