@@ -27,6 +27,7 @@ from typing import IO, Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.argument_types import at_least
 from engine.errors import DeadlineError, WorkerLostError
 from engine.model_cache import CACHE_VARIABLE, cache_dir
 
@@ -223,14 +224,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-c", "--config", type=Path, default=None, help="of the cluster; default: the built-in one")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=at_least(1), default=3)
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one start")
     parser.add_argument("--json", type=Path, help="also write every run here")
     arguments = parser.parse_args()
-    runs = [start_once(arguments.config, arguments.overrides, arguments.timeout) for _ in range(arguments.repeats + 1)][
-        1:
-    ]
-    Console(width=_WIDTH).print(show(runs))
+    console, runs = Console(width=_WIDTH), []
+    for number in range(arguments.repeats + 1):
+        run = start_once(arguments.config, arguments.overrides, arguments.timeout)
+        console.print(f"start {number} of {arguments.repeats}: {run.total_s:.1f} s{'' if number else ', not counted'}")
+        runs += [run] if number else []
+    console.print(show(runs))
     if arguments.json:
         document = {"format": "baton-startup", "runs": [asdict(run) for run in runs], "figures": figures_of(runs)}
         arguments.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -90,25 +90,34 @@ def fits_somewhere(resources: ResourcesConfig, nodes: Sequence[Node]) -> bool:
     return any(not _lacks(resources, node) for node in nodes)
 
 
-def explain_pending(pool: str, resources: ResourcesConfig, nodes: Sequence[Node], *, is_local: bool = False) -> str:
+def explain_pending(
+    pool: str, resources: ResourcesConfig, nodes: Sequence[Node], *, is_local: bool = False, num_free_cpus: float = 0.0
+) -> str:
     """Why a worker of ``pool`` may be waiting for a place, node by node, and what to do.
 
     Args:
         is_local: Ray runs for this cluster alone, with as many CPUs as ``ray.num_cpus`` says.
+        num_free_cpus: of that one, how many nobody has taken.
     """
+    fits = fits_somewhere(resources, nodes)
+    if is_local and fits and _asks_for_cpus_alone(resources) and resources.cpus <= num_free_cpus:
+        return f"There is room for a {pool} worker, but its process is slow to start: the machine is busy."
     lines = [f"A {pool} worker asks for {describe_request(resources)}, and Ray has not started it yet."]
     lacks = [_lacks(resources, node) for node in nodes]
     for node, missing in zip(nodes, lacks, strict=True):
         lines.append(f"  {node.describe()}: {'; '.join(missing) if missing else 'would do, if others left it free'}")
-    if fits_somewhere(resources, nodes):
-        only_cpus = is_local and not resources.gpus and resources.memory_gib is None
-        more = "raise ray.num_cpus" if only_cpus else "add nodes"
+    if fits:
+        more = "raise ray.num_cpus" if is_local and _asks_for_cpus_alone(resources) else "add nodes"
         lines.append(f"If it is not only slow to start: free resources, {more}, or lower {pool}.workers.")
     else:
         only_cpus = is_local and [_TOO_FEW_CPUS] in lacks
         more = "raise ray.num_cpus" if only_cpus else "add nodes that have what it asks for"
         lines.append(f"No node can ever hold it: change {pool}.resources, or {more}.")
     return "\n".join(lines)
+
+
+def _asks_for_cpus_alone(resources: ResourcesConfig) -> bool:
+    return not resources.gpus and resources.memory_gib is None and not label_selector(resources)
 
 
 def _lacks(resources: ResourcesConfig, node: Node) -> list[str]:

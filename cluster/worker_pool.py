@@ -45,8 +45,8 @@ _MAX_DOUBLINGS = 10.0
 _MAX_FAILED_ROUNDS = 3
 _SHORTEST_DRAIN_TIMEOUT_S = 600.0
 _STILL_LOADING = (
-    "The others are still loading. If the machine is slow, or the model is large, raise ray.start_timeout_s: the first "
-    "start on a machine compiles the decoder, too."
+    "The others are still loading. If the machine is slow, or the model is large, raise ray.start_timeout_s. The first "
+    "start on a machine compiles the decoder, too; what is compiled by now is kept, so another try takes less."
 )
 _DEAD_KEPT = 5
 _STARTS_KEPT = 5
@@ -341,7 +341,10 @@ class WorkerPool:
 
     def _explain_pending(self) -> str:
         is_local = self._config.ray.address is None
-        return explain_pending(self.name, self._resources, self._nodes(), is_local=is_local)
+        num_free_cpus = ray.available_resources().get("CPU", 0.0) if is_local else 0.0
+        return explain_pending(
+            self.name, self._resources, self._nodes(), is_local=is_local, num_free_cpus=num_free_cpus
+        )
 
     def _nodes(self) -> list[Node]:
         """Those that live. Thousands of workers may ask at the same moment, and each question blocks the event loop."""

@@ -86,7 +86,9 @@ def test_a_wrong_label_is_shown_with_what_the_node_has():
 def test_on_a_local_cluster_the_number_of_cpus_is_a_setting():
     busy = explain_pending("prefill", ResourcesConfig(), [CPU_ONLY], is_local=True)
     assert "If it is not only slow to start: free resources, raise ray.num_cpus, or lower prefill.workers." in busy
-    too_large = explain_pending("prefill", ResourcesConfig(cpus=5.0), [CPU_ONLY], is_local=True)
+    slow = explain_pending("prefill", ResourcesConfig(), [CPU_ONLY], is_local=True, num_free_cpus=1.0)
+    assert slow == "There is room for a prefill worker, but its process is slow to start: the machine is busy."
+    too_large = explain_pending("prefill", ResourcesConfig(cpus=5.0), [CPU_ONLY], is_local=True, num_free_cpus=9.0)
     assert "change prefill.resources, or raise ray.num_cpus." in too_large
     for other in ({"gpus": 1.0}, {"memory_gib": 9.0}, {"cpus": 5.0, "labels": {"rack": "7"}}):
         assert "num_cpus" not in explain_pending("prefill", ResourcesConfig(**other), [H100, CPU_ONLY], is_local=True)
