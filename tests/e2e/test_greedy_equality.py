@@ -106,9 +106,9 @@ async def test_the_same_engine_aggregated_gives_the_same_tokens(
 def test_a_burst_on_the_default_configuration(
     prompts: list[list[int]], expected: list[list[int]], thorough: bool
 ) -> None:
-    """100 requests at once, or 200, of the class that nobody chose: all are served, handed over or not as the router
+    """60 requests at once, or 200, of the class that nobody chose: all are served, handed over or not as the router
     likes."""
-    num_prompts, times = (50, 4) if thorough else (10, 10)  # the first ones are short
+    num_prompts, times = (50, 4) if thorough else (10, 6)  # the first ones are short
 
     async def one(http: httpx.AsyncClient, prompt: list[int]) -> list[int]:
         body = {"model": MODEL, "prompt": prompt, "max_tokens": NUM_NEW_TOKENS, "temperature": 0}

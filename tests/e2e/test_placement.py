@@ -296,6 +296,7 @@ async def test_workers_of_a_lost_node_wait_for_another(nodes):
             nodes.ray_cluster.remove_node(spare)
 
 
+@pytest.mark.thorough
 async def test_the_example_for_gpus_fits_the_machines_it_is_for(nodes):
     """deploy/gpu-cluster.yaml on the node types of deploy/ray-cluster.yaml."""
     config = load_config(DEPLOY / "gpu-cluster.yaml")

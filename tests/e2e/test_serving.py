@@ -199,7 +199,7 @@ def test_disconnect_cancels_the_work_on_both_workers(cluster: RunningCluster) ->
 def test_two_hundred_requests_of_mixed_lengths(cluster: RunningCluster, thorough: bool) -> None:
     """None lost, none duplicated, nothing leaked: also while both pools grow and shrink."""
     sizes = ((2, 2), (1, 2), (2, 1), (1, 1)) if thorough else ((2, 2), (1, 1))
-    later_wave = 40 if thorough else 4  # who starts meanwhile needs the cores
+    longest, later_wave = (16, 40) if thorough else (8, 4)  # who starts meanwhile needs the cores
 
     async def run(num_requests: int, *, scale: bool) -> list[list[int]]:
         """The tokens of the first so many requests."""
@@ -207,7 +207,7 @@ def test_two_hundred_requests_of_mixed_lengths(cluster: RunningCluster, thorough
         gate = asyncio.Semaphore(32)
 
         async def one(number: int) -> tuple[int, list[int], list[str]]:
-            num_tokens = 1 + number * 7 % 16
+            num_tokens = 1 + number * 7 % longest
             async with gate:
                 stream = await openai.completions.create(
                     model=MODEL,
@@ -266,7 +266,7 @@ def test_two_hundred_requests_of_mixed_lengths(cluster: RunningCluster, thorough
         await openai.close()
         return first or []
 
-    steady = asyncio.run(run(200 if thorough else 60, scale=False))
+    steady = asyncio.run(run(200 if thorough else 24, scale=False))
     cluster.assert_nothing_leaked()
     assert asyncio.run(run(200, scale=True))[: len(steady)] == steady
     cluster.assert_nothing_leaked()
