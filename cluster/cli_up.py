@@ -61,7 +61,7 @@ def start_cluster(config: BatonConfig, report: Report) -> RunningCluster:
     Raises:
         BatonError: the port is taken, the model cannot be had, the draft does not fit it, or something cannot start.
     """
-    if config.ray.address is None:
+    if config.ray.is_local:
         _check_profile(config)
         listen(config.router.host, config.router.port).close()
         folder = pull(config.model, report)

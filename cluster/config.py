@@ -190,9 +190,14 @@ class RayConfig(Section):
     """For all workers to be ready. The first start on a machine compiles the decoder: minutes where CPUs are slow."""
 
     @property
+    def is_local(self) -> bool:
+        """Whether it is started for this cluster alone, on this machine alone: no node can join it."""
+        return self.address is None
+
+    @property
     def local_cpus(self) -> int | None:
-        """CPUs for the workers of a cluster that is started here, which no node can join; None: it is another one."""
-        return (self.num_cpus or _LOCAL_CPUS) if self.address is None else None
+        """CPUs for the workers of a local cluster; None: it is another one."""
+        return (self.num_cpus or _LOCAL_CPUS) if self.is_local else None
 
     @field_validator("address")
     @classmethod

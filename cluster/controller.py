@@ -47,7 +47,7 @@ class Controller:
         self._config = BatonConfig.from_dict(config)
         configure_logging(self._config.log, "controller")
         # Workers of a local cluster are nobody else's business; on several machines they must reach each other.
-        bind_host = _LOOPBACK if self._config.ray.address is None else None
+        bind_host = _LOOPBACK if self._config.ray.is_local else None
         processes = simulated_processes(self._config)
         self._pools = {name: WorkerPool(name, self._config, self, worker_class, bind_host, processes) for name in POOLS}
         self._router: Any = None

@@ -15,21 +15,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from cluster.config import BatonConfig
 from cluster.controller import ACTOR_NAME, Controller
 from cluster.stop_signals import StopEvent, signals_deferred
-from cluster.worker_environment import worker_variables
+from cluster.worker_environment import LOCAL_RAY_VARIABLES, worker_variables
 from engine.errors import BatonError, ConfigError, WorkerLostError
 
 _OBJECT_STORE_BYTES = 128 * 2**20
 _POLL_S = 0.2
 _STOP_TIMEOUT_S = 45.0
 _CONNECT_TIMEOUT_S = 5.0
-
-_LOCAL_VARIABLES = {
-    # Ray's own 15 leaves workers 3 % of a core that any other program uses.
-    "RAY_worker_niceness": "0",
-    # Ray would start an idle process for each core first, and wait for them.
-    "RAY_prestart_worker_first_driver": "0",
-}
-"""Of a Ray that is started here, unless the user's environment says otherwise."""
 
 
 class Cluster:
@@ -107,7 +99,7 @@ def connect(config: BatonConfig, report: Callable[[str], None]) -> bool:
     address = config.ray.address
     if address is None:
         report("starting a local Ray cluster")
-        for name, value in (_LOCAL_VARIABLES | worker_variables()).items():
+        for name, value in (LOCAL_RAY_VARIABLES | worker_variables()).items():
             os.environ.setdefault(name, value)
         options |= {
             "address": "local",  # without it, ray connects to whatever cluster was last started on this machine

@@ -17,12 +17,12 @@ _GIB = 2**30
 _TOO_FEW_CPUS = "too few CPUs"
 
 
-def actor_options(resources: ResourcesConfig, inherits: bool = False) -> dict[str, Any]:
+def actor_options(resources: ResourcesConfig, *, is_local: bool = False) -> dict[str, Any]:
     """Options for ``ray.remote(...).options``.
 
     Args:
-        inherits: actors have this process's environment, since Ray was started with it, on this machine alone. Those
-            that need no other one may run in processes that Ray has ready.
+        is_local: Ray runs for this cluster alone, so that actors inherit this process's environment. With no need of
+            another one they do not wait for the process of Ray's that makes environments, which starts seconds later.
     """
     options: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": resources.gpus}
     if resources.memory_gib is not None:
@@ -30,7 +30,7 @@ def actor_options(resources: ResourcesConfig, inherits: bool = False) -> dict[st
     selector = label_selector(resources)
     if selector:
         options["label_selector"] = selector
-    if not (inherits and is_like_a_worker()):
+    if not (is_local and is_like_a_worker()):
         options["runtime_env"] = {"env_vars": worker_variables()}
     return options
 

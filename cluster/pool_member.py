@@ -73,7 +73,7 @@ class PoolMember:
         if processes is not None:
             self._actor = processes.place(self.worker_id, pool, bind_host)
             return
-        options = actor_options(config.pool(pool).resources, inherits=config.ray.address is None)
+        options = actor_options(config.pool(pool).resources, is_local=config.ray.is_local)
         try:
             remote_class: Any = ray.remote(actor_class).options(max_concurrency=_MAX_CONCURRENT_CALLS, **options)
             self._actor = remote_class.remote(self.worker_id, pool, ROLES[pool], config.to_dict(), bind_host)

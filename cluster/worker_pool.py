@@ -340,7 +340,7 @@ class WorkerPool:
         self._notify()
 
     def _explain_pending(self) -> str:
-        is_local = self._config.ray.address is None
+        is_local = self._config.ray.is_local
         num_free_cpus = ray.available_resources().get("CPU", 0.0) if is_local else 0.0
         return explain_pending(
             self.name, self._resources, self._nodes(), is_local=is_local, num_free_cpus=num_free_cpus

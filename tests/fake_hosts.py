@@ -14,6 +14,7 @@ import ray
 
 from cluster.config import BatonConfig
 from cluster.placement import hide_ungranted_gpus
+from cluster.worker_environment import LOCAL_RAY_VARIABLES
 from engine.errors import ConfigError
 from tests.worker_infos import make_info
 
@@ -120,20 +121,15 @@ def placement_of(device: str) -> tuple[str, list[str], str]:
     return node_id, granted.split(",") if granted else [], visible
 
 
-def worker_niceness() -> contextlib.AbstractContextManager[object]:
-    """For nodes that start meanwhile. With Ray's own 15, workers wait for a core as long as other tests compute."""
-    return mock.patch.dict(os.environ, {"RAY_worker_niceness": "0"})
-
-
-def no_spare_workers() -> contextlib.AbstractContextManager[object]:
-    """For a Ray that starts meanwhile: no process for each CPU, which actors with variables of their own never use."""
-    return mock.patch.dict(os.environ, {"RAY_prestart_worker_first_driver": "0"})
+def like_baton_s_own() -> contextlib.AbstractContextManager[object]:
+    """For nodes that start meanwhile: no spare workers, and none that waits as long as other tests compute."""
+    return mock.patch.dict(os.environ, LOCAL_RAY_VARIABLES)
 
 
 @contextlib.contextmanager
 def small_ray(**options: Any) -> Iterator[None]:
     """A Ray of its own, on the loopback interface."""
-    with worker_niceness(), no_spare_workers():
+    with like_baton_s_own():
         ray.init(
             address="local",
             include_dashboard=False,

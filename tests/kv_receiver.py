@@ -17,9 +17,10 @@ from engine.kv_spec import KVCacheSpec, KVEncoding
 from engine.model_runner import ModelRunner
 from engine.scheduler import SchedulerLimits
 from tests.engine_runs import build_runner
-from tests.tiny_models import tiny_model
+from tests.tiny_models import random_prompts, tiny_model
 
 NUM_BLOCKS = 32
+PROMPT = random_prompts((22,))[0]
 CLAIM_TIMEOUT_S = 60.0
 
 

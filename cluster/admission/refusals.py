@@ -95,7 +95,7 @@ def deadline_over(slo: SloClass, waited_s: float, wait_s: float) -> OverloadedEr
 def stopping() -> OverloadedError:
     """The router ends."""
     return OverloadedError(
-        "The router is stopping, and this request ends with it. Send it again to a router that goes on.",
+        "The router is stopping, and this request ends with it. Send it again once a router is running.",
         retry_after_s=1.0,
         reason=str(Refusal.STOPPING),
     )

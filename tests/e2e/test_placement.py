@@ -23,7 +23,7 @@ from cluster.placement import ACCELERATOR_LABEL
 from cluster.registry import WorkerInfo
 from cluster.worker_pool import WorkerPool
 from engine.errors import DeadlineError
-from tests.fake_hosts import FakeHost, placement_of, worker_niceness
+from tests.fake_hosts import FakeHost, like_baton_s_own, placement_of
 from tests.tiny_tokenizers import write_model_folder
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -55,7 +55,7 @@ class Nodes:
     names: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, **options: Any) -> Any:
-        with worker_niceness():
+        with like_baton_s_own():
             node = self.ray_cluster.add_node(object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False, **options)
         self.names[node.node_id] = name
         return node

@@ -72,6 +72,17 @@ async def test_leaving_while_the_kv_is_on_its_way(runners: Runners) -> None:
         await pair.settle()
 
 
+async def test_kv_that_is_there_when_its_request_is_over_is_given_back_at_once(runners: Runners) -> None:
+    """It would stay for longer than anybody waits here, see ``kv_transfer.claim_timeout_s``."""
+    async with worker_pair(runners, pair_config(kv_transfer={"claim_timeout_s": 600.0})) as pair:
+        message = pair.prefill_request("request", PROMPTS[4], greedy(8))
+        async with aclosing(pair.prefill.client.prefill(message, TIMEOUT_S)) as stream:
+            assert [event.WhichOneof("kind") async for event in stream] == ["first_token", "handoff"]
+        assert (await pair.decode.client.stats()).num_transfers == 1
+        await pair.decode.client.abandon(message.handoff.transfer_id)
+        await pair.settle()
+
+
 async def claimed(pair: WorkerPair, transfer_id: str) -> None:
     """Waits until a request on the decode worker waits for its KV."""
     imports = pair.decode.role._importer._imports

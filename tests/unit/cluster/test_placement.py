@@ -37,11 +37,11 @@ def test_a_variable_of_the_users_own_is_passed_on(monkeypatch, name):
 
 
 def test_what_actors_inherit_is_not_asked_for(monkeypatch):
-    """Ray has no process ready for an actor with an environment of its own."""
-    assert actor_options(ResourcesConfig(), inherits=True)["runtime_env"] == RUNTIME_ENV
+    """Or actors would wait until Ray can make environments."""
+    assert actor_options(ResourcesConfig(), is_local=True)["runtime_env"] == RUNTIME_ENV
     for name in VARIABLES:
         monkeypatch.setenv(name, "7")
-    assert "runtime_env" not in actor_options(ResourcesConfig(), inherits=True)
+    assert "runtime_env" not in actor_options(ResourcesConfig(), is_local=True)
     assert "runtime_env" in actor_options(ResourcesConfig())  # other nodes have an environment of their own
 
 

@@ -10,16 +10,11 @@ import pytest
 from cluster.kv_transfer.codec import checksum
 from engine.errors import BatonError
 from engine.model_runner import ModelRunner
-from tests.kv_receiver import Receiver, SourceKV, receiver_runner, running_receiver
+from tests.kv_receiver import Receiver, SourceKV, running_receiver
 from tests.tiny_models import random_prompts
 
 NUM_TRANSFERS = 24
 PREFIXES = random_prompts((0, 16, 24), seed=1)
-
-
-@pytest.fixture(scope="module")
-def runner() -> ModelRunner:
-    return receiver_runner()
 
 
 class Party:
@@ -74,6 +69,9 @@ class Party:
             if self._chance.random() < 0.3:
                 await self._pause()
                 task.cancel()
+        if self._chance.random() < 0.3:
+            await self._pause()
+            self._importer.abandon(self._id)
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(result, Exception) and not isinstance(result, BatonError):
                 raise result
