@@ -6,16 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.kv_transfer.base import TransferOffer
 from cluster.latency.feed import unpack_step_samples
 from cluster.wire import worker_pb2
-from engine.errors import ContextLengthError, DeadlineError, OutOfBlocksError, TransferError
-from engine.kv_spec import KVCacheSpec
+from engine.errors import ContextLengthError, DeadlineError, OutOfBlocksError
 from engine.urgency import Urgency
 from simulation.limits import EngineLimits
 from simulation.profile import SpeculationRate
 from simulation.virtual_loop import run_virtually
-from simulation.worker import SimulatedWorker
 from tests.simulated import STEP, Pair, generate, lone_worker, make_profile, make_settings, prompt, sequence
 
 
@@ -190,47 +187,6 @@ def test_a_reservation_waits_for_room_and_gives_up_in_time():
         await holding
         await asyncio.sleep(60)
         assert pair.leaks() == []
-
-    run_virtually(main)
-
-
-def test_the_request_hears_why_its_transfer_got_no_room():
-    async def main() -> None:
-        worker = lone_worker(num_blocks=8)
-        await worker.sink.reserve(offer_of(worker, "first", 1))
-        waiting = asyncio.create_task(worker.sink.reserve(offer_of(worker, "second", 2, deadline_s=0.5)))
-        with pytest.raises(TransferError, match=r"no room for 96 tokens within 0\.5 s"):
-            await worker.sink.claim("second")
-        with pytest.raises(OutOfBlocksError):
-            await waiting
-
-    run_virtually(main)
-
-
-def offer_of(worker: SimulatedWorker, name: str, start: int, deadline_s: float = 50.0) -> TransferOffer:
-    spec = KVCacheSpec("model", "bfloat16", worker.settings.block_size, layers=())
-    return TransferOffer(name, name, spec, tuple(prompt(96, start)), deadline_s=deadline_s)
-
-
-def test_a_transfer_that_is_given_up_while_it_waits_for_room_takes_none():
-    """Its request went away. When there is room at last, nobody is left who would give the blocks back."""
-
-    async def main() -> None:
-        worker = lone_worker(num_blocks=8)
-        sink = worker.sink
-
-        await sink.reserve(offer_of(worker, "first", 1))
-        waiting = asyncio.create_task(sink.reserve(offer_of(worker, "second", 2)))
-        request = asyncio.create_task(sink.claim("second"))
-        await asyncio.sleep(1)
-        request.cancel()
-        await asyncio.sleep(1)
-        assert waiting.done()
-        with pytest.raises(TransferError, match="given up"):
-            await waiting
-        sink.abort("first", "its sender went away")
-        await asyncio.sleep(60)
-        assert worker.check() == []
 
     run_virtually(main)
 
