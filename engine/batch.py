@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.attention_groups import AttentionGroup, Span, group_spans
 from engine.kv_cache import slot_of, slots_of
 from engine.request import Request
 from engine.scheduler import ScheduledSequence
-from engine.uploads import upload_ints
+from engine.uploads import upload, upload_ints
 
 _FEW_TOKENS = 64
 
@@ -28,6 +30,7 @@ class ForwardBatch:
     Attributes:
         sequences: in the order of their tokens.
         token_ids, positions, slots: int64 ``[num_tokens]``.
+        host_slots: the slots where the host reads them without waiting for the device.
         starts: index of each sequence's first token.
         logit_rows: int64 ``[num_rows]``, tokens whose logits are needed.
         rows_of: for each sequence the range of its rows in the logits, empty while it is still prefilling. The first
@@ -38,6 +41,7 @@ class ForwardBatch:
     token_ids: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
+    host_slots: npt.NDArray[np.int64]
     starts: list[int]
     logit_rows: torch.Tensor
     rows_of: list[range]
@@ -75,14 +79,15 @@ class ForwardBatch:
             num_rows = len(sequence.draft) + 1 if sequence.samples else 0
             rows_of.append(range(len(logit_rows), len(logit_rows) + num_rows))
             logit_rows += range(len(token_ids) - num_rows, len(token_ids))
-        together = upload_ints([*token_ids, *positions, *slots, *logit_rows], device)
+        together = np.array([*token_ids, *positions, *slots, *logit_rows], dtype=np.int64)
         count = len(token_ids)
-        on_device = torch.split(together, [count, count, count, len(logit_rows)])
+        on_device = torch.split(upload(together, device), [count, count, count, len(logit_rows)])
         return cls(
             sequences=sequences,
             token_ids=on_device[0],
             positions=on_device[1],
             slots=on_device[2],
+            host_slots=together[2 * count : 3 * count],
             starts=starts,
             logit_rows=on_device[3],
             rows_of=rows_of,

@@ -8,6 +8,11 @@ from __future__ import annotations
 import torch
 
 
+def is_on_host(tensor: torch.Tensor) -> bool:
+    """Whether a look at its values waits for no device."""
+    return tensor.device.type == "cpu"
+
+
 class Download:
     """A small tensor on its way to the host.
 

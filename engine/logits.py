@@ -2,6 +2,9 @@
 
 Order: logit bias → min_tokens → penalties → temperature → top-k → top-p → min-p. Each later filter sees the
 distribution that the earlier ones left, as transformers' warpers do.
+
+Nothing here waits for a device: what to do is known from the rows alone. On the CPU, where a look costs nothing, it
+may spare work.
 """
 
 from __future__ import annotations
@@ -10,8 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from engine.downloads import is_on_host
 from engine.request import SamplingParams
 from engine.uploads import upload, upload_ints
 
@@ -48,48 +53,95 @@ def process_logits(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.T
     Returns:
         Float32 ``[num_rows, vocab_size]``; the tokens that may not be chosen are ``-inf``. Greedy rows are not scaled.
     """
-    edited = [index for index, row in enumerate(rows) if _is_edited(row)]
-    if edited:
+    is_edited = any(_is_edited(row) for row in rows)
+    if is_edited:
         logits = logits.clone()
-    for index in edited:
-        _bias_and_penalise(logits[index], rows[index])
+        _add_biases(logits, rows)
+        _hold_back(logits, rows)
+        _penalise(logits, rows)
     sampled = [index for index, row in enumerate(rows) if not row.params.is_greedy]
     if len(sampled) == len(rows):
         return _filter(logits, [row.params for row in rows]) if rows else logits
     if sampled:
-        if not edited:
+        if not is_edited:
             logits = logits.clone()
-        logits[sampled] = _filter(logits[sampled], [rows[index].params for index in sampled])
+        places = upload_ints(sampled, logits.device)
+        filtered = _filter(logits.index_select(0, places), [rows[index].params for index in sampled])
+        logits.index_copy_(0, places, filtered)
     return logits
 
 
 def _is_edited(row: SamplingRow) -> bool:
     """Whether single tokens' logits change, which greedy rows feel as well."""
-    return row.params.needs_penalties or bool(row.params.logit_bias) or _holds_back(row)
+    return row.params.needs_penalties or bool(row.params.logit_bias) or _is_held_back(row)
 
 
-def _holds_back(row: SamplingRow) -> bool:
+def _is_held_back(row: SamplingRow) -> bool:
     return bool(row.forbidden) and len(row.output_token_ids) < row.params.min_tokens
 
 
-def _bias_and_penalise(logits: torch.Tensor, row: SamplingRow) -> None:
-    """In place on one row ``[vocab_size]``."""
-    params = row.params
-    for token, bias in params.logit_bias:
-        logits[token] += bias
-    if _holds_back(row):
-        logits[upload_ints(list(row.forbidden), logits.device)] = _NEG_INF
-    if not params.needs_penalties:
+def _add_biases(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+    """In place, as the other edits."""
+    biases = [(index, token, bias) for index, row in enumerate(rows) for token, bias in row.params.logit_bias]
+    if biases:
+        indices, tokens, values = zip(*biases, strict=True)
+        added = upload(np.array(values, dtype=np.float32), logits.device).to(logits.dtype)
+        logits.index_put_(_places(indices, tokens, logits.device), added, accumulate=True)
+
+
+def _hold_back(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+    held = [(index, token) for index, row in enumerate(rows) if _is_held_back(row) for token in row.forbidden]
+    if held:
+        indices, tokens = zip(*held, strict=True)
+        logits.index_put_(_places(indices, tokens, logits.device), logits.new_full((), _NEG_INF))
+
+
+def _penalise(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+    """Tokens are counted on the host: a device would first have to say how many different ones there are."""
+    penalised = [(index, _penalties(row)) for index, row in enumerate(rows) if row.params.needs_penalties]
+    if not penalised:
         return
-    output = torch.tensor(list(row.output_token_ids), dtype=torch.int64, device=logits.device)
-    if params.repetition_penalty != 1:
-        prompt = torch.tensor(list(row.prompt_token_ids), dtype=torch.int64, device=logits.device)
-        seen = torch.unique(torch.cat([prompt, output]))
-        scores = logits[seen]
-        logits[seen] = torch.where(scores > 0, scores / params.repetition_penalty, scores * params.repetition_penalty)
-    if output.numel() and (params.presence_penalty or params.frequency_penalty):
-        tokens, counts = torch.unique(output, return_counts=True)
-        logits[tokens] -= params.presence_penalty + params.frequency_penalty * counts.to(logits.dtype)
+    indices = np.concatenate([np.full(len(penalties.token_ids), index) for index, penalties in penalised])
+    places = _places(indices, np.concatenate([penalties.token_ids for _, penalties in penalised]), logits.device)
+    factors = np.concatenate([penalties.factors for _, penalties in penalised])
+    amounts = np.concatenate([penalties.amounts for _, penalties in penalised])
+    factor, amount = upload(np.stack([factors, amounts]), logits.device).to(logits.dtype).unbind()
+    scores = logits[places]
+    logits.index_put_(places, torch.where(scores > 0, scores / factor, scores * factor) - amount)
+
+
+@dataclass(frozen=True, slots=True)
+class _Penalties:
+    """Of one row, by token that came before.
+
+    Attributes:
+        token_ids: int64, each once.
+        factors: what positive logits are divided by and negative ones multiplied with.
+        amounts: what is taken away then.
+    """
+
+    token_ids: npt.NDArray[np.int64]
+    factors: npt.NDArray[np.float32]
+    amounts: npt.NDArray[np.float32]
+
+
+def _penalties(row: SamplingRow) -> _Penalties:
+    """Repetition counts the prompt as well; presence and frequency go by the output alone."""
+    params = row.params
+    output = np.array(row.output_token_ids, dtype=np.int64)
+    prompt = np.array(row.prompt_token_ids if params.repetition_penalty != 1 else (), dtype=np.int64)
+    token_ids, places = np.unique(np.concatenate((prompt, output)), return_inverse=True)
+    counts = np.bincount(places[len(prompt) :], minlength=len(token_ids)).astype(np.float32)
+    amounts = np.where(counts > 0, params.presence_penalty + np.float32(params.frequency_penalty) * counts, 0)
+    factors = np.full(len(token_ids), params.repetition_penalty, dtype=np.float32)
+    return _Penalties(token_ids, factors, amounts.astype(np.float32))
+
+
+def _places(
+    indices: Sequence[int] | npt.NDArray[np.int64], tokens: Sequence[int] | npt.NDArray[np.int64], device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    """Elements of a matrix by row and column."""
+    return upload(np.array([indices, tokens], dtype=np.int64), device).unbind()
 
 
 def _filter(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
@@ -125,11 +177,14 @@ def _keep_top_k(logits: torch.Tensor, limits: list[int]) -> torch.Tensor:
 def _keep_top_p(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """The smallest set of most likely tokens whose probability reaches ``top_p``; at least one, of equals the first.
 
-    Sorting a whole vocabulary costs more than everything else in sampling, and few rows need it.
+    Sorting a whole vocabulary costs more than everything else in sampling, and few rows need it; on a device, it costs
+    less than waiting to see whether they do.
     """
+    may_look = is_on_host(logits)
     vocab_size = logits.shape[-1]
     total = logits.logsumexp(dim=-1, keepdim=True)
-    for count in (*(count for count in _LIKELY_TOKENS if count < vocab_size), vocab_size):
+    counts = [count for count in _LIKELY_TOKENS if count < vocab_size] if may_look else []
+    for count in (*counts, vocab_size):
         top = torch.topk(logits, count, dim=-1).values
         reached = torch.exp(top - total).cumsum(dim=-1)
         if count == vocab_size or bool(((reached[:, -1:] >= top_p) | (top_p >= 1)).all()):
@@ -138,6 +193,6 @@ def _keep_top_p(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     threshold = top.gather(-1, num_kept - 1)
     kept, equal = logits > threshold, logits == threshold
     num_equal_kept = num_kept - kept.sum(dim=-1, keepdim=True)
-    if bool((equal.sum(dim=-1, keepdim=True) > num_equal_kept).any()):
+    if not may_look or bool((equal.sum(dim=-1, keepdim=True) > num_equal_kept).any()):
         equal &= equal.cumsum(dim=-1) <= num_equal_kept
     return logits.masked_fill(~(kept | equal | (top_p >= 1)), _NEG_INF)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.downloads import Download
+from engine.downloads import Download, is_on_host
 from engine.logits import SamplingRow, process_logits
 from engine.request import TokenLogprobs
 from engine.uploads import upload, upload_ints
@@ -102,13 +102,16 @@ def queue_sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> QueuedSam
         best, choice = _largest(processed)
         is_valid = torch.isfinite(best)
         if sampled:
-            choice[sampled], is_valid[sampled] = _draw_rows(processed[sampled], [rows[index] for index in sampled])
+            places = upload_ints(sampled, logits.device)
+            drawn, can_draw = _draw_rows(processed.index_select(0, places), [rows[index] for index in sampled])
+            choice.index_copy_(0, places, drawn)
+            is_valid.index_copy_(0, places, can_draw)
     return QueuedSample(choice, is_valid, _queue_logprobs(logits, rows, choice))
 
 
 def _largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Of each row the highest logit, or NaN if there is one, and its column: the first one of several."""
-    if logits.device.type != "cpu":
+    if not is_on_host(logits):
         best, choice = logits.max(dim=-1)
         return best, choice
     choice = torch.from_numpy(logits.numpy().argmax(axis=-1))  # a tenth of the time that torch takes
@@ -119,7 +122,7 @@ def _draw_rows(processed: torch.Tensor, rows: Sequence[SamplingRow]) -> tuple[to
     """Tokens of rows that are not greedy, int64 ``[num_rows]``, and whether each row was made of numbers."""
     probs = torch.softmax(processed, dim=-1)  # float32: its error is that of the logits, at half the memory
     is_valid = torch.isfinite(probs[:, 0])  # one bad logit spoils its whole row
-    if probs.is_cuda or not bool(is_valid.all()):  # a look at it would cost more there
+    if not is_on_host(probs) or not bool(is_valid.all()):  # a look at it would cost more there
         probs = torch.nan_to_num(probs)
     return draw(probs, [uniform(row.params.seed, row.position) for row in rows]), is_valid
 

@@ -102,7 +102,7 @@ def batch_of(sequences: Sequence[ScheduledSequence]) -> ForwardBatch:
     for sequence in sequences:
         start = rows_of[-1].stop if rows_of else 0
         rows_of.append(range(start, start + len(sequence.draft) + 1))
-    return ForwardBatch(list(sequences), nothing, nothing, nothing, [], nothing, rows_of, [])
+    return ForwardBatch(list(sequences), nothing, nothing, nothing, nothing.numpy(), [], nothing, rows_of, [])
 
 
 def logits_of(table: Table, sequence: ScheduledSequence) -> torch.Tensor:

@@ -25,6 +25,7 @@ from engine.errors import ConfigError
 from engine.logits import SamplingRow
 from engine.sampler import SampledToken, logprobs_at, probabilities, sample
 from engine.scheduler import ScheduledSequence
+from engine.uploads import upload_ints
 from engine.verification import Verifier, VerifyResult, logprobs_of, sampling_row
 
 logger = logging.getLogger(__name__)
@@ -135,7 +136,7 @@ def _with_rows(batch: ForwardBatch) -> list[tuple[ScheduledSequence, range]]:
 def _take(logits: torch.Tensor, wanted: Sequence[tuple[ScheduledSequence, range]]) -> torch.Tensor:
     """The rows of some of the sequences, one after the other."""
     places = [place for _, rows in wanted for place in rows]
-    return logits if len(places) == logits.shape[0] else logits[places]
+    return logits if len(places) == logits.shape[0] else logits.index_select(0, upload_ints(places, logits.device))
 
 
 def _match(matched: Sequence[tuple[ScheduledSequence, range]], logits: torch.Tensor) -> list[VerifyResult]:

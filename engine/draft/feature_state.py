@@ -155,7 +155,7 @@ class FeatureState:
     def computed(self, batch: ForwardBatch, results: Mapping[str, VerifyResult]) -> None:
         """Takes a forward's hidden states up. Rows of rejected drafts are left out."""
         features = self._features.take()
-        self._has_kv[batch.slots.cpu().numpy()] = False  # until the head has seen their rows
+        self._has_kv[batch.host_slots] = False  # until the head has seen their rows
         if self._num_kept and len(results) == len(batch.sequences):
             num_computed = [sequence.request.num_computed_tokens for sequence in batch.sequences]
             self._rested.append(_RestedStep(features, batch, results, num_computed, self._num_kept))

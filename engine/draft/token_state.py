@@ -113,7 +113,7 @@ class TokenState:
         """Books the guesses that came true, and reads the tokens of prompts along with the target."""
         records = [self._record(sequence.request) for sequence in batch.sequences]
         # Whatever the slots held belonged to somebody else, or to guesses.
-        self._has_kv[batch.slots.cpu()] = False
+        self._has_kv[torch.from_numpy(batch.host_slots)] = False
         due: list[tuple[Request, int]] = []
         for sequence, record in zip(batch.sequences, records, strict=True):
             request, start = sequence.request, sequence.request.num_computed_tokens

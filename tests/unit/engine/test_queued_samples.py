@@ -1,0 +1,64 @@
+"""Choosing tokens waits for no device: what is done depends on the rows alone, and gives what looking would give."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.logits import SamplingRow, process_logits
+from engine.request import SamplingParams
+from engine.sampler import queue_sample, sample
+
+VOCAB_SIZE = 300  # more than top-p sorts at first
+
+tokens = st.integers(0, VOCAB_SIZE - 1)
+params = st.builds(
+    SamplingParams,
+    max_tokens=st.just(16),
+    temperature=st.sampled_from([0.0, 0.5, 1.0]),
+    top_k=st.sampled_from([0, 1, 5, 290]),
+    top_p=st.sampled_from([0.4, 0.999, 1.0]),
+    min_p=st.sampled_from([0.0, 0.3]),
+    repetition_penalty=st.sampled_from([1.0, 1.4]),
+    presence_penalty=st.sampled_from([0.0, 1.5]),
+    frequency_penalty=st.sampled_from([0.0, -0.7]),
+    logit_bias=st.lists(st.tuples(tokens, st.floats(-100, 100, width=32)), max_size=3).map(tuple),
+    min_tokens=st.sampled_from([0, 16]),
+    logprobs=st.sampled_from([None, 0, 3]),
+)
+batches = st.lists(
+    st.builds(
+        SamplingRow,
+        params=params,
+        position=st.integers(0, 100),
+        prompt_token_ids=st.lists(tokens, max_size=6),
+        output_token_ids=st.lists(tokens, max_size=6),
+        forbidden=st.frozensets(tokens, max_size=2),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=batches)
+def test_no_value_on_the_device_decides_what_is_queued(rows: list[SamplingRow]) -> None:
+    """Tensors of the meta device have none: whoever asks for one, or for a shape that depends on one, fails."""
+    queued = queue_sample(torch.empty(len(rows), VOCAB_SIZE, device="meta"), rows)
+    assert queued.token_ids.shape == (len(rows),)
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows=batches, seed=st.integers(0, 2**32 - 1), has_ties=st.booleans())
+def test_the_outcome_is_that_of_the_host(rows: list[SamplingRow], seed: int, has_ties: bool) -> None:
+    logits = torch.randn(len(rows), VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 4
+    if has_ties:
+        logits = logits.round()
+    processed, drawn = process_logits(logits, rows), sample(logits, rows)
+    with mock.patch("engine.logits.is_on_host", return_value=False):
+        assert torch.equal(process_logits(logits, rows), processed)
+        with mock.patch("engine.sampler.is_on_host", return_value=False):
+            assert [token.token_id for token in sample(logits, rows)] == [token.token_id for token in drawn]
