@@ -22,6 +22,7 @@ from cluster.state import RunState, clear_state, read_state, run_folder, write_s
 from cluster.stop_signals import StopEvent, StopSignals
 from engine.default_model import default_model_folder, is_default_model
 from engine.errors import BatonError, ConfigError, DeadlineError
+from engine.model_config import check_context_length, read_model_config, stated_context_length
 from engine.model_source import is_hub_id, resolve_model
 
 LOG_FILE_VARIABLE = "BATON_RUN_LOG"
@@ -59,13 +60,15 @@ def start_cluster(config: BatonConfig, report: Report) -> RunningCluster:
     """The real starter. On this machine alone it first does, in sight of the user, what would fail or take long later.
 
     Raises:
-        BatonError: the port is taken, the model cannot be had, the draft does not fit it, or something cannot start.
+        BatonError: the port is taken, the model cannot be had, max_model_len or the draft does not fit it, or
+            something cannot start.
     """
     if config.ray.is_local:
         _check_profile(config)
         listen(config.router.host, config.router.port).close()
         folder = pull(config.model, report)
-        if config.simulation.profile is None:  # simulated workers load no draft
+        if config.simulation.profile is None:  # simulated workers load neither model nor draft
+            _check_context_length(config, folder)
             _check_draft(config, folder, report)
     from cluster.launch import Cluster  # ray takes a second to import, and most commands need none of it
 
@@ -76,7 +79,7 @@ def check_configuration(config: BatonConfig) -> None:
     """Refuses what can be seen to be wrong without fetching, converting or starting anything, even beside a cluster.
 
     Raises:
-        BatonError: there is no such model, profile or draft, or the draft does not fit the model or the method.
+        BatonError: there is no such model, profile or draft, or max_model_len, the draft or the method does not fit.
     """
     if config.ray.address is not None:
         return
@@ -85,19 +88,24 @@ def check_configuration(config: BatonConfig) -> None:
         resolve_model(config.model)
     if config.simulation.profile is not None:
         return
+    # Perhaps it is not there yet: it is checked again when it is.
+    folder = default_model_folder() if is_default_model(config.model) else Path(config.model).expanduser()
+    _check_context_length(config, folder)
     draft = config.speculation.draft
     takes_time = is_default_model(draft) or draft.endswith(".gguf") or is_hub_id(draft)
     if Path(draft).is_dir() or not takes_time:
         from engine.draft.preflight import check_draft
 
-        # Not there yet: what the draft is for is checked again when it is.
-        folder = default_model_folder() if is_default_model(config.model) else Path(config.model)
         check_draft(draft, config.speculation.method, config.model, folder)
 
 
 def _check_profile(config: BatonConfig) -> None:
     if config.simulation.profile is not None:
         importlib.import_module(_PROFILES).load_profile(config.simulation.profile)
+
+
+def _check_context_length(config: BatonConfig, model_folder: Path) -> None:
+    check_context_length(config.max_model_len, stated_context_length(read_model_config(model_folder)))
 
 
 def _check_draft(config: BatonConfig, model_folder: Path, report: Report) -> None:

@@ -31,7 +31,7 @@ def render_status(status: Mapping[str, Any], endpoint: str, width: int) -> Rende
         (str(status["model"]), "bold"),
         f" at {endpoint}, up for {in_words(float(status['uptime_s']))}\n",
         f"requests: {requests['in_flight']} in flight, {requests['finished']} finished, "
-        f"{requests['rejected']} rejected, {requests['failed']} failed\n",
+        f"{requests['cancelled']} cancelled, {requests['rejected']} rejected, {requests['failed']} failed\n",
     )
     columns = _COLUMNS + (_WIDE_COLUMNS if width >= _WIDE else ())
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0) if width >= _WIDE else 0, pad_edge=False)

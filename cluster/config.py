@@ -186,7 +186,7 @@ class RayConfig(Section):
     namespace: NonEmptyString = "baton"
     num_cpus: PositiveInt | None = None
     """CPUs that a cluster started here pretends to have; null: 64, since workers on one machine share its cores."""
-    start_timeout_s: PositiveSeconds = 300.0
+    start_timeout_s: PositiveSeconds = 600.0
     """For all workers to be ready. The first start on a machine compiles the decoder: minutes where CPUs are slow."""
 
     @property

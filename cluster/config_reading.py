@@ -54,16 +54,26 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"Cannot read the configuration {path}: {error}.") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"Cannot read the configuration {path}: {reason}.") from error
     try:
         values = _parse(text)
     except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+        raise ConfigError(f"{path} is not valid YAML{_fault(error)}.") from error
     if values is None:
         return {}
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold keys and values, such as `model: ...`, but holds {_shown(values)}.")
     return values
+
+
+def _fault(error: yaml.YAMLError | RecursionError) -> str:
+    """Where and what. PyYAML's own text names no file, since it reads a string."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return f": {str(error).splitlines()[0]}"
+    mark = error.problem_mark or error.context_mark
+    place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    return f"{place}: {', '.join(filter(None, (error.context, error.problem)))}"
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -79,7 +89,7 @@ def parse_override(text: str) -> tuple[str, Any]:
     try:
         return key, _parse(value)
     except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"--set {text}: the value is not valid YAML: {error}") from error
+        raise ConfigError(f"--set {text}: the value is not valid YAML{_fault(error)}.") from error
 
 
 def merge_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from cluster.journal import Journal
 from cluster.latency.request_predictions import RequestPredictions
 from cluster.logs import RequestLog
 from cluster.metrics import RouterMetrics
-from cluster.outcomes import CANCELLED, ENDED_BY, REJECTED
+from cluster.outcomes import CANCELLED, ENDED_BY, FINISHED, REJECTED
 from cluster.registry import WorkerRegistry
 from cluster.routing.record import add_outcome
 from cluster.slo import judge, target_attributes
@@ -76,6 +76,7 @@ class Router:
         self._in_flight = 0
         self._runner = Attempts(metrics, BackgroundTasks(), self._entry.first_token, clock)
         self.num_finished = 0
+        self.num_cancelled = 0
         self.num_rejected = 0
         self.num_failed = 0
 
@@ -178,8 +179,10 @@ class Router:
         self._judge(journal.request, outcome, num_tokens)
         self._metrics.drafted_tokens.inc(journal.num_drafted)
         self._metrics.accepted_tokens.inc(journal.num_accepted)
-        if outcome in (FinishReason.STOP, FinishReason.LENGTH, CANCELLED):
+        if outcome in FINISHED:
             self.num_finished += 1
+        elif outcome == CANCELLED:
+            self.num_cancelled += 1
         elif outcome == REJECTED:
             self.num_rejected += 1
         else:

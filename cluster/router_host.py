@@ -204,6 +204,7 @@ class RouterHost:
             "requests": {
                 "in_flight": router.num_in_flight if router else 0,
                 "finished": router.num_finished if router else 0,
+                "cancelled": router.num_cancelled if router else 0,
                 "rejected": router.num_rejected if router else 0,
                 "failed": router.num_failed if router else 0,
             },

@@ -26,6 +26,7 @@ from cluster.worker_service import WorkerService
 from engine.draft.loading import LoadedDraft, load_draft
 from engine.errors import ConfigError, InternalError, UnsupportedModelError
 from engine.kv_spec import KVCacheSpec, KVEncoding
+from engine.model_config import check_context_length
 from engine.model_loader import pick_device
 from engine.model_runner import ModelRunner
 from engine.model_source import ModelSource, resolve_model
@@ -254,8 +255,7 @@ def _max_model_len(config: BatonConfig, runner: ModelRunner) -> int:
     capacity = runner.cache.num_blocks * runner.spec.block_size
     if config.max_model_len is None:
         return min(own, capacity)
-    if config.max_model_len > own:
-        raise ConfigError(f"max_model_len is {config.max_model_len}, but the model's context length is {own}.")
+    check_context_length(config.max_model_len, own)
     if config.max_model_len > capacity:
         raise ConfigError(
             f"max_model_len is {config.max_model_len}, but the worker's KV cache holds {capacity} tokens. "

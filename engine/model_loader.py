@@ -27,6 +27,7 @@ from engine.float32_products import has_bfloat16, speed_up_products
 from engine.fp8_linear import make_linears_fp8
 from engine.kv_cache import TORCH_DTYPES
 from engine.kv_spec import KVCacheSpec, KVEncoding
+from engine.model_config import CONTEXT_LENGTH_NAMES
 from engine.model_source import ModelSource
 
 _ATTENTION_TYPES = {"full_attention", "sliding_attention", "attention"}
@@ -248,11 +249,11 @@ def _vocab_size(model: PreTrainedModel) -> int:
 
 
 def _context_length(config: Any) -> int:
-    text_config = config.get_text_config(decoder=True)
-    for name in ("max_position_embeddings", "n_positions", "seq_length"):
-        value = getattr(text_config, name, None)
+    text = config.get_text_config(decoder=True)
+    for name in CONTEXT_LENGTH_NAMES:
+        value = getattr(text, name, None)
         if isinstance(value, int) and value > 0:
-            return int(min(value, _longest_static_rope(text_config)))
+            return int(min(value, _longest_static_rope(text)))
     raise UnsupportedModelError(f"{type(config).__name__} states no context length.")
 
 

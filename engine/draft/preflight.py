@@ -34,6 +34,7 @@ from engine.draft.references import check_method, draft_folder, kind_of, resolve
 from engine.draft.target_shape import TargetShape
 from engine.draft.tensor_names import eagle_file_names
 from engine.errors import UnsupportedModelError
+from engine.model_config import json_object, read_model_config
 from engine.model_source import resolve_model
 
 _TOKENIZER_NAME = "tokenizer.json"
@@ -57,7 +58,7 @@ def check_draft(reference: str, method: str, model: str, model_folder: Path) -> 
     if found is None:
         check_method(method, None, None)
         return
-    target = TargetShape.of_config(_json_object(model_folder / CONFIG_NAME))
+    target = TargetShape.of_config(read_model_config(model_folder))
     kind: str | None = kind_of(found)
     if kind == "medusa":
         _check_medusa(found, target)
@@ -149,7 +150,7 @@ class _Vocabulary:
 
 
 def _vocabulary(folder: Path) -> _Vocabulary | None:
-    content = _json_object(folder / _TOKENIZER_NAME)
+    content = json_object(folder / _TOKENIZER_NAME)
     model = content.get("model")
     if not isinstance(model, dict):
         return None
@@ -167,15 +168,6 @@ def _vocabulary(folder: Path) -> _Vocabulary | None:
     except (ValueError, TypeError, LookupError):
         return None  # a tokenizer that cannot be read is refused where it is loaded
     return _Vocabulary(json.dumps([content.get("decoder"), model.get("type")], sort_keys=True), tokens)
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    """Empty for what is not there or cannot be read: of the target, that is somebody else's to say."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _size(config: Mapping[str, Any], name: str) -> int | None:

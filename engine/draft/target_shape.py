@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import UnsupportedModelError
+from engine.model_config import text_config
 
 # As the architectures call them in config.json.
 _HIDDEN_SIZE = ("hidden_size", "n_embd", "d_model")
 _NUM_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-# Configs of several models in one, of which only the code knows which one speaks.
-_NESTED = ("decoder", "generator", "thinker_config", "llm_config", "language_config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +38,8 @@ class TargetShape:
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> TargetShape | None:
         """As ``config.json`` of a model states it; None where only the architecture's own code could tell."""
-        nested = config.get("text_config")
-        text = nested if isinstance(nested, Mapping) else config
-        if any(key in config for key in _NESTED):
+        text = text_config(config)
+        if text is None:
             return None
         sizes = [
             next((text[name] for name in names if type(text.get(name)) is int), None)

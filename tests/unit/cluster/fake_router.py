@@ -37,7 +37,7 @@ class FakeRouter(ThreadingHTTPServer):
         return {
             "model": "fake [model]",
             "uptime_s": 3725.0,
-            "requests": {"in_flight": 1, "finished": 20, "rejected": 3, "failed": 2},
+            "requests": {"in_flight": 1, "finished": 20, "cancelled": 4, "rejected": 3, "failed": 2},
             "pools": {name: {"target": count, "workers": self._workers(name)} for name, count in self.pools.items()},
         }
 

@@ -204,6 +204,18 @@ def test_a_wrong_configuration_is_said_beside_a_cluster_and_once(baton, tmp_path
     assert (status, "A cluster already runs" in err) == (1, True)
 
 
+def test_a_context_that_the_model_does_not_have_is_an_error_before_anything_starts(tmp_path):
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text('{"max_position_embeddings": 64}')
+    chosen = ("--set", "model=tiny", "--set", "speculation.draft=none", "--set", "speculation.method=ngram")
+    _, err = start_up(*chosen, "--set", "max_model_len=65").communicate(timeout=20)
+    assert err.endswith(
+        "error: max_model_len is 65, but the model's context length is 64. Lower it, or leave it out: then it is as "
+        "much as the model and the KV cache allow.\n"
+    )
+    assert "starting workers" not in err
+
+
 def test_no_configuration_check_fetches_anything(monkeypatch):
     def fetch(*arguments, **options):
         raise AssertionError("something was fetched")

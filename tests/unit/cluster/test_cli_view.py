@@ -31,7 +31,7 @@ def shown(router) -> Callable[[int], list[str]]:
 def test_pools_workers_blocks_and_requests(shown):
     lines = shown(160)
     assert lines[0] == "fake [model] at http://here:1, up for 1 h 2 min"
-    assert lines[1] == "requests: 1 in flight, 20 finished, 3 rejected, 2 failed"
+    assert lines[1] == "requests: 1 in flight, 20 finished, 4 cancelled, 3 rejected, 2 failed"
     rows = [line.split() for line in lines]
     assert ["prefill", "1", "of", "1"] in rows
     assert ["decode-1", "ready", "3", "2", "1", "100", "7", "5", "cpu", "59", "s", "here", "4242"] in rows

@@ -149,7 +149,7 @@ def test_errors_are_published() -> None:
 
 
 def test_status_tells_errors_in_a_line() -> None:
-    requests = {"in_flight": 0, "finished": 3, "rejected": 0, "failed": 0}
+    requests = {"in_flight": 0, "finished": 3, "cancelled": 0, "rejected": 0, "failed": 0}
     errors = PredictionErrors()
     errors.observe(TTFT, 93.0, 100.0)
     status = {"model": "m", "uptime_s": 1, "requests": requests, "pools": {}}
