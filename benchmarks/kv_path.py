@@ -3,8 +3,8 @@
 Two processes on this machine. First as many bytes go from a buffer of a megabyte through a TCP connection into another
 such buffer; then one transfer goes through the hand-off's own code (the paged cache is cut into parts, checksummed,
 sent in gRPC messages, checked, and written into another paged cache), another one through a connection beside the gRPC
-stream, another one through several, another one through memory that both processes see, and with ``--int8`` one more in
-messages as int8, in turn.
+stream, another one through several, another one through memory that both processes see, with ``--nixl`` one through
+memory that NIXL reads, and with ``--int8`` one more in messages as int8, in turn.
 Ratios are those of neighbours; medians. GB are those of the cache, however they travel.
 """
 
@@ -14,7 +14,7 @@ import argparse
 import asyncio
 import json
 import statistics
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from rich.table import Table
 
 from benchmarks.argument_types import HelpFormatter, at_least, over_zero
 from benchmarks.ceilings import median_ratio
-from benchmarks.kv_path_ends import BLOCK_SIZE, INT8, NO_LIMITS, WAYS, Layout, Limits
+from benchmarks.kv_path_ends import BLOCK_SIZE, INT8, NIXL, NO_LIMITS, WAYS, Layout, Limits
 from benchmarks.router_load.processes import Child
 from cluster.kv_transfer_config import MOST_CONNECTIONS
 from cluster.worker_environment import worker_variables
@@ -38,6 +38,7 @@ _LABELS = {
     "connected": "KV through a connection beside gRPC",
     "striped": "KV through several connections",
     "shared": "KV through shared memory",
+    NIXL: "KV read by NIXL",
     INT8: "KV in gRPC messages as int8",
 }
 
@@ -116,12 +117,13 @@ async def measure(
     repeats: int,
     report: Callable[[Run], None] = lambda run: None,
     *,
-    with_int8: bool = False,
+    more_ways: Sequence[str] = (),
     limits: Limits = NO_LIMITS,
 ) -> Result:
     """Starts both processes and measures; the first transfer each way is only checked, byte by byte.
 
     Args:
+        more_ways: of NIXL and INT8, those that are measured besides.
         limits: of hand-offs; plain TCP has none.
 
     Raises:
@@ -129,15 +131,16 @@ async def measure(
         InternalError: a process did not start, or ended.
     """
     runs = []
-    ways = (*WAYS, INT8) if with_int8 else WAYS
-    receiving = _end("receive", layout, part_bytes)
-    async with receiving as (receiver, at), _end("send", layout, part_bytes, limits) as (sender, _):
+    ways = (*WAYS, *more_ways)
+    receiving = _end("receive", layout, part_bytes, ways)
+    async with receiving as (receiver, at), _end("send", layout, part_bytes, ways, limits) as (sender, _):
+        peers = {way: at["nixl_peer" if way == NIXL else "peer"] for way in ways}
         for way in ways:
-            await _check_first(sender, receiver, at["peer"], way)
+            await _check_first(sender, receiver, peers[way], way)
         for number in range(repeats):
             tcp_s = (await _ask(sender, {"kind": "tcp", "port": at["port"]}))["seconds"]
             await _ask(receiver, {"kind": "rest"})
-            hand_overs = {way: await _hand_over(sender, receiver, at["peer"], way, number, layout) for way in ways}
+            hand_overs = {way: await _hand_over(sender, receiver, peers[way], way, number, layout) for way in ways}
             runs.append(Run(tcp_s, hand_overs))
             report(runs[-1])
     return Result(layout, part_bytes, tuple(runs), limits)
@@ -161,7 +164,7 @@ async def _check_first(sender: Child, receiver: Child, peer: str, way: str) -> N
 
 @asynccontextmanager
 async def _end(
-    end: str, layout: Layout, part_bytes: int, limits: Limits = NO_LIMITS
+    end: str, layout: Layout, part_bytes: int, ways: Sequence[str], limits: Limits = NO_LIMITS
 ) -> AsyncIterator[tuple[Child, dict[str, Any]]]:
     """A process, and what it says first."""
     sizes: dict[str, int | float | None] = {
@@ -175,7 +178,7 @@ async def _end(
         "--connections": limits.connections,
     }
     options = [text for name, value in sizes.items() if value is not None for text in (name, str(value))]
-    child = await Child.start(_ENDS, [end, *options], worker_variables())
+    child = await Child.start(_ENDS, [end, *options, "--ways", *ways], worker_variables())
     try:
         yield child, await child.hear()
     finally:
@@ -228,6 +231,7 @@ def _parser() -> argparse.ArgumentParser:
         default=NO_LIMITS.connections,
         help=f"that several are, however little travels: 2 to {MOST_CONNECTIONS}",
     )
+    parser.add_argument("--nixl", action="store_true", help="also as kv_transfer.transport: nixl, to another host")
     parser.add_argument("--int8", action="store_true", help="also as kv_transfer.encoding: int8")
     parser.add_argument("--repeats", type=at_least(1), default=7, help="of all ways in turn")
     parser.add_argument("--json", type=Path, help="also write every run here")
@@ -245,7 +249,7 @@ def main() -> None:
             layout,
             arguments.part_bytes,
             arguments.repeats,
-            with_int8=arguments.int8,
+            more_ways=[way for way, is_asked in ((NIXL, arguments.nixl), (INT8, arguments.int8)) if is_asked],
             limits=Limits(arguments.max_bytes_per_second, arguments.max_bytes_per_second_each, arguments.connections),
         )
     )

@@ -18,10 +18,11 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import grpc.aio
 import torch
 import uvloop
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -31,6 +32,8 @@ from cluster.kv_transfer.data_listener import DataListener
 from cluster.kv_transfer.grpc_service import KVTransferService
 from cluster.kv_transfer.grpc_transport import GrpcKVTransport
 from cluster.kv_transfer.local_memory import LocalMemory
+from cluster.kv_transfer.nixl_agent import NixlExport
+from cluster.kv_transfer.nixl_reader import NixlReader
 from cluster.kv_transfer.segment_mappings import SegmentMappings
 from cluster.kv_transfer.throttle import Throttle
 from cluster.kv_transfer_config import KVTransferConfig
@@ -52,6 +55,8 @@ WAYS = ("grpc", "connected", "striped", "shared")
 memory."""
 INT8 = "int8"
 """In messages, too, and as int8."""
+NIXL = "nixl"
+"""Read from the sender's memory by NIXL, which has to be installed."""
 _HOST = "127.0.0.1"
 _TIMEOUT_S = 60.0
 _SOCKET_BYTES = 1 << 20
@@ -128,20 +133,24 @@ def make_engine(runner: ModelRunner) -> AsyncEngine:
 class Sender:
     """A prefill worker as far as the hand-off sees it."""
 
-    def __init__(self, layout: Layout, part_bytes: int, limits: Limits) -> None:
+    def __init__(self, layout: Layout, part_bytes: int, limits: Limits, ways: Sequence[str]) -> None:
         self._layout = layout
+        memories = {
+            "shared": lambda: LocalMemory(part_bytes),
+            NIXL: lambda: LocalMemory(part_bytes, export=NixlExport()),
+        }
         self._engine = make_engine(make_runner(layout))
         # All ways through one cache. Every exporter listens to the engine's steps, and one alone has a transfer.
         self._transports = {
             way: GrpcKVTransport(
                 Throttle(limits.bytes_per_second) if limits.bytes_per_second else None,
                 _TIMEOUT_S,
-                LocalMemory(part_bytes) if way == "shared" else None,
+                memories[way]() if way in memories else None,
                 connections={"connected": 1, "striped": limits.connections}.get(way, 0),
                 bytes_per_connection=1,
                 options=limits.options,
             )
-            for way in (*WAYS, INT8)
+            for way in ways
         }
         self._exporters = {
             way: KVExporter(
@@ -170,7 +179,7 @@ class Sender:
             await transport.close()
 
     async def send(self, transfer_id: str, peer: str, way: str) -> ExportSummary:
-        """Moves all of the KV; ``way`` is one of :data:`WAYS`, or :data:`INT8`."""
+        """Moves all of the KV one way."""
         transfer = self._exporters[way].start(self._request, transfer_id, peer, {})
         await self._engine.call(self._pretend_to_compute)
         summary = await transfer
@@ -205,24 +214,37 @@ class Sender:
 class Receiver:
     """A decode worker as far as the hand-off sees it."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, ways: Sequence[str]) -> None:
         self._engine = make_engine(make_runner(layout))
         self._importer = KVImporter(self._engine, _TIMEOUT_S, encodings=(KVEncoding.INT8,))
-        self._server = create_server()
+        self._servers: list[grpc.aio.Server] = []
         self._listener = DataListener()
+        self._nixl = NixlReader(_TIMEOUT_S) if NIXL in ways else None
 
-    async def start(self) -> str:
-        """The address to send to."""
+    async def start(self) -> dict[str, str]:
+        """The addresses to send to: of NIXL's way, which sees no memory of this host, and of all others."""
         self._engine.start()
         self._listener.start(_HOST)
-        KVTransferService(self._importer, SegmentMappings(), listener=self._listener).add_to(self._server)
-        port = self._server.add_insecure_port(f"{_HOST}:0")
-        await self._server.start()
+        plain = KVTransferService(self._importer, SegmentMappings(), listener=self._listener)
+        peers = {"peer": await self._serve(plain)}
+        if self._nixl is not None:
+            peers["nixl_peer"] = await self._serve(KVTransferService(self._importer, nixl=self._nixl))
+        return peers
+
+    async def _serve(self, service: KVTransferService) -> str:
+        server = create_server()
+        service.add_to(server)
+        port = server.add_insecure_port(f"{_HOST}:0")
+        await server.start()
+        self._servers.append(server)
         return f"{_HOST}:{port}"
 
     async def stop(self) -> None:
-        await self._server.stop(grace=0)
+        for server in self._servers:
+            await server.stop(grace=0)
         await self._listener.stop()
+        if self._nixl is not None:
+            await self._nixl.close()
         await self._engine.stop()
 
     async def take(self, transfer_id: str, *, with_digest: bool) -> str:
@@ -299,8 +321,8 @@ def _say(value: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-async def _send(layout: Layout, part_bytes: int, limits: Limits) -> None:
-    sender = Sender(layout, part_bytes, limits)
+async def _send(layout: Layout, part_bytes: int, limits: Limits, ways: Sequence[str]) -> None:
+    sender = Sender(layout, part_bytes, limits, ways)
     await sender.start()
 
     async def handle(order: dict[str, Any]) -> dict[str, Any]:
@@ -321,8 +343,8 @@ async def _send(layout: Layout, part_bytes: int, limits: Limits) -> None:
         await sender.stop()
 
 
-async def _receive(layout: Layout) -> None:
-    receiver = Receiver(layout)
+async def _receive(layout: Layout, ways: Sequence[str]) -> None:
+    receiver = Receiver(layout, ways)
     listener = socket.create_server((_HOST, 0))
     threading.Thread(target=serve_plainly, args=(listener,), daemon=True).start()
     last_cpu_s = 0.0
@@ -336,7 +358,7 @@ async def _receive(layout: Layout) -> None:
         return {"digest": digest, "spent_s": spent_s}
 
     try:
-        _say({"peer": await receiver.start(), "port": listener.getsockname()[1]})
+        _say({**await receiver.start(), "port": listener.getsockname()[1]})
         await _answer_each(handle)
     finally:
         listener.close()
@@ -354,16 +376,16 @@ def main() -> None:
     parser.add_argument("--max-bytes-per-second", type=float)
     parser.add_argument("--max-bytes-per-second-each", type=float)
     parser.add_argument("--connections", type=int, default=NO_LIMITS.connections)
+    parser.add_argument("--ways", nargs="+", required=True)
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # as a worker does for all but its engine's thread
     layout = Layout(arguments.layers, arguments.kv_heads, arguments.head_dim, arguments.tokens)
     if arguments.end == "send":
         each = arguments.max_bytes_per_second_each
-        uvloop.run(
-            _send(layout, arguments.part_bytes, Limits(arguments.max_bytes_per_second, each, arguments.connections))
-        )
+        limits = Limits(arguments.max_bytes_per_second, each, arguments.connections)
+        uvloop.run(_send(layout, arguments.part_bytes, limits, arguments.ways))
     else:
-        uvloop.run(_receive(layout))
+        uvloop.run(_receive(layout, arguments.ways))
 
 
 if __name__ == "__main__":

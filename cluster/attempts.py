@@ -86,6 +86,7 @@ class Attempts:
             message.handoff.transfer_id = call_id
             message.handoff.peer = decode.info.address
         watch = HandoffWatch(timeline, placement, self._metrics, self._background)
+        is_claimed = False
         try:
             first = await watch.start(prefill.client.prefill(message, journal.time_left_s))
             journal.num_cached_tokens = first.num_cached_tokens
@@ -94,6 +95,7 @@ class Attempts:
                 batches = self._decode(journal, placement, call_id, call_id)
                 async with aclosing(watch.guard(batches)) as chunks:
                     async for chunk in chunks:
+                        is_claimed = True  # who decodes has the KV, and lets go of it with the call
                         yield chunk
         except RETRYABLE:
             # While nothing is heard of a hand-off, either end may be the one that is gone.
@@ -102,7 +104,7 @@ class Attempts:
             raise
         finally:
             await watch.close(keep=journal.is_finished)
-            if message.HasField("handoff") and not journal.is_finished:
+            if message.HasField("handoff") and not (is_claimed or journal.is_finished):
                 self._background.spawn(decode.client.abandon(call_id))
 
     async def _alone(self, journal: Journal, placement: Placement) -> AsyncGenerator[TokenChunk]:

@@ -15,7 +15,9 @@ MOST_CONNECTIONS = 16
 class KVTransferConfig(Section):
     """The hand-off of KV caches from prefill to decode workers."""
 
-    transport: Literal["grpc"] = "grpc"
+    transport: Literal["grpc", "nixl"] = "grpc"
+    """nixl: decode workers read parts from a prefill worker's memory by NIXL, with RDMA where UCX finds it, unless they
+    share it (see shared_memory); what cannot be read so travels as with grpc. Both have their control in gRPC."""
     part_bytes: Annotated[int, Field(ge=4096, le=64 * 1024 * 1024)] = 2 * 1024 * 1024
     """Size of one part, and so of one message on the wire where parts travel in messages."""
     shared_memory: Literal["auto", "off"] = "auto"
@@ -35,6 +37,11 @@ class KVTransferConfig(Section):
     """How long committed KV that nobody claims is kept, and how long a claim waits for a transfer without progress."""
     transfer_timeout_s: PositiveSeconds = 120.0
     """How long a decode worker may keep a hand-off waiting. The time to compute the prompt does not count."""
+
+    @property
+    def readable_part_bytes(self) -> int | None:
+        """Largest part that decode workers may read from a prefill worker's memory; None: they read none."""
+        return None if self.shared_memory == "off" and self.transport == "grpc" else self.part_bytes
 
     @field_validator("connections", mode="before")
     @classmethod

@@ -12,6 +12,7 @@ import grpc.aio
 from cluster.cache_messages import DECODE_PAUSE_S, watch_messages
 from cluster.kv_transfer.data_listener import DataListener
 from cluster.kv_transfer.grpc_service import KVTransferService
+from cluster.kv_transfer.nixl_reader import NixlReader
 from cluster.kv_transfer.segment_mappings import SegmentMappings
 from cluster.role import WorkerContext
 from cluster.role_stats import fill_engine_stats, pack_step_samples
@@ -56,12 +57,13 @@ class DecodeRole:
             context.runner.capture_graphs, pool.max_num_seqs, speculation.max_draft_tokens, context.max_model_len
         )
         self._mappings = None if kv.shared_memory == "off" else SegmentMappings()
+        self._nixl = NixlReader(kv.transfer_timeout_s) if kv.transport == "nixl" else None
         self._listens = kv.connections > 0
         self._listener = DataListener()
 
     async def start(self, server: grpc.aio.Server, host: str) -> None:
         worker_pb2_grpc.add_DecodeServicer_to_server(DecodeService(self._engine, self._importer), server)
-        KVTransferService(self._importer, self._mappings, self._silence_s, self._listener).add_to(server)
+        KVTransferService(self._importer, self._mappings, self._silence_s, self._listener, self._nixl).add_to(server)
         await asyncio.to_thread(self._capture)
         self._engine.start()
         if self._listens:
@@ -97,4 +99,6 @@ class DecodeRole:
 
     async def stop(self) -> None:
         await self._listener.stop()
+        if self._nixl is not None:
+            await self._nixl.close()
         await self._engine.stop()

@@ -49,7 +49,7 @@ class PrefillRole:
             kv.transport,
             kv.max_bytes_per_second,
             kv.transfer_timeout_s,
-            shared_part_bytes=None if kv.shared_memory == "off" else kv.part_bytes,
+            kv.readable_part_bytes,
             connections=kv.connections,
         )
         self._exporter = KVExporter(

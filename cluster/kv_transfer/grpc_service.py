@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -15,8 +17,9 @@ from cluster.kv_transfer.codec import decode_frame, encoding_name
 from cluster.kv_transfer.connection_reader import ConnectionReader
 from cluster.kv_transfer.data_listener import DataListener, ExpectedConnections
 from cluster.kv_transfer.grpc_transport import METHOD, SERVICE
-from cluster.kv_transfer.part_intake import PartIntake
-from cluster.kv_transfer.segment_mappings import MappedSegment, SegmentMappings
+from cluster.kv_transfer.nixl_reader import NixlReader
+from cluster.kv_transfer.part_intake import PartIntake, SenderMemory
+from cluster.kv_transfer.segment_mappings import SegmentMappings
 from cluster.logs import RequestLog
 from cluster.request_ids import request_id_of_call
 from cluster.rpc import as_baton_error, reporting_errors
@@ -41,6 +44,7 @@ class KVTransferService:
             whoever made it.
         silence_s: a sender that sends nothing for so long has gone without a word. Between two parts lies what its
             prompt takes to compute, so this must be more than any prompt may take.
+        nixl: for the memory of other senders; None: it is not read. Closed by whoever made it.
     """
 
     def __init__(
@@ -49,11 +53,13 @@ class KVTransferService:
         mappings: SegmentMappings | None = None,
         silence_s: float = SILENCE_S,
         listener: DataListener | None = None,
+        nixl: NixlReader | None = None,
     ) -> None:
         self._sink = sink
         self._mappings = mappings
         self._listener = listener or DataListener()
         self._silence_s = silence_s
+        self._nixl = nixl
 
     def add_to(self, server: grpc.aio.Server) -> None:
         # No (de)serializers: frames stay raw bytes, see codec.py.
@@ -84,19 +90,18 @@ class KVTransferService:
         reservation = await self._sink.reserve(offer)
         committed = False
         reason = "the sender went away"
-        segment: MappedSegment | None = None
         try:
-            segment = self._attach(header.reserve)
-            with self._listener.expect(wanted=header.reserve.connects and segment is None) as expected:
-                reserved = kv_pb2.KVReserved(
-                    num_cached_tokens=reservation.num_cached_tokens,
-                    takes_draft=reservation.takes_draft,
-                    takes_segment=segment is not None,
-                    encoding=encoding_name(reservation.encoding),
-                    connection=None if expected is None else expected.offer,
-                )
-                await _reply(context, kv_pb2.KVReply(reserved=reserved))
-                draft_state = await self._take_parts(context, offer.transfer_id, segment, expected)
+            async with self._sender_memory(header.reserve) as memory:
+                with self._listener.expect(wanted=header.reserve.connects and memory is None) as expected:
+                    reserved = kv_pb2.KVReserved(
+                        num_cached_tokens=reservation.num_cached_tokens,
+                        takes_draft=reservation.takes_draft,
+                        takes_segment=memory is not None,
+                        encoding=encoding_name(reservation.encoding),
+                        connection=None if expected is None else expected.offer,
+                    )
+                    await _reply(context, kv_pb2.KVReply(reserved=reserved))
+                    draft_state = await self._take_parts(context, offer.transfer_id, memory, expected)
             num_bytes = await self._sink.commit(offer.transfer_id, draft_state)
             committed = True
             await _reply(context, kv_pb2.KVReply(committed=kv_pb2.KVCommitted(num_bytes=num_bytes)))
@@ -108,26 +113,37 @@ class KVTransferService:
             reason = as_baton_error(error, offer.transfer_id).message
             raise
         finally:
-            if segment is not None and self._mappings is not None:
-                self._mappings.detach(segment)
             if not committed:
                 self._sink.abort(offer.transfer_id, reason)
 
-    def _attach(self, reserve: kv_pb2.KVReserve) -> MappedSegment | None:
-        if self._mappings is None or not reserve.HasField("segment"):
-            return None
-        return self._mappings.attach(reserve.segment)
+    @asynccontextmanager
+    async def _sender_memory(self, reserve: kv_pb2.KVReserve) -> AsyncIterator[SenderMemory | None]:
+        """The sender's segment, if there is one and this process can read it."""
+        segment = reserve.segment if reserve.HasField("segment") else None
+        if segment is not None and self._mappings is not None:
+            mapped = self._mappings.attach(segment)
+            if mapped is not None:
+                try:
+                    yield mapped
+                finally:
+                    self._mappings.detach(mapped)
+                return
+        if segment is not None and self._nixl is not None and segment.HasField("nixl"):
+            async with self._nixl.attached(segment) as readable:
+                yield readable
+            return
+        yield None
 
     async def _take_parts(
         self,
         context: grpc.aio.ServicerContext[Any, Any],
         transfer_id: str,
-        segment: MappedSegment | None,
+        memory: SenderMemory | None,
         expected: ExpectedConnections | None,
     ) -> bytes | None:
         """Writes parts until the commit comes; gives the draft's state that is in it."""
         acknowledgements = Acknowledgements(context)
-        intake = PartIntake(self._sink, transfer_id, segment, acknowledgements.written)
+        intake = PartIntake(self._sink, transfer_id, memory, acknowledgements.written)
         reader = None if expected is None else ConnectionReader(expected, intake, self._silence_s)
         try:
             return await self._take_frames(context, intake, reader)

@@ -1,10 +1,11 @@
-"""What a sender's transfers share of its memory with receivers on its host: one segment, from the first offer on."""
+"""What a sender's transfers share of its memory with receivers: one segment, from the first offer on."""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
 
+from cluster.kv_transfer.nixl_agent import NixlExport
 from cluster.kv_transfer.shared_segment import SEGMENT_BYTES, SharedSegment, Slot
 from cluster.wire import kv_pb2
 
@@ -17,19 +18,21 @@ class LocalMemory:
     Args:
         part_bytes: the largest part that may travel so.
         segment_bytes: for all parts together.
+        export: lets receivers elsewhere read it, too; closed with it.
     """
 
-    def __init__(self, part_bytes: int, segment_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(self, part_bytes: int, segment_bytes: int = SEGMENT_BYTES, export: NixlExport | None = None) -> None:
         self._part_bytes = part_bytes
         self._segment_bytes = segment_bytes
         self._segment: SharedSegment | None = None
+        self._export = export
         self._over = False
 
     def segment(self) -> SharedSegment | None:
         """None when there is no such memory; the log says why, once."""
         if self._segment is None and not self._over:
             try:
-                self._segment = SharedSegment(self._part_bytes, self._segment_bytes)
+                self._segment = self._make_segment()
             except OSError as error:
                 self._over = True
                 logger.warning("no memory can be shared with others on this host, KV goes in messages: %s", error)
@@ -39,8 +42,19 @@ class LocalMemory:
         """No transfer may begin any more."""
         self._over = True
         segment, self._segment = self._segment, None
+        if self._export is not None:
+            self._export.close()
         if segment is not None:
             segment.close()
+
+    def _make_segment(self) -> SharedSegment:
+        segment = SharedSegment(self._part_bytes, self._segment_bytes)
+        if self._export is not None:
+            try:
+                self._export.add_to(segment)
+            except OSError as error:
+                logger.warning("no other host reads this worker's memory, KV goes to them otherwise: %s", error)
+        return segment
 
 
 class SlotsInFlight:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 from cluster.kv_transfer.base import KVSink, PartHeader
 from cluster.kv_transfer.codec import HEAD_LENGTH_BYTES, decode_head, encoding_of
 from cluster.kv_transfer.raw_socket import ByteStream
-from cluster.kv_transfer.segment_mappings import MappedSegment
 from cluster.kv_transfer.summed_copy import copy_summed
 from cluster.rpc import MAX_MESSAGE_BYTES
 from cluster.wire import kv_pb2
@@ -17,20 +17,36 @@ from engine.errors import TransferError
 _MAX_HEAD_BYTES = 4096
 
 
+class SenderMemory(Protocol):
+    """A segment of the sender's, as this receiver reads it."""
+
+    async def fetch(self, slot: kv_pb2.KVSlot) -> memoryview:
+        """The payload in a slot, until the next call. What is done with it counts only if :meth:`check` finds nothing.
+
+        Raises:
+            TransferError: there is no such slot, it has been used again already, or it cannot be read.
+        """
+        ...
+
+    def check(self, slot: kv_pb2.KVSlot) -> None:
+        """Raises ``TransferError`` when the sender has used the slot again, unless the checksum of the part tells."""
+        ...
+
+
 class PartIntake:
     """Counts what it has written.
 
     Args:
-        segment: memory of the sender's that parts may name, or None.
+        memory: of the sender's that parts may name, or None.
         written: told of the bytes written so far, whenever there are more.
     """
 
     def __init__(
-        self, sink: KVSink, transfer_id: str, segment: MappedSegment | None, written: Callable[[int], None]
+        self, sink: KVSink, transfer_id: str, memory: SenderMemory | None, written: Callable[[int], None]
     ) -> None:
         self._sink = sink
         self._transfer_id = transfer_id
-        self._segment = segment
+        self._memory = memory
         self._written = written
         self._grown = asyncio.Event()
         self.num_parts = 0
@@ -45,10 +61,10 @@ class PartIntake:
         if not part.HasField("slot"):
             await self._sink.write(self._transfer_id, _header_of(part), payload, part.checksum)
             return self._count(len(payload))
-        if self._segment is None or len(payload):
+        if self._memory is None or len(payload):
             raise TransferError("a KV part names memory that was not agreed on, or brings its payload all the same.")
-        await self._copy(_header_of(part), self._segment.read(part.slot), part.checksum)
-        self._segment.check(part.slot)  # what was read while the sender wrote is not committed
+        await self._copy(_header_of(part), await self._memory.fetch(part.slot), part.checksum)
+        self._memory.check(part.slot)  # what was read while the sender wrote is not committed
         return self._count(part.slot.num_bytes)
 
     async def _copy(self, header: PartHeader, payload: memoryview, checksum: int) -> None:

@@ -7,34 +7,38 @@ from collections.abc import Callable
 from cluster.kv_transfer.base import KVTransport
 from cluster.kv_transfer.grpc_transport import GrpcKVTransport
 from cluster.kv_transfer.local_memory import LocalMemory
+from cluster.kv_transfer.nixl_agent import NixlExport
 from cluster.kv_transfer.throttle import Throttle
 from engine.errors import ConfigError
 
-_TRANSPORTS: dict[str, Callable[..., KVTransport]] = {"grpc": GrpcKVTransport}
+_TRANSPORTS: dict[str, Callable[[int], LocalMemory]] = {
+    "grpc": LocalMemory,
+    "nixl": lambda part_bytes: LocalMemory(part_bytes, export=NixlExport()),
+}
+"""All have their control in gRPC. They differ in who can read parts from the sender's memory."""
 
 
 def create_transport(
     name: str,
     max_bytes_per_second: float | None,
     timeout_s: float,
-    shared_part_bytes: int | None = None,
+    readable_part_bytes: int | None = None,
     *,
     connections: int = 0,
 ) -> KVTransport:
     """
     Args:
         timeout_s: how long a receiver may keep a transfer waiting.
-        shared_part_bytes: largest part that receivers on this host may read from this process's memory; None: they
-            read none.
+        readable_part_bytes: largest part that receivers may read from this process's memory; None: they read none.
         connections: how many of a transfer's own its parts may travel through where receivers wait for them.
 
     Raises:
-        ConfigError: the name is unknown.
+        ConfigError: the name is unknown, or what it needs is not there.
     """
     if name not in _TRANSPORTS:
         raise ConfigError(
             f"kv_transfer.transport is {name!r}, but the known transports are: {', '.join(sorted(_TRANSPORTS))}."
         )
     throttle = Throttle(max_bytes_per_second) if max_bytes_per_second else None
-    memory = LocalMemory(shared_part_bytes) if shared_part_bytes else None
-    return _TRANSPORTS[name](throttle, timeout_s, memory, connections=connections)
+    memory = _TRANSPORTS[name](readable_part_bytes) if readable_part_bytes else None
+    return GrpcKVTransport(throttle, timeout_s, memory, connections=connections)

@@ -13,6 +13,9 @@ from __future__ import annotations
 import mmap
 from dataclasses import dataclass
 
+from cluster.wire import kv_pb2
+from engine.errors import TransferError
+
 SEGMENT_NAME = "baton-kv"
 """Of the memfd; what /proc/PID/fd shows."""
 TOKEN_BYTES = 16
@@ -39,6 +42,14 @@ class SegmentLayout:
             raise ValueError(f"a slot has whole pages of {mmap.PAGESIZE} bytes, not {self.slot_bytes} bytes")
         if self.num_bytes > MAX_SEGMENT_BYTES:
             raise ValueError(f"a segment has at most {MAX_SEGMENT_BYTES} bytes, not {self.num_bytes}")
+
+    def check(self, slot: kv_pb2.KVSlot) -> None:
+        """Raises :class:`TransferError` unless there is such a slot, with room for what shall be in it."""
+        if not slot.index < self.num_slots or not 0 < slot.num_bytes <= self.slot_bytes:
+            raise TransferError(
+                f"a KV part names {slot.num_bytes} bytes of slot {slot.index}, but there are {self.num_slots} slots "
+                f"of {self.slot_bytes} bytes."
+            )
 
     @property
     def generations(self) -> slice:

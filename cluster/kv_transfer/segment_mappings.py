@@ -35,15 +35,14 @@ class MappedSegment:
         Raises:
             TransferError: there is no such slot, or it has been used again already.
         """
-        layout = self._layout
-        if not slot.index < layout.num_slots or not 0 < slot.num_bytes <= layout.slot_bytes:
-            raise TransferError(
-                f"a KV part names {slot.num_bytes} bytes of slot {slot.index}, but there are {layout.num_slots} slots "
-                f"of {layout.slot_bytes} bytes."
-            )
+        self._layout.check(slot)
         self.check(slot)
-        start = layout.slot_start(slot.index)
+        start = self._layout.slot_start(slot.index)
         return self._memory[start : start + slot.num_bytes]
+
+    async def fetch(self, slot: kv_pb2.KVSlot) -> memoryview:
+        """See :class:`cluster.kv_transfer.part_intake.SenderMemory`."""
+        return self.read(slot)
 
     def check(self, slot: kv_pb2.KVSlot) -> None:
         """Raises :class:`TransferError` when the sender has used the slot again: it has given the transfer up."""

@@ -59,6 +59,9 @@ class SharedSegment:
     Args:
         part_bytes: what a slot shall hold.
 
+    Attributes:
+        nixl: how NIXL can read it, if it can.
+
     Raises:
         OSError: this system has no such memory to give.
     """
@@ -72,6 +75,7 @@ class SharedSegment:
         self._memory[:TOKEN_BYTES] = self._token
         self._generations = self._memory[self.layout.generations].cast("Q")
         self._free = list(range(self.layout.num_slots))
+        self.nixl: kv_pb2.KVNixl | None = None
 
     @property
     def num_free_slots(self) -> int:
@@ -86,7 +90,13 @@ class SharedSegment:
             token=self._token,
             num_slots=self.layout.num_slots,
             slot_bytes=self.layout.slot_bytes,
+            nixl=self.nixl,
         )
+
+    @property
+    def memory(self) -> memoryview:
+        """All of it."""
+        return self._memory
 
     def take(self, num_bytes: int) -> Slot | None:
         """A slot of which the first ``num_bytes`` are to be used; None when it would not fit, or none is free."""

@@ -41,18 +41,28 @@ class KVReserve(_message.Message):
     def __init__(self, transfer_id: _Optional[str] = ..., request_id: _Optional[str] = ..., spec_json: _Optional[str] = ..., spec_fingerprint: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., deadline_s: _Optional[float] = ..., segment: _Optional[_Union[KVSegment, _Mapping]] = ..., encodings: _Optional[_Iterable[str]] = ..., connects: _Optional[bool] = ...) -> None: ...
 
 class KVSegment(_message.Message):
-    __slots__ = ("pid", "fd", "token", "num_slots", "slot_bytes")
+    __slots__ = ("pid", "fd", "token", "num_slots", "slot_bytes", "nixl")
     PID_FIELD_NUMBER: _ClassVar[int]
     FD_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
     SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NIXL_FIELD_NUMBER: _ClassVar[int]
     pid: int
     fd: int
     token: bytes
     num_slots: int
     slot_bytes: int
-    def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., token: _Optional[bytes] = ..., num_slots: _Optional[int] = ..., slot_bytes: _Optional[int] = ...) -> None: ...
+    nixl: KVNixl
+    def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., token: _Optional[bytes] = ..., num_slots: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., nixl: _Optional[_Union[KVNixl, _Mapping]] = ...) -> None: ...
+
+class KVNixl(_message.Message):
+    __slots__ = ("agent", "address")
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    agent: bytes
+    address: int
+    def __init__(self, agent: _Optional[bytes] = ..., address: _Optional[int] = ...) -> None: ...
 
 class KVPart(_message.Message):
     __slots__ = ("token_start", "token_count", "layer_start", "layer_end", "checksum", "slot", "encoding", "num_bytes")

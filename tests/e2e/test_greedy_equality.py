@@ -46,6 +46,10 @@ def expected(prompts: list[list[int]]) -> list[list[int]]:
     return outputs
 
 
+OTHER_TRANSPORTS = {16: "grpc", 2048: "nixl"}
+"""By the sizes of chunks, where workers share no memory."""
+
+
 @pytest.fixture(
     scope="module",
     params=[
@@ -62,7 +66,7 @@ def cluster_of(request: pytest.FixtureRequest) -> Iterator[tuple[RunningCluster,
     settings = {
         "dtype": "float32",
         "engine": {"prefix_caching": prefix_caching},
-        "kv_transfer": {"shared_memory": "auto" if prefix_caching else "off"},
+        "kv_transfer": {} if prefix_caching else {"shared_memory": "off", "transport": OTHER_TRANSPORTS[chunk_tokens]},
         "prefill": {"chunk_tokens": chunk_tokens},
         "decode": {"chunk_tokens": chunk_tokens},
     }

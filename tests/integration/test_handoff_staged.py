@@ -21,7 +21,12 @@ from tests.tiny_models import model_with_reference, random_prompts
 
 PROMPTS = random_prompts((3, 9, 17, 30, 41))
 NUM_TOKENS = 16
-WAYS = [("auto", 4), ("off", 4), ("off", 0)]
+WAYS = {
+    "shared": {},
+    "connected": {"shared_memory": "off"},
+    "messages": {"shared_memory": "off", "connections": 0},
+    "nixl": {"shared_memory": "off", "transport": "nixl"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -43,18 +48,17 @@ def copies_of(runner: ModelRunner) -> LateCopies:
 
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
-@pytest.mark.parametrize(("shared_memory", "connections"), WAYS)
+@pytest.mark.parametrize("way", WAYS)
 async def test_tokens_are_those_of_the_model(
     runners: Runners,
     reference: tuple[PreTrainedModel, list[list[int]]],
-    shared_memory: str,
-    connections: int,
+    way: str,
     overlap: str,
 ) -> None:
     sent, received = copies_of(runners.prefill), copies_of(runners.decode)
     num_sent, num_received = len(sent.fetched_after), len(received.brought_after)
     config = pair_config(
-        kv_transfer={"shared_memory": shared_memory, "connections": connections},
+        kv_transfer=WAYS[way],
         engine={"overlap_scheduling": overlap},
         speculation={"method": "none"},
     )
@@ -68,10 +72,10 @@ async def test_tokens_are_those_of_the_model(
     assert not received.num_coming
 
 
-@pytest.mark.parametrize(("shared_memory", "connections"), WAYS)
-async def test_int8_is_rounded_once(runners: Runners, shared_memory: str, connections: int) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_int8_is_rounded_once(runners: Runners, way: str) -> None:
     expected = [await with_rounded_prompt(runners.decode, prompt) for prompt in PROMPTS]
-    transfer = {"encoding": "int8", "shared_memory": shared_memory, "connections": connections}
+    transfer = {"encoding": "int8", **WAYS[way]}
     async with worker_pair(runners, pair_config(kv_transfer=transfer, speculation={"draft": "none"})) as pair:
         answers = await asyncio.gather(*(pair.generate(prompt, greedy(NUM_TOKENS)) for prompt in PROMPTS))
         assert [answer.token_ids for answer in answers] == expected

@@ -325,6 +325,11 @@ class TestCancellation:
         """Such as that of a request whose stop string is its first token: it may lie there complete."""
         prefill, decode = await cluster.add_all(["p1", "d1"])
         await cluster.run()
+        decode.scripts = [decode_some(1, for_ever)]
+        async with aclosing(cluster.stream()) as chunks:
+            await anext(chunks)
+            await anext(chunks)  # who decodes has that KV, and sees its client leave
+        await until(lambda: cluster.is_idle)
         assert decode.abandoned == []
         async with aclosing(cluster.stream()) as chunks:
             await anext(chunks)

@@ -10,48 +10,60 @@ from collections.abc import AsyncIterator
 import pytest
 
 from benchmarks.kv_path import HandOver, Result, Run
-from benchmarks.kv_path_ends import NO_LIMITS, Layout, Limits, Receiver, Sender, send_plainly, serve_plainly
+from benchmarks.kv_path_ends import (
+    INT8,
+    NIXL,
+    NO_LIMITS,
+    WAYS,
+    Layout,
+    Limits,
+    Receiver,
+    Sender,
+    send_plainly,
+    serve_plainly,
+)
 
 LAYOUT = Layout(num_layers=3, num_kv_heads=2, head_dim=8, num_tokens=80)
 PART_BYTES = 1000
 
 
 @pytest.fixture
-async def ends() -> AsyncIterator[tuple[Sender, Receiver, str]]:
-    sender, receiver = Sender(LAYOUT, PART_BYTES, NO_LIMITS), Receiver(LAYOUT)
+async def ends() -> AsyncIterator[tuple[Sender, Receiver, dict[str, str]]]:
+    ways = (*WAYS, INT8, NIXL)
+    sender, receiver = Sender(LAYOUT, PART_BYTES, NO_LIMITS, ways), Receiver(LAYOUT, ways)
     await sender.start()
-    peer = await receiver.start()
+    peers = await receiver.start()
     try:
-        yield sender, receiver, peer
+        yield sender, receiver, peers
     finally:
         await sender.stop()
         await receiver.stop()
 
 
-async def test_all_of_the_kv_travels_every_time(ends: tuple[Sender, Receiver, str]) -> None:
-    sender, receiver, peer = ends
+async def test_all_of_the_kv_travels_every_time(ends: tuple[Sender, Receiver, dict[str, str]]) -> None:
+    sender, receiver, peers = ends
     expected = sender.digest()
-    ways = {"grpc": 0, "connected": 0, "striped": 0, "shared": LAYOUT.num_bytes}
+    ways = {"grpc": 0, "connected": 0, "striped": 0, "shared": LAYOUT.num_bytes, NIXL: LAYOUT.num_bytes}
     for way, shared_bytes in (*ways.items(), ("grpc", 0)):  # there is room for one alone
-        summary = await sender.send("transfer", peer, way)
+        summary = await sender.send("transfer", peers["nixl_peer" if way == NIXL else "peer"], way)
         assert summary.seconds > 0
         assert summary.num_shared_bytes == shared_bytes
         assert await receiver.take("transfer", with_digest=True) == expected
 
 
-async def test_int8_brings_all_of_it_rounded_in_fewer_bytes(ends: tuple[Sender, Receiver, str]) -> None:
-    sender, receiver, peer = ends
+async def test_int8_brings_all_of_it_rounded_in_fewer_bytes(ends: tuple[Sender, Receiver, dict[str, str]]) -> None:
+    sender, receiver, peers = ends
     exact = sender.digest()
-    summary = await sender.send("transfer", peer, "int8")
+    summary = await sender.send("transfer", peers["peer"], INT8)
     assert summary.num_bytes == LAYOUT.num_bytes * (8 + 4) // 16
     found = await receiver.take("transfer", with_digest=True)
     sender.round()
     assert found == sender.digest() != exact
 
 
-async def test_the_digest_tells_what_arrived_from_what_did_not(ends: tuple[Sender, Receiver, str]) -> None:
-    sender, receiver, peer = ends
-    await sender.send("one", peer, "shared")
+async def test_the_digest_tells_what_arrived_from_what_did_not(ends: tuple[Sender, Receiver, dict[str, str]]) -> None:
+    sender, receiver, peers = ends
+    await sender.send("one", peers["peer"], "shared")
     before = sender.digest()
     sender.cache.values[-1].zero_()
     assert await receiver.take("one", with_digest=True) == before != sender.digest()

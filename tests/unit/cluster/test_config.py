@@ -75,7 +75,7 @@ def test_a_configuration_cannot_be_changed():
         ("prefill: {niceness: null}", "prefill.niceness: null is neither auto nor a whole number from 0 to 19."),
         ("prefill: {niceness: true}", "prefill.niceness: True is neither auto nor a whole number from 0 to 19."),
         ("prefill: {ordering: lifo}", "prefill.ordering must be 'edf' or 'fcfs', got 'lifo'."),
-        ("kv_transfer: {transport: nixl}", "kv_transfer.transport must be 'grpc', got 'nixl'."),
+        ("kv_transfer: {transport: rdma}", "kv_transfer.transport must be 'grpc' or 'nixl', got 'rdma'."),
         ("kv_transfer: {shared_memory: always}", "kv_transfer.shared_memory must be 'auto' or 'off', got 'always'."),
         (
             "kv_transfer: {encoding: int4}",

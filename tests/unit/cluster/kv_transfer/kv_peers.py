@@ -1,4 +1,4 @@
-"""One end of a hand-off as a process of its own, to be killed: ``python -m … hold | send PEER | receive``.
+"""One end of a hand-off as a process of its own, to be killed: ``python -m … hold | export | send PEER | receive``.
 
 Says one line when it is where it shall be killed. No torch, so that it starts at once.
 """
@@ -13,6 +13,7 @@ from cluster.kv_transfer.base import PartHeader, Reservation, TransferOffer
 from cluster.kv_transfer.grpc_service import KVTransferService
 from cluster.kv_transfer.grpc_transport import GrpcKVTransport
 from cluster.kv_transfer.local_memory import LocalMemory
+from cluster.kv_transfer.nixl_agent import NixlExport
 from cluster.kv_transfer.segment_mappings import SegmentMappings
 from cluster.kv_transfer.shared_segment import SharedSegment
 from cluster.rpc import create_server
@@ -63,8 +64,8 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def hold() -> None:
-    segment = SharedSegment(PART_BYTES)
+def hold(segment: SharedSegment | None) -> None:
+    assert segment is not None
     slot = segment.take(PART_BYTES)
     assert slot is not None
     slot.view[:] = CONTENT
@@ -84,7 +85,10 @@ async def receive() -> None:
 def main() -> None:
     what, *arguments = sys.argv[1:]
     if what == "hold":
-        hold()
+        hold(SharedSegment(PART_BYTES))
+    elif what == "export":
+        memory = LocalMemory(PART_BYTES, export=NixlExport())
+        hold(memory.segment())
     elif what == "receive":
         asyncio.run(receive())
     else:

@@ -28,6 +28,8 @@ from cluster.kv_transfer.grpc_service import SILENCE_S, KVTransferService
 from cluster.kv_transfer.grpc_transport import METHOD, SERVICE, GrpcKVTransport, GrpcSendStream
 from cluster.kv_transfer.in_process import InProcessKVTransport
 from cluster.kv_transfer.local_memory import LocalMemory
+from cluster.kv_transfer.nixl_agent import NixlExport
+from cluster.kv_transfer.nixl_reader import NixlReader
 from cluster.kv_transfer.segment_layout import SEGMENT_NAME
 from cluster.kv_transfer.segment_mappings import SegmentMappings
 from cluster.kv_transfer.shared_segment import SharedSegment
@@ -36,9 +38,9 @@ from cluster.rpc import ERROR_KEY, create_channel, create_server
 from cluster.wire.kv_pb2 import KVReply
 from tests.kv_receiver import SourceKV
 
-TRANSPORTS = ("grpc", "in_process", "shared", "connected", "striped")
-"""The last three are gRPC too, but parts stay in the sender's memory, or travel through a connection beside it, or
-through several."""
+TRANSPORTS = ("grpc", "in_process", "shared", "nixl", "connected", "striped")
+"""All but the second are gRPC, but parts stay in the sender's memory, which the receiver maps or reads by NIXL, or
+travel through a connection beside it, or through several."""
 NUM_CONNECTIONS = {"connected": 1, "striped": 3}
 
 
@@ -72,13 +74,18 @@ class SharingTransport(GrpcKVTransport):
 
 @asynccontextmanager
 async def kv_server(
-    sink: KVSink, mappings: SegmentMappings | None, *, listens: bool = False, silence_s: float = SILENCE_S
+    sink: KVSink,
+    mappings: SegmentMappings | None,
+    *,
+    listens: bool = False,
+    silence_s: float = SILENCE_S,
+    nixl: NixlReader | None = None,
 ) -> AsyncIterator[tuple[grpc.aio.Server, str]]:
     """A receiver, and its address."""
     server, listener = create_server(), DataListener()
     if listens:
         listener.start("127.0.0.1")
-    KVTransferService(sink, mappings, silence_s, listener).add_to(server)
+    KVTransferService(sink, mappings, silence_s, listener, nixl).add_to(server)
     peer = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:
@@ -115,23 +122,27 @@ async def link(
     max_inflight_bytes: int = 1 << 20,
     stripe_bytes: int = 100,
 ) -> AsyncIterator[Link]:
-    """With ``shared``, fails at the end unless every slot has been given back.
+    """With ``shared`` and ``nixl``, fails at the end unless every slot has been given back.
 
     Args:
         max_inflight_bytes: of a transfer, all of its connections together.
         stripe_bytes: with ``striped``; small, so that small parts have several of them.
     """
-    if kind == "shared":
-        memory = LocalMemory(1 << 20)
+    if kind in ("shared", "nixl"):
+        reads = kind == "nixl"
+        memory = LocalMemory(1 << 20, export=NixlExport() if reads else None)
         segment = memory.segment()
         assert segment is not None
-        async with kv_server(sink, SegmentMappings()) as (server, peer):
+        mappings, nixl = (None, NixlReader(20.0)) if reads else (SegmentMappings(), None)
+        async with kv_server(sink, mappings, nixl=nixl) as (server, peer):
             sharing = SharingTransport(throttle, 20.0, memory, max_inflight_bytes)
             try:
                 yield Link(sharing, peer, server)
             finally:
                 await sharing.close()
         await slots_free(segment)
+        if nixl is not None:
+            await nixl.close()
         return
     if kind == "in_process":
         yield Link(InProcessKVTransport({"receiver": sink}, throttle), "receiver")

@@ -17,10 +17,11 @@ import pytest
 from cluster.kv_transfer.base import PartHeader
 from cluster.kv_transfer.grpc_transport import GrpcKVTransport
 from cluster.kv_transfer.local_memory import LocalMemory
+from cluster.kv_transfer.nixl_reader import NixlReader
 from cluster.kv_transfer.segment_layout import SEGMENT_NAME
 from cluster.kv_transfer.segment_mappings import SegmentMappings
 from cluster.wire.kv_pb2 import KVSegment, KVSlot
-from engine.errors import WorkerLostError
+from engine.errors import TransferError, WorkerLostError
 from tests.unit.cluster.kv_transfer.kv_peers import CONTENT, PART_BYTES, send_shared
 from tests.unit.cluster.kv_transfer.links import (
     RecordingSink,
@@ -94,6 +95,27 @@ async def test_memory_of_a_killed_sender_can_still_be_read_and_goes_with_its_las
     del segment
     await unmapped(before)
     assert mappings.attach(KVSegment.FromString(offer)) is None, "it is gone for good"
+
+
+async def test_reading_the_memory_of_a_killed_sender_ends_in_an_error() -> None:
+    reader = NixlReader(timeout_s=5.0, connect_timeout_s=20.0)
+    async with peer_process("export") as sender:
+        offer, slot = (bytes.fromhex(word) for word in (await line_of(sender)).split())
+        async with reader.attached(KVSegment.FromString(offer)) as memory:
+            assert memory is not None
+            assert bytes(await memory.fetch(KVSlot.FromString(slot))) == CONTENT
+            await kill(sender)
+            with pytest.raises(TransferError):
+                async with asyncio.timeout(30.0):
+                    await memory.fetch(KVSlot.FromString(slot))
+        async with reader.attached(KVSegment.FromString(offer)) as memory:
+            assert memory is None
+    async with peer_process("export") as sender:
+        offer, slot = (bytes.fromhex(word) for word in (await line_of(sender)).split())
+        async with reader.attached(KVSegment.FromString(offer)) as memory:
+            assert memory is not None
+            assert bytes(await memory.fetch(KVSlot.FromString(slot))) == CONTENT
+    await reader.close()
 
 
 async def test_a_sender_that_is_killed_in_full_flight() -> None:

@@ -1,0 +1,339 @@
+"""KV read from memory of senders, wherever they are, by NIXL: the receiver's end.
+
+The first read of a sender's memory is its token. Who cannot read that in two seconds, or finds something else, lets
+parts come as they would without NIXL, and tries again a minute later.
+
+NIXL has no event to wait for. A thread of its own sleeps while nothing is read, and looks every 50 µs while something
+is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mmap
+import queue
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from cluster.kv_transfer.nixl_agent import NixlAgent, ReadState, address_of
+from cluster.kv_transfer.segment_layout import TOKEN_BYTES, SegmentLayout
+from cluster.wire import kv_pb2
+from engine.errors import TransferError
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 2.0
+RETRY_S = 60.0
+IDLE_S = 300.0
+"""How long a sender that sends nothing, or is gone, is remembered."""
+_LOOK_EVERY_S = 50e-6
+_STOPS = "the worker stops"
+_FAILED = "NIXL cannot read the sender's memory"
+
+
+@dataclass(eq=False, slots=True)
+class _Buffer:
+    """Registered memory that slots are read into.
+
+    Attributes:
+        is_read_into: NIXL may still write here.
+        is_taken: by a transfer.
+    """
+
+    memory: memoryview
+    address: int
+    is_read_into: bool = False
+    is_taken: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Sender:
+    """An agent, by its name, whose memory can be read."""
+
+    name: str
+    offer: kv_pb2.KVSegment
+    num_users: int = 0
+    used_s: float = 0.0
+
+
+class ReadableMemory:
+    """A sender's segment, for one transfer. Implements :class:`cluster.kv_transfer.part_intake.SenderMemory`."""
+
+    def __init__(self, reader: NixlReader, sender: _Sender, layout: SegmentLayout, buffer: _Buffer) -> None:
+        self._reader = reader
+        self._sender = sender
+        self._layout = layout
+        self._buffer = buffer
+
+    async def fetch(self, slot: kv_pb2.KVSlot) -> memoryview:
+        self._layout.check(slot)
+        start = self._sender.offer.nixl.address + self._layout.slot_start(slot.index)
+        await self._reader.read(self._sender, start, slot.num_bytes, self._buffer)
+        return self._buffer.memory[: slot.num_bytes]
+
+    def check(self, slot: kv_pb2.KVSlot) -> None:
+        """Nothing to do: what is read of a slot that was used again has another checksum."""
+
+
+class NixlReader:
+    """Reads segments that a :class:`cluster.kv_transfer.nixl_agent.NixlExport` has registered.
+
+    Args:
+        timeout_s: for one read.
+        connect_timeout_s: for the first one of a sender.
+
+    Raises:
+        ConfigError: see :class:`cluster.kv_transfer.nixl_agent.NixlAgent`.
+    """
+
+    def __init__(self, timeout_s: float, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+        self._agent = NixlAgent(serves=False)
+        self._timeout_s = timeout_s
+        self._connect_timeout_s = connect_timeout_s
+        self._senders: dict[bytes, _Sender] = {}
+        self._connecting: dict[bytes, asyncio.Task[_Sender | None]] = {}
+        self._avoided: dict[bytes, float] = {}
+        self._free: dict[int, list[_Buffer]] = {}
+        self._buffers: list[_Buffer] = []  # registered memory must stay
+        self._thread = _ReadingThread(self._agent)
+
+    @asynccontextmanager
+    async def attached(self, offer: kv_pb2.KVSegment) -> AsyncIterator[ReadableMemory | None]:
+        """A sender's segment for the length of a transfer; None when it cannot be read."""
+        sender = await self._find(offer)
+        if sender is None:
+            yield None
+            return
+        sender.num_users += 1
+        layout = SegmentLayout(offer.num_slots, offer.slot_bytes)
+        try:
+            buffer = await self._take_buffer(layout.slot_bytes)
+            try:
+                yield ReadableMemory(self, sender, layout, buffer)
+            finally:
+                self._give_back(buffer)
+        finally:
+            sender.num_users -= 1
+            sender.used_s = time.monotonic()
+
+    async def read(self, sender: _Sender, address: int, num_bytes: int, buffer: _Buffer) -> None:
+        """Fills the beginning of ``buffer``.
+
+        Raises:
+            TransferError: NIXL could not read it, or not in time.
+        """
+        try:
+            await self._read(sender.name, address, num_bytes, buffer, self._timeout_s)
+        except TransferError as error:
+            self._avoid(sender.offer, error)
+            raise
+
+    async def close(self) -> None:
+        """Nothing can be read any more."""
+        self._thread.close()
+        await asyncio.to_thread(self._thread.join)
+
+    async def _find(self, offer: kv_pb2.KVSegment) -> _Sender | None:
+        await self._forget_idle()
+        if self._avoided.get(offer.token, 0.0) > time.monotonic():
+            return None
+        known = self._senders.get(offer.token)
+        if known is not None and known.offer == offer:
+            return known
+        connecting = self._connecting.get(offer.token)
+        if connecting is None:
+            connecting = self._connecting[offer.token] = asyncio.create_task(self._connect(offer))
+            connecting.add_done_callback(lambda _: self._connecting.pop(offer.token))
+        return await asyncio.shield(connecting)  # others wait for it, too
+
+    async def _connect(self, offer: kv_pb2.KVSegment) -> _Sender | None:
+        try:
+            sender = self._senders[offer.token] = await self._meet(offer)
+        except (TransferError, ValueError) as error:
+            self._avoid(offer, error)
+            return None
+        return sender
+
+    async def _meet(self, offer: kv_pb2.KVSegment) -> _Sender:
+        """Raises TransferError or ValueError unless the sender's segment is found where it says."""
+        SegmentLayout(offer.num_slots, offer.slot_bytes)
+        name = await self._thread.run(partial(self._agent.meet, offer.nixl.agent))
+        sender = _Sender(name, offer, used_s=time.monotonic())
+        buffer = await self._take_buffer(mmap.PAGESIZE)
+        try:
+            await self._read(sender.name, offer.nixl.address, TOKEN_BYTES, buffer, self._connect_timeout_s)
+            if buffer.memory[:TOKEN_BYTES] != offer.token:
+                raise ValueError("where it should be, there is something else")
+        finally:
+            self._give_back(buffer)
+        return sender
+
+    def _avoid(self, offer: kv_pb2.KVSegment, error: Exception) -> None:
+        self._avoided[offer.token] = time.monotonic() + RETRY_S
+        logger.warning("a sender's memory cannot be read, its KV comes otherwise for %.0f s: %s", RETRY_S, error)
+
+    async def _forget_idle(self) -> None:
+        now_s = time.monotonic()
+        self._avoided = {token: until_s for token, until_s in self._avoided.items() if until_s > now_s}
+        for token, sender in list(self._senders.items()):
+            if not sender.num_users and now_s - sender.used_s > IDLE_S:
+                del self._senders[token]
+                with suppress(TransferError):  # it may be gone
+                    await self._thread.run(partial(self._agent.forget, sender.name))
+
+    async def _read(self, agent: str, address: int, num_bytes: int, buffer: _Buffer, timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+
+        def finish(error: TransferError | None, is_over: bool) -> None:
+            buffer.is_read_into = not is_over
+            if not buffer.is_taken:
+                self._give_back(buffer)  # whoever waited for it went away
+            if done.done():
+                return
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+        def tell(error: TransferError | None, is_over: bool) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(finish, error, is_over)
+
+        buffer.is_read_into = True
+        self._thread.read(_Read(agent, (address, buffer.address, num_bytes), tell, timeout_s))
+        await done
+
+    async def _take_buffer(self, num_bytes: int) -> _Buffer:
+        free = self._free.setdefault(num_bytes, [])
+        buffer: _Buffer = free.pop() if free else await self._thread.run(partial(self._make_buffer, num_bytes))
+        buffer.is_taken = True
+        return buffer
+
+    def _make_buffer(self, num_bytes: int) -> _Buffer:
+        memory = memoryview(mmap.mmap(-1, num_bytes))
+        self._agent.register(memory)
+        buffer = _Buffer(memory, address_of(memory))
+        self._buffers.append(buffer)
+        return buffer
+
+    def _give_back(self, buffer: _Buffer) -> None:
+        buffer.is_taken = False
+        if not buffer.is_read_into:
+            self._free[len(buffer.memory)].append(buffer)
+
+
+@dataclass(eq=False, slots=True)
+class _Read:
+    """
+    Attributes:
+        stretch: (address there, address here, number of bytes).
+        tell: called once, with an error or None, and whether NIXL has let go of the buffer.
+    """
+
+    agent: str
+    stretch: tuple[int, int, int]
+    tell: Callable[[TransferError | None, bool], None]
+    timeout_s: float
+    until_s: float = 0.0
+    handle: int = 0
+
+
+class _ReadingThread:
+    """Makes all calls of an agent, one after the other, and looks at reads under way. Methods are for an event loop."""
+
+    def __init__(self, agent: NixlAgent) -> None:
+        self._agent = agent
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._reads: list[_Read] = []
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._work, name="kv-nixl", daemon=True)
+        self._thread.start()
+
+    def read(self, read: _Read) -> None:
+        """Begins one."""
+        if self._is_closed:
+            read.tell(TransferError(f"{_FAILED}: {_STOPS}."), True)
+        else:
+            self._jobs.put(partial(self._begin, read))
+
+    async def run(self, function: Callable[[], Any]) -> Any:
+        """Its result. Raises TransferError for whatever NIXL raises."""
+        if self._is_closed:
+            raise TransferError(f"{_FAILED}: {_STOPS}.")
+        done: Future[Any] = Future()
+
+        def job() -> None:
+            if not done.set_running_or_notify_cancel():
+                return
+            try:
+                done.set_result(function())
+            except Exception as error:  # noqa: BLE001 - NIXL has many, of no common class
+                done.set_exception(TransferError(f"NIXL: {error}"))
+
+        self._jobs.put(job)
+        return await asyncio.wrap_future(done)
+
+    def close(self) -> None:
+        """Takes nothing more; what is being read fails."""
+        self._is_closed = True
+        self._jobs.put(None)
+
+    def join(self) -> None:
+        """Waits for its end. Any thread."""
+        self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get(block=not self._reads)
+            except queue.Empty:
+                self._reads = [read for read in self._reads if not self._is_over(read)]
+                time.sleep(_LOOK_EVERY_S if self._reads else 0.0)
+                continue
+            if job is None:
+                break
+            job()
+        for read in self._reads:
+            self._give_up(read, _STOPS)
+
+    def _begin(self, read: _Read) -> None:
+        try:
+            read.handle = self._agent.begin_read(read.agent, *read.stretch)
+        except Exception as error:  # noqa: BLE001 - as in run
+            read.tell(TransferError(f"{_FAILED}: {error}"), True)
+            return
+        read.until_s = time.monotonic() + read.timeout_s
+        if not self._is_over(read):
+            self._reads.append(read)
+
+    def _is_over(self, read: _Read) -> bool:
+        try:
+            state = self._agent.state(read.handle)
+        except Exception as error:  # noqa: BLE001 - as in run
+            self._give_up(read, str(error))
+            return True
+        if state is ReadState.UNDER_WAY and time.monotonic() < read.until_s:
+            return False
+        if state is ReadState.DONE:
+            self._agent.release(read.handle)
+            read.tell(None, True)
+        else:
+            late = state is ReadState.UNDER_WAY
+            self._give_up(read, f"nothing came for {read.timeout_s:g} s" if late else "the read failed")
+        return True
+
+    def _give_up(self, read: _Read, reason: str) -> None:
+        is_over = True
+        try:
+            self._agent.release(read.handle)
+        except Exception:  # noqa: BLE001 - it cannot be stopped
+            is_over = False
+        read.tell(TransferError(f"{_FAILED}: {reason}."), is_over)
