@@ -112,7 +112,7 @@ class RouterMetrics:
         self.transfers = self._labelled("baton_kv_transfers", "KV hand-offs, by outcome.", "outcome", ("ok", "failed"))
         self.transfer_bytes = counter("baton_kv_transfer_bytes", "KV bytes that crossed from prefill to decode.")
         self.transfer_shared_bytes = counter(
-            "baton_kv_transfer_shared_bytes", "Of them, those that stayed in memory that both workers see."
+            "baton_kv_transfer_shared_bytes", "Of them, those that the receiver read from the sender's memory."
         )
         self.transfer_spared_bytes = counter(
             "baton_kv_transfer_spared_bytes", "KV bytes that did not cross because of kv_transfer.encoding."
