@@ -12,9 +12,9 @@ import torch
 
 from engine.float32_products import has_bfloat16
 
-_READ_BYTES = 512 * 2**20
+_READ_BYTES = {"cpu": 512 * 2**20, "cuda": 4 * 2**30}
 # The larger a product, the better it is computed, up to a point that differs between machines.
-_PRODUCT_SIZES = (1024, 2048)
+_PRODUCT_SIZES = {"cpu": (1024, 2048), "cuda": (4096, 8192)}
 _REPEATS = 5
 
 
@@ -37,14 +37,14 @@ class Ceilings:
 
 
 class MemoryReader:
-    """Half a GiB on ``device``, to be read from memory."""
+    """Half a GiB of a CPU's memory, or 4 GiB of a GPU's, to be read."""
 
     def __init__(self, device: torch.device) -> None:
-        self._memory = torch.ones(_READ_BYTES // 4, dtype=torch.float32, device=device)
+        self._memory = torch.ones(_READ_BYTES[device.type] // 4, dtype=torch.float32, device=device)
 
     def bytes_per_second(self) -> float:
         """As it is now."""
-        return _READ_BYTES / _seconds(self._memory.sum, self._memory.device)
+        return self._memory.nbytes / _seconds(self._memory.sum, self._memory.device)
 
 
 def measure_ceilings(dtype: torch.dtype, device: torch.device) -> Ceilings:
@@ -53,7 +53,7 @@ def measure_ceilings(dtype: torch.dtype, device: torch.device) -> Ceilings:
     # Torch multiplies bfloat16 number by number there: whoever wants speed widens, and so does the fused decoder.
     computed = torch.float32 if dtype == torch.bfloat16 and not has_bfloat16(device) else dtype
     rates = []
-    for size in _PRODUCT_SIZES:
+    for size in _PRODUCT_SIZES[device.type]:
         left, right = (torch.randn(size, size, device=device).to(computed) for _ in range(2))
         rates.append(2 * size**3 / _seconds(partial(torch.matmul, left, right), device))
     return Ceilings(bandwidth, max(rates), str(computed).removeprefix("torch."))

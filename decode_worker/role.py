@@ -57,7 +57,7 @@ class DecodeRole:
             context.runner.capture_graphs, pool.max_num_seqs, speculation.max_draft_tokens, context.max_model_len
         )
         self._mappings = None if kv.shared_memory == "off" else SegmentMappings()
-        self._nixl = NixlReader(kv.transfer_timeout_s) if kv.transport == "nixl" else None
+        self._nixl = NixlReader() if kv.transport == "nixl" else None
         self._listens = kv.connections > 0
         self._listener = DataListener()
 

@@ -13,7 +13,7 @@ import torch
 from benchmarks.offline.protocol import Generate, serve
 from cluster.cores import usable_cores
 from engine.block_manager import BlockManager
-from engine.engine import Engine
+from engine.engine import Engine, always, never
 from engine.model_loader import pick_device
 from engine.model_runner import ModelRunner
 from engine.model_source import resolve_model
@@ -36,8 +36,20 @@ def load(folder: Path, dtype: str, most_tokens: int, most_sequences: int, weight
     loaded = load_served_model(resolve_model(str(folder)), dtype, pick_device("cpu"), weights)
     num_blocks = 1 + most_sequences * -(-most_tokens // _BLOCK_SIZE)
     runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, weights=weights)
+    return generate_by(runner, most_tokens, most_sequences)
+
+
+def generate_by(runner: ModelRunner, most_tokens: int, most_sequences: int) -> Generate:
+    """An engine over the runner, all of whose cache it has.
+
+    Args:
+        most_tokens: of a sequence; a prompt is computed in one step.
+        most_sequences: that run at once.
+    """
     limits = SchedulerLimits(most_sequences * most_tokens, most_sequences, most_tokens)
-    engine = Engine(runner, Scheduler(limits, BlockManager(num_blocks, _BLOCK_SIZE, prefix_caching=False)))
+    blocks = BlockManager(runner.cache.num_blocks, runner.spec.block_size, prefix_caching=False)
+    runs_ahead = always if runner.device.type == "cuda" else never  # as workers do
+    engine = Engine(runner, Scheduler(limits, blocks), runs_ahead=runs_ahead)
 
     def generate(prompts: list[list[int]], max_tokens: int) -> list[int]:
         params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)

@@ -28,14 +28,20 @@ def load(folder: str, dtype: str, most_tokens: int, most_sequences: int) -> Gene
     """
     torch.set_num_threads(usable_cores())
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    return generate_by(model, most_tokens, most_sequences)
+
+
+def generate_by(model: Any, most_tokens: int, most_sequences: int) -> Generate:
+    """The same of a model that is loaded."""
     config = GenerationConfig(do_sample=False, eos_token_id=_NO_EOS, pad_token_id=0)
     batching = ContinuousBatchingConfig(
         page_size=_PAGE_TOKENS,
         num_blocks=1 + most_sequences * -(-most_tokens // _PAGE_TOKENS),
-        max_batch_tokens=most_tokens,  # a step's masks take this times the cache
+        # All prompts in one step, as baton has them; on a CPU one, since a step's masks take this times the cache.
+        max_batch_tokens=most_tokens * (most_sequences if model.device.type == "cuda" else 1),
         max_requests_per_batch=most_sequences,
         allow_block_sharing=False,
-        use_cuda_graph=False,
+        use_cuda_graph=model.device.type == "cuda",
     )
 
     def generate(prompts: list[list[int]], max_tokens: int) -> list[int]:

@@ -8,6 +8,7 @@ it, else over TCP or memory of one host. All the rest stays with gRPC: room, whi
 from __future__ import annotations
 
 import importlib
+import logging
 import uuid
 from enum import Enum
 from typing import Any
@@ -17,6 +18,8 @@ import numpy as np
 from cluster.kv_transfer.shared_segment import SharedSegment
 from cluster.wire import kv_pb2
 from engine.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 _BACKEND = "UCX"
 _PACKAGES = ("nixl", "nixl_cu13", "nixl_cu12")
@@ -83,9 +86,13 @@ class NixlAgent:
         there, here = (
             self._nixl.nixlXferDList(self._nixl.DRAM_SEG, [(address, num_bytes, 0)]) for address in (source, target)
         )
-        handle = self._agent.createXferReq(self._nixl.NIXL_READ, here, there, name, "", self._backends)
-        self._agent.postXferReq(handle)
-        return int(handle)
+        handle = int(self._agent.createXferReq(self._nixl.NIXL_READ, here, there, name, "", self._backends))
+        try:
+            self._agent.postXferReq(handle)
+        except BaseException:
+            self.release(handle)
+            raise
+        return handle
 
     def state(self, handle: int) -> ReadState:
         """How a read stands; asking is what drives it."""
@@ -95,7 +102,7 @@ class NixlAgent:
         return ReadState.UNDER_WAY if status == self._nixl.NIXL_IN_PROG else ReadState.FAILED
 
     def release(self, handle: int) -> None:
-        """Ends a read. Where that is not possible it raises, and memory may still be written to."""
+        """Ends a read. One that is under way may write to its target all the same."""
         self._agent.releaseXferReq(handle)
 
 
@@ -126,13 +133,18 @@ class NixlExport:
             description = self._agent.description()
         except Exception as error:
             raise OSError(f"NIXL cannot register {len(segment.memory)} bytes: {error}") from error
-        segment.nixl = kv_pb2.KVNixl(agent=description, address=address_of(segment.memory))
+        address = address_of(segment.memory)
+        slots_address = address + segment.layout.slot_start(0)
+        segment.nixl = kv_pb2.KVNixl(agent=description, address=address, slots_address=slots_address)
 
     def close(self) -> None:
         """Nobody can read it any more."""
         region, self._region = self._region, None
         if region is not None:
-            self._agent.deregister(region)
+            try:
+                self._agent.deregister(region)
+            except Exception as error:  # noqa: BLE001 - as above; the process ends soon
+                logger.warning("NIXL does not let go of memory: %s", error)
 
 
 def _import_nixl() -> Any:

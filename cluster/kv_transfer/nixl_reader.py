@@ -1,7 +1,8 @@
 """KV read from memory of senders, wherever they are, by NIXL: the receiver's end.
 
 The first read of a sender's memory is its token. Who cannot read that in two seconds, or finds something else, lets
-parts come as they would without NIXL, and tries again a minute later.
+parts come as they would without NIXL, and tries again a minute later, from the beginning. So it is behind a read that
+fails.
 
 NIXL has no event to wait for. A thread of its own sleeps while nothing is read, and looks every 50 µs while something
 is.
@@ -30,11 +31,15 @@ from engine.errors import TransferError
 logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 2.0
+READ_TIMEOUT_S = 10.0
 RETRY_S = 60.0
 IDLE_S = 300.0
 """How long a sender that sends nothing, or is gone, is remembered."""
 _LOOK_EVERY_S = 50e-6
+_GRACE_S = 5.0
+"""How long the thread that talks to NIXL may take for what takes it no time."""
 _STOPS = "the worker stops"
+_SILENT = "it does not answer"
 _FAILED = "NIXL cannot read the sender's memory"
 
 
@@ -43,22 +48,29 @@ class _Buffer:
     """Registered memory that slots are read into.
 
     Attributes:
+        region: what it is registered as.
         is_read_into: NIXL may still write here.
         is_taken: by a transfer.
     """
 
     memory: memoryview
     address: int
+    region: Any
     is_read_into: bool = False
     is_taken: bool = False
 
 
 @dataclass(eq=False, slots=True)
 class _Sender:
-    """An agent, by its name, whose memory can be read."""
+    """An agent, by its name, whose memory can be read.
+
+    Attributes:
+        is_lost: it is forgotten as soon as no transfer uses it.
+    """
 
     name: str
     offer: kv_pb2.KVSegment
+    is_lost: bool = False
     num_users: int = 0
     used_s: float = 0.0
 
@@ -74,7 +86,7 @@ class ReadableMemory:
 
     async def fetch(self, slot: kv_pb2.KVSlot) -> memoryview:
         self._layout.check(slot)
-        start = self._sender.offer.nixl.address + self._layout.slot_start(slot.index)
+        start = self._sender.offer.nixl.slots_address + slot.index * self._layout.slot_bytes
         await self._reader.read(self._sender, start, slot.num_bytes, self._buffer)
         return self._buffer.memory[: slot.num_bytes]
 
@@ -93,7 +105,7 @@ class NixlReader:
         ConfigError: see :class:`cluster.kv_transfer.nixl_agent.NixlAgent`.
     """
 
-    def __init__(self, timeout_s: float, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+    def __init__(self, timeout_s: float = READ_TIMEOUT_S, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         self._agent = NixlAgent(serves=False)
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
@@ -112,16 +124,22 @@ class NixlReader:
             yield None
             return
         sender.num_users += 1
-        layout = SegmentLayout(offer.num_slots, offer.slot_bytes)
+        buffer: _Buffer | None = None
         try:
-            buffer = await self._take_buffer(layout.slot_bytes)
             try:
-                yield ReadableMemory(self, sender, layout, buffer)
-            finally:
-                self._give_back(buffer)
+                buffer = await self._take_buffer(offer.slot_bytes)
+            except TransferError as error:
+                logger.warning("no memory can be registered to read KV into, it comes otherwise: %s", error)
+                yield None
+                return
+            layout = SegmentLayout(offer.num_slots, offer.slot_bytes)
+            yield ReadableMemory(self, sender, layout, buffer)
         finally:
+            if buffer is not None:
+                self._give_back(buffer)
             sender.num_users -= 1
             sender.used_s = time.monotonic()
+            self._forget_if_lost(sender)
 
     async def read(self, sender: _Sender, address: int, num_bytes: int, buffer: _Buffer) -> None:
         """Fills the beginning of ``buffer``.
@@ -133,15 +151,19 @@ class NixlReader:
             await self._read(sender.name, address, num_bytes, buffer, self._timeout_s)
         except TransferError as error:
             self._avoid(sender.offer, error)
+            self._lose(sender)
             raise
 
     async def close(self) -> None:
         """Nothing can be read any more."""
+        buffers = [buffer for buffer in self._buffers if not buffer.is_read_into]
+        for buffer in buffers:
+            self._thread.post(partial(self._agent.deregister, buffer.region))
         self._thread.close()
         await asyncio.to_thread(self._thread.join)
 
     async def _find(self, offer: kv_pb2.KVSegment) -> _Sender | None:
-        await self._forget_idle()
+        self._forget_idle()
         if self._avoided.get(offer.token, 0.0) > time.monotonic():
             return None
         known = self._senders.get(offer.token)
@@ -164,29 +186,41 @@ class NixlReader:
     async def _meet(self, offer: kv_pb2.KVSegment) -> _Sender:
         """Raises TransferError or ValueError unless the sender's segment is found where it says."""
         SegmentLayout(offer.num_slots, offer.slot_bytes)
-        name = await self._thread.run(partial(self._agent.meet, offer.nixl.agent))
-        sender = _Sender(name, offer, used_s=time.monotonic())
-        buffer = await self._take_buffer(mmap.PAGESIZE)
+        name = await self._thread.run(partial(self._agent.meet, offer.nixl.agent), self._connect_timeout_s)
         try:
-            await self._read(sender.name, offer.nixl.address, TOKEN_BYTES, buffer, self._connect_timeout_s)
-            if buffer.memory[:TOKEN_BYTES] != offer.token:
-                raise ValueError("where it should be, there is something else")
-        finally:
-            self._give_back(buffer)
-        return sender
+            buffer = await self._take_buffer(mmap.PAGESIZE)
+            try:
+                await self._read(name, offer.nixl.address, TOKEN_BYTES, buffer, self._connect_timeout_s)
+                if buffer.memory[:TOKEN_BYTES] != offer.token:
+                    raise ValueError("where it should be, there is something else")
+            finally:
+                self._give_back(buffer)
+        except BaseException:
+            self._thread.post(partial(self._agent.forget, name))
+            raise
+        return _Sender(name, offer, used_s=time.monotonic())
 
     def _avoid(self, offer: kv_pb2.KVSegment, error: Exception) -> None:
         self._avoided[offer.token] = time.monotonic() + RETRY_S
         logger.warning("a sender's memory cannot be read, its KV comes otherwise for %.0f s: %s", RETRY_S, error)
 
-    async def _forget_idle(self) -> None:
+    def _lose(self, sender: _Sender) -> None:
+        """What connects the two does not heal; who comes next meets the sender anew."""
+        sender.is_lost = True
+        if self._senders.get(sender.offer.token) is sender:
+            del self._senders[sender.offer.token]
+        self._forget_if_lost(sender)
+
+    def _forget_if_lost(self, sender: _Sender) -> None:
+        if sender.is_lost and not sender.num_users:
+            self._thread.post(partial(self._agent.forget, sender.name))
+
+    def _forget_idle(self) -> None:
         now_s = time.monotonic()
         self._avoided = {token: until_s for token, until_s in self._avoided.items() if until_s > now_s}
-        for token, sender in list(self._senders.items()):
+        for sender in list(self._senders.values()):
             if not sender.num_users and now_s - sender.used_s > IDLE_S:
-                del self._senders[token]
-                with suppress(TransferError):  # it may be gone
-                    await self._thread.run(partial(self._agent.forget, sender.name))
+                self._lose(sender)
 
     async def _read(self, agent: str, address: int, num_bytes: int, buffer: _Buffer, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -209,18 +243,35 @@ class NixlReader:
 
         buffer.is_read_into = True
         self._thread.read(_Read(agent, (address, buffer.address, num_bytes), tell, timeout_s))
-        await done
+        try:
+            async with asyncio.timeout(timeout_s + _GRACE_S):
+                await done
+        except TimeoutError:
+            raise TransferError(f"{_FAILED}: {_SILENT}.") from None
 
     async def _take_buffer(self, num_bytes: int) -> _Buffer:
         free = self._free.setdefault(num_bytes, [])
-        buffer: _Buffer = free.pop() if free else await self._thread.run(partial(self._make_buffer, num_bytes))
+        buffer = free.pop() if free else await self._register(num_bytes)
         buffer.is_taken = True
         return buffer
 
+    async def _register(self, num_bytes: int) -> _Buffer:
+        making = asyncio.ensure_future(self._thread.run(partial(self._make_buffer, num_bytes), _GRACE_S))
+        try:
+            buffer: _Buffer = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(self._keep)
+            raise
+        return buffer
+
+    def _keep(self, making: asyncio.Future[_Buffer]) -> None:
+        """What was made for somebody who went away."""
+        if not making.cancelled() and making.exception() is None:
+            self._give_back(making.result())
+
     def _make_buffer(self, num_bytes: int) -> _Buffer:
         memory = memoryview(mmap.mmap(-1, num_bytes))
-        self._agent.register(memory)
-        buffer = _Buffer(memory, address_of(memory))
+        buffer = _Buffer(memory, address_of(memory), self._agent.register(memory))
         self._buffers.append(buffer)
         return buffer
 
@@ -264,8 +315,17 @@ class _ReadingThread:
         else:
             self._jobs.put(partial(self._begin, read))
 
-    async def run(self, function: Callable[[], Any]) -> Any:
-        """Its result. Raises TransferError for whatever NIXL raises."""
+    def post(self, function: Callable[[], Any]) -> None:
+        """Whatever becomes of it."""
+
+        def job() -> None:
+            with suppress(Exception):
+                function()
+
+        self._jobs.put(job)
+
+    async def run(self, function: Callable[[], Any], timeout_s: float) -> Any:
+        """Its result. Raises TransferError for whatever NIXL raises, or when it takes too long."""
         if self._is_closed:
             raise TransferError(f"{_FAILED}: {_STOPS}.")
         done: Future[Any] = Future()
@@ -279,7 +339,11 @@ class _ReadingThread:
                 done.set_exception(TransferError(f"NIXL: {error}"))
 
         self._jobs.put(job)
-        return await asyncio.wrap_future(done)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.wrap_future(done)
+        except TimeoutError:
+            raise TransferError(f"NIXL: {_SILENT}.") from None
 
     def close(self) -> None:
         """Takes nothing more; what is being read fails."""
@@ -287,8 +351,8 @@ class _ReadingThread:
         self._jobs.put(None)
 
     def join(self) -> None:
-        """Waits for its end. Any thread."""
-        self._thread.join()
+        """Waits for its end, but not for ever. Any thread."""
+        self._thread.join(_GRACE_S)
 
     def _work(self) -> None:
         while True:
@@ -302,7 +366,7 @@ class _ReadingThread:
                 break
             job()
         for read in self._reads:
-            self._give_up(read, _STOPS)
+            self._give_up(read, _STOPS, is_over=False)
 
     def _begin(self, read: _Read) -> None:
         try:
@@ -318,22 +382,22 @@ class _ReadingThread:
         try:
             state = self._agent.state(read.handle)
         except Exception as error:  # noqa: BLE001 - as in run
-            self._give_up(read, str(error))
+            self._give_up(read, str(error), is_over=False)
             return True
         if state is ReadState.UNDER_WAY and time.monotonic() < read.until_s:
             return False
         if state is ReadState.DONE:
-            self._agent.release(read.handle)
+            with suppress(Exception):
+                self._agent.release(read.handle)
             read.tell(None, True)
+        elif state is ReadState.FAILED:
+            self._give_up(read, "the read failed", is_over=True)
         else:
-            late = state is ReadState.UNDER_WAY
-            self._give_up(read, f"nothing came for {read.timeout_s:g} s" if late else "the read failed")
+            self._give_up(read, f"nothing came for {read.timeout_s:g} s", is_over=False)
         return True
 
-    def _give_up(self, read: _Read, reason: str) -> None:
-        is_over = True
-        try:
+    def _give_up(self, read: _Read, reason: str, *, is_over: bool) -> None:
+        """What is released under way may be written to all the same: UCX stops no such read."""
+        with suppress(Exception):
             self._agent.release(read.handle)
-        except Exception:  # noqa: BLE001 - it cannot be stopped
-            is_over = False
         read.tell(TransferError(f"{_FAILED}: {reason}."), is_over)

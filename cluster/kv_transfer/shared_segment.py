@@ -20,7 +20,7 @@ from cluster.wire import kv_pb2
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 """For the parts of all of a sender's transfers. A page takes memory from its first use on, and few are used: one
-transfer has at most 8 MiB on its way, and some parts that are being read."""
+transfer has at most 8 MiB on its way, and some parts that are being read. Registered for RDMA, all of it is locked."""
 _MIN_SLOTS = 4
 
 

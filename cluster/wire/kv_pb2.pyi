@@ -57,12 +57,14 @@ class KVSegment(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., token: _Optional[bytes] = ..., num_slots: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., nixl: _Optional[_Union[KVNixl, _Mapping]] = ...) -> None: ...
 
 class KVNixl(_message.Message):
-    __slots__ = ("agent", "address")
+    __slots__ = ("agent", "address", "slots_address")
     AGENT_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     agent: bytes
     address: int
-    def __init__(self, agent: _Optional[bytes] = ..., address: _Optional[int] = ...) -> None: ...
+    slots_address: int
+    def __init__(self, agent: _Optional[bytes] = ..., address: _Optional[int] = ..., slots_address: _Optional[int] = ...) -> None: ...
 
 class KVPart(_message.Message):
     __slots__ = ("token_start", "token_count", "layer_start", "layer_end", "checksum", "slot", "encoding", "num_bytes")

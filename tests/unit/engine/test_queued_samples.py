@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 
 from engine.logits import SamplingRow, process_logits
 from engine.request import SamplingParams
@@ -43,11 +46,25 @@ batches = st.lists(
 )
 
 
+class NothingFromPageableMemory(TorchFunctionMode):
+    """Refuses what takes tables of Python's to the device as they are, for which the host would wait as well."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            assert not any(isinstance(part, list | np.ndarray) for part in index), "an index that lies in host memory"
+        assert func is not torch.tensor, "a tensor of a list"
+        return func(*args, **kwargs)
+
+
 @settings(max_examples=60, deadline=None)
 @given(rows=batches)
 def test_no_value_on_the_device_decides_what_is_queued(rows: list[SamplingRow]) -> None:
     """Tensors of the meta device have none: whoever asks for one, or for a shape that depends on one, fails."""
-    queued = queue_sample(torch.empty(len(rows), VOCAB_SIZE, device="meta"), rows)
+    logits = torch.empty(len(rows), VOCAB_SIZE, device="meta")
+    with NothingFromPageableMemory():
+        queued = queue_sample(logits, rows)
     assert queued.token_ids.shape == (len(rows),)
 
 

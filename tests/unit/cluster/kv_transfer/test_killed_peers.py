@@ -98,7 +98,7 @@ async def test_memory_of_a_killed_sender_can_still_be_read_and_goes_with_its_las
 
 
 async def test_reading_the_memory_of_a_killed_sender_ends_in_an_error() -> None:
-    reader = NixlReader(timeout_s=5.0, connect_timeout_s=20.0)
+    reader = NixlReader(timeout_s=5.0, connect_timeout_s=5.0)
     async with peer_process("export") as sender:
         offer, slot = (bytes.fromhex(word) for word in (await line_of(sender)).split())
         async with reader.attached(KVSegment.FromString(offer)) as memory:
@@ -108,8 +108,10 @@ async def test_reading_the_memory_of_a_killed_sender_ends_in_an_error() -> None:
             with pytest.raises(TransferError):
                 async with asyncio.timeout(30.0):
                     await memory.fetch(KVSlot.FromString(slot))
-        async with reader.attached(KVSegment.FromString(offer)) as memory:
-            assert memory is None
+        for _ in range(2):
+            async with reader.attached(KVSegment.FromString(offer)) as memory:
+                assert memory is None
+            reader._avoided.clear()  # as a minute later
     async with peer_process("export") as sender:
         offer, slot = (bytes.fromhex(word) for word in (await line_of(sender)).split())
         async with reader.attached(KVSegment.FromString(offer)) as memory:

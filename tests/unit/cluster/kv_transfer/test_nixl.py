@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -158,7 +160,8 @@ class SlowAgent(NixlAgent):
 
     Attributes:
         as_if: how reads stand, if not as they do.
-        can_stop: whether a read that is under way can be given up.
+        can_release: whether reads can be.
+        most_bytes: that can be registered at once.
         num_looks: how often somebody asked how a read stands.
         met: descriptions of other agents.
     """
@@ -166,7 +169,10 @@ class SlowAgent(NixlAgent):
     def __init__(self, *, serves: bool = False) -> None:
         super().__init__(serves=serves)
         self.as_if: ReadState | None = None
-        self.can_stop = True
+        self.can_release = True
+        self.most_bytes = 1 << 30
+        self.num_registered = 0
+        self.num_forgotten = 0
         self.num_looks = 0
         self.met: list[bytes] = []
         self.stuck: set[int] = set()
@@ -188,9 +194,23 @@ class SlowAgent(NixlAgent):
         return ReadState.UNDER_WAY if handle in self.stuck else self.as_if or state
 
     def release(self, handle: int) -> None:
-        if not self.can_stop:
+        if not self.can_release:
             raise RuntimeError("the transfer is under way")
         super().release(handle)
+
+    def register(self, memory: memoryview) -> Any:
+        if len(memory) > self.most_bytes:
+            raise RuntimeError("too much locked memory")
+        self.num_registered += 1
+        return super().register(memory)
+
+    def deregister(self, region: Any) -> None:
+        self.num_registered -= 1
+        super().deregister(region)
+
+    def forget(self, name: str) -> None:
+        self.num_forgotten += 1
+        super().forget(name)
 
 
 @pytest.fixture
@@ -218,17 +238,82 @@ async def test_a_read_that_fails_is_an_error_and_the_sender_is_avoided(
             assert found is None
 
 
-@pytest.mark.parametrize("can_stop", [True, False])
-async def test_memory_that_is_still_written_to_is_used_for_nothing_else(
-    segment: SharedSegment, agent: SlowAgent, can_stop: bool
+@pytest.mark.parametrize(("state", "is_used_again"), [(ReadState.UNDER_WAY, False), (ReadState.FAILED, True)])
+async def test_memory_that_may_still_be_written_to_is_used_for_nothing_else(
+    segment: SharedSegment, agent: SlowAgent, state: ReadState, is_used_again: bool
 ) -> None:
     async with reading(timeout_s=0.05) as reader:
         async with reader.attached(segment.offer) as found:
             assert found is not None
-            agent.as_if, agent.can_stop = ReadState.UNDER_WAY, can_stop
+            agent.as_if = state
             with pytest.raises(TransferError):
                 await found.fetch(filled(segment))
-        assert bool(reader._free[segment.layout.slot_bytes]) == can_stop
+        assert bool(reader._free[segment.layout.slot_bytes]) == is_used_again
+
+
+async def test_a_sender_that_is_avoided_no_longer_is_met_anew(
+    segment: SharedSegment, agent: SlowAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What connected the two does not heal."""
+    monkeypatch.setattr(nixl_reader, "RETRY_S", 0.0)
+    async with reading() as reader:
+        async with reader.attached(segment.offer) as first, reader.attached(segment.offer) as second:
+            assert first is not None
+            assert second is not None
+            agent.as_if = ReadState.FAILED
+            with pytest.raises(TransferError):
+                await first.fetch(filled(segment))
+            agent.as_if = None
+            assert bytes(await second.fetch(filled(segment))) == CONTENT, "others go on"
+            assert agent.num_forgotten == 0
+        async with reader.attached(segment.offer) as found:
+            assert found is not None
+            assert bytes(await found.fetch(filled(segment))) == CONTENT
+    assert (len(agent.met), agent.num_forgotten) == (2, 1)
+
+
+async def test_who_has_no_memory_to_read_into_takes_parts_otherwise(
+    segment: SharedSegment, agent: SlowAgent, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent.most_bytes = mmap.PAGESIZE
+    async with reading() as reader, reader.attached(segment.offer) as found:
+        assert found is None
+    assert "too much locked memory" in caplog.text
+
+
+async def test_no_exception_of_nixl_ends_the_thread(segment: SharedSegment, agent: SlowAgent) -> None:
+    agent.can_release = False
+    async with reading() as reader, reader.attached(segment.offer) as found:
+        assert found is not None
+        for _ in range(2):
+            assert bytes(await found.fetch(filled(segment))) == CONTENT
+
+
+async def test_who_goes_away_while_memory_is_registered_leaves_it_to_the_next(
+    segment: SharedSegment, agent: SlowAgent
+) -> None:
+    async with reading() as reader:
+        making = asyncio.ensure_future(reader._take_buffer(PART_BYTES))
+        await asyncio.sleep(0)
+        making.cancel()
+        await asyncio.gather(making, return_exceptions=True)
+        async with asyncio.timeout(20.0):
+            while not reader._free[PART_BYTES]:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        async with reader.attached(segment.offer):
+            assert len(reader._buffers) == 2
+    assert agent.num_registered == 0
+
+
+async def test_a_receiver_with_pages_of_another_size_finds_the_slots(segment: SharedSegment) -> None:
+    offer = segment.offer
+    assert offer.nixl.slots_address - offer.nixl.address == segment.layout.slot_start(0)
+    filled(segment)
+    offer.nixl.slots_address += 1000
+    async with reading() as reader, reader.attached(offer) as found:
+        assert found is not None
+        slot = KVSlot(index=3, generation=1, num_bytes=100)
+        assert bytes(await found.fetch(slot)) == CONTENT[1000 % 256 :][:100]
 
 
 async def test_who_leaves_during_a_read_leaves_its_memory_until_the_read_is_over(
@@ -300,10 +385,10 @@ async def test_senders_that_send_nothing_are_forgotten(segment: SharedSegment, m
     async with reading() as reader:
         async with reader.attached(segment.offer):
             monkeypatch.setattr(nixl_reader, "IDLE_S", 0.0)
-            await reader._forget_idle()
+            reader._forget_idle()
             assert len(reader._senders) == 1, "one that is in use stays"
         time.sleep(0.001)  # noqa: ASYNC251
-        await reader._forget_idle()
+        reader._forget_idle()
         assert reader._senders == {}
         async with reader.attached(segment.offer) as found:
             assert found is not None
