@@ -23,6 +23,7 @@ TEST_JOBS ?= 3
 define ALL_TESTS
 status=0; \
 	$(PYTEST) tests/unit tests/integration -n $(TEST_JOBS) --dist loadfile || status=$$?; \
+	$(PYTEST) tests/unit tests/integration -m nixl || status=$$?; \
 	$(PYTEST) tests/e2e || status=$$?; \
 	exit $$status
 endef

@@ -27,6 +27,7 @@ WAYS = {
     "messages": {"shared_memory": "off", "connections": 0},
     "nixl": {"shared_memory": "off", "transport": "nixl"},
 }
+EACH_WAY = [pytest.param(way, marks=pytest.mark.nixl) if way == "nixl" else way for way in WAYS]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def copies_of(runner: ModelRunner) -> LateCopies:
 
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH_WAY)
 async def test_tokens_are_those_of_the_model(
     runners: Runners,
     reference: tuple[PreTrainedModel, list[list[int]]],
@@ -72,7 +73,7 @@ async def test_tokens_are_those_of_the_model(
     assert not received.num_coming
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH_WAY)
 async def test_int8_is_rounded_once(runners: Runners, way: str) -> None:
     expected = [await with_rounded_prompt(runners.decode, prompt) for prompt in PROMPTS]
     transfer = {"encoding": "int8", **WAYS[way]}

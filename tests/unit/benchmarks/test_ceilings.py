@@ -24,8 +24,8 @@ def test_the_rate_names_its_dtype(
     dtype: torch.dtype, has_bfloat16: bool, multiplied: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ceilings, "has_bfloat16", lambda device: has_bfloat16)
-    monkeypatch.setattr(ceilings, "_READ_BYTES", 1 << 20)
-    monkeypatch.setattr(ceilings, "_PRODUCT_SIZES", (16, 32))
+    monkeypatch.setattr(ceilings, "_READ_BYTES", {"cpu": 1 << 20})
+    monkeypatch.setattr(ceilings, "_PRODUCT_SIZES", {"cpu": (16, 32)})
     measured = measure_ceilings(dtype, CPU)
     assert measured.multiplied == multiplied
     assert measured.bytes_per_second > 0

@@ -11,6 +11,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import grpc.aio
+import pytest
 
 from cluster.kv_transfer import striped_socket
 from cluster.kv_transfer.base import (
@@ -38,7 +39,8 @@ from cluster.rpc import ERROR_KEY, create_channel, create_server
 from cluster.wire.kv_pb2 import KVReply
 from tests.kv_receiver import SourceKV
 
-TRANSPORTS = ("grpc", "in_process", "shared", "nixl", "connected", "striped")
+NIXL = pytest.param("nixl", marks=pytest.mark.nixl)
+TRANSPORTS = ("grpc", "in_process", "shared", NIXL, "connected", "striped")
 """All but the second are gRPC, but parts stay in the sender's memory, which the receiver maps or reads by NIXL, or
 travel through a connection beside it, or through several."""
 NUM_CONNECTIONS = {"connected": 1, "striped": 3}

@@ -97,6 +97,7 @@ async def test_memory_of_a_killed_sender_can_still_be_read_and_goes_with_its_las
     assert mappings.attach(KVSegment.FromString(offer)) is None, "it is gone for good"
 
 
+@pytest.mark.nixl
 async def test_reading_the_memory_of_a_killed_sender_ends_in_an_error() -> None:
     reader = NixlReader(timeout_s=5.0, connect_timeout_s=5.0)
     async with peer_process("export") as sender:

@@ -24,6 +24,7 @@ from engine.errors import ConfigError, TransferError
 from tests.kv_receiver import Receiver, SourceKV
 from tests.unit.cluster.kv_transfer.links import kv_server, send_all
 
+pytestmark = pytest.mark.nixl
 PART_BYTES = 1 << 16
 CONTENT = bytes(range(256)) * (PART_BYTES // 256)
 
