@@ -189,6 +189,8 @@ def main() -> None:
     most = SHAPES[arguments.shape]["max_position_embeddings"]
     if longest > most:
         parser.error(f"a sequence of {longest} tokens was asked for, but this shape takes {most} at most.")
+    if arguments.json and not arguments.json.absolute().parent.is_dir():
+        parser.error(f"--json is {arguments.json}, but there is no folder {arguments.json.parent}.")
     device, dtype = pick_device(arguments.device), getattr(torch, arguments.dtype)
     console = Console(width=120)
     console.print(f"making {arguments.shape} of random weights, {arguments.dtype}, on {device}")

@@ -202,7 +202,13 @@ class NixlReader:
 
     def _avoid(self, offer: kv_pb2.KVSegment, error: Exception) -> None:
         self._avoided[offer.token] = time.monotonic() + RETRY_S
-        logger.warning("a sender's memory cannot be read, its KV comes otherwise for %.0f s: %s", RETRY_S, error)
+        logger.warning(
+            "memory of the prefill worker with process id %d cannot be read; if it lives, its KV comes otherwise for "
+            "%.0f s: %s",
+            offer.pid,
+            RETRY_S,
+            error,
+        )
 
     def _lose(self, sender: _Sender) -> None:
         """What connects the two does not heal; who comes next meets the sender anew."""

@@ -63,6 +63,15 @@ def test_engines_take_turns_and_must_give_what_was_asked_for() -> None:
         measure_beside({"ours": engine(log, "a"), "theirs": engine(log, "b", 3)}, PLAN, 2, 100)
 
 
+def test_a_report_that_cannot_be_written_is_refused_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["gpu_targets", "--json", "/nowhere/a.json"])
+    with pytest.raises(SystemExit):
+        gpu_targets.main()
+    assert "there is no folder /nowhere" in capsys.readouterr().err
+
+
 def test_the_whole_is_told_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
