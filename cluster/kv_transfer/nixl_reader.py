@@ -3,9 +3,6 @@
 The first read of a sender's memory is its token. Who cannot read that in two seconds, or finds something else, lets
 parts come as they would without NIXL, and tries again a minute later, from the beginning. So it is behind a read that
 fails.
-
-NIXL has no event to wait for. A thread of its own sleeps while nothing is read, and looks every 50 µs while something
-is.
 """
 
 from __future__ import annotations
@@ -13,17 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import mmap
-import queue
-import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from cluster.kv_transfer.nixl_agent import NixlAgent, ReadState, address_of
+from cluster.kv_transfer.nixl_agent import NixlAgent, address_of
+from cluster.kv_transfer.nixl_thread import FAILED, GRACE_S, SILENT, Read, ReadingThread
 from cluster.kv_transfer.segment_layout import TOKEN_BYTES, SegmentLayout
 from cluster.wire import kv_pb2
 from engine.errors import TransferError
@@ -35,12 +30,6 @@ READ_TIMEOUT_S = 10.0
 RETRY_S = 60.0
 IDLE_S = 300.0
 """How long a sender that sends nothing, or is gone, is remembered."""
-_LOOK_EVERY_S = 50e-6
-_GRACE_S = 5.0
-"""How long the thread that talks to NIXL may take for what takes it no time."""
-_STOPS = "the worker stops"
-_SILENT = "it does not answer"
-_FAILED = "NIXL cannot read the sender's memory"
 
 
 @dataclass(eq=False, slots=True)
@@ -114,7 +103,7 @@ class NixlReader:
         self._avoided: dict[bytes, float] = {}
         self._free: dict[int, list[_Buffer]] = {}
         self._buffers: list[_Buffer] = []  # registered memory must stay
-        self._thread = _ReadingThread(self._agent)
+        self._thread = ReadingThread(self._agent)
 
     @asynccontextmanager
     async def attached(self, offer: kv_pb2.KVSegment) -> AsyncIterator[ReadableMemory | None]:
@@ -248,12 +237,12 @@ class NixlReader:
                 loop.call_soon_threadsafe(finish, error, is_over)
 
         buffer.is_read_into = True
-        self._thread.read(_Read(agent, (address, buffer.address, num_bytes), tell, timeout_s))
+        self._thread.read(Read(agent, (address, buffer.address, num_bytes), tell, timeout_s))
         try:
-            async with asyncio.timeout(timeout_s + _GRACE_S):
+            async with asyncio.timeout(timeout_s + GRACE_S):
                 await done
         except TimeoutError:
-            raise TransferError(f"{_FAILED}: {_SILENT}.") from None
+            raise TransferError(f"{FAILED}: {SILENT}.") from None
 
     async def _take_buffer(self, num_bytes: int) -> _Buffer:
         free = self._free.setdefault(num_bytes, [])
@@ -262,7 +251,7 @@ class NixlReader:
         return buffer
 
     async def _register(self, num_bytes: int) -> _Buffer:
-        making = asyncio.ensure_future(self._thread.run(partial(self._make_buffer, num_bytes), _GRACE_S))
+        making = asyncio.ensure_future(self._thread.run(partial(self._make_buffer, num_bytes), GRACE_S))
         try:
             buffer: _Buffer = await asyncio.shield(making)
         except asyncio.CancelledError:
@@ -285,125 +274,3 @@ class NixlReader:
         buffer.is_taken = False
         if not buffer.is_read_into:
             self._free[len(buffer.memory)].append(buffer)
-
-
-@dataclass(eq=False, slots=True)
-class _Read:
-    """
-    Attributes:
-        stretch: (address there, address here, number of bytes).
-        tell: called once, with an error or None, and whether NIXL has let go of the buffer.
-    """
-
-    agent: str
-    stretch: tuple[int, int, int]
-    tell: Callable[[TransferError | None, bool], None]
-    timeout_s: float
-    until_s: float = 0.0
-    handle: int = 0
-
-
-class _ReadingThread:
-    """Makes all calls of an agent, one after the other, and looks at reads under way. Methods are for an event loop."""
-
-    def __init__(self, agent: NixlAgent) -> None:
-        self._agent = agent
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._reads: list[_Read] = []
-        self._is_closed = False
-        self._thread = threading.Thread(target=self._work, name="kv-nixl", daemon=True)
-        self._thread.start()
-
-    def read(self, read: _Read) -> None:
-        """Begins one."""
-        if self._is_closed:
-            read.tell(TransferError(f"{_FAILED}: {_STOPS}."), True)
-        else:
-            self._jobs.put(partial(self._begin, read))
-
-    def post(self, function: Callable[[], Any]) -> None:
-        """Whatever becomes of it."""
-
-        def job() -> None:
-            with suppress(Exception):
-                function()
-
-        self._jobs.put(job)
-
-    async def run(self, function: Callable[[], Any], timeout_s: float) -> Any:
-        """Its result. Raises TransferError for whatever NIXL raises, or when it takes too long."""
-        if self._is_closed:
-            raise TransferError(f"{_FAILED}: {_STOPS}.")
-        done: Future[Any] = Future()
-
-        def job() -> None:
-            if not done.set_running_or_notify_cancel():
-                return
-            try:
-                done.set_result(function())
-            except Exception as error:  # noqa: BLE001 - NIXL has many, of no common class
-                done.set_exception(TransferError(f"NIXL: {error}"))
-
-        self._jobs.put(job)
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await asyncio.wrap_future(done)
-        except TimeoutError:
-            raise TransferError(f"NIXL: {_SILENT}.") from None
-
-    def close(self) -> None:
-        """Takes nothing more; what is being read fails."""
-        self._is_closed = True
-        self._jobs.put(None)
-
-    def join(self) -> None:
-        """Waits for its end, but not for ever. Any thread."""
-        self._thread.join(_GRACE_S)
-
-    def _work(self) -> None:
-        while True:
-            try:
-                job = self._jobs.get(block=not self._reads)
-            except queue.Empty:
-                self._reads = [read for read in self._reads if not self._is_over(read)]
-                time.sleep(_LOOK_EVERY_S if self._reads else 0.0)
-                continue
-            if job is None:
-                break
-            job()
-        for read in self._reads:
-            self._give_up(read, _STOPS, is_over=False)
-
-    def _begin(self, read: _Read) -> None:
-        try:
-            read.handle = self._agent.begin_read(read.agent, *read.stretch)
-        except Exception as error:  # noqa: BLE001 - as in run
-            read.tell(TransferError(f"{_FAILED}: {error}"), True)
-            return
-        read.until_s = time.monotonic() + read.timeout_s
-        if not self._is_over(read):
-            self._reads.append(read)
-
-    def _is_over(self, read: _Read) -> bool:
-        try:
-            state = self._agent.state(read.handle)
-        except Exception as error:  # noqa: BLE001 - as in run
-            self._give_up(read, str(error), is_over=False)
-            return True
-        if state is ReadState.UNDER_WAY and time.monotonic() < read.until_s:
-            return False
-        if state is ReadState.DONE:
-            with suppress(Exception):
-                self._agent.release(read.handle)
-            read.tell(None, True)
-        elif state is ReadState.FAILED:
-            self._give_up(read, "the read failed", is_over=True)
-        else:
-            self._give_up(read, f"nothing came for {read.timeout_s:g} s", is_over=False)
-        return True
-
-    def _give_up(self, read: _Read, reason: str, *, is_over: bool) -> None:
-        """What is released under way may be written to all the same: UCX stops no such read."""
-        with suppress(Exception):
-            self._agent.release(read.handle)
-        read.tell(TransferError(f"{_FAILED}: {reason}."), is_over)

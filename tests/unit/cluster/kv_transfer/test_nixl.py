@@ -7,7 +7,6 @@ import mmap
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
@@ -23,6 +22,7 @@ from cluster.wire.kv_pb2 import KVNixl, KVSegment, KVSlot
 from engine.errors import ConfigError, TransferError
 from tests.kv_receiver import Receiver, SourceKV
 from tests.unit.cluster.kv_transfer.links import kv_server, send_all
+from tests.unit.cluster.kv_transfer.slow_agent import SlowAgent
 
 pytestmark = pytest.mark.nixl
 PART_BYTES = 1 << 16
@@ -156,64 +156,6 @@ async def test_memory_that_cannot_be_registered_is_not_offered(
     memory.close()
 
 
-class SlowAgent(NixlAgent):
-    """Reads only when it is told to.
-
-    Attributes:
-        as_if: how reads stand, if not as they do.
-        can_release: whether reads can be.
-        most_bytes: that can be registered at once.
-        num_looks: how often somebody asked how a read stands.
-        met: descriptions of other agents.
-    """
-
-    def __init__(self, *, serves: bool = False) -> None:
-        super().__init__(serves=serves)
-        self.as_if: ReadState | None = None
-        self.can_release = True
-        self.most_bytes = 1 << 30
-        self.num_registered = 0
-        self.num_forgotten = 0
-        self.num_looks = 0
-        self.met: list[bytes] = []
-        self.stuck: set[int] = set()
-        self.sticks = False
-
-    def meet(self, description: bytes) -> str:
-        self.met.append(description)
-        return super().meet(description)
-
-    def begin_read(self, name: str, source: int, target: int, num_bytes: int) -> int:
-        handle = super().begin_read(name, source, target, num_bytes)
-        if self.sticks:
-            self.stuck, self.sticks = {handle}, False
-        return handle
-
-    def state(self, handle: int) -> ReadState:
-        self.num_looks += 1
-        state = super().state(handle)
-        return ReadState.UNDER_WAY if handle in self.stuck else self.as_if or state
-
-    def release(self, handle: int) -> None:
-        if not self.can_release:
-            raise RuntimeError("the transfer is under way")
-        super().release(handle)
-
-    def register(self, memory: memoryview) -> Any:
-        if len(memory) > self.most_bytes:
-            raise RuntimeError("too much locked memory")
-        self.num_registered += 1
-        return super().register(memory)
-
-    def deregister(self, region: Any) -> None:
-        self.num_registered -= 1
-        super().deregister(region)
-
-    def forget(self, name: str) -> None:
-        self.num_forgotten += 1
-        super().forget(name)
-
-
 @pytest.fixture
 def agent(monkeypatch: pytest.MonkeyPatch) -> SlowAgent:
     made = SlowAgent()
@@ -222,34 +164,23 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> SlowAgent:
 
 
 @pytest.mark.parametrize(
-    ("state", "reason"),
-    [(ReadState.UNDER_WAY, "nothing came for 0.05 s"), (ReadState.FAILED, "the read failed")],
+    ("state", "reason", "is_used_again"),
+    [(ReadState.UNDER_WAY, "nothing came for 0.05 s", False), (ReadState.FAILED, "the read failed", True)],
 )
 async def test_a_read_that_fails_is_an_error_and_the_sender_is_avoided(
-    segment: SharedSegment, agent: SlowAgent, state: ReadState, reason: str
+    segment: SharedSegment, agent: SlowAgent, state: ReadState, reason: str, is_used_again: bool
 ) -> None:
+    """Memory that may still be written to is used for nothing else."""
     async with reading(timeout_s=0.05) as reader:
         async with reader.attached(segment.offer) as found:
             assert found is not None
             agent.as_if = state
             with pytest.raises(TransferError, match=reason):
                 await found.fetch(filled(segment))
+        assert bool(reader._free[segment.layout.slot_bytes]) == is_used_again
         agent.as_if = None
         async with reader.attached(segment.offer) as found:
             assert found is None
-
-
-@pytest.mark.parametrize(("state", "is_used_again"), [(ReadState.UNDER_WAY, False), (ReadState.FAILED, True)])
-async def test_memory_that_may_still_be_written_to_is_used_for_nothing_else(
-    segment: SharedSegment, agent: SlowAgent, state: ReadState, is_used_again: bool
-) -> None:
-    async with reading(timeout_s=0.05) as reader:
-        async with reader.attached(segment.offer) as found:
-            assert found is not None
-            agent.as_if = state
-            with pytest.raises(TransferError):
-                await found.fetch(filled(segment))
-        assert bool(reader._free[segment.layout.slot_bytes]) == is_used_again
 
 
 async def test_a_sender_that_is_avoided_no_longer_is_met_anew(
