@@ -77,6 +77,7 @@ def helpers() -> set[int]:
     [("bfloat16", "fused"), ("float32", "fused"), ("float32", "transformers")],
 )
 def test_a_runner_says_whether_tiles_compute_it(dtype: str, decoder: str) -> None:
-    runner = ModelRunner(prepare_model(tiny_model("llama"), dtype), 4, 16, decoder=decoder)
+    loaded = prepare_model(tiny_model("llama").to(getattr(torch, dtype)), dtype)
+    runner = ModelRunner(loaded, 4, 16, decoder=decoder)
     assert runner.has_tiles == (decoder == "fused" and dtype == "bfloat16" and has_tiles())
     runner.close()
