@@ -62,5 +62,9 @@ class Part:
         return cast(Run, importlib.import_module(f"benchmarks.device_run.{self.module}").run)
 
 
-PARTS = (Part("ceilings", 20, "what the device reads and multiplies", "ceilings_part"),)
+PARTS = (
+    Part("ceilings", 20, "what the device reads and multiplies", "ceilings_part"),
+    Part("kernels", 70, "attention and quantization against float64", "kernels_part"),
+    Part("sanitizer", 30, "attention under compute-sanitizer", "sanitizer_part"),
+)
 """In the order in which they run. The limits add up to the default budget."""

@@ -2,109 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.device_run.attention_world import Shape, World
 from engine.attention.base import AttentionBackend, AttentionVariant
-from engine.attention_groups import AttentionGroup, Span, group_spans
+from engine.attention_groups import Span
 from engine.drafts import ROOT
-from engine.kv_cache import TORCH_DTYPES, PagedKVCache, slots_of
-from engine.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
-from tests.spoiled_cache import spoil
+from engine.kv_cache import PagedKVCache
+from engine.kv_spec import KVEncoding
 
 CreateBackend = Callable[[PagedKVCache], AttentionBackend]
 
-CPU = torch.device("cpu")
 NUM_BLOCKS = 48
-
-
-@dataclass
-class Batch:
-    slots: torch.Tensor
-    groups: list[AttentionGroup]
-
-
-@dataclass(frozen=True)
-class Shape:
-    num_kv_heads: int = 2
-    share: int = 2
-    key_dim: int = 8
-    value_dim: int = 8
-    block_size: int = 4
-    dtype: str = "float32"
-    encoding: KVEncoding = KVEncoding.NATIVE
-
-
-class World:
-    """A cache in which nothing is a number but what the spans may see, and new tokens for all of them."""
-
-    def __init__(self, shape: Shape, spans: Sequence[Span], num_layers: int = 1) -> None:
-        self.shape, self.spans = shape, spans
-        self.dtype = TORCH_DTYPES[shape.dtype]
-        self.generator = torch.Generator().manual_seed(0)
-        layer = LayerSpec(shape.num_kv_heads, shape.key_dim, shape.value_dim)
-        spec = KVCacheSpec("model", shape.dtype, shape.block_size, (layer,) * num_layers, encoding=shape.encoding)
-        self.cache = PagedKVCache(spec, NUM_BLOCKS, CPU)
-        spoil(self.cache)
-        for index, span in product(range(num_layers), spans):
-            old = slots_of(span.block_ids, span.first_key, span.start, shape.block_size)
-            sizes = ((len(old), shape.num_kv_heads, dim) for dim in (shape.key_dim, shape.value_dim))
-            self.cache.write(index, old, *(self.random(*size) for size in sizes))
-        self.num_tokens = sum(span.num_tokens for span in spans)
-        slots = [slots_of(span.block_ids, span.start, span.end, shape.block_size) for span in spans]
-        self.batch = Batch(torch.cat(slots), group_spans(spans, shape.block_size, CPU, self.dtype))
-        # As transformers passes them: [heads, tokens, dim] seen from the other side.
-        self.query = self.random(shape.num_kv_heads * shape.share, self.num_tokens, shape.key_dim).transpose(0, 1)
-        self.key = self.random(shape.num_kv_heads, self.num_tokens, shape.key_dim).transpose(0, 1)
-        self.value = self.random(shape.num_kv_heads, self.num_tokens, shape.value_dim).transpose(0, 1)
-
-    def random(self, *size: int) -> torch.Tensor:
-        return torch.randn(size, generator=self.generator).to(self.dtype)
-
-    def run(self, backend: AttentionBackend, variant: AttentionVariant, layer: int = 0) -> torch.Tensor:
-        return backend.forward(layer, self.query, self.key, self.value, self.batch, variant)
-
-    def expected(self, variant: AttentionVariant, layer: int = 0) -> torch.Tensor:
-        """Token by token, head by head; the new keys and values are in the cache by now."""
-        tokens = [(span, place) for span in self.spans for place in range(span.start, span.end)]
-        return torch.stack([self._row(*token, index, variant, layer) for index, token in enumerate(tokens)])
-
-    def _row(self, span: Span, place: int, token: int, variant: AttentionVariant, layer: int) -> torch.Tensor:
-        places = seen_from(span, place, variant.sliding_window)
-        slots = slots_of(span.block_ids, 0, span.end, self.shape.block_size)[places]
-        heads = []
-        for head in range(self.query.shape[1]):
-            cached = self.cache.read(layer, slots)
-            keys, values = (tensor[:, head // self.shape.share].double() for tensor in cached)
-            scores = keys @ self.query[token, head].double() * variant.scaling
-            if variant.softcap is not None:
-                scores = variant.softcap * torch.tanh(scores / variant.softcap)
-            if variant.sinks is None:
-                heads.append(torch.softmax(scores, dim=0) @ values)
-            else:
-                scores = torch.cat((scores, variant.sinks[head : head + 1].double()))
-                heads.append(torch.softmax(scores, dim=0)[:-1] @ values)
-        return torch.stack(heads)
-
-
-def seen_from(span: Span, place: int, window: int | None) -> list[int]:
-    """Places whose keys a token sees, by walking up from it."""
-    path, walked = [], place
-    while walked >= span.first_key:
-        path.append(walked)
-        node = walked - span.tree_start
-        if not span.parents or node < 0:
-            walked -= 1
-        else:
-            parent = span.parents[node]
-            walked = span.tree_start + parent if parent != ROOT else span.tree_start - 1
-    return path if window is None else path[:window]
 
 
 @st.composite
@@ -160,7 +75,7 @@ def test_every_query_gets_the_softmax_over_its_own_past(
     create_backend: CreateBackend, case: tuple[Shape, list[Span], AttentionVariant]
 ) -> None:
     shape, spans, variant = case
-    world = World(shape, spans)
+    world = World(shape, spans, num_blocks=NUM_BLOCKS)
     output = world.run(create_backend(world.cache), variant)
     torch.testing.assert_close(output.double(), world.expected(variant), rtol=1e-4, atol=1e-5)
 

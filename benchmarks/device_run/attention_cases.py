@@ -1,0 +1,255 @@
+"""Random batches of attention, and what a backend must do with each: the right numbers, and no other memory touched."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.device_run.attention_world import Shape as Shape
+from benchmarks.device_run.attention_world import World
+from benchmarks.device_run.part import Row
+from engine.attention.base import AttentionBackend, AttentionVariant
+from engine.attention.paged_plan import PlannedBatch, PlanSize, StaticPlan
+from engine.attention_groups import Span
+from engine.drafts import ROOT
+from engine.kv_cache import PagedKVCache
+from engine.kv_spec import KVEncoding
+
+CreateBackend = Callable[[PagedKVCache], AttentionBackend]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What cases are drawn from.
+
+    Attributes:
+        dtypes: in turn.
+        value_dims: of some key dims; the others have values of the same length.
+        most_heads: query heads.
+        long_context: keys of the longest sequence.
+        prompt: new tokens of the longest prompt.
+        batch: sequences of the largest batch.
+    """
+
+    dtypes: tuple[str, ...] = ("bfloat16", "float16", "float32")
+    key_dims: tuple[int, ...] = (64, 96, 128, 192, 256)
+    value_dims: tuple[tuple[int, int], ...] = ((192, 128),)
+    shares: tuple[int, ...] = (1, 2, 3, 4, 5, 7, 8, 16)
+    most_heads: int = 32
+    block_sizes: tuple[int, ...] = (8, 16, 32)
+    windows: tuple[int, ...] = (1, 7, 64, 200)
+    long_context: int = 5000
+    prompt: int = 300
+    batch: int = 48
+    tree: int = 40
+
+
+# The interpreter computes bfloat16 on its bits, so there is none.
+TINY = Sizes(("float32", "float16"), (8, 20), ((20, 12),), (1, 2, 3), 6, (4, 8), (1, 7), 48, 20, 3, 6)
+KINDS = ("decode", "long", "chains", "trees", "prompts", "mixed")
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCase:
+    """One batch.
+
+    Attributes:
+        padding: sequences and tokens for which a static plan has room beside the batch's; ``None``: a plan of its size.
+    """
+
+    name: str
+    shape: Shape
+    spans: tuple[Span, ...]
+    scaling: float
+    window: int | None
+    softcap: float | None
+    has_sinks: bool
+    padding: tuple[int, int] | None
+    seed: int
+
+    @property
+    def cost(self) -> int:
+        """Products of the scores, to choose small cases by."""
+        pairs = sum(span.num_tokens * span.end for span in self.spans)
+        return pairs * self.shape.num_kv_heads * self.shape.share * self.shape.key_dim
+
+
+def draw_cases(count: int, sizes: Sizes, seed: int = 0) -> dict[str, AttentionCase]:
+    """By name. Kinds, dtypes and encodings come in turn, so that each meets each; the rest is random."""
+    cases = [_draw_case(index, random.Random(seed * 1_000_003 + index), sizes) for index in range(count)]
+    return {case.name: case for case in cases}
+
+
+def _draw_case(index: int, chance: random.Random, sizes: Sizes) -> AttentionCase:
+    kind = KINDS[index % len(KINDS)]
+    turn = index // len(KINDS) + index
+    key_dim = chance.choice(sizes.key_dims)
+    share = chance.choice(sizes.shares)
+    shape = Shape(
+        num_kv_heads=chance.choice([heads for heads in (1, 2, 4, 8) if heads * share <= sizes.most_heads]),
+        share=share,
+        key_dim=key_dim,
+        value_dim=chance.choice([key_dim, dict(sizes.value_dims).get(key_dim, key_dim)]),
+        block_size=chance.choice(sizes.block_sizes),
+        dtype=sizes.dtypes[turn % len(sizes.dtypes)],
+        encoding=KVEncoding.INT8 if turn // len(sizes.dtypes) % 3 == 1 else KVEncoding.NATIVE,
+    )
+    spans = _draw_spans(kind, chance, sizes, shape.block_size)
+    window = chance.choice(sizes.windows) if chance.random() < 0.35 else None
+    softcap = chance.choice([2.0, 30.0]) if chance.random() < 0.25 else None
+    has_sinks = chance.random() < 0.25
+    padding = None
+    if kind in ("decode", "long", "chains", "trees") and chance.random() < 0.5:
+        padding = (1 + chance.randrange(4), chance.randrange(9))
+    extras = [
+        *([f"window {window}"] if window else []),
+        *([f"cap {softcap:g}"] if softcap else []),
+        *(["sinks"] if has_sinks else []),
+        *(["padded"] if padding else []),
+    ]
+    heads = f"{shape.num_kv_heads * share}/{shape.num_kv_heads} heads of {shape.key_dim}"
+    heads += f"+{shape.value_dim}" if shape.value_dim != shape.key_dim else ""
+    encoding = "int8 KV" if shape.encoding is KVEncoding.INT8 else ""
+    words = [f"{index:02d}", kind, shape.dtype, encoding, heads, f"blocks of {shape.block_size}", *extras]
+    return AttentionCase(
+        " ".join(word for word in words if word),
+        shape,
+        spans,
+        # Some are peaked, as trained models are, so that one wrong key shows.
+        key_dim**-0.5 * chance.choice([1.0, 3.0]),
+        window,
+        softcap,
+        has_sinks,
+        padding,
+        seed=index,
+    )
+
+
+def _draw_spans(kind: str, chance: random.Random, sizes: Sizes, block_size: int) -> tuple[Span, ...]:
+    long, prompt = sizes.long_context, sizes.prompt
+    lengths: list[tuple[int, int, int]] = []  # start, new tokens, nodes of the tree
+    if kind in ("decode", "mixed"):
+        lengths += [(chance.randrange(long // 4), 1, 0) for _ in range(chance.randint(1, sizes.batch))]
+    if kind == "long":
+        starts = [long - chance.randrange(long // 2) for _ in range(chance.randint(1, 2))]
+        lengths += [(start, chance.choice([1, 1, 3]), 0) for start in starts]
+    if kind == "chains":
+        lengths += [(chance.randrange(long // 4), chance.randint(2, 9), 0) for _ in range(chance.randint(1, 6))]
+    if kind == "trees":
+        for _ in range(chance.randint(1, 4)):
+            size = chance.randint(2, sizes.tree)
+            # Part of a tree may be older than the new tokens, and tokens may lie between these and the tree.
+            known = chance.randrange(size // 2) if chance.random() < 0.3 else -chance.randint(1, 3)
+            lengths.append((max(1, chance.randrange(long // 4)) + max(0, known), size - known, size))
+    if kind in ("prompts", "mixed"):
+        for _ in range(chance.randint(1, 3) if kind == "prompts" else 1):
+            lengths.append((chance.choice([0, chance.randrange(long // 8)]), chance.randint(prompt // 5, prompt), 0))
+    if chance.random() < 0.7:  # as the engine sorts them
+        lengths.sort(key=lambda each: (each[1], -each[0] - each[1]))
+    else:
+        chance.shuffle(lengths)
+    counts = [-(-(start + num_tokens) // block_size) for start, num_tokens, _ in lengths]
+    free = chance.sample(range(sum(counts) + 3), sum(counts))
+    spans = []
+    for (start, num_tokens, size), count in zip(lengths, counts, strict=True):
+        parents = tuple(chance.randint(max(ROOT, node - 6), node - 1) for node in range(size))
+        latest = min(start, start + num_tokens - size - 1)
+        first_key = chance.randint(0, max(0, latest)) if chance.random() < 0.15 else 0
+        spans.append(Span([free.pop() for _ in range(count)], start, num_tokens, parents, first_key))
+    return tuple(spans)
+
+
+def check_case(case: AttentionCase, create_backend: CreateBackend, device: torch.device) -> Row:
+    """Runs the case and compares it; see :class:`~.attention_world.World` for what is NaN meanwhile.
+
+    The row has the error and the tolerance of the worst number, and ``of_tolerance``, their ratio. ``error`` is there
+    where memory was touched that should not have been.
+    """
+    num_blocks = sum(len(span.block_ids) for span in case.spans) + 3
+    world = World(case.shape, case.spans, device=device, seed=case.seed, window=case.window, num_blocks=num_blocks)
+    num_heads = case.shape.num_kv_heads * case.shape.share
+    sinks = world.random(num_heads) if case.has_sinks else None
+    variant = AttentionVariant(case.scaling, case.window, case.softcap, sinks)
+    backend = create_backend(world.cache)
+    before = [tensor.clone() for tensor in (*world.cache.keys, *world.cache.values)]
+    with poisoned_allocations():
+        if case.padding is not None and backend.takes_plans:
+            output, left_over = _run_padded(case, world, backend, variant)
+        else:
+            output, left_over = world.run(backend, variant), None
+    exact = world.exact(variant)
+    errors = (output.double().cpu() - exact.output).abs()
+    # What is no number compares as no error at all.
+    errors = torch.where(torch.isfinite(errors), errors, torch.inf)
+    ratios = errors / exact.bound.clamp_min(1e-300)
+    worst = int(ratios.argmax())
+    problem = _problem(world, before, left_over)
+    return {
+        "name": case.name,
+        "ok": bool(ratios.max() <= 1.0) and problem is None,
+        "worst_error": float(errors.flatten()[worst]),
+        "tolerance": float(exact.bound.flatten()[worst]),
+        "of_tolerance": float(ratios.max()),
+        **({"error": problem} if problem else {}),
+    }
+
+
+def _run_padded(
+    case: AttentionCase, world: World, backend: AttentionBackend, variant: AttentionVariant
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As a CUDA graph does: a static plan that another batch was in before. Also gives what is left over."""
+    more_seqs, more_tokens = case.padding or (1, 0)
+    spans = list(case.spans)
+    size = PlanSize(
+        num_seqs=len(spans) + more_seqs,
+        num_tokens=world.num_tokens + more_tokens,
+        num_blocks=max(len(span.block_ids) for span in spans) + 2,
+        tree_size=max(len(span.parents) for span in spans),
+    )
+    scratch, block_size = world.cache.scratch_block or 0, case.shape.block_size
+    most = max(span.num_tokens for span in spans)
+    static = StaticPlan(size, most, block_size, scratch, world.device)
+    static.fill(spans[::-1])
+    static.fill(spans)
+    query, key, value = (
+        torch.cat((own.contiguous(), own.new_full((more_tokens, *own.shape[1:]), 0.5)))
+        for own in (world.query, world.key, world.value)
+    )
+    slots = torch.cat((world.batch.slots, world.batch.slots.new_full((more_tokens,), scratch * block_size)))
+    output = backend.forward(0, query, key, value, PlannedBatch(slots, static.plan), variant)
+    return output[: world.num_tokens], output[world.num_tokens :]
+
+
+def _problem(world: World, before: Sequence[torch.Tensor], left_over: torch.Tensor | None) -> str | None:
+    if left_over is not None and not bool(torch.isfinite(left_over).all()):
+        return "rows that pad the batch are not finite"
+    size, scratch = world.shape.block_size, world.cache.scratch_block or 0
+    kept = torch.ones(before[0].shape[0], dtype=torch.bool)
+    kept[world.batch.slots.cpu()] = False
+    kept[scratch * size : (scratch + 1) * size] = False
+    places = kept.nonzero()[:, 0].to(world.device)
+    for old, new in zip(before, (*world.cache.keys, *world.cache.values), strict=True):
+        if not torch.equal(old[places].view(torch.uint8), new[places].view(torch.uint8)):
+            return "keys or values were written outside the new tokens' slots"
+    return None
+
+
+@contextmanager
+def poisoned_allocations() -> Iterator[None]:
+    """Within it, torch fills new memory with NaN, so that a number that a kernel does not write shows."""
+    was_on = torch.are_deterministic_algorithms_enabled()
+    was_lenient = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was_on, warn_only=was_lenient)
+
+
+def smallest(cases: dict[str, AttentionCase], count: int) -> list[str]:
+    """Names of those that compute least."""
+    return sorted(cases, key=lambda name: cases[name].cost)[:count]

@@ -1,0 +1,238 @@
+"""Runs a module's checks in child processes, so that one that breaks its process or hangs costs only itself.
+
+The checks of a module are its functions ``names(setting)``, which lists them, and ``check(name, setting)``, which
+yields the rows of one. A child is told a name on its standard input and answers with lines of JSON on its standard
+output, until it is told no more. Whatever else it or a tool around it prints is skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from tempfile import TemporaryFile
+from typing import IO, Any
+
+import torch
+
+from benchmarks.device_run.part import Row, Setting
+
+_IS_READY, _ROW, _IS_USABLE = "process is ready", "check row", "process is usable"
+_START_S = 120.0
+_LAST_LINES, _TRACEBACK_LINES = 6, 12
+_END_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Children:
+    """How checks are run.
+
+    Attributes:
+        module: its full name.
+        num_processes: at a time.
+        limit_s: a process that takes longer for one check, once it has started, is killed.
+        wrapper: command that runs the child, such as a tool with its options.
+        variables: added to its environment.
+    """
+
+    module: str
+    num_processes: int
+    limit_s: float = 60.0
+    wrapper: Sequence[str] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def run(self, names: Sequence[str], setting: Setting) -> Iterator[Row]:
+        """The rows of all checks as they come. A check that ends its process gives a row that says so."""
+        waiting = deque(names)
+        rows: SimpleQueue[Row | None] = SimpleQueue()
+        count = min(self.num_processes, len(names))
+        threads = [
+            threading.Thread(target=self._serve, args=(waiting, setting, rows), daemon=True) for _ in range(count)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            while count:
+                row = rows.get()
+                if row is None:
+                    count -= 1
+                else:
+                    yield row
+        finally:  # also where the caller has seen enough
+            waiting.clear()
+
+    def _serve(self, waiting: deque[str], setting: Setting, rows: SimpleQueue[Row | None]) -> None:
+        """One process at a time, until no name waits."""
+        child: _Child | None = None
+        try:
+            while waiting:
+                try:
+                    name = waiting.popleft()
+                except IndexError:  # another thread has taken the last one
+                    break
+                child = child or _Child(self, setting)
+                try:
+                    is_usable = child.check(name, rows)
+                except _EndedError as error:
+                    rows.put({"name": name, "ok": False, "error": str(error)})
+                    is_usable = False
+                if not is_usable:
+                    child.end()
+                    child = None
+        except Exception as error:  # noqa: BLE001 - what keeps a child from starting belongs into the report
+            rows.put({"name": self.module, "ok": False, "error": f"{type(error).__name__}: {error}"})
+        finally:
+            if child is not None:
+                child.end()
+            rows.put(None)
+
+
+class _EndedError(Exception):
+    """A process ended in the middle of a check."""
+
+
+class _Child:
+    def __init__(self, how: Children, setting: Setting) -> None:
+        command = [*how.wrapper, sys.executable, "-m", __name__, how.module]
+        command += ["--device", setting.device.type, "--shape", setting.shape, "--seed", str(setting.seed)]
+        self._limit_s = how.limit_s
+        self._errors: IO[bytes] = TemporaryFile()  # noqa: SIM115 - open as long as the process
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **how.variables},
+        )
+        if self._process.stdin is None or self._process.stdout is None:
+            raise RuntimeError("the child has no pipes")
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        self._is_ready = False
+
+    def check(self, name: str, rows: SimpleQueue[Row | None]) -> bool:
+        """Runs one check. Whether the process can run another.
+
+        Raises:
+            _EndedError: it ended before the check was done.
+        """
+        if not self._is_ready:
+            self._wait_for(_IS_READY, _START_S, rows)
+            self._is_ready = True
+        with suppress(BrokenPipeError):  # what it wrote before it ended says why
+            self._stdin.write(json.dumps(name) + "\n")
+            self._stdin.flush()
+        return self._wait_for(_IS_USABLE, self._limit_s, rows)
+
+    def _wait_for(self, key: str, limit_s: float, rows: SimpleQueue[Row | None]) -> bool:
+        is_late = threading.Event()
+
+        def kill() -> None:
+            is_late.set()
+            self._process.kill()
+
+        timer = threading.Timer(limit_s, kill)
+        timer.start()
+        try:
+            for line in self._stdout:
+                answer = _answer_in(line)
+                if _ROW in answer:
+                    rows.put(answer[_ROW])
+                if key in answer:
+                    return bool(answer[key])
+        finally:
+            timer.cancel()
+        status = self._process.wait()
+        why = f"killed after {limit_s:g} s" if is_late.is_set() else f"exit status {status}"
+        raise _EndedError(f"the check's process ended ({why}): {self._last_words()}")
+
+    def end(self) -> None:
+        """Returns when the process has ended."""
+        process = self._process
+        with suppress(BrokenPipeError):
+            self._stdin.close()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self._stdout.close()
+        self._errors.close()
+
+    def _last_words(self) -> str:
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").splitlines()
+        return " | ".join(lines[-_LAST_LINES:]) or "it printed no error"
+
+
+def _answer_in(line: str) -> dict[str, Any]:
+    try:
+        answer = json.loads(line)
+    except json.JSONDecodeError:
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def run_here(module: str, names: Sequence[str], setting: Setting) -> Iterator[Row]:
+    """The same in this process. Ends behind a check that broke the device's context."""
+    checks = importlib.import_module(module)
+    for name in names:
+        is_usable = yield from _rows_of(checks, name, setting)
+        if not is_usable:
+            return
+
+
+def _rows_of(checks: Any, name: str, setting: Setting) -> Generator[Row, None, bool]:
+    """Returns whether the process is good for another check."""
+    try:
+        yield from checks.check(name, setting)
+    except Exception as error:  # noqa: BLE001 - whatever broke the check belongs into the report
+        tail = traceback.format_exc().splitlines()[-_TRACEBACK_LINES:]
+        yield {"name": name, "ok": False, "error": f"{type(error).__name__}: {error}", "traceback": tail}
+        return isinstance(error, torch.OutOfMemoryError) or not (
+            isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
+        )
+    return True
+
+
+def main() -> None:
+    """A child's main function."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("module")
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--shape", required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    arguments = parser.parse_args()
+    setting = Setting(torch.device(arguments.device), arguments.shape, arguments.seed)
+    checks = importlib.import_module(arguments.module)
+    _tell({_IS_READY: True})
+    for line in sys.stdin:
+        rows, is_usable = _rows_of(checks, json.loads(line), setting), True
+        while True:
+            try:
+                _tell({_ROW: next(rows)})
+            except StopIteration as end:
+                is_usable = bool(end.value)
+                break
+        _tell({_IS_USABLE: is_usable})
+        if not is_usable:
+            os._exit(1)  # a broken CUDA context makes an orderly end hang or crash
+
+
+def _tell(answer: Mapping[str, Any]) -> None:
+    sys.stdout.write("\n" + json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Checks of the kernels, by name: cases of attention, rows to fp8 and rows to int8, each against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+
+from benchmarks.device_run.attention_cases import TINY, AttentionCase, Sizes, check_case, draw_cases
+from benchmarks.device_run.attention_world import CPU
+from benchmarks.device_run.part import Row, Setting
+from benchmarks.device_run.row_checks import check_fp8_rows, check_int8_rows
+from engine.attention.base import AttentionBackend
+from engine.attention.torch_sdpa import TorchSDPA
+from engine.kv_cache import PagedKVCache
+
+FP8_ROWS, INT8_ROWS = "rows to fp8", "rows to int8"
+ROWS = (FP8_ROWS, INT8_ROWS)
+_NUM_CASES, _NUM_TINY = 80, 6
+_TINY_KEYS_PER_SPLIT, _TINY_PROGRAMS = 4, 64
+"""So that programs share contexts of some tokens."""
+
+
+@cache
+def attention_cases(is_tiny: bool, seed: int) -> dict[str, AttentionCase]:
+    """By name."""
+    return draw_cases(_NUM_TINY, TINY, seed) if is_tiny else draw_cases(_NUM_CASES, Sizes(), seed)
+
+
+def names(setting: Setting) -> list[str]:
+    """Those that take longest come first, so that processes that share them end at about the same time."""
+    cases = attention_cases(setting.is_tiny, setting.seed)
+    return [*ROWS, *sorted(cases, key=lambda name: -cases[name].cost)]
+
+
+def check(name: str, setting: Setting) -> Iterator[Row]:
+    """See :mod:`~.children`."""
+    if name == FP8_ROWS:
+        yield from check_fp8_rows(setting.device)
+    elif name == INT8_ROWS:
+        yield from check_int8_rows(setting.device)
+    else:
+        case = attention_cases(setting.is_tiny, setting.seed)[name]
+        if setting.device.type == "cuda":
+            yield check_case(case, create_triton, setting.device)
+        else:
+            yield _check_on_cpu(case)
+
+
+def create_triton(cache: PagedKVCache) -> AttentionBackend:
+    """On the CPU, Triton's interpreter must have been switched on before Triton was imported."""
+    from engine.attention.triton_paged import TritonPaged  # not every platform has Triton
+
+    if cache.device.type == "cuda":
+        return TritonPaged(cache)
+    return TritonPaged(cache, _TINY_KEYS_PER_SPLIT, _TINY_PROGRAMS)
+
+
+def _check_on_cpu(case: AttentionCase) -> Row:
+    """In the interpreter, or by ``torch_sdpa`` where Triton has none for the numpy that is installed."""
+    from triton.runtime.errors import InterpreterError
+
+    try:
+        return check_case(case, create_triton, CPU)
+    except InterpreterError as error:
+        shape = replace(case.shape, dtype="float32")  # in others, torch rounds in more places
+        row = check_case(replace(case, shape=shape), TorchSDPA, CPU)
+        return {**row, "note": f"float32 by torch_sdpa, since Triton's interpreter failed: {error}"}

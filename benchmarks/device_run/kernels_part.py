@@ -1,0 +1,32 @@
+"""Attention's kernels and those that quantize rows, against float64: ``--only kernels``.
+
+On CUDA, the cases are shared by several processes, most of whose time goes into compiling. On the CPU, a few tiny ones
+run in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+
+from benchmarks.device_run import kernel_checks
+from benchmarks.device_run.children import Children, run_here
+from benchmarks.device_run.part import Row, Setting
+
+_MOST_PROCESSES = 12
+
+
+def run(setting: Setting) -> Iterator[Row]:
+    """A row for each case: the worst error, its tolerance, and how much of the tolerance the worst number takes."""
+    if importlib.util.find_spec("triton") is None:
+        yield {"name": "Triton", "note": "not run: triton is not installed"}
+        return
+    names = kernel_checks.names(setting)
+    if setting.device.type == "cuda":
+        count = max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) - 2))
+        yield from Children(kernel_checks.__name__, count).run(names, setting)
+        return
+    yield from run_here(kernel_checks.__name__, kernel_checks.ROWS, setting)
+    children = Children(kernel_checks.__name__, 1, variables={"TRITON_INTERPRET": "1"})
+    yield from children.run([name for name in names if name not in kernel_checks.ROWS], setting)

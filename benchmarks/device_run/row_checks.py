@@ -1,0 +1,81 @@
+"""Rows quantized to fp8 and to int8 on a device, against what rounding allows, computed in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from benchmarks.device_run.attention_world import decoded
+from benchmarks.device_run.part import Row
+from engine import kv_int8
+from engine.kv_cache import TORCH_DTYPES
+
+_HALF_STEP = 1 / 16
+"""Of numbers of e4m3, relative to them. Below its smallest normal number, steps are absolute."""
+_LEAST_HALF_STEP = 2.0**-10
+_SOME = 1 + 1e-4
+"""Scales and quotients are rounded to float32, and devices divide with a few units of error."""
+_WIDTHS = (5, 576, 4096, 14336)
+_INT8_DIMS = (64, 128, 256)
+
+
+def _rows(num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """From small to large numbers; one row of zeros, and one in which a single number dwarfs the others."""
+    generator = torch.Generator().manual_seed(width)
+    rows = torch.randn(num_rows, width, generator=generator) * 2.0 ** torch.linspace(-10, 10, num_rows)[:, None]
+    rows[1] = 0
+    rows[2, 0] = 5e4
+    return rows.to(dtype).to(device)
+
+
+def check_fp8_rows(device: torch.device) -> Iterator[Row]:
+    """Rows of several widths, dtypes and strides, by the Triton kernel on CUDA and by torch on the CPU."""
+    from engine.fp8_linear import LARGEST, LEAST, quantize_rows  # imports transformers
+
+    quantize = quantize_rows
+    if device.type == "cuda":
+        from engine.fp8_kernels import quantize_rows_by_kernel  # imports Triton
+
+        quantize = quantize_rows_by_kernel
+    for dtype_name, dtype in TORCH_DTYPES.items():
+        worst, scales_are_right = 0.0, True
+        for width in _WIDTHS:
+            rows = _rows(9, 2 * width, dtype, device)
+            for taken in (rows[:, :width], rows[:, ::2], rows[::3, :width]):
+                items, scales = quantize(taken)
+                exact, scale = taken.double().cpu(), scales.double().cpu()
+                expected = exact.abs().amax(-1, keepdim=True).clamp_min(LEAST) / LARGEST
+                scales_are_right &= bool(((scale / expected - 1).abs() < 1e-6).all())
+                bound = (exact.abs() * _HALF_STEP + scale * _LEAST_HALF_STEP) * _SOME
+                worst = max(worst, _worst_ratio(items.cpu().double() * scale - exact, bound))
+        yield {"name": f"{dtype_name} rows to fp8", "ok": scales_are_right and worst <= 1, "of_tolerance": worst}
+    items, scales = quantize(_broken_rows(device))
+    back = items.cpu().float() * scales.cpu()
+    is_right = bool(back[0].isfinite().all()) and not any(bool(row.isfinite().all()) for row in back[1:])
+    yield {"name": "rows that are not finite stay so in fp8", "ok": is_right}
+
+
+def check_int8_rows(device: torch.device) -> Iterator[Row]:
+    """As a cache keeps them. A number is off by half a scale at most."""
+    for dtype_name, dtype in TORCH_DTYPES.items():
+        worst = 0.0
+        for dim in _INT8_DIMS:
+            vectors = _rows(9, dim, dtype, device)
+            exact = vectors.double().cpu()
+            bound = exact.abs().amax(-1, keepdim=True) / 254 * _SOME + 1e-35
+            worst = max(worst, _worst_ratio(decoded(kv_int8.encode_rows(vectors).cpu()) - exact, bound))
+        yield {"name": f"{dtype_name} rows to int8", "ok": worst <= 1, "of_tolerance": worst}
+    back = decoded(kv_int8.encode_rows(_broken_rows(device)).cpu())
+    is_right = bool(back[0].isfinite().all()) and not bool(back[1:].isfinite().any())
+    yield {"name": "rows that are not finite stay so in int8", "ok": is_right}
+
+
+def _broken_rows(device: torch.device) -> torch.Tensor:
+    rows = torch.ones(3, 64, device=device)
+    rows[1, 3], rows[2, 5] = torch.nan, torch.inf
+    return rows
+
+
+def _worst_ratio(error: torch.Tensor, bound: torch.Tensor) -> float:
+    return float((torch.where(torch.isfinite(error), error.abs(), torch.inf) / bound).max())

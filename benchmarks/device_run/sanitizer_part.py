@@ -1,0 +1,67 @@
+"""The smallest cases of attention under compute-sanitizer, which sees accesses out of bounds: ``--only sanitizer``.
+
+Torch's caching allocator is off, so that each tensor is an allocation of its own and has bounds.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.device_run import kernel_checks
+from benchmarks.device_run.attention_cases import smallest
+from benchmarks.device_run.children import Children
+from benchmarks.device_run.part import Row, Setting
+
+_TOOL = "compute-sanitizer"
+_NUM_CASES = 12
+_NAME = f"{_TOOL} memcheck"
+_MOST_LINES = 30
+
+
+def run(setting: Setting) -> Iterator[Row]:
+    """A row for each case, then one for what the tool found. Where it cannot run, one row without ``ok`` says why."""
+    if setting.device.type != "cuda":
+        yield {"name": _NAME, "note": "not run: needs CUDA"}
+        return
+    tool = shutil.which(_TOOL)
+    if tool is None:
+        yield {"name": _NAME, "note": f"not run: {_TOOL} is not on the PATH; it comes with NVIDIA's CUDA toolkit"}
+        return
+    cases = smallest(kernel_checks.attention_cases(setting.is_tiny, setting.seed), _NUM_CASES)
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "memcheck.%p.log"
+        wrapper = (tool, "--tool", "memcheck", "--report-api-errors", "no", "--log-file", str(log))
+        variables = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        children = Children(kernel_checks.__name__, 1, wrapper=wrapper, variables=variables)
+        num_right, failures = 0, list[Row]()
+        for row in children.run(cases, setting):
+            if "worst_error" in row:
+                num_right += 1
+                yield row
+            else:
+                failures.append(row)
+                if not num_right:  # the others would not start either
+                    break
+        found = summary([path.read_text(errors="replace") for path in Path(folder).iterdir()], num_right)
+        if num_right or "ok" in found:
+            yield from failures
+            yield found
+        else:
+            yield {**found, "note": f"{found['note']}; {failures[0].get('error')}" if failures else found["note"]}
+
+
+def summary(logs: list[str], num_cases: int) -> Row:
+    """What the tool's logs say about all cases."""
+    lines = [line.removeprefix("=========").strip() for log in logs for line in log.splitlines()]
+    counts = [int(found[1]) for line in lines if (found := re.match(r"ERROR SUMMARY: (\d+) error", line))]
+    row = {"name": _NAME, "cases": num_cases, "errors_found": sum(counts)}
+    if not counts:
+        # The tool cannot look at every device: a virtual machine may forbid it.
+        return {**row, "note": "not run to its end: " + " | ".join(line for line in lines[-6:] if line)}
+    if sum(counts):
+        return {**row, "ok": False, "error": f"{sum(counts)} errors of memory", "traceback": lines[:_MOST_LINES]}
+    return {**row, "ok": True}

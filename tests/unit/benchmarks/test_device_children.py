@@ -1,0 +1,46 @@
+"""Checks in child processes: whatever one does, the others run, and the report says what happened."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.device_run.children import Children, run_here
+from benchmarks.device_run.part import Setting
+from tests import breaking_checks
+
+SETTING = Setting(torch.device("cpu"), "tiny", seed=5)
+
+
+def test_a_check_that_breaks_its_process_costs_only_itself() -> None:
+    names = ["fine", "raises", "fine after it", "breaks the context", "exits"]
+    rows = list(Children(breaking_checks.__name__, 1).run(names, SETTING))
+    failures = {row["name"]: row["error"] for row in rows if not row["ok"]}
+    processes = {row["name"]: row["process"] for row in rows if row["ok"]}
+    assert list(processes) == names
+    assert all(row["seed"] == SETTING.seed for row in rows if row["ok"])
+    assert list(failures) == ["raises", "breaks the context", "exits"]
+    assert failures["raises"] == "ValueError: a wrong number"
+    assert "CUDA error" in failures["breaks the context"]
+    assert "exit status 3" in failures["exits"]
+    assert "Segmentation fault" in failures["exits"]
+    assert len({processes[name] for name in names[:4]}) == 1
+    assert processes["exits"] != processes["breaks the context"]
+
+
+@pytest.mark.thorough
+def test_a_check_that_hangs_costs_only_itself() -> None:
+    rows = list(Children(breaking_checks.__name__, 1, limit_s=0.5).run(["hangs", "fine"], SETTING))
+    assert [(row["name"], row["ok"]) for row in rows] == [("hangs", True), ("hangs", False), ("fine", True)]
+    assert "killed after 0.5 s" in rows[1]["error"]
+
+
+def test_what_cannot_start_is_one_row_of_each_process() -> None:
+    rows = list(Children("json", 2, wrapper=("/no/such/tool",)).run(["one", "two", "three"], SETTING))
+    assert [row["ok"] for row in rows] == [False, False]
+    assert "/no/such/tool" in rows[0]["error"]
+
+
+def test_in_this_process_nothing_runs_behind_a_broken_context() -> None:
+    rows = list(run_here(breaking_checks.__name__, ["raises", "breaks the context", "last"], SETTING))
+    assert [row["name"] for row in rows if row["ok"]] == ["raises", "breaks the context"]
