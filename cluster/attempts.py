@@ -21,7 +21,9 @@ from cluster.metrics import CHOSEN, RECOVERY, RouterMetrics
 from cluster.registry import Worker
 from cluster.wire import worker_pb2
 from engine.errors import (
+    BatonError,
     ChecksumError,
+    InternalError,
     LayoutMismatchError,
     OutOfBlocksError,
     RequestCancelledError,
@@ -40,6 +42,10 @@ RETRYABLE = (
     RequestCancelledError,
 )
 """Errors after which another attempt may go well."""
+_BLAMED = (*RETRYABLE, InternalError)
+"""Errors after which the next attempt prefers other workers."""
+_ACCUSED = (WorkerLostError, InternalError)
+"""Errors whose reason may be the worker or the request."""
 
 
 class Attempts:
@@ -66,14 +72,14 @@ class Attempts:
         """Tokens that the client has not got yet, until the request is finished.
 
         Raises:
-            BatonError: the attempt failed; if it is one of :data:`RETRYABLE`, the worker to blame is in the journal.
+            BatonError: the attempt failed; the worker to blame, if there is one, is in the journal.
         """
         for worker in placement.workers:
             if worker.client.needs_sync:
                 self._background.spawn(worker.sync_clock())
         if placement.prefill is None:
-            return self._alone(journal, placement)
-        return self._pair(journal, placement, placement.prefill)
+            return _judged(self._alone(journal, placement), journal, placement)
+        return _judged(self._pair(journal, placement, placement.prefill), journal, placement)
 
     async def _pair(self, journal: Journal, placement: Placement, prefill: Worker) -> AsyncGenerator[TokenChunk]:
         """Prefill on one worker, decode on another."""
@@ -97,10 +103,10 @@ class Attempts:
                     async for chunk in chunks:
                         is_claimed = True  # who decodes has the KV, and lets go of it with the call
                         yield chunk
-        except RETRYABLE:
+        except _BLAMED as error:
             # While nothing is heard of a hand-off, either end may be the one that is gone.
             suspects = (prefill,) if watch.is_broken else (decode, prefill) if watch.is_open else (decode,)
-            await _blame(journal, *suspects)
+            await _blame(journal, error, *suspects)
             raise
         finally:
             await watch.close(keep=journal.is_finished)
@@ -121,8 +127,8 @@ class Attempts:
             async with aclosing(self._decode(journal, placement, journal.new_call_id())) as chunks:
                 async for chunk in chunks:
                     yield chunk
-        except RETRYABLE:
-            await _blame(journal, decode)
+        except _BLAMED as error:
+            await _blame(journal, error, decode)
             raise
 
     async def _decode(
@@ -183,9 +189,28 @@ def _record_local_prefill(timeline: Timeline, worker: Worker, batch: worker_pb2.
     worker.client.record_steps(timeline.prefill_steps, batch, 0)
 
 
-async def _blame(journal: Journal, *workers: Worker) -> None:
+async def _judged(
+    chunks: AsyncGenerator[TokenChunk], journal: Journal, placement: Placement
+) -> AsyncGenerator[TokenChunk]:
+    """Passes an attempt on. Its first chunk shows that the workers which failed at the request were at fault."""
+    async with aclosing(chunks):
+        try:
+            async for chunk in chunks:
+                for worker in journal.accused:
+                    worker.failed()
+                journal.accused.clear()
+                yield chunk
+        finally:
+            if journal.is_finished:
+                for worker in placement.workers:
+                    worker.succeeded()
+
+
+async def _blame(journal: Journal, error: BatonError, *workers: Worker) -> None:
     """The next attempt prefers others; to one that does not even answer, so do all requests for a moment."""
     journal.failed_on.update(worker.info.worker_id for worker in workers)
+    if isinstance(error, _ACCUSED) and len(workers) == 1:
+        journal.accused.extend(workers)
     answers = await asyncio.gather(*(worker.client.is_alive() for worker in workers))
     for worker, is_alive in zip(workers, answers, strict=True):
         if not is_alive:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from cluster.generation import GenerationRequest, TokenChunk
 from cluster.latency.booking import Booking
 from cluster.messages import unpack_finish_reason, unpack_logprobs
+from cluster.registry import Worker
 from cluster.request_ids import new_call_id
 from cluster.timers import is_over
 from cluster.wire import worker_pb2
@@ -38,6 +39,10 @@ class Journal:
         self.attempt = 0
         self.failed_on: set[str] = set()
         """Ids of the workers that attempts failed on."""
+        self.accused: list[Worker] = []
+        """Workers that failed at this request for no stated reason. Whether the request is at fault is not known until
+        another worker has served it."""
+        self.num_internal_errors = 0
         self.booking: Booking | None = None
         """Of the last attempt."""
         self.finish_reason: FinishReason | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -16,6 +16,8 @@ from engine.errors import BatonError
 logger = logging.getLogger(__name__)
 
 _SUSPECT_S = 2.0
+_LONGEST_SUSPICION_S = 16.0
+_FAILURES_BEFORE_SUSPICION = 3
 
 
 class WorkerState(StrEnum):
@@ -78,6 +80,7 @@ class Worker:
     assigned: int = 0
     last_assigned_s: float = float("-inf")
     suspect_until_s: float = 0.0
+    failures_in_a_row: int = 0
     clock: Callable[[], float] = time.monotonic
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -99,6 +102,32 @@ class Worker:
     def suspect(self) -> None:
         """The worker did not answer: leave it alone for a moment. If it is dead, its pool will say so."""
         self.suspect_until_s = self.clock() + _SUSPECT_S
+
+    def failed(self) -> None:
+        """Counts a request that failed here and went well on another worker.
+
+        A worker that fails at once is always the least loaded one, so it would attract every request. After a few
+        failures in a row it is left alone, for twice as long after each further one. Requests that were under way when
+        that began tell nothing new.
+        """
+        if self.clock() < self.suspect_until_s:
+            return
+        self.failures_in_a_row += 1
+        excess = self.failures_in_a_row - _FAILURES_BEFORE_SUSPICION
+        if excess < 0:
+            return
+        pause_s = min(_SUSPECT_S * 2.0 ** min(excess, 8), _LONGEST_SUSPICION_S)
+        self.suspect_until_s = max(self.suspect_until_s, self.clock() + pause_s)
+        logger.warning(
+            "a worker failed at %d requests in a row that went well elsewhere; it gets none for %g s",
+            self.failures_in_a_row,
+            pause_s,
+            extra={"worker": self.info.worker_id},
+        )
+
+    def succeeded(self) -> None:
+        """Counts a request that went well here, which ends a row of failures."""
+        self.failures_in_a_row = 0
 
     async def sync_clock(self) -> None:
         """Measures the worker's clock; a worker that does not answer keeps its old offset."""
@@ -170,6 +199,10 @@ class WorkerRegistry:
 
     def has_accepting(self, pool: str) -> bool:
         return any(worker.is_accepting for worker in self.pool(pool))
+
+    def has_untried(self, pool: str, tried: Container[str]) -> bool:
+        """Whether a worker of the pool takes requests whose id is not among ``tried``."""
+        return any(worker.is_accepting and worker.info.worker_id not in tried for worker in self.pool(pool))
 
     def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

@@ -213,10 +213,23 @@ class Router:
                     return  # the client has everything
                 if isinstance(error, DeadlineError):
                     raise journal.deadline_error() from error
-                if not isinstance(error, RETRYABLE) or journal.attempt >= self._config.max_attempts:
+                if journal.attempt >= self._config.max_attempts or not self._may_go_well(journal, error):
                     raise
                 self._metrics.retries.labels(error.code).inc()
                 journal.request.timeline.failed_attempts.append(FailedAttempt(self._clock(), error.code))
                 RequestLog(logger, journal.request.request_id).warning(
                     "attempt %d failed (%s: %s); trying again", journal.attempt, error.code, error.message
                 )
+
+    def _may_go_well(self, journal: Journal, error: BatonError) -> bool:
+        """Whether another attempt makes sense.
+
+        A worker's own fault is tried once on another worker. A request that fails there too is at fault itself, and
+        must not reach every worker.
+        """
+        if isinstance(error, RETRYABLE):
+            return True
+        if not isinstance(error, InternalError) or journal.num_internal_errors > 0 or not journal.accused:
+            return False
+        journal.num_internal_errors += 1
+        return self._registry.has_untried(journal.accused[-1].info.pool, journal.failed_on)

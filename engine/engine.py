@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.batch import ForwardBatch
+from engine.device_errors import DeviceLostError, check_device, free_cached_memory, is_device_lost, is_out_of_memory
 from engine.errors import InternalError
 from engine.model_runner import ModelRunner
 from engine.request import FinishReason, Request, TokenOutput
@@ -98,6 +99,7 @@ class Engine:
         self._on_measured = on_measured
         self._runs_ahead = runs_ahead
         self._ahead: _Launched | None = None
+        self._is_booked = False
         self._num_steps = 0
         self._last_ended_s = 0.0
         self.last_step_ran = False
@@ -106,8 +108,14 @@ class Engine:
     def step(self) -> list[TokenOutput]:
         """Schedule → propose → build batch → forward → verify → post-process.
 
+        A step that fails ends its requests and no others. When the device lacks memory, torch's cached memory is freed
+        and the step is tried once more, without drafts.
+
         Returns:
             New tokens of the requests that got any; empty when nothing could be scheduled.
+
+        Raises:
+            DeviceLostError: the device computes nothing any more, so the engine is of no more use.
         """
         started_s = time.monotonic()
         # After a step that ran, nothing sleeps: what lies between two such steps is part of what a step costs.
@@ -119,11 +127,19 @@ class Engine:
         self.last_step_ran = bool(plan)
         if not plan:
             return []
+        self._is_booked = False
         try:
             return self._complete(launched or self._launch(plan, started_s), due_s)
         except Exception as error:  # noqa: BLE001 - whatever broke the step, its requests must end and others go on
-            self._last_ended_s = time.monotonic()
-            return self._fail(plan, error)
+            if self._is_booked or not is_out_of_memory(error):
+                return self._fail_step(plan, error)
+            logger.warning("the device lacks memory for a step; it is tried once more: %s", error)
+        launched = None  # like the exception, it held the failed step's tensors
+        free_cached_memory(self.runner.device)
+        try:
+            return self._complete(self._forward(_living(plan), started_s), due_s)
+        except Exception as error:  # noqa: BLE001 - as above
+            return self._fail_step(plan, error)
 
     def _launch(self, plan: list[ScheduledSequence], started_s: float, behind: ChosenTokens | None = None) -> _Launched:
         """
@@ -135,11 +151,22 @@ class Engine:
         scheduled_s = time.monotonic()
         if behind is None:
             plan = self._propose(plan)
+        return self._forward(plan, started_s, scheduled_s, behind)
+
+    def _forward(
+        self,
+        plan: list[ScheduledSequence],
+        started_s: float,
+        scheduled_s: float | None = None,
+        behind: ChosenTokens | None = None,
+    ) -> _Launched:
+        """Queues a planned step's forward. Without ``scheduled_s``, planning took no time of its own."""
         proposed_s = time.monotonic()
         batch = self.runner.build_batch(plan)
         if behind is not None:
             batch.take_tokens([sequence.request for sequence in behind.sequences], behind.token_ids)
-        return _Launched(plan, batch, self.runner.forward(batch), started_s, scheduled_s, proposed_s)
+        logits = self.runner.forward(batch)
+        return _Launched(plan, batch, logits, started_s, proposed_s if scheduled_s is None else scheduled_s, proposed_s)
 
     def _complete(self, step: _Launched, due_s: float) -> list[TokenOutput]:
         """From the logits to what requests get."""
@@ -180,6 +207,7 @@ class Engine:
             self.proposer.observe_step(len(step.plan), step.batch.num_tokens, ms)
 
     def _book(self, plan: Sequence[ScheduledSequence], results: Mapping[str, VerifyResult]) -> None:
+        self._is_booked = True
         for sequence in plan:
             result = results.get(sequence.request.request_id)
             self.scheduler.advance(sequence, len(result.accepted) if result else 0)
@@ -200,7 +228,9 @@ class Engine:
             plan = self.scheduler.schedule_ahead({r.request_id for r in requests if _ends_with_next_token(r)})
             if plan:
                 self._ahead = self._launch(plan, started_s, chosen)
-        except Exception:
+        except Exception as error:
+            if is_device_lost(error):
+                raise
             request_ids = [sequence.request.request_id for sequence in plan]
             logger.warning(
                 "a step could not be launched ahead of its tokens", exc_info=True, extra={"request_ids": request_ids}
@@ -299,6 +329,18 @@ class Engine:
         if self.proposer is not None:
             self.proposer.release(request_id)
         self.scheduler.finish(request_id, reason)
+
+    def _fail_step(self, plan: Sequence[ScheduledSequence], error: Exception) -> list[TokenOutput]:
+        """Ends a step's requests, or raises :class:`DeviceLostError` so that they can go on elsewhere."""
+        self._last_ended_s = time.monotonic()
+        if is_device_lost(error):
+            raise DeviceLostError(f"the device is lost: {error}") from error
+        try:
+            check_device(self.runner.device)
+        except Exception as answer:  # noqa: BLE001 - whatever the device answers, it is an answer
+            if not is_out_of_memory(answer):
+                raise DeviceLostError(f"the device is lost: {answer}") from error
+        return self._fail(_living(plan), error)
 
     def _fail(self, sequences: Sequence[ScheduledSequence], error: Exception) -> list[TokenOutput]:
         """Ends them all; whatever is left of them in scheduler or proposer, nobody waits for them any longer."""

@@ -5,6 +5,7 @@ others leave a function in the mailbox and get a future. A thread without work s
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import queue
 import sys
@@ -20,6 +21,7 @@ from engine.errors import WorkerLostError
 from engine.request import TokenOutput
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 
 class _Call(Generic[T]):
@@ -106,6 +108,8 @@ class EngineLoop:
             if self._niceness and sys.platform == "linux":  # where this counts for the thread, too, not for the process
                 os.nice(self._niceness)
             self._run_until_closed()
+        except Exception:
+            logger.critical("the engine ends", exc_info=True)
         finally:  # nobody may wait for a thread that is gone, whatever ended it
             self._close()
             self._fail_mail()

@@ -62,6 +62,32 @@ async def test_a_suspect_is_trusted_again_after_a_while(registry):
     assert worker.is_accepting
 
 
+async def test_failures_in_a_row_make_a_suspect_for_longer_each_time():
+    now_s = 0.0
+    registry = WorkerRegistry(clock=lambda: now_s)
+    worker = registry.add(make_info("p1", PREFILL))
+    pauses = []
+    for _ in range(8):
+        worker.failed()
+        pauses.append(max(0.0, worker.suspect_until_s - now_s))
+        now_s = max(now_s, worker.suspect_until_s)
+        assert worker.is_accepting
+    assert pauses == [0, 0, 2, 4, 8, 16, 16, 16]
+    worker.succeeded()
+    worker.failed()
+    assert worker.is_accepting
+    await registry.remove("p1")
+
+
+async def test_untried_workers_are_those_that_accept_and_are_not_named(registry):
+    for worker_id in ("p1", "p2", "p3"):
+        registry.add(make_info(worker_id, PREFILL))
+    registry.drain("p3")
+    assert registry.has_untried(PREFILL, {"p1"})
+    assert not registry.has_untried(PREFILL, {"p1", "p2"})
+    assert not registry.has_untried(DECODE, ())
+
+
 async def test_it_is_idle_when_its_last_request_is_over(registry):
     worker = registry.add(make_info("p1", PREFILL))
     assert worker.idle.is_set()

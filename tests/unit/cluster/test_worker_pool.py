@@ -15,7 +15,7 @@ import ray
 from cluster.config import BatonConfig
 from cluster.registry import WorkerInfo
 from cluster.worker_pool import WorkerPool, _short_reason
-from engine.errors import ConfigError, DeadlineError, LayoutMismatchError, WorkerLostError
+from engine.errors import ConfigError, DeadlineError, InternalError, LayoutMismatchError, WorkerLostError
 from tests.fake_hosts import (
     CrashingHost,
     DyingHost,
@@ -173,6 +173,26 @@ async def test_a_leaving_worker_lives_until_it_is_drained_which_may_take_as_long
     listener.may_drain.set()
     await until(lambda: listener.gone == ["decode-2"])
     await until(lambda: not _runs(leaving.pid))
+
+
+class OnceBrokenHost(FakeHost):
+    """The engine of the first one ends while it serves, as when its device is lost; its process lives on."""
+
+    async def wait(self) -> None:
+        if self.worker_id.endswith("-1"):
+            raise InternalError(f"the engine of {self.worker_id} broke; its log says why")
+        await super().wait()
+
+
+async def test_a_worker_whose_engine_broke_is_replaced_by_another_process(make_pool, listener):
+    pool = make_pool(OnceBrokenHost)
+    pool.scale(1)
+    await until(lambda: "decode-2" in listener.ready)
+    assert listener.gone == ["decode-1"]
+    assert any("the engine of decode-1 broke" in line for line in listener.reports)
+    [dead] = [worker for worker in pool.status()["workers"] if worker["state"] == "dead"]
+    assert dead["pid"] != listener.ready["decode-2"].pid
+    await until(lambda: not _runs(dead["pid"]))
 
 
 async def test_a_draining_worker_that_dies_is_not_replaced(make_pool, listener):

@@ -1,0 +1,116 @@
+"""Workers that answer and fail: the router tells a worker at fault from a request at fault."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from engine.errors import BatonError, InternalError, WorkerLostError
+from tests.fake_workers import FakeCluster, FakeWorker, expected_tokens, failing, until
+
+NUM_REQUESTS = 300
+REQUESTS_PER_S = 100
+NUM_WAVES, WAVE = 15, 10
+
+
+@pytest.fixture
+async def cluster():
+    async with FakeCluster() as fake:
+        yield fake
+
+
+@pytest.mark.parametrize("bad", ["p1", "d1"])
+async def test_a_workers_own_fault_is_made_up_for_by_another(cluster, bad):
+    await cluster.add_all(["p1", "p2", "d1", "d2"])
+    cluster.workers[bad].scripts = [failing(InternalError("ours"))]
+    assert await cluster.run() == expected_tokens(6)
+    assert cluster.metric("baton_retries_total", reason="internal_error") == 1
+    assert cluster.registry.get(bad).failures_in_a_row == 1
+    await until(lambda: cluster.is_idle)
+
+
+async def test_without_another_worker_the_error_reaches_the_client(cluster):
+    _, decode = await cluster.add_all(["p1", "d1"])
+    decode.scripts = [failing(InternalError("ours"))]
+    with pytest.raises(InternalError, match="ours"):
+        await cluster.run()
+    assert len(decode.requests) == 1
+    assert await cluster.run() == expected_tokens(6)
+
+
+async def test_a_request_that_fails_everywhere_reaches_two_workers_and_blames_none(cluster):
+    workers = await cluster.add_all(["p1", "d1", "d2", "d3"])
+    for _ in range(4):
+        for worker in workers[1:]:
+            worker.scripts = [failing(InternalError("ours"))]
+        before = sum(len(worker.requests) for worker in workers[1:])
+        with pytest.raises(InternalError, match="ours"):
+            await cluster.run()
+        assert sum(len(worker.requests) for worker in workers[1:]) - before == 2
+    assert all(worker.is_accepting and worker.failures_in_a_row == 0 for worker in cluster.registry.workers)
+
+
+FAULTS = pytest.mark.parametrize(
+    ("bad", "error"), [("p1", InternalError("ours")), ("d1", InternalError("ours")), ("d1", WorkerLostError("broke"))]
+)
+
+
+async def run_late(cluster: FakeCluster, name: str, delay_s: float = 0.0) -> list[int] | BatonError:
+    """The tokens of a request that arrives so much later, or its error."""
+    await asyncio.sleep(delay_s)
+    try:
+        return await cluster.run(cluster.request(name))
+    except BatonError as failure:
+        return failure
+
+
+async def with_one_that_always_fails(cluster: FakeCluster, bad: str, error: BatonError) -> FakeWorker:
+    await cluster.add_all(["p1", "p2", "d1", "d2"])
+    for worker in cluster.workers.values():
+        worker.pause_s = 0.005
+    cluster.workers[bad].scripts = AlwaysFails(failing(error))
+    return cluster.workers[bad]
+
+
+@FAULTS
+async def test_at_a_hundred_requests_a_second_a_worker_that_fails_at_once_costs_no_request(cluster, bad, error):
+    await with_one_that_always_fails(cluster, bad, error)
+    arrivals = (run_late(cluster, f"r{index}", index / REQUESTS_PER_S) for index in range(NUM_REQUESTS))
+    results = await asyncio.gather(*arrivals)
+    assert [result for result in results if result != expected_tokens(6)] == []
+    await until(lambda: cluster.is_idle)
+
+
+@FAULTS
+async def test_a_worker_that_fails_at_once_does_not_attract_the_traffic(cluster, bad, error):
+    broken = await with_one_that_always_fails(cluster, bad, error)
+    for wave in range(NUM_WAVES):
+        await asyncio.gather(*(run_late(cluster, f"r{wave}-{index}") for index in range(WAVE)))
+    # One wave until it is left alone, and one after each pause; pauses grow, so they are few on any machine.
+    assert len(broken.requests) < NUM_WAVES * WAVE / 3
+
+
+async def test_a_worker_that_recovers_gets_requests_again(cluster):
+    await cluster.add_all(["p1", "d1", "d2"])
+    broken = cluster.workers["d1"]
+    broken.scripts = [failing(InternalError("ours"))] * 3
+    known = cluster.registry.get("d1")
+    while broken.scripts:
+        assert await cluster.run() == expected_tokens(6)
+    assert not known.is_accepting
+    known.suspect_until_s = 0.0
+    await asyncio.gather(*(cluster.run(cluster.request(f"r{index}")) for index in range(4)))
+    assert known.failures_in_a_row == 0
+    assert known.is_accepting
+
+
+class AlwaysFails(list):
+    """Scripts of a :class:`FakeWorker` that never run out."""
+
+    def __init__(self, script: Callable[[FakeWorker, object], object]) -> None:
+        super().__init__([script])
+
+    def pop(self, index: int = -1) -> Callable[[FakeWorker, object], object]:
+        return self[0]
