@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from engine.block_manager import BlockManager
 from engine.block_pool import BlockUsage
-from engine.engine import AheadRule, Engine, SampleListener, StepListener, never
+from engine.engine import AheadRule, Engine, StepListener, never
 from engine.errors import (
     ContextLengthError,
     InternalError,
@@ -25,6 +25,7 @@ from engine.ordering import OrderingPolicy
 from engine.request import FinishReason, Request, TokenOutput, check_token_ids
 from engine.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
 from engine.step_cost_fit import StepCostFit
+from engine.step_meter import MeasuredStep, SampleListener
 from engine.step_samples import StepSample
 from engine.verification import Proposer, Verifier
 
@@ -193,28 +194,41 @@ class AsyncEngine:
 
     async def step_samples(self, after: int) -> tuple[int, list[StepSample]]:
         """The number of the newest sample, and the samples behind number ``after`` that are kept."""
-        samples = self._engine.samples
+        samples = self._engine.meter.samples
         return await self.call(lambda: (samples.last_index, samples.after(after)))
 
     @asynccontextmanager
-    async def unrecorded(self) -> AsyncIterator[None]:
-        """Requests that run inside leave step samples and nothing else: no cached prefix, nothing counted.
+    async def unrecorded(self) -> AsyncIterator[list[MeasuredStep]]:
+        """Requests that run inside leave nothing behind: no cached prefix, nothing counted, nothing learned.
 
-        Only for an engine that serves nobody else meanwhile.
+        Only for an engine that serves nothing else meanwhile. :meth:`take_steps` returns what the steps inside cost.
+
+        Yields:
+            A list. What is in it when the block ends without an error is learned from.
         """
-        prefix_caching = await self.call(self._stop_caching)
+        prefix_caching = await self.call(self._begin_unrecorded)
+        learned: list[MeasuredStep] = []
         try:
-            yield
+            yield learned
+        except BaseException:
+            learned.clear()
+            raise
         finally:
-            await self.call(lambda: self._forget_counts(prefix_caching=prefix_caching))
+            await self.call(lambda: self._end_unrecorded(learned, prefix_caching=prefix_caching))
 
-    def _stop_caching(self) -> bool:
+    async def take_steps(self) -> list[MeasuredStep]:
+        """Inside of :meth:`unrecorded`: the steps since it began, or since the last call."""
+        return await self.call(self._engine.meter.take)
+
+    def _begin_unrecorded(self) -> bool:
         """Engine's thread. Whether prefixes were cached until now."""
+        self._engine.meter.hold()
         was_caching, self.blocks.prefix_caching = self.blocks.prefix_caching, False
         return was_caching
 
-    def _forget_counts(self, *, prefix_caching: bool) -> None:
+    def _end_unrecorded(self, learned: Sequence[MeasuredStep], *, prefix_caching: bool) -> None:
         """Engine's thread."""
+        self._engine.meter.resume(learned)
         self.blocks.prefix_caching = prefix_caching
         self._num_steps = self._num_prefill_tokens = self._num_generated_tokens = 0
         self.scheduler.num_preemptions = 0

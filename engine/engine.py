@@ -15,7 +15,7 @@ from engine.errors import InternalError
 from engine.model_runner import ModelRunner
 from engine.request import FinishReason, Request, TokenOutput
 from engine.scheduler import ScheduledSequence, Scheduler
-from engine.step_samples import StepSample, StepSamples
+from engine.step_meter import ForwardCost, SampleListener, StepMeter
 from engine.step_sampling import sample_step
 from engine.steps import EngineStep, add_share
 from engine.verification import ChosenTokens, PlainSampling, Proposer, Verifier, VerifyResult, choose_tokens
@@ -23,7 +23,6 @@ from engine.verification import ChosenTokens, PlainSampling, Proposer, Verifier,
 logger = logging.getLogger(__name__)
 
 StepListener = Callable[[Sequence[ScheduledSequence]], None]
-SampleListener = Callable[[StepSample], None]
 AheadRule = Callable[[Sequence[ScheduledSequence]], bool]
 """Whether the step behind this plan may be launched before the plan's tokens are known: nobody drafts from them."""
 
@@ -89,14 +88,14 @@ class Engine:
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
-        self.samples = StepSamples()
+        self.meter = StepMeter(on_measured, proposer)
+        self.samples = self.meter.samples
         """What the last steps cost."""
         self.verifier = verifier or PlainSampling()
         self.proposer = proposer
         self._max_draft_tokens = max_draft_tokens
         self._on_scheduled = on_scheduled
         self._on_computed = on_computed
-        self._on_measured = on_measured
         self._runs_ahead = runs_ahead
         self._ahead: _Launched | None = None
         self._is_booked = False
@@ -184,9 +183,7 @@ class Engine:
         self._note_step(step, plan, due_s)
         num_accepted = sum(len(result.accepted) for result in results.values())
         sample = sample._replace(ms=(self._last_ended_s - due_s) * 1e3, accepted_tokens=num_accepted)
-        self.samples.add(sample)
-        for listener in self._on_measured:
-            listener(sample)
+        self.meter.observe(sample)
         return self._post_process(plan, results)
 
     def _verify(self, step: _Launched) -> dict[str, VerifyResult]:
@@ -202,9 +199,8 @@ class Engine:
 
     def _tell_cost(self, step: _Launched) -> None:
         """Of a step whose tokens have just been read."""
-        if self.proposer is not None:
-            ms = (time.monotonic() - max(step.proposed_s, self._last_ended_s)) * 1e3
-            self.proposer.observe_step(len(step.plan), step.batch.num_tokens, ms)
+        ms = (time.monotonic() - max(step.proposed_s, self._last_ended_s)) * 1e3
+        self.meter.observe_forward(ForwardCost(len(step.plan), step.batch.num_tokens, ms))
 
     def _book(self, plan: Sequence[ScheduledSequence], results: Mapping[str, VerifyResult]) -> None:
         self._is_booked = True

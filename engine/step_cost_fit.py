@@ -3,17 +3,18 @@
 Least squares of relative errors, in terms of what was measured: a step that took much too long for what was in it then
 weighs little. That bends estimates downwards a bit, and a level, the mean of what was measured over what was estimated,
 brings them back. Steps with and without prompts fade by their own number, so that an hour of decoding does not make the
-engine forget what prompts cost.
+engine forget what prompts cost. A single step that takes many times what was expected is left out.
 """
 
 from __future__ import annotations
 
-from math import exp, isfinite, log
+from math import exp, frexp, isfinite, log
 
 import numpy as np
 
 from engine.non_negative import Floats, solve_non_negative
 from engine.step_costs import STEP_PRIOR, Pace, StepCosts
+from engine.step_outliers import TRUSTED_SAMPLES, OutlierGuard
 from engine.step_samples import StepSample
 
 _FIT_EVERY_STEPS = 50
@@ -56,16 +57,25 @@ class StepCostFit:
         self._level = 1.0
         self._sequences, self._emitted, self._drafted = _RATE_PRIOR_SEQUENCES, _RATE_PRIOR_SEQUENCES, 0.0
         self._pace = Pace(prior)
+        self._guard: OutlierGuard[StepSample] = OutlierGuard()
 
     def pace(self) -> Pace:
         """As of the last fit."""
         return self._pace
 
     def observe(self, sample: StepSample) -> None:
-        """Learns from a step; one that cannot be true is left out."""
+        """Learns from a step. Leaves out one that cannot be true, and an outlier that the next ones do not confirm."""
         if not (isfinite(sample.ms) and sample.ms > 0 and sample.sequences > 0):
             return
-        work = self._prior * (
+        expected_ms = self._level * float(self._work_of(sample) @ self._multiples)
+        kind = (sample.prompt_tokens > 0, frexp(expected_ms)[1])
+        ratio = sample.ms / expected_ms if self._num_seen >= TRUSTED_SAMPLES else 1.0
+        for admitted in self._guard.admit(kind, sample, ratio):
+            self._learn(admitted)
+
+    def _work_of(self, sample: StepSample) -> Floats:
+        """What the prior says of each part of a step, in milliseconds."""
+        return self._prior * (
             1,
             sample.prompt_tokens,
             sample.attention_pairs,
@@ -73,6 +83,9 @@ class StepCostFit:
             sample.context_tokens,
             sample.drafted_tokens,
         )
+
+    def _learn(self, sample: StepSample) -> None:
+        work = self._work_of(sample)
         self._num_seen += 1
         self._num_new += 1
         rate = max(_LEVEL_RATE, 1 / self._num_seen)

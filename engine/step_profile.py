@@ -1,18 +1,41 @@
-"""A short run of made-up requests when a worker starts: what its steps cost is known before the first real one."""
+"""A short run of made-up requests when a worker starts: what its steps cost is known before the first real one.
+
+First every kind of run goes once, unmeasured: kernels are compiled and libraries loaded in these. Then the same runs
+are measured, round after round, as long as there is time. Nothing learns from them before all are there and the
+outliers among them are dropped.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from engine.async_engine import AsyncEngine, generate_all
 from engine.request import Request, SamplingParams
+from engine.step_meter import MeasuredStep
+from engine.step_outliers import is_outlier
 
-PROFILE_BUDGET_S = 0.7
-_ROUNDS = 2
-_GROWTH = 1.5
+logger = logging.getLogger(__name__)
+
+CPU_BUDGET_S = 0.7
+GPU_BUDGET_S = 2.0
+_CPU_ROUNDS = 2
+_GPU_ROUNDS = 4
+_SMALLEST_PROMPT = 16
+_PROMPT_GROWTH = 2
+_BATCH_GROWTH = 4
+_BATCH_PROMPT = 2
+_BATCH_OUTPUT = 4
+_PROMPT_OUTPUT = 2
+_UNCONDITIONAL_RUNS = 2
+"""However long they take: one of them alone could be an outlier, and nothing would tell."""
+_TIME_GROWTH = 1.5
 """How much longer than in proportion to its size the next run may take."""
+_GATHERING_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,46 +52,78 @@ class _Run:
         return max(16, self.batch * self.prompt_tokens) + (self.output_tokens - 1) * max(16, self.batch)
 
 
-# Small ones first: where time is short, they are what is measured.
-_RUNS = (
-    _Run(1, 16, 4),
-    _Run(1, 64, 2),
-    _Run(4, 2, 4),
-    _Run(1, 128, 2),
-    _Run(16, 2, 3),
-    _Run(1, 256, 2),
-    _Run(1, 512, 2),
-)
-
-
-async def profile_steps(engine: AsyncEngine, max_model_len: int, budget_s: float = PROFILE_BUDGET_S) -> None:
-    """Runs requests through a started engine that serves nobody yet. Step samples are all that it leaves behind.
+async def profile_steps(engine: AsyncEngine, max_model_len: int, budget_s: float | None = None) -> None:
+    """Runs requests through a started engine that serves nothing yet. Step samples are all that it leaves behind.
 
     Args:
-        budget_s: no run begins that would probably end after it.
+        budget_s: no measured run begins that would probably end after so many seconds, but for two of the smallest;
+            ``None`` takes :data:`CPU_BUDGET_S` or :data:`GPU_BUDGET_S`.
 
     Raises:
         BatonError: the engine failed.
     """
+    on_cpu = engine.runner.device.type == "cpu"
+    runs = sorted(_runs_for(engine, max_model_len), key=lambda run: run.size)
+    async with engine.unrecorded() as learned:
+        # The fused decoder is compiled already; on a GPU each size may need kernels of its own.
+        for index, run in enumerate(runs[:1] if on_cpu else runs):
+            await _execute(engine, run, f"warm-up-{index}")
+        await engine.take_steps()
+        if budget_s is None:
+            budget_s = CPU_BUDGET_S if on_cpu else GPU_BUDGET_S
+        await _measure(engine, [*runs[:1], *runs * (_CPU_ROUNDS if on_cpu else _GPU_ROUNDS)], budget_s)
+        learned += _without_outliers(await engine.take_steps())
+
+
+async def _measure(engine: AsyncEngine, runs: list[_Run], budget_s: float) -> None:
+    """Executes the runs that probably fit into the time."""
     started_s = time.monotonic()
-    slowest_s_per_row = 0.0
-    async with engine.unrecorded():
-        for index in range(_ROUNDS * len(_RUNS)):
-            run = _RUNS[index % len(_RUNS)]
-            elapsed_s = time.monotonic() - started_s
-            if not _fits(engine, run, max_model_len):
-                continue
-            if elapsed_s + _GROWTH * slowest_s_per_row * run.size > budget_s:
-                continue
-            await _execute(engine, run, f"profile-{index}")
-            slowest_s_per_row = (time.monotonic() - started_s - elapsed_s) / run.size
+    s_per_row = 0.0
+    for index, run in enumerate(runs):
+        begun_s = time.monotonic()
+        probably_ended_s = begun_s + _TIME_GROWTH * s_per_row * run.size
+        if index >= _UNCONDITIONAL_RUNS and probably_ended_s - started_s > budget_s:
+            continue
+        await _execute(engine, run, f"profile-{index}")
+        s_per_row = (time.monotonic() - begun_s) / run.size
+
+
+def _without_outliers(steps: list[MeasuredStep]) -> list[MeasuredStep]:
+    samples = [step.sample for step in steps]
+    kept = [step for index, step in enumerate(steps) if not is_outlier(index, samples)]
+    if len(kept) < len(steps):
+        logger.info("%d of %d profiled steps took far too long and are left out", len(steps) - len(kept), len(steps))
+    return kept
+
+
+def _runs_for(engine: AsyncEngine, max_model_len: int) -> Iterator[_Run]:
+    """Prompts up to ``chunk_tokens`` and batches up to ``max_num_seqs``, as far as the cache has room."""
+    limits = engine.scheduler.limits
+    longest = max_model_len - _PROMPT_OUTPUT
+    for num_tokens in _ladder(_SMALLEST_PROMPT, limits.chunk_tokens, _PROMPT_GROWTH):
+        batch = -(-num_tokens // max(1, longest))  # several prompts where one may not be that long
+        run = _Run(batch, num_tokens // batch, _PROMPT_OUTPUT)
+        if _fits(engine, run, max_model_len):
+            yield run
+    for batch in _ladder(1, min(limits.max_num_seqs, limits.chunk_tokens), _BATCH_GROWTH):
+        run = _Run(batch, _BATCH_PROMPT, _BATCH_OUTPUT)
+        if _fits(engine, run, max_model_len):
+            yield run
+
+
+def _ladder(smallest: int, largest: int, growth: int) -> Iterator[int]:
+    value = smallest
+    while value < largest:
+        yield value
+        value *= growth
+    yield largest
 
 
 def _fits(engine: AsyncEngine, run: _Run, max_model_len: int) -> bool:
     length = run.prompt_tokens + run.output_tokens
     room = engine.blocks.pool.num_blocks // max(1, engine.blocks.num_blocks_for(length))
     limits = engine.scheduler.limits
-    return length <= max_model_len and run.batch <= min(room, limits.max_num_seqs, limits.chunk_tokens)
+    return 0 < length <= max_model_len and run.batch <= min(room, limits.max_num_seqs, limits.chunk_tokens)
 
 
 async def _execute(engine: AsyncEngine, run: _Run, name: str) -> None:
@@ -84,4 +139,9 @@ async def _execute(engine: AsyncEngine, run: _Run, name: str) -> None:
         )
         for index in range(run.batch)
     ]
-    await asyncio.gather(*(generate_all(engine, request) for request in requests))
+    gathered = threading.Event()  # the engine waits for it, so that its first step has all of them
+    engine.post(lambda: gathered.wait(_GATHERING_S))
+    tasks = [asyncio.create_task(generate_all(engine, request)) for request in requests]
+    await asyncio.sleep(0)
+    gathered.set()
+    await asyncio.gather(*tasks)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from math import exp, log
+from math import exp, frexp, log
 from statistics import median
 from weakref import WeakKeyDictionary
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from cluster.latency.robust_fit import Floats, fit
 from cluster.latency.sample_window import Features, SampleWindow
+from engine.step_outliers import TRUSTED_SAMPLES, OutlierGuard
 
 _GROUP_PRIOR_WEIGHT = 0.005
 _MEASURED_PRIOR_WEIGHT = 1.0
@@ -113,10 +114,16 @@ class MemberCost:
         self.scale = 1.0
         self.coefficients: Features = tuple(group.coefficients.tolist())
         self.sd = _UNKNOWN_SD
+        self._guard: OutlierGuard[tuple[Features, float]] = OutlierGuard()
 
     def observe(self, samples: Iterable[tuple[Features, float]], now_s: float) -> None:
-        """Learns from (features, milliseconds) and leaves out what cannot be true: no sample breaks it."""
-        kept = [sample for sample in samples if is_plausible(*sample)]
+        """Learns from (features, milliseconds); no sample breaks it.
+
+        Leaves out what cannot be true, and outliers that the next samples do not confirm.
+        """
+        kept = [
+            admitted for features, ms in samples if is_plausible(features, ms) for admitted in self._admit(features, ms)
+        ]
         if not kept:
             return
         scale = self._group.relative_scale(self)
@@ -127,6 +134,12 @@ class MemberCost:
         self.num_samples = self._fit.num_samples
         self._group.refresh(now_s)
         self._update(now_s)
+
+    def _admit(self, features: Features, ms: float) -> list[tuple[Features, float]]:
+        expected_ms = float(np.dot(features, self.coefficients))
+        kind = (tuple(value > 0 for value in features), frexp(expected_ms)[1])
+        is_trusted = self.num_samples >= TRUSTED_SAMPLES and expected_ms > 0
+        return self._guard.admit(kind, (features, ms), ms / expected_ms if is_trusted else 1.0)
 
     def follow_group(self) -> None:
         """Before it has samples of its own, a member predicts what its group does."""

@@ -98,3 +98,24 @@ def test_what_cannot_be_true_is_left_out(ms: float) -> None:
     fit = StepCostFit()
     fit.observe(StepSample(ms, 0, 0, 1, 1, 5, 0, 0))
     assert fit.pace().costs == STEP_PRIOR
+
+
+@pytest.mark.parametrize("num_before", [8, 20, 500])
+def test_a_step_that_waited_for_a_compiler_moves_nothing(num_before: int) -> None:
+    steps, fit, undisturbed = Steps(GPU, 0.05), StepCostFit(), StepCostFit()
+    samples = [steps.sample() for _ in range(num_before + 60)]
+    for index, sample in enumerate(samples):
+        undisturbed.observe(sample)
+        fit.observe(sample)
+        if index == num_before:
+            fit.observe(sample._replace(ms=2000.0))
+    assert fit.pace() == undisturbed.pace()
+
+
+def test_a_machine_that_becomes_many_times_slower_is_followed() -> None:
+    slow, fit = StepCosts(*(12 * value for value in GPU)), StepCostFit()
+    for costs, num_steps in ((GPU, 500), (slow, 5000)):
+        steps = Steps(costs, 0.05)
+        for _ in range(num_steps):
+            fit.observe(steps.sample())
+    assert error(fit.pace().costs, slow) < 0.1

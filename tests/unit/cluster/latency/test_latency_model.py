@@ -285,3 +285,28 @@ def test_impossible_samples_change_nothing_that_was_learned(samples: list[StepSa
     before = model.step_ms("w", 4, 1000, 3)
     model.observe_steps("w", [sample for sample in samples if not 1e-3 < sample.ms < 3.6e6])
     assert model.step_ms("w", 4, 1000, 3) == before
+
+
+@pytest.mark.parametrize("num_before", [10, 300])
+def test_a_step_that_waited_for_a_compiler_changes_no_prediction(num_before: int) -> None:
+    samples = SyntheticWorker(scale=0.1).steps(num_before + 20)
+    clock = Clock()
+    models = LatencyModel(clock), LatencyModel(clock)
+    for model, compiled in zip(models, (samples[num_before]._replace(ms=2000.0), None), strict=True):
+        model.add_worker("w", TRAITS)
+        model.observe_steps("w", samples[:num_before])
+        model.observe_steps("w", [compiled] if compiled else [])
+        model.observe_steps("w", samples[num_before:])
+    for predict in (lambda model: model.prefill_ms("w", 300, 100), lambda model: model.step_ms("w", 4, 1000)):
+        assert predict(models[0]) == predict(models[1])
+
+
+def test_a_worker_that_became_many_times_slower_is_followed() -> None:
+    clock = Clock()
+    model = LatencyModel(clock)
+    learn(model, clock, {"w": SyntheticWorker()}, seconds=10)
+    slower = SyntheticWorker(scale=15.0, seed=5)
+    for _ in range(60):
+        clock.now_s += 1
+        model.observe_steps("w", slower.steps(10))
+    assert median_error(model, "w", scale=15.0) < 0.15
