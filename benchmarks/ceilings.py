@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch.nn.functional import ScalingType, scaled_mm
 
 from engine.float32_products import has_bfloat16
 
@@ -16,13 +17,14 @@ _READ_BYTES = {"cpu": 512 * 2**20, "cuda": 4 * 2**30}
 # The larger a product, the better it is computed, up to a point that differs between machines.
 _PRODUCT_SIZES = {"cpu": (1024, 2048), "cuda": (4096, 8192)}
 _REPEATS = 5
+_FP8_CAPABILITY = (8, 9)
 
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
     """
     Attributes:
-        bytes_per_second: read from memory, by all threads together.
+        bytes_per_second: read from memory, or read and written by a copy, whichever is more.
         flops_per_second: of a product of two matrices; an addition and a multiplication are two.
         multiplied: their dtype: the model's, but float32 where the CPU has no instructions for bfloat16.
     """
@@ -37,26 +39,64 @@ class Ceilings:
 
 
 class MemoryReader:
-    """Half a GiB of a CPU's memory, or 4 GiB of a GPU's, to be read."""
+    """Memory to be read and copied, half a GiB of a CPU's or 4 GiB of a GPU's: random numbers, for some GPUs are faster
+    with zeros."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._memory = torch.ones(_READ_BYTES[device.type] // 4, dtype=torch.float32, device=device)
+    def __init__(self, device: torch.device, num_bytes: int | None = None) -> None:
+        self._memory = torch.rand((num_bytes or _READ_BYTES[device.type]) // 4, dtype=torch.float32, device=device)
 
     def bytes_per_second(self) -> float:
-        """As it is now."""
+        """Read, as it is now."""
         return self._memory.nbytes / _seconds(self._memory.sum, self._memory.device)
+
+    def copied_bytes_per_second(self) -> float:
+        """Read and written by a copy of one half into the other."""
+        source, target = self._memory.chunk(2)
+        return 2 * source.nbytes / _seconds(partial(target.copy_, source), self._memory.device)
 
 
 def measure_ceilings(dtype: torch.dtype, device: torch.device) -> Ceilings:
     """Takes about two seconds on a small CPU."""
-    bandwidth = MemoryReader(device).bytes_per_second()
-    # Torch multiplies bfloat16 number by number there: whoever wants speed widens, and so does the fused decoder.
+    memory = MemoryReader(device)
+    bandwidth = max(memory.bytes_per_second(), memory.copied_bytes_per_second())
+    del memory
+    return Ceilings(bandwidth, *matrix_rate(dtype, device))
+
+
+def matrix_rate(dtype: torch.dtype, device: torch.device, sizes: Sequence[int] | None = None) -> tuple[float, str]:
+    """Operations per second of a product of random matrices, an addition and a multiplication being two, and the dtype
+    that is computed: float32 instead of bfloat16 where the CPU has no instructions for that."""
+    # Torch multiplies bfloat16 number by number there: widening is faster, and the fused decoder widens, too.
     computed = torch.float32 if dtype == torch.bfloat16 and not has_bfloat16(device) else dtype
     rates = []
-    for size in _PRODUCT_SIZES[device.type]:
+    for size in sizes or _PRODUCT_SIZES[device.type]:
         left, right = (torch.randn(size, size, device=device).to(computed) for _ in range(2))
         rates.append(2 * size**3 / _seconds(partial(torch.matmul, left, right), device))
-    return Ceilings(bandwidth, max(rates), str(computed).removeprefix("torch."))
+    return max(rates), str(computed).removeprefix("torch.")
+
+
+def fp8_matrix_rate(device: torch.device) -> float | None:
+    """The same of e4m3 with one scale a matrix; None where the device has no such products."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+        return None
+    rates = []
+    scale = torch.ones((), device=device)
+    for size in _PRODUCT_SIZES[device.type]:
+        left, right = (torch.randn(size, size, device=device).to(torch.float8_e4m3fn) for _ in range(2))
+        recipe = ScalingType.TensorWise
+        product = partial(
+            scaled_mm,
+            left,
+            right.t(),
+            scale,
+            recipe,
+            scale,
+            recipe,
+            output_dtype=torch.bfloat16,
+            use_fast_accum=True,
+        )
+        rates.append(2 * size**3 / _seconds(product, device))
+    return max(rates)
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:

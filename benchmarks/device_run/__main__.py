@@ -1,53 +1,75 @@
 """Checks and measures baton on a GPU: ``python -m benchmarks.device_run --out DIR [--budget 480] [--only PART]``.
 
 Each part is a process of its own with its own time limit. Each result is one JSON line in ``DIR/report.jsonl`` that is
-on the disk before the next part starts; a table follows each part. A part that fails or hangs does not stop the others.
+on the disk before the next one is computed; a table follows each part, and what parts print is in ``DIR/log.txt``. A
+part that fails, hangs or breaks the device's context does not stop the others. SIGTERM and SIGINT end the part that
+runs and print what there is. Another run into the same folder appends; its rows have another ``run``.
+
+It runs from the working tree, with nothing installed but what is imported: torch 2.11 or newer, transformers 5.17 or
+newer, numpy, psutil, rich and, on a GPU, triton 3.6 or newer with a C compiler. ``--device cpu --shape tiny`` runs
+every part in about a minute.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
+import os
+import secrets
 import sys
-import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
+import torch
 from rich.console import Console
+from rich.text import Text
 
 from benchmarks.argument_types import HelpFormatter, over_zero
-from benchmarks.device_run.part import PARTS
+from benchmarks.device_run.launch import PASSED, Launcher
+from benchmarks.device_run.machine import MACHINE
+from benchmarks.device_run.part import PARTS, Part, Setting
+from benchmarks.device_run.random_model import SHAPES
 from benchmarks.device_run.report import Report
+from benchmarks.device_run.tables import show_machine, show_part, show_summary
+
+_WIDTH = 120
 
 
-def main() -> int:
+def main(options: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) -> int:
     """Exit status 0 when all parts passed."""
+    arguments = _parser(parts).parse_args(options)
+    # Looking for a GPU must not start CUDA here, where parts are forked from.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    run = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
+    report, console = Report(arguments.out, run, "unknown"), Console(width=_WIDTH)
+
+    def tell(part: Part, status: str) -> None:
+        if part is MACHINE and status == PASSED:
+            show_machine(console, report.rows(part.name))
+        else:
+            show_part(console, part.title, status, report.rows(part.name))
+
+    setting = Setting(torch.device(arguments.device), arguments.shape)
+    launcher = Launcher(setting, report, arguments.budget, tell)
+    launcher.stop_at_signals()
+    statuses = launcher.run([part for part in parts if not arguments.only or part.name in arguments.only])
+    console.rule(f"run {run}", characters="-", align="left")
+    show_summary(console, statuses, report.rows())
+    console.print(Text(f"results: {report.path}\nlog: {report.log_path}"))
+    return 0 if all(status == PASSED for status in statuses.values()) else 1
+
+
+def _parser(parts: Sequence[Part]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
+    names = [part.name for part in parts]
     parser.add_argument("--out", type=Path, required=True, help="folder of the report; made if need be")
     parser.add_argument("--budget", type=over_zero, default=480.0, help="seconds for all parts together")
-    parser.add_argument("--only", choices=[part.name for part in PARTS], action="append", help="parts to run")
-    parser.add_argument("--device", default="cuda", help="cuda or cpu")
-    parser.add_argument("--shape", choices=["llama-3.1-8b", "tiny"], default="llama-3.1-8b", help="of the model")
-    arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    report, console = Report(arguments.out), Console(width=120)
-    ends_s = time.monotonic() + arguments.budget
-    failed = []
-    for part in PARTS:
-        if arguments.only and part.name not in arguments.only:
-            continue
-        limit_s = min(part.limit_s, ends_s - time.monotonic())
-        command = [sys.executable, "-m", "benchmarks.device_run.one_part", part.name, "--out", str(arguments.out)]
-        command += ["--device", arguments.device, "--shape", arguments.shape]
-        started_s = time.monotonic()
-        try:
-            status = "passed" if subprocess.run(command, timeout=limit_s, check=False).returncode == 0 else "failed"
-        except subprocess.TimeoutExpired:
-            status = "timed out"
-        report.add({"part": part.name, "status": status, "wall_s": round(time.monotonic() - started_s, 1)})
-        console.print(part.title, status, report.rows(part.name))
-        if status != "passed":
-            failed.append(part.name)
-    return 1 if failed else 0
+    parser.add_argument("--only", choices=names, action="append", help="a part to run; may be given several times")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="what to measure")
+    parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b", help="of the models that are measured")
+    return parser
 
 
 if __name__ == "__main__":

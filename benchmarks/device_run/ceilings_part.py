@@ -1,4 +1,4 @@
-"""What the device reads and multiplies per second: the ceilings that every other figure is compared with."""
+"""What the device copies, reads and multiplies per second: the ceilings that every other figure is compared with."""
 
 from __future__ import annotations
 
@@ -6,13 +6,25 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.ceilings import measure_ceilings
+from benchmarks.ceilings import MemoryReader, fp8_matrix_rate, matrix_rate
 from benchmarks.device_run.part import Row, Setting
+from benchmarks.device_run.random_model import DTYPES
+
+_TINY_BYTES = 64 * 2**20
+_TINY_SIZES = (256,)
 
 
 def run(setting: Setting) -> Iterator[Row]:
-    """Bandwidth and matrix rate."""
-    dtype = torch.float32 if setting.is_tiny else torch.bfloat16
-    ceilings = measure_ceilings(dtype, setting.device)
-    yield {"name": "read", "gb_per_s": ceilings.bytes_per_second / 1e9}
-    yield {"name": f"multiply {ceilings.multiplied}", "tflop_per_s": ceilings.flops_per_second / 1e12}
+    """Bandwidth of reading and of copying, and matrix rates, all on random data."""
+    memory = MemoryReader(setting.device, _TINY_BYTES if setting.is_tiny else None)
+    yield {"name": "read", "gb_per_s": memory.bytes_per_second() / 1e9}
+    yield {"name": "copy, reads and writes counted", "gb_per_s": memory.copied_bytes_per_second() / 1e9}
+    del memory
+    sizes = _TINY_SIZES if setting.is_tiny else None
+    rate, multiplied = matrix_rate(getattr(torch, DTYPES[setting.shape]), setting.device, sizes)
+    yield {"name": f"multiply {multiplied}", "tflop_per_s": rate / 1e12}
+    fp8_rate = fp8_matrix_rate(setting.device)
+    if fp8_rate is None:
+        yield {"name": "multiply fp8", "note": "this device has no matrix products of fp8"}
+    else:
+        yield {"name": "multiply fp8", "tflop_per_s": fp8_rate / 1e12}

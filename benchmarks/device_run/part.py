@@ -10,8 +10,17 @@ from typing import Any, cast
 import torch
 
 Row = Mapping[str, Any]
-"""One result. ``name`` says of what; ``ok`` is true or false where something was checked, and missing where something
-was measured; every other key is a figure, with its unit in the key (``ms``, ``gb_per_s``)."""
+"""One result: ``name`` says of what, and every other key is a figure, with its unit in the key (``ms``, ``gb_per_s``).
+
+Some keys have a meaning of their own:
+
+* ``ok``: whether what was checked is right; missing where something was only measured. A row that is not right fails
+  its part. Of the rows that are right, a long table shows only how many there are.
+* ``hidden``: true keeps the row out of the printed table; the report has it.
+* ``error``, ``traceback``, ``log``: of a part that failed, in its last rows.
+
+``run``, ``part``, ``device`` and ``at`` are added to every row.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +57,7 @@ class Part:
     """A module ``benchmarks.device_run.<module>`` with a function ``run``, executed in a process of its own.
 
     Attributes:
-        limit_s: the process is ended after so many seconds.
+        limit_s: the process and all that it started are killed after so many seconds.
         title: for people.
     """
 
@@ -63,7 +72,7 @@ class Part:
 
 
 PARTS = (
-    Part("ceilings", 20, "what the device reads and multiplies", "ceilings_part"),
+    Part("ceilings", 15, "what the device copies, reads and multiplies", "ceilings_part"),
     Part("kernels", 70, "attention and quantization against float64", "kernels_part"),
     Part("sanitizer", 30, "attention under compute-sanitizer", "sanitizer_part"),
 )

@@ -1,0 +1,120 @@
+"""Runs parts one after the other, each in a process of its own that is forked from this one.
+
+This process has imported torch and transformers, which takes seconds, and has computed nothing: neither CUDA nor the
+threads of OpenMP survive a fork. Should an import have touched CUDA, parts are started afresh instead.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.context import BaseContext
+from types import FrameType
+
+from benchmarks.device_run.machine import MACHINE
+from benchmarks.device_run.one_part import TELL_WHERE, run_part
+from benchmarks.device_run.part import Part, Setting
+from benchmarks.device_run.report import Report
+
+PASSED = "passed"
+_LEAST_S = 2.0
+"""A part that has less than that left of the budget is not begun."""
+_POLL_S = 0.1
+_TELL_S = 0.3
+"""A part that hangs has so long to log where."""
+_LOG_LINES = 100
+_UNKNOWN = "unknown"
+
+
+class Launcher:
+    """Runs the parts of one run.
+
+    Args:
+        setting: of every part.
+        report: gets their rows, and one with the status of each.
+        budget_s: for all parts together, from now on.
+        on_ended: called with each part and its status when its rows are complete.
+    """
+
+    def __init__(
+        self, setting: Setting, report: Report, budget_s: float, on_ended: Callable[[Part, str], None]
+    ) -> None:
+        self._setting = setting
+        self._report = report
+        self._ends_s = time.monotonic() + budget_s
+        self._on_ended = on_ended
+        self._context: BaseContext = multiprocessing.get_context("fork")
+        self._stopped_by: signal.Signals | None = None
+
+    def stop_at_signals(self) -> None:
+        """From now on, SIGTERM and SIGINT end the part that runs, and no other is begun."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+
+    def run(self, parts: Sequence[Part]) -> dict[str, str]:
+        """The status of each part by its name: ``passed``, or what went wrong."""
+        status = self._look_at_machine()
+        if status != PASSED:
+            return {MACHINE.name: status, **{part.name: self._tell(part, "not run: no device") for part in parts}}
+        return {part.name: self._run_and_tell(part) for part in parts}
+
+    def _look_at_machine(self) -> str:
+        """Finds the card's name for all rows to come."""
+        status = self._run_and_tell(MACHINE)
+        if any("fork" in row.get("error", "") for row in self._report.rows(MACHINE.name)):  # as torch calls it
+            self._context = multiprocessing.get_context("spawn")
+            status = self._run_and_tell(MACHINE)
+        names = [row["name"] for row in self._report.rows(MACHINE.name) if "cpus" in row]
+        self._report.device = names[-1] if names else _UNKNOWN
+        return status
+
+    def _run_and_tell(self, part: Part) -> str:
+        left_s = self._ends_s - time.monotonic()
+        started_s, log_start = time.monotonic(), self._report.log_size()
+        if self._stopped_by is not None:
+            status = f"not run: stopped by {self._stopped_by.name}"
+        elif left_s < _LEAST_S:
+            status = "not run: no budget left"
+        else:
+            status = self._run(part, min(part.limit_s, left_s))
+        log = [] if status == PASSED else self._report.log_tail(log_start, _LOG_LINES)
+        return self._tell(part, status, time.monotonic() - started_s, log)
+
+    def _tell(self, part: Part, status: str, wall_s: float = 0.0, log: Sequence[str] = ()) -> str:
+        """Adds a part's last row."""
+        self._report.add(part.name, {"status": status, "limit_s": part.limit_s, "wall_s": wall_s, "log": log})
+        self._on_ended(part, status)
+        return status
+
+    def _run(self, part: Part, limit_s: float) -> str:
+        arguments = (part, self._setting, self._report)
+        process = self._context.Process(target=run_part, args=arguments)  # type: ignore[attr-defined]
+        process.start()
+        with suppress(ProcessLookupError, PermissionError):  # it does the same; whichever comes first
+            os.setpgid(process.pid, process.pid)
+        ends_s = time.monotonic() + limit_s
+        while process.is_alive() and self._stopped_by is None and time.monotonic() < ends_s:
+            process.join(_POLL_S)
+        is_late = process.is_alive() and self._stopped_by is None
+        if is_late:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, TELL_WHERE)
+            process.join(_TELL_S)
+        with suppress(ProcessLookupError):  # what it has started does not outlive it
+            os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+        if self._stopped_by is not None:
+            return f"stopped by {self._stopped_by.name}"
+        if is_late:
+            return f"killed at its limit of {limit_s:.0f} s"
+        code = process.exitcode
+        if code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        return PASSED if code == 0 else "failed"
+
+    def _stop(self, number: int, _: FrameType | None) -> None:
+        self._stopped_by = signal.Signals(number)

@@ -1,0 +1,93 @@
+"""Tables of a device run: compact, for a window of 120 columns or a log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_NOT_SHOWN = frozenset({"run", "part", "device", "at", "hidden", "traceback", "log", "ok", "name", "error"})
+_MOST_RIGHT = 16
+"""Rows that were checked and are right, above which they are counted instead of shown."""
+_MOST_COLUMNS = 9
+_MOST_LOGGED = 8
+
+
+def show_part(console: Console, title: str, status: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A part's rows. Those with the same figures share a table; the status row says how it ended."""
+    ended = next((row for row in rows if "status" in row), {})
+    console.rule(f"{title}: {status}, {ended.get('wall_s', 0):.1f} s", characters="-", align="left")
+    results = [row for row in rows if "status" not in row and not row.get("hidden")]
+    right = [row for row in results if row.get("ok") is True]
+    if len(right) > _MOST_RIGHT:
+        console.print(f"{len(right)} of {sum('ok' in row for row in results)} checks are right", highlight=False)
+        results = [row for row in results if row.get("ok") is not True]
+    for keys, group in groupby((row for row in results if "error" not in row), _figures):
+        _show_group(console, keys, list(group))
+    errors = [row for row in results if "error" in row]
+    for row in errors:
+        console.print(Text(f"{row.get('name')}: {row['error']}", overflow="fold"))
+    for line in () if errors else _telling_lines(ended.get("log", ())):
+        console.print(Text(f"  | {line}"), no_wrap=True, overflow="ellipsis")
+
+
+def show_machine(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    """The machine in a few lines."""
+    for row in rows:
+        if "status" not in row and "error" not in row:
+            figures = ", ".join(f"{key} {_text(row[key])}" for key in _figures(row))
+            console.print(Text(f"{row.get('name')}: {figures}"))
+
+
+def show_summary(console: Console, statuses: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """A line for each part."""
+    table = _table("part", "status", "s", "results", "wrong")
+    for name, status in statuses.items():
+        own = [row for row in rows if row.get("part") == name]
+        results = [row for row in own if "status" not in row]
+        wall_s = sum(row["wall_s"] for row in own if "status" in row)
+        wrong = sum(row.get("ok") is False for row in results)
+        table.add_row(name, status, f"{wall_s:.1f}", str(len(results)), str(wrong))
+    console.print(table)
+
+
+def _figures(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(key for key in row if key not in _NOT_SHOWN)
+
+
+def _telling_lines(log: Sequence[str]) -> Sequence[str]:
+    """The last lines of a log, or where a part hung: the beginning of the last thread's stack."""
+    stacks = [number for number, line in enumerate(log) if "most recent call first" in line]
+    return log[stacks[-1] :][:_MOST_LOGGED] if stacks else log[-_MOST_LOGGED:]
+
+
+def _show_group(console: Console, keys: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Many figures of a few rows go into lines instead of columns."""
+    has_verdicts = any("ok" in row for row in rows)
+    as_lines = len(keys) > _MOST_COLUMNS
+    verdict = ("",) if has_verdicts else ()
+    table = _table("", *verdict, *(("figures",) if as_lines else keys))
+    for row in rows:
+        texts = [_text(row[key]) for key in keys]
+        if as_lines:
+            texts = [", ".join(f"{key} {text}" for key, text in zip(keys, texts, strict=True))]
+        verdicts = [{True: "right", False: "WRONG"}.get(row.get("ok", ""), "")] if has_verdicts else []
+        table.add_row(*(Text(text, overflow="fold") for text in (str(row.get("name", "")), *verdicts, *texts)))
+    console.print(table)
+
+
+def _table(*columns: str) -> Table:
+    return Table(*columns, box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}"
+    return value if isinstance(value, str) else json.dumps(value, default=str)
