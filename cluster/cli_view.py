@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster.cli_slo import queue_sentence, slo_table
+from engine.memory_budget import MemoryBudget
 
 _STATE_STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow", "dead": "red"}
 _DEVICE = "device"
@@ -39,14 +40,18 @@ def render_status(status: Mapping[str, Any], endpoint: str, width: int) -> Rende
         justify: Literal["right", "left"] = "right" if column.is_number else "left"
         table.add_column(column.heading, justify=justify, no_wrap=column.heading != _DEVICE)
     notes = []
+    budgets: dict[str, list[str]] = {}
     for name, pool in status["pools"].items():
         num_ready = sum(worker["state"] == "ready" for worker in pool["workers"])
         table.add_row(Text(name, style="bold"), f"{num_ready} of {pool['target']}")
         for worker in pool["workers"]:
             table.add_row(*(column.show(worker) for column in columns))
+            if (worker.get("memory") or {}).get("total"):
+                budgets.setdefault(MemoryBudget(**worker["memory"]).describe(), []).append(worker["id"])
             if worker.get("reason"):
                 notes.append(Text(f"{worker['id']}: {worker['reason']}", style="yellow"))
     parts: list[RenderableType] = [heading, table]
+    parts += [Text(f"\nGPU memory of {', '.join(ids)}: {budget}") for budget, ids in budgets.items()]
     if told := _predictions(status.get("predictions") or {}):
         parts.append(Text(told))
     if status.get("slo"):

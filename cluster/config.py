@@ -83,7 +83,7 @@ class PoolConfig(Section):
     kv_blocks: Annotated[int, Field(ge=2)] | None = None
     """Size of each worker's KV cache in blocks; it or ``kv_memory_gib`` may be set."""
     kv_memory_gib: Annotated[float, Field(gt=0)] | None = None
-    """The same in GiB. Neither set: 1 GiB on a CPU; on a GPU, 85 % of the memory that is free after the weights."""
+    """The same in GiB. Neither set: 1 GiB on a CPU; on a GPU, what ``engine.gpu_memory_utilization`` leaves."""
     resources: ResourcesConfig = ResourcesConfig()
 
     @model_validator(mode="after")
@@ -162,6 +162,9 @@ class EngineConfig(Section):
     attention_backend: NonEmptyString = "auto"
     """Of the model's own modules, and of drafts. torch_sdpa: everywhere; triton_paged: on CUDA; auto: the latter where
     it can."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Part of a GPU that the workers on it use together: weights, the largest step, CUDA graphs, and KV in the rest. A
+    worker takes ``resources.gpus`` of that."""
     cuda_graphs: Literal["auto", "off"] = "auto"
     """auto: decode workers on CUDA record their steps when they start, where attention is triton_paged; off: not."""
     overlap_scheduling: Literal["auto", "on", "off"] = "auto"

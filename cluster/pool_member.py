@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import asdict
 from typing import Any
 
 import ray
@@ -147,7 +148,8 @@ class PoolMember:
         }
         if self.info is None:
             return known
-        return known | {name: getattr(self.info, name) for name in ("address", "pid", "node", "device")}
+        known |= {name: getattr(self.info, name) for name in ("address", "pid", "node", "device")}
+        return known | ({} if self.info.memory is None else {"memory": asdict(self.info.memory)})
 
 
 async def _result(reference: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 from cluster.worker_client import WorkerClient
 from engine.errors import BatonError
+from engine.memory_budget import MemoryBudget
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class WorkerInfo:
         chunk_tokens: token budget of one of its steps.
         max_num_seqs: sequences that one of its steps may have.
         kv_blocks: size of its KV cache; 0 when that is not known.
+        memory: what its memory is for; ``None`` when that is not known.
     """
 
     worker_id: str
@@ -60,13 +62,21 @@ class WorkerInfo:
     chunk_tokens: int = 512
     max_num_seqs: int = 64
     kv_blocks: int = 0
+    memory: MemoryBudget | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> WorkerInfo:
-        return cls(**{**values, "eos_token_ids": tuple(values["eos_token_ids"])})
+        memory = values.get("memory")
+        return cls(
+            **{
+                **values,
+                "eos_token_ids": tuple(values["eos_token_ids"]),
+                "memory": None if memory is None else MemoryBudget(**memory),
+            }
+        )
 
 
 @dataclass(slots=True, eq=False)

@@ -17,6 +17,12 @@ _VARIABLES = {
 }
 """Unless the user's own environment says otherwise."""
 
+_ALLOCATOR = "PYTORCH_ALLOC_CONF"
+_OLD_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
+"""Which of the two counts when both are set differs between versions of torch."""
+# Prompts of all lengths leave holes in a GPU's memory that segments of fixed size cannot join.
+_ALLOCATOR_SETTINGS = "expandable_segments:True"
+
 LOCAL_RAY_VARIABLES = {
     # Ray's own 15 leaves workers 3 % of a core that any other program uses.
     "RAY_worker_niceness": "0",
@@ -28,12 +34,13 @@ LOCAL_RAY_VARIABLES = {
 
 def worker_variables() -> dict[str, str]:
     """Environment variables that a worker's process is started with, beside this one's own."""
-    return {name: os.environ.get(name, value) for name, value in _VARIABLES.items()}
+    allocator = os.environ.get(_ALLOCATOR) or os.environ.get(_OLD_ALLOCATOR) or _ALLOCATOR_SETTINGS
+    return {name: os.environ.get(name, value) for name, value in _VARIABLES.items()} | {_ALLOCATOR: allocator}
 
 
 def is_like_a_worker() -> bool:
     """Whether this process's environment has all that workers have."""
-    return all(name in os.environ for name in _VARIABLES)
+    return all(name in os.environ for name in (*_VARIABLES, _ALLOCATOR))
 
 
 def become_like_a_worker() -> None:

@@ -22,10 +22,13 @@ from cluster.registry import WorkerInfo
 from cluster.role import WorkerContext, WorkerRole
 from cluster.rpc import create_server
 from cluster.wire import worker_pb2_grpc
+from cluster.worker_memory import limit_memory, plan_memory
 from cluster.worker_service import WorkerService
+from engine.device_memory import CudaMemory
 from engine.draft.loading import LoadedDraft, load_draft
 from engine.errors import ConfigError, InternalError, UnsupportedModelError
-from engine.kv_spec import KVCacheSpec, KVEncoding
+from engine.kv_spec import KVEncoding
+from engine.memory_budget import MemoryBudget
 from engine.model_config import check_context_length
 from engine.model_loader import pick_device
 from engine.model_runner import ModelRunner
@@ -33,10 +36,6 @@ from engine.model_source import ModelSource, resolve_model
 from engine.served_model import load_served_model
 
 logger = logging.getLogger(__name__)
-
-_DEFAULT_CPU_KV_GIB = 1.0
-_GPU_MEMORY_FOR_KV = 0.85
-"""Part of a GPU's memory still free after the weights; the rest is for activations."""
 
 
 class WorkerHost:
@@ -56,6 +55,7 @@ class WorkerHost:
         self._config = BatonConfig.from_dict(config)
         self._bind_host = bind_host or ray.util.get_node_ip_address()
         self._loaded: tuple[ModelSource, ModelRunner, LoadedDraft | None] | None = None
+        self._memory: MemoryBudget | None = None
         self._server: grpc.aio.Server | None = None
         self._role: WorkerRole | None = None
         self._stopping = False
@@ -165,16 +165,21 @@ class WorkerHost:
         torch.set_num_threads(self._num_threads)
         source = resolve_model(config.model)
         engine = config.engine
-        loaded = load_served_model(source, config.dtype, pick_device(engine.device), engine.weights, engine.decoder)
+        device = pick_device(engine.device)
+        memory = CudaMemory(device) if device.type == "cuda" else None
+        if memory is not None:
+            limit_memory(config, self._pool, memory)
+        loaded = load_served_model(source, config.dtype, device, engine.weights, engine.decoder)
         draft = load_draft(config.speculation.draft, config.model, source.path, loaded) if self._runs_draft else None
         network = None if draft is None else draft.network
         spec = loaded.kv_spec(config.engine.block_size, encoding=KVEncoding(config.engine.kv_cache))
         if network is not None:
             spec = spec.with_draft("", network.layer_specs)
-        num_blocks = _num_blocks(self._pool_config, spec, loaded.model.device)
+        self._memory = plan_memory(config, self._pool, loaded, network, spec, memory)
+        logger.info("memory: %s", self._memory.describe())
         runner = ModelRunner(
             loaded,
-            num_blocks,
+            self._memory.kv_blocks,
             engine.block_size,
             engine.attention_backend,
             network,
@@ -211,6 +216,7 @@ class WorkerHost:
             chunk_tokens=context.pool.chunk_tokens,
             max_num_seqs=context.pool.max_num_seqs,
             kv_blocks=runner.cache.num_blocks,
+            memory=self._memory,
         )
 
 
@@ -259,27 +265,9 @@ def _max_model_len(config: BatonConfig, runner: ModelRunner) -> int:
     if config.max_model_len > capacity:
         raise ConfigError(
             f"max_model_len is {config.max_model_len}, but the worker's KV cache holds {capacity} tokens. "
-            "Lower max_model_len, or raise kv_blocks or kv_memory_gib."
+            "Lower max_model_len, or raise kv_blocks or kv_memory_gib, on a GPU engine.gpu_memory_utilization."
         )
     return config.max_model_len
-
-
-def _num_blocks(pool: PoolConfig, spec: KVCacheSpec, device: torch.device) -> int:
-    if pool.kv_blocks is not None:
-        return pool.kv_blocks
-    if pool.kv_memory_gib is not None:
-        num_bytes = pool.kv_memory_gib * 2**30
-    elif device.type == "cuda":
-        num_bytes = torch.cuda.mem_get_info(device)[0] * _GPU_MEMORY_FOR_KV
-    else:
-        num_bytes = _DEFAULT_CPU_KV_GIB * 2**30
-    num_blocks = int(num_bytes // (spec.bytes_per_token * spec.block_size))
-    if num_blocks < 2:
-        raise ConfigError(
-            f"{num_bytes / 2**30:.2f} GiB hold {num_blocks} KV blocks of {spec.block_size} tokens at "
-            f"{spec.bytes_per_token} bytes per token; at least 2 are needed. Raise kv_memory_gib or set kv_blocks."
-        )
-    return num_blocks
 
 
 def _device_name(device: torch.device) -> str:

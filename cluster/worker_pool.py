@@ -300,7 +300,8 @@ class WorkerPool:
         self._was_complete = self._was_complete or self.num_ready >= self.target
         self._num_start_failures = 0
         self._num_started += 1
-        self._listener.report(f"{member.worker_id} is ready at {info.address} ({info.device})")
+        memory = f"; memory: {info.memory.describe()}" if info.memory is not None and info.memory.total else ""
+        self._listener.report(f"{member.worker_id} is ready at {info.address} ({info.device}){memory}")
         self._notify()
 
     async def _wait_for_place(self, member: PoolMember) -> None:

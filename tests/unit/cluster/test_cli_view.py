@@ -65,3 +65,26 @@ def test_why_a_worker_is_not_ready(router: FakeRouter, shown):
 )
 def test_durations_read_well(seconds, words):
     assert in_words(seconds) == words
+
+
+def test_gpu_memory_stands_once_for_all_workers_that_divide_it_alike(router: FakeRouter):
+    status = router.status()
+    gib = 2**30
+    budget = {"total": 80 * gib, "utilization": 0.9, "share": 0.5, "weights": 16 * gib, "kv": gib, "kv_blocks": 512}
+    for pool in status["pools"].values():
+        for worker in pool["workers"]:
+            worker["memory"] = budget
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(render_status(status, "http://here:1", 80))
+    shown = " ".join(console.export_text().split())
+    assert "GPU memory of prefill-1, decode-1" in shown
+    assert "total 80.00 GiB x utilization 0.9 x share 0.5 = 36.00 GiB: weights 16.00 GiB" in shown
+    assert "KV 1.00 GiB (512 blocks)" in shown
+
+
+def test_a_cpu_s_memory_takes_no_line(router: FakeRouter):
+    status = router.status()
+    status["pools"]["decode"]["workers"][0]["memory"] = {"weights": 1, "kv": 1, "kv_blocks": 7, "total": 0}
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(render_status(status, "http://here:1", 80))
+    assert "memory" not in console.export_text()

@@ -100,6 +100,8 @@ def test_a_configuration_cannot_be_changed():
         ("model: ''", "model must have at least 1 character, got ''."),
         ("prefill: {resources: {labels: {a: 1}}}", "prefill.resources.labels.a must be a valid string, got 1."),
         ("prefill: {resources: {gpus: 2}}", "prefill.resources.gpus must be less than or equal to 1, got 2."),
+        ("engine: {gpu_memory_utilization: 90}", "engine.gpu_memory_utilization"),
+        ("engine: {gpu_memory_utilization: 0}", "engine.gpu_memory_utilization"),
         ("prefill: {kv_blocks: 9, kv_memory_gib: 1}", "prefill: kv_blocks and kv_memory_gib both size the KV cache"),
         ("engine: {weights: int8, decoder: transformers}", "weights: int8 needs decoder: fused or auto"),
         ("engine: {weights: int4, decoder: transformers}", "weights: int4 needs decoder: fused or auto"),

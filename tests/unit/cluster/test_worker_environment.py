@@ -21,13 +21,21 @@ print(json.dumps([os.getpid(), sys.argv[1:], {name: os.environ.get(name) for nam
 
 @pytest.fixture(autouse=True)
 def _no_variables_of_the_shell(monkeypatch):
-    for name in worker_variables():
+    for name in (*worker_variables(), "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
 
 
 def test_a_variable_of_the_users_own_counts_more(monkeypatch):
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
     assert worker_variables()["GOMP_SPINCOUNT"] == "7"
+
+
+def test_segments_expand_unless_the_user_has_settings_under_either_name(monkeypatch):
+    assert worker_variables()["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    assert worker_variables()["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:64"
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "backend:native")
+    assert worker_variables()["PYTORCH_ALLOC_CONF"] == "backend:native"
 
 
 def test_a_process_that_lacks_them_starts_anew_with_the_same_command_line():
