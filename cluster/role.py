@@ -39,10 +39,13 @@ class WorkerContext:
     def overlaps_scheduling(self) -> bool:
         """Whether steps are launched before the tokens of those before them are known, where nobody drafts from them.
 
-        On the CPU a forward keeps the host busy itself, so that nothing would be gained.
+        On the CPU a forward keeps the host busy itself, and a forward that waits for the device keeps it waiting, so
+        that ``auto`` gains nothing there. The latter is known once graphs were to be captured: ask in each step.
         """
         setting = self.config.engine.overlap_scheduling
-        return setting == "on" or (setting == "auto" and self.runner.device.type != "cpu")
+        return setting == "on" or (
+            setting == "auto" and self.runner.device.type != "cpu" and not self.runner.forward_waits
+        )
 
 
 class WorkerRole(Protocol):

@@ -21,7 +21,6 @@ from decode_worker.kv_import import KVImporter
 from decode_worker.server import DecodeService
 from decode_worker.speculation.assembly import assemble_speculation
 from engine.async_engine import AsyncEngine
-from engine.engine import never
 from engine.kv_spec import KVEncoding
 from engine.ordering import EarliestDeadlineFirst
 from engine.scheduler import SchedulerLimits
@@ -47,7 +46,7 @@ class DecodeRole:
             proposer=speculation.controller,
             max_draft_tokens=speculation.max_draft_tokens,
             num_threads=context.num_threads,
-            runs_ahead=self._speculation.leaves_alone if context.overlaps_scheduling else never,
+            runs_ahead=lambda plan: context.overlaps_scheduling and self._speculation.leaves_alone(plan),
         )
         kv = config.kv_transfer
         encodings = () if kv.encoding == "native" else (KVEncoding.INT8,)

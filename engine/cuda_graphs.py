@@ -13,23 +13,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from engine.attention.paged_plan import PlannedBatch, PlanSize, StaticPlan
 from engine.attention_groups import Span
 from engine.batch import ForwardBatch
+from engine.device_errors import check_device
 from engine.feature_tap import HiddenStates
 from engine.forward_pass import TransformersForward
+from engine.graph_recorder import ForwardWaitsError, Recorder, RecordingError, recording_errors
 from engine.kv_cache import PagedKVCache
 
 logger = logging.getLogger(__name__)
 
 CUDA_GRAPHS = ("auto", "off")
 
-_WARM_UP_RUNS = 2
 _MOST_TOKENS = 512
 _FINE_SIZES = (1, 2, 4, 8)
 _COARSE_STEP = 8
@@ -46,6 +47,9 @@ class Bucket:
     @property
     def num_tokens(self) -> int:
         return self.num_seqs * self.tokens_per_seq
+
+    def __str__(self) -> str:
+        return f"{self.num_seqs}x{self.tokens_per_seq}"
 
     def holds(self, batch: ForwardBatch) -> bool:
         return len(batch.sequences) <= self.num_seqs and all(
@@ -74,37 +78,21 @@ def _batch_sizes(largest: int) -> list[int]:
     return [*(size for size in sizes if size < largest), largest]
 
 
-class Recorder(Protocol):
-    """Turns work into something that can be repeated."""
+@dataclass(frozen=True, slots=True)
+class GraphFailure:
+    """Why there are no graphs.
 
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Returns what does again, to the same memory, all that ``run`` does on the device.
+    Attributes:
+        bucket: its recording failed, and no other was tried afterwards.
+        missing: all buckets, since the graphs recorded before are dropped too.
+        reason: what went wrong, for people.
+        forward_waits: whether the model's forward waits for the device, which makes overlapped steps useless too.
+    """
 
-        Raises:
-            RuntimeError: that cannot be recorded.
-        """
-        ...
-
-
-class CudaGraphRecorder:
-    """Implements :class:`Recorder`. The graphs share their memory, so that only one may run at a time."""
-
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """See :meth:`Recorder.record`. Before it records, it runs: libraries then have their workspaces."""
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UP_RUNS):
-                run()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            run()
-        replay: Callable[[], None] = graph.replay
-        return replay
+    bucket: Bucket
+    missing: tuple[Bucket, ...]
+    reason: str
+    forward_waits: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +126,10 @@ class GraphedForward:
     Args:
         inner: its backend takes plans.
         cache: with a scratch block.
-        recorder: records what ``inner`` does.
+        recorder: records what ``inner`` does, and nothing else.
+
+    Attributes:
+        failure: why there are no graphs; ``None`` where none was tried, or all were recorded.
     """
 
     def __init__(self, inner: TransformersForward, cache: PagedKVCache, recorder: Recorder) -> None:
@@ -151,6 +142,7 @@ class GraphedForward:
         self._graphs: list[_Graph] = []
         self._recorded: tuple[tuple[Bucket, ...], int] | None = None
         self._memory: _Memory | None = None
+        self.failure: GraphFailure | None = None
         self.features = None if inner.features is None else _GraphFeatures(inner.features)
 
     @property
@@ -159,30 +151,34 @@ class GraphedForward:
 
     @torch.inference_mode()
     def capture(self, buckets: Sequence[Bucket], max_model_len: int) -> None:
-        """Records a graph for each bucket, instead of those there are, unless it was done for the same ones before.
+        """Records a graph for each bucket and drops earlier graphs, unless they are of the same buckets.
 
-        What cannot be recorded is computed without.
+        The first bucket that cannot be recorded ends it for good: graphs recorded so far are dropped, since they share
+        memory with the one that failed, ``failure`` says why, and every step is computed by ``inner``.
 
         Args:
             max_model_len: tokens of a sequence, drafts aside.
+
+        Raises:
+            Exception: whatever the device raises when it is lost.
         """
         wanted = (tuple(buckets), max_model_len)
-        if not buckets or wanted == self._recorded:
+        if not buckets or self.failure is not None or wanted == self._recorded:
             return
-        self._recorded = wanted
-        self._graphs.clear()
-        most = max(bucket.num_tokens for bucket in buckets)
-        room = max_model_len + max(bucket.tokens_per_seq for bucket in buckets)
-        failures: list[RuntimeError] = []
-        # The largest first: the others find their room in its memory.
-        for bucket in sorted(buckets, key=lambda bucket: -bucket.num_tokens):
-            try:
-                self._graphs.append(self._record(bucket, most, room))
-            except RuntimeError as error:
-                failures.append(error)
-        self._graphs.sort(key=lambda graph: (graph.bucket.num_tokens, graph.bucket.tokens_per_seq))
-        if failures:
-            logger.warning("%d of %d CUDA graphs could not be recorded: %s", len(failures), len(buckets), failures[0])
+        self._drop_graphs()
+        self.failure = self._record_all(buckets, max_model_len)
+        if self.failure is None:
+            self._recorded = wanted
+            return
+        logger.warning(
+            "no CUDA graphs, every step is computed eagerly: bucket %s could not be recorded, %s (missing buckets: %s)",
+            self.failure.bucket,
+            self.failure.reason,
+            " ".join(map(str, self.failure.missing)),
+        )
+        # After the error is gone, whose traceback keeps tensors in the graphs' memory.
+        self._drop_graphs()
+        check_device(self._cache.device)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """See :meth:`engine.forward_pass.ForwardPass.forward`. Logits of a graph are valid until the next forward."""
@@ -212,14 +208,35 @@ class GraphedForward:
 
     def close(self) -> None:
         """See :meth:`engine.forward_pass.ForwardPass.close`."""
-        self._graphs.clear()
-        self._memory = None
+        with suppress(RuntimeError):  # a device that is lost has nothing left to free
+            self._drop_graphs()
         self._inner.close()
 
     def _find(self, batch: ForwardBatch, spans: Sequence[Span]) -> _Graph | None:
         """The smallest graph with room for the batch."""
         graphs = (graph for graph in self._graphs if graph.bucket.holds(batch))
         return next((graph for graph in graphs if graph.plan.fits(spans)), None)
+
+    def _record_all(self, buckets: Sequence[Bucket], max_model_len: int) -> GraphFailure | None:
+        most = max(bucket.num_tokens for bucket in buckets)
+        room = max_model_len + max(bucket.tokens_per_seq for bucket in buckets)
+        # The largest first: the others find their room in its memory.
+        for bucket in sorted(buckets, key=lambda bucket: -bucket.num_tokens):
+            try:
+                with recording_errors():
+                    self._graphs.append(self._record(bucket, most, room))
+            except RecordingError as error:
+                return GraphFailure(bucket, tuple(buckets), str(error), isinstance(error, ForwardWaitsError))
+        self._graphs.sort(key=lambda graph: (graph.bucket.num_tokens, graph.bucket.tokens_per_seq))
+        return None
+
+    def _drop_graphs(self) -> None:
+        self._graphs.clear()
+        self._recorded = None
+        if self._inner.features is not None:
+            self._inner.features.discard()
+        self._recorder.discard()
+        self._memory = None
 
     def _record(self, bucket: Bucket, most_tokens: int, most_places: int) -> _Graph:
         block_size = self._cache.spec.block_size

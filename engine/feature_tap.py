@@ -72,6 +72,10 @@ class FeatureTap:
         self._captured.clear()
         return features
 
+    def discard(self) -> None:
+        """Frees states that were not taken."""
+        self._captured.clear()
+
     def close(self) -> None:
         """Leaves the model as it was."""
         for hook in self._hooks:

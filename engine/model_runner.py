@@ -11,7 +11,7 @@ import torch
 from engine.attention.registry import create_backend
 from engine.batch import ForwardBatch
 from engine.block_manager import BlockManager
-from engine.cuda_graphs import CUDA_GRAPHS, CudaGraphRecorder, GraphedForward, Recorder, make_buckets
+from engine.cuda_graphs import CUDA_GRAPHS, GraphedForward, GraphFailure, make_buckets
 from engine.draft.network import DraftNetwork
 from engine.drafts import Draft
 from engine.errors import ConfigError, UnsupportedModelError
@@ -25,6 +25,7 @@ from engine.forward_pass import (
     TransformersForward,
     create_fused,
 )
+from engine.graph_recorder import CudaGraphRecorder, Recorder
 from engine.kv_cache import TORCH_DTYPES, PagedKVCache, slot_of
 from engine.kv_spec import KVEncoding
 from engine.model_loader import LoadedModel, check_tokens, own_logits, relative_distance
@@ -147,13 +148,28 @@ class ModelRunner:
         """Recorded ones."""
         return self._forward_pass.num_graphs if isinstance(self._forward_pass, GraphedForward) else 0
 
+    @property
+    def graph_failure(self) -> GraphFailure | None:
+        """Why :meth:`capture_graphs` recorded nothing; ``None`` where it recorded all, or was not to record any."""
+        return self._forward_pass.failure if isinstance(self._forward_pass, GraphedForward) else None
+
+    @property
+    def forward_waits(self) -> bool:
+        """Whether :meth:`capture_graphs` found that the model's forward waits for the device."""
+        return self.graph_failure is not None and self.graph_failure.forward_waits
+
     def capture_graphs(self, max_num_seqs: int, max_draft_tokens: int, max_model_len: int) -> None:
         """Records decode and verification steps where that is possible and wanted. Takes seconds; nothing else may run.
+
+        A failure is logged and kept in :attr:`graph_failure`; all steps are then computed without graphs.
 
         Args:
             max_num_seqs: of a step.
             max_draft_tokens: of a sequence and step.
             max_model_len: tokens of a sequence.
+
+        Raises:
+            Exception: whatever the device raises when it is lost.
         """
         if isinstance(self._forward_pass, GraphedForward):
             self._forward_pass.capture(make_buckets(max_num_seqs, max_draft_tokens), max_model_len)

@@ -7,6 +7,7 @@ import torch
 from engine.attention.base import AttentionBatch, AttentionVariant
 from engine.attention.paged_plan import PagedPlan, PlannedBatch, make_plan
 from engine.kv_cache import PagedKVCache
+from tests.graph_tape import TapeRecorder
 
 
 class PlanAttention:
@@ -77,3 +78,11 @@ class PlanAttention:
             else:
                 probs = torch.softmax(scores, dim=-1).nan_to_num()
             output[token:behind, head] = (probs @ values[:, head // share]).to(query.dtype)
+
+
+class TapedPlanAttention(PlanAttention):
+    """On a tape, the attention of a sequence is a kernel's launch."""
+
+    def __init__(self, cache: PagedKVCache, recorder: TapeRecorder) -> None:
+        super().__init__(cache)
+        self._attend = recorder.kernel("attend", self._attend)  # type: ignore[method-assign]

@@ -1,126 +1,55 @@
 """Steps by graphs equal steps without, whatever the batch, its padding, and what the same memory held before.
 
-A recorder that does the recorded work anew over the same memory stands in for CUDA's: it repeats what a graph repeats,
-and reads only what the step has put there.
+A tape of operations stands in for a CUDA graph, see :mod:`tests.graph_tape`: all that Python decides is decided when
+the tape is recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.attention import registry
+from engine.attention.paged_plan import StaticPlan
+from engine.attention_groups import Span
 from engine.batch import ForwardBatch
 from engine.cuda_graphs import Bucket, GraphedForward, make_buckets
-from engine.drafts import ROOT, Draft
+from engine.drafts import ROOT
 from engine.errors import ConfigError
-from engine.forward_pass import ForwardPass, TransformersForward
-from engine.kv_cache import PagedKVCache
+from engine.kv_spec import KVEncoding
 from engine.model_loader import prepare_model
 from engine.model_runner import ModelRunner
-from engine.request import Request, SamplingParams
-from engine.scheduler import ScheduledSequence
 from tests.engine_runs import build_engine, run_tokens
-from tests.plan_attention import PlanAttention
-from tests.tiny_models import VOCAB_SIZE, model_with_reference, random_prompts, tiny_model
+from tests.graph_tape import FreedMemoryError, TapeRecorder
+from tests.graphed_pair import (
+    BLOCK_SIZE,
+    CPU,
+    MAX_DRAFT,
+    MAX_MODEL_LEN,
+    MAX_SEQS,
+    GraphedPair,
+    Rerunning,
+    StepSequence,
+    features_of,
+)
+from tests.plan_attention import TapedPlanAttention
+from tests.tiny_models import CONFIGS, build_model, model_with_reference, random_prompts, tiny_model
 
-CPU = torch.device("cpu")
-BLOCK_SIZE = 4
-NUM_BLOCKS = 64
-MAX_MODEL_LEN = 40
-MAX_SEQS, MAX_DRAFT = 5, 3
-FEATURES = (1,)
-
-
-class Repeating:
-    """Implements :class:`engine.cuda_graphs.Recorder`."""
-
-    def __init__(self, failures: int = 0) -> None:
-        self.num_records = self.num_replays = 0
-        self.failures_left = failures
-
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        if self.failures_left:
-            self.failures_left -= 1
-            raise RuntimeError("out of memory")
-        self.num_records += 1
-        run()
-
-        def replay() -> None:
-            self.num_replays += 1
-            run()
-
-        return replay
-
-
-@dataclass
-class Sequence:
-    """``num_known`` tokens are cached; ``num_new`` follow, then the draft."""
-
-    num_known: int
-    num_new: int = 1
-    parents: tuple[int, ...] = ()
-
-    def scheduled(self, index: int, blocks: list[int]) -> ScheduledSequence:
-        tokens = [(7 * place + 13 * index) % VOCAB_SIZE for place in range(self.num_known + self.num_new)]
-        request = Request(str(index), tokens, SamplingParams(), num_computed_tokens=self.num_known, block_ids=blocks)
-        return ScheduledSequence(request, self.num_new, Draft(tuple(range(3, 3 + len(self.parents))), self.parents))
-
-
-class Pair:
-    """Two copies of a model, one of them with graphs."""
-
-    def __init__(self, failures: int = 0) -> None:
-        self.recorder = Repeating(failures)
-        models = [prepare_model(tiny_model("llama"), "float32") for _ in range(2)]
-        spec = models[0].kv_spec(BLOCK_SIZE)
-        self.plain_cache = PagedKVCache(spec, NUM_BLOCKS, CPU)
-        self.cache = PagedKVCache(spec, NUM_BLOCKS, CPU, scratch=True)
-        self.plain = TransformersForward(models[0], PlanAttention(self.plain_cache), FEATURES)
-        inner = TransformersForward(models[1], PlanAttention(self.cache), FEATURES)
-        self.graphed = GraphedForward(inner, self.cache, self.recorder)
-        self.graphed.capture(make_buckets(MAX_SEQS, MAX_DRAFT), MAX_MODEL_LEN)
-
-    @torch.inference_mode()
-    def check(self, sequences: list[Sequence]) -> bool:
-        """Logits, features and all of the cache but the scratch block are equal. Whether a graph computed them."""
-        generator = torch.Generator().manual_seed(0)
-        pairs = list(zip(tensors_of(self.plain_cache), tensors_of(self.cache), strict=True))
-        for plain, own in pairs:
-            plain.copy_(torch.randn(plain.shape, generator=generator))
-            own[: len(plain)] = plain
-        free = torch.randperm(NUM_BLOCKS, generator=generator).tolist()
-        plan = []
-        for index, sequence in enumerate(sequences):
-            length = sequence.num_known + sequence.num_new + len(sequence.parents)
-            plan.append(sequence.scheduled(index, [free.pop() for _ in range(-(-length // BLOCK_SIZE))]))
-        batch = ForwardBatch.build(plan, BLOCK_SIZE, CPU, torch.float32)
-        num_replays = self.recorder.num_replays
-        logits, expected = self.graphed.forward(batch), self.plain.forward(batch)
-        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(features_of(self.graphed), features_of(self.plain), rtol=1e-4, atol=1e-5)
-        for plain, own in pairs:
-            torch.testing.assert_close(own[: len(plain)], plain, rtol=1e-4, atol=1e-5)
-        return self.recorder.num_replays > num_replays
-
-
-def tensors_of(cache: PagedKVCache) -> tuple[torch.Tensor, ...]:
-    return (*cache.keys, *cache.values)
-
-
-def features_of(forward_pass: ForwardPass) -> torch.Tensor:
-    assert forward_pass.features is not None
-    return forward_pass.features.take()
+SMALL = (Bucket(2, 1), Bucket(3, MAX_DRAFT + 1))
+CHAIN, TREE, FORK = (ROOT, 0, 1), (ROOT, ROOT, 0), (ROOT, ROOT)
+FAST = ("llama", "gemma2", "gpt_oss", "deepseek_v3", "qwen3_moe", "phi", "opt", "olmo3")
+WAITING = ("gemma3_multimodal", "jetmoe")
 
 
 @pytest.fixture(scope="module")
-def pair() -> Pair:
-    return Pair()
+def pair() -> GraphedPair:
+    return GraphedPair()
 
 
 TREES = st.sampled_from([(), (ROOT,), (ROOT, 0, 1), (ROOT, ROOT, 0), (ROOT, ROOT, ROOT)])
@@ -129,39 +58,39 @@ TREES = st.sampled_from([(), (ROOT,), (ROOT, 0, 1), (ROOT, ROOT, 0), (ROOT, ROOT
 @settings(deadline=None, max_examples=30, derandomize=True)
 @given(steps=st.lists(st.lists(st.tuples(st.integers(0, 30), TREES), min_size=1, max_size=5), min_size=1, max_size=3))
 def test_decode_and_verification_steps_are_replayed_and_equal(
-    pair: Pair, steps: list[list[tuple[int, tuple[int, ...]]]]
+    pair: GraphedPair, steps: list[list[tuple[int, tuple[int, ...]]]]
 ) -> None:
     for step in steps:
-        assert pair.check([Sequence(num_known, 1, parents) for num_known, parents in step])
+        assert pair.check([StepSequence(num_known, 1, parents) for num_known, parents in step])
 
 
 @pytest.mark.parametrize("count", range(1, MAX_SEQS + 1))
-def test_every_batch_size_is_replayed(pair: Pair, count: int) -> None:
-    assert pair.check([Sequence(5 * index + 1) for index in range(count)])
+def test_every_batch_size_is_replayed(pair: GraphedPair, count: int) -> None:
+    assert pair.check([StepSequence(5 * index + 1) for index in range(count)])
 
 
 @pytest.mark.parametrize(
     "sequences",
     [
-        [Sequence(0, 20)],
-        [Sequence(3), Sequence(2, MAX_DRAFT + 2)],
-        [Sequence(2 * index) for index in range(MAX_SEQS + 1)],
-        [Sequence(MAX_MODEL_LEN + 3 * BLOCK_SIZE)],
+        [StepSequence(0, 20)],
+        [StepSequence(3), StepSequence(2, MAX_DRAFT + 2)],
+        [StepSequence(2 * index) for index in range(MAX_SEQS + 1)],
+        [StepSequence(MAX_MODEL_LEN + 3 * BLOCK_SIZE)],
     ],
     ids=["a prompt", "a chunk beside a decode", "more sequences", "more blocks"],
 )
-def test_steps_without_a_bucket_are_computed_as_before(pair: Pair, sequences: list[Sequence]) -> None:
+def test_steps_without_a_bucket_are_computed_as_before(pair: GraphedPair, sequences: list[Sequence]) -> None:
     assert not pair.check(sequences)
-    assert pair.check([Sequence(3)])
+    assert pair.check([StepSequence(3)])
 
 
-def test_prompts_that_end_in_few_tokens_yield_only_the_rows_that_are_wanted(pair: Pair) -> None:
-    assert pair.check([Sequence(3, 3), Sequence(9)])
+def test_prompts_that_end_in_few_tokens_yield_only_the_rows_that_are_wanted(pair: GraphedPair) -> None:
+    assert pair.check([StepSequence(3, 3), StepSequence(9)])
 
 
-def test_features_outlive_the_next_step(pair: Pair) -> None:
-    batch = ForwardBatch.build([Sequence(0).scheduled(1, [1])], BLOCK_SIZE, CPU, torch.float32)
-    other = ForwardBatch.build([Sequence(0).scheduled(2, [2])], BLOCK_SIZE, CPU, torch.float32)
+def test_features_outlive_the_next_step(pair: GraphedPair) -> None:
+    batch = ForwardBatch.build([StepSequence(0).scheduled(1, [1])], BLOCK_SIZE, CPU, torch.float32)
+    other = ForwardBatch.build([StepSequence(0).scheduled(2, [2])], BLOCK_SIZE, CPU, torch.float32)
     with torch.inference_mode():
         pair.graphed.forward(batch)
         taken = features_of(pair.graphed)
@@ -171,30 +100,165 @@ def test_features_outlive_the_next_step(pair: Pair) -> None:
         assert not torch.equal(features_of(pair.graphed), before)
 
 
-def test_what_cannot_be_recorded_is_computed_as_before(caplog: pytest.LogCaptureFixture) -> None:
-    pair = Pair(failures=2)
-    buckets = make_buckets(MAX_SEQS, MAX_DRAFT)
-    assert pair.graphed.num_graphs == len(buckets) - 2
-    assert f"2 of {len(buckets)} CUDA graphs could not be recorded: out of memory" in caplog.text
-    assert pair.check([Sequence(3), Sequence(1)])
-    assert not pair.check([Sequence(3, 1, (ROOT, ROOT, 0)) for _ in range(MAX_SEQS)])
+class Failing(TapeRecorder):
+    """Has no memory for the third recording."""
+
+    num_discards = 0
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        if len(self.tapes) == 2:
+            run()
+            raise torch.OutOfMemoryError("Tried to allocate 2 GiB")
+        return super().record(run)
+
+    def discard(self) -> None:
+        self.num_discards += 1
+        super().discard()
 
 
-def test_what_is_recorded_is_recorded_once(pair: Pair) -> None:
+def test_after_a_failure_every_step_is_computed_as_before() -> None:
+    recorder = Failing()
+    pair = GraphedPair(recorder=recorder)
+    failure = pair.graphed.failure
+    assert failure is not None
+    assert failure.bucket == make_buckets(MAX_SEQS, MAX_DRAFT)[-3], "the largest are recorded first"
+    assert failure.missing == tuple(make_buckets(MAX_SEQS, MAX_DRAFT))
+    assert (failure.reason, failure.forward_waits) == ("Tried to allocate 2 GiB", False)
+    assert (pair.graphed.num_graphs, recorder.num_discards) == (0, 2)
+    assert not pair.check([StepSequence(3), StepSequence(1, 1, TREE)])
+
+
+def test_what_is_recorded_is_recorded_once(pair: GraphedPair) -> None:
     """A worker that comes back to its role has its graphs."""
     buckets = make_buckets(MAX_SEQS, MAX_DRAFT)
     pair.graphed.capture(buckets, MAX_MODEL_LEN)
-    assert pair.recorder.num_records == pair.graphed.num_graphs == len(buckets)
-    other = Pair()
+    assert len(pair.recorder.tapes) == pair.graphed.num_graphs == len(buckets)
+    other = GraphedPair()
     other.graphed.capture(buckets[:2], MAX_MODEL_LEN)
-    assert other.graphed.num_graphs == 2
-    assert other.check([Sequence(3)])
-    assert not other.check([Sequence(3)] * MAX_SEQS)
+    assert len(other.recorder.tapes) == other.graphed.num_graphs == 2
+    assert other.check([StepSequence(3)])
+    assert not other.check([StepSequence(3)] * MAX_SEQS)
 
 
-def test_graphs_need_a_scratch_block(pair: Pair) -> None:
+def test_graphs_need_a_scratch_block(pair: GraphedPair) -> None:
     with pytest.raises(ValueError, match="scratch block"):
-        GraphedForward(pair.plain, pair.plain_cache, Repeating())
+        GraphedForward(pair.plain, pair.plain_cache, TapeRecorder())
+
+
+def assert_steps_are_equal(pair: GraphedPair) -> None:
+    """Batches of other sequences, lengths and drafts that use the same graphs, whose tapes are the same for all."""
+    steps = [
+        [StepSequence(3, 1, TREE), StepSequence(17)],
+        [StepSequence(30, 1, CHAIN), StepSequence(0, 2), StepSequence(9, 1, FORK)],
+        [StepSequence(1)],
+        [StepSequence(14), StepSequence(2)],
+    ]
+    used = set()
+    for step in steps:
+        assert pair.check(step)
+        used.add(pair.recorder.last_replayed)
+        recorded, anew = pair.tape_of_last()
+        assert anew.names == recorded.names
+        assert anew == recorded
+    assert used == {0, 1}, "two steps for each graph"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in FAST else pytest.mark.thorough) for n in CONFIGS if n not in WAITING]
+)
+def test_tapes_of_all_architectures_fit_every_batch_of_their_bucket(name: str) -> None:
+    assert_steps_are_equal(GraphedPair(lambda: tiny_model(name), SMALL))
+
+
+def test_tapes_over_an_int8_cache_fit_every_batch_of_their_bucket() -> None:
+    assert_steps_are_equal(GraphedPair(buckets=SMALL, kv_cache=KVEncoding.INT8))
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_models_that_wait_for_the_device_have_no_graphs(name: str) -> None:
+    pair = GraphedPair(lambda: tiny_model(name), SMALL)
+    assert pair.graphed.failure is not None
+    assert pair.graphed.failure.forward_waits
+    assert not pair.check([StepSequence(3), StepSequence(17)])
+
+
+def rescaled_model(rope_type: str) -> transformers.PreTrainedModel:
+    """Whose frequencies depend on how long a sequence is, past 16 tokens."""
+    config: Any = CONFIGS["phi3"]()
+    factors = {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4} if rope_type == "longrope" else {"factor": 4.0}
+    config.original_max_position_embeddings = 16
+    config.rope_parameters = {
+        **config.rope_parameters,
+        "rope_type": rope_type,
+        "original_max_position_embeddings": 16,
+        **factors,
+    }
+    return build_model(config)
+
+
+@pytest.mark.parametrize("rope_type", ["longrope", "dynamic"])
+def test_rotary_frequencies_that_depend_on_lengths_are_not_frozen(rope_type: str) -> None:
+    """Either the tape computes them anew, or the model is computed without one."""
+    pair = GraphedPair(lambda: rescaled_model(rope_type), SMALL)
+    for sequences in ([StepSequence(3)], [StepSequence(30)], [StepSequence(2)]):
+        assert pair.check(sequences) == (pair.graphed.failure is None)
+
+
+def bake_longest(pair: GraphedPair) -> None:
+    """Has both models scale their embeddings by a number that Python takes from the batch."""
+    longest = 1
+
+    def scale(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+        return output * (1 + longest / 10)
+
+    def note(self: GraphedForward, batch: ForwardBatch) -> torch.Tensor:
+        nonlocal longest
+        longest = max(sequence.request.num_computed_tokens for sequence in batch.sequences)
+        return forward(batch)
+
+    for model in pair.models:
+        model.get_input_embeddings().register_forward_hook(scale)
+    forward = pair.graphed.forward
+    pair.graphed.forward = note.__get__(pair.graphed)  # type: ignore[method-assign]
+    pair.graphed.capture(SMALL[:1], MAX_MODEL_LEN)
+
+
+def test_a_number_that_python_takes_from_a_batch_is_found() -> None:
+    step = [StepSequence(7), StepSequence(20)]
+    rerunning, taped = GraphedPair(buckets=SMALL, recorder=Rerunning()), GraphedPair(buckets=SMALL)
+    bake_longest(rerunning)
+    assert rerunning.check(step), "running Python again cannot find it"
+    bake_longest(taped)
+    with pytest.raises(AssertionError, match="not close"):
+        taped.check(step)
+    recorded, anew = taped.tape_of_last()
+    assert anew != recorded
+
+
+def test_a_plan_that_is_not_filled_but_made_anew_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph knows the address of the first one."""
+    step = [StepSequence(7), StepSequence(20)]
+    fill = StaticPlan.fill
+
+    def replace(self: StaticPlan, spans: Sequence[Span]) -> None:
+        new = StaticPlan(self._size, self._max_tokens, BLOCK_SIZE, self._scratch_block, CPU)
+        fill(new, spans)
+        self.plan, self._buffer = new.plan, new._buffer
+
+    rerunning, taped = GraphedPair(buckets=SMALL, recorder=Rerunning()), GraphedPair(buckets=SMALL)
+    monkeypatch.setattr(StaticPlan, "fill", replace)
+    assert rerunning.check(step), "running Python again cannot find it"
+    with pytest.raises(FreedMemoryError, match="memory that attend use was freed"):
+        taped.check(step)
+
+
+def test_a_forward_that_reads_a_number_back_is_refused() -> None:
+    pair = GraphedPair(buckets=SMALL)
+    model = pair.models[1]
+    model.get_input_embeddings().register_forward_hook(lambda module, args, output: output * (args[0].max() > 0).item())
+    pair.graphed.capture(SMALL[:1], MAX_MODEL_LEN)
+    assert pair.graphed.failure is not None
+    assert pair.graphed.failure.forward_waits
 
 
 @given(
@@ -222,10 +286,10 @@ def test_the_largest_step_has_its_own_bucket() -> None:
 
 def test_whole_requests_through_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy tokens of transformers, with chunked prompts and more requests than one bucket takes."""
-    monkeypatch.setitem(registry._BACKENDS, "plan", PlanAttention)
+    recorder = TapeRecorder()
+    monkeypatch.setitem(registry._BACKENDS, "plan", lambda cache: TapedPlanAttention(cache, recorder))
     prompts = random_prompts([9, 4, 13, 2])
     model, expected = model_with_reference("gemma2", prompts, 6)
-    recorder = Repeating()
     runner = ModelRunner(
         prepare_model(model, "float32"), 64, BLOCK_SIZE, "plan", None, "transformers", recorder=recorder
     )
@@ -240,7 +304,7 @@ def test_whole_requests_through_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_off_means_off() -> None:
     loaded = prepare_model(tiny_model("llama"), "float32")
-    runner = ModelRunner(loaded, 4, BLOCK_SIZE, decoder="transformers", cuda_graphs="off", recorder=Repeating())
+    runner = ModelRunner(loaded, 4, BLOCK_SIZE, decoder="transformers", cuda_graphs="off", recorder=TapeRecorder())
     runner.capture_graphs(3, 0, 16)
     assert runner.num_graphs == 0
     assert runner.cache.scratch_block is None

@@ -1,0 +1,33 @@
+"""What a role reads off its worker."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from cluster.config import BatonConfig
+from cluster.role import WorkerContext
+from engine.model_runner import ModelRunner
+
+
+@pytest.mark.parametrize(
+    ("setting", "device", "waits", "expected"),
+    [
+        ("auto", "cpu", False, False),
+        ("auto", "cuda", False, True),
+        ("auto", "cuda", True, False),
+        ("on", "cuda", True, True),
+        ("on", "cpu", False, True),
+        ("off", "cuda", False, False),
+    ],
+)
+def test_auto_overlaps_where_the_forward_leaves_the_host_alone(
+    setting: str, device: str, waits: bool, expected: bool
+) -> None:
+    config = BatonConfig.model_validate({"engine": {"overlap_scheduling": setting}})
+    runner = SimpleNamespace(device=SimpleNamespace(type=device), forward_waits=False)
+    context = WorkerContext("decode-0", config, config.decode, cast("ModelRunner", runner), 64, 1)
+    runner.forward_waits = waits  # known only when graphs were to be captured
+    assert context.overlaps_scheduling is expected

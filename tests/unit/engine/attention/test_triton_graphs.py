@@ -1,0 +1,87 @@
+"""Steps recorded with Triton's kernels: launches, frozen with grids and arguments, fit every batch of a bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+import torch
+
+from engine.attention import paged_plan
+from engine.attention.base import AttentionBackend
+from engine.attention.paged_plan import PlannedBatch
+from engine.attention_groups import Span
+from engine.cuda_graphs import Bucket
+from engine.drafts import ROOT
+from engine.kv_cache import PagedKVCache
+from engine.kv_spec import KVEncoding
+from tests.graph_tape import Tape, TapeRecorder
+from tests.graphed_pair import CPU, GraphedPair, StepSequence
+from tests.interpreted_triton import interpreted_triton
+from tests.tiny_models import tiny_model
+
+CreateBackend = Callable[[PagedKVCache, TapeRecorder], AttentionBackend]
+
+# Contexts of MAX_LEN tokens are split between two programs; the interpreter is slow.
+KEYS_PER_SPLIT, NUM_PROGRAMS, MAX_LEN = 8, 12, 20
+BUCKETS = (Bucket(2, 2),)
+
+
+@pytest.fixture
+def create_backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[CreateBackend]:
+    with interpreted_triton():
+        from engine.attention import triton_paged
+
+        kernels = (triton_paged.attend, triton_paged.merge)
+
+        def create(cache: PagedKVCache, recorder: TapeRecorder) -> AttentionBackend:
+            for name, kernel in zip(("attend", "merge"), kernels, strict=True):
+                monkeypatch.setattr(triton_paged, name, recorder.triton_kernel(kernel))
+            return triton_paged.TritonPaged(cache, KEYS_PER_SPLIT, NUM_PROGRAMS)
+
+        yield create
+        monkeypatch.undo()
+
+
+def launches_of(tape: Tape) -> list[str]:
+    return [name for name in tape.names if not name.startswith("aten")]
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_cache"),
+    [
+        pytest.param("llama", KVEncoding.NATIVE, marks=pytest.mark.thorough),
+        pytest.param("llama", KVEncoding.INT8, marks=pytest.mark.thorough),
+        ("gemma2", KVEncoding.NATIVE),
+        ("gpt_oss", KVEncoding.NATIVE),
+        pytest.param("deepseek_v3", KVEncoding.NATIVE, marks=pytest.mark.thorough),
+    ],
+    ids=["llama", "int8", "window and cap", "sinks and experts", "latent"],
+)
+def test_launches_on_a_tape_fit_every_batch_of_their_bucket(
+    create_backend: CreateBackend, name: str, kv_cache: KVEncoding
+) -> None:
+    pair = GraphedPair(
+        partial(tiny_model, name), BUCKETS, create_backend=create_backend, kv_cache=kv_cache, max_model_len=MAX_LEN
+    )
+    assert pair.check([StepSequence(17, 1, (ROOT,)), StepSequence(1)])
+    assert pair.check([StepSequence(6)])
+    recorded, anew = pair.tape_of_last()
+    assert launches_of(recorded)[-2:] == ["attend[3, 2, 2]", "merge[4, 4]"]
+    assert anew.names == recorded.names
+    assert anew == recorded
+
+
+def test_launches_of_plans_made_for_each_batch_differ(create_backend: CreateBackend) -> None:
+    """What a tape of them would freeze: the grid of the first batch."""
+    pair = GraphedPair(buckets=BUCKETS[:0], create_backend=create_backend)
+    tapes = []
+    for span in (Span([3], 0, 1), Span([3, 4, 5, 6, 7], 17, 1)):
+        plan = paged_plan.make_plan([span], CPU)
+        with torch.inference_mode(), pair.recorder.taping() as tape:
+            token = torch.full((1,), 5)
+            pair.inner.compute(token, token, torch.zeros_like(token), PlannedBatch(token, plan))
+        tapes.append(tape)
+    assert launches_of(tapes[0]) == ["attend[1, 2, 1]"] * 2
+    assert launches_of(tapes[1]) == ["attend[1, 2, 2]", "merge[1, 4]"] * 2
