@@ -10,6 +10,7 @@ import torch
 
 from engine.drafts import ROOT, depths_of
 from engine.kv_cache import slots_of
+from engine.uploads import upload
 
 # Sequences share one padded gather while the shortest context is at least this part of the longest.
 _MAX_PADDING_RATIO = 2
@@ -138,9 +139,10 @@ class AttentionGroup:
             visible[row, :, span.end - first :] = False
         mask = None
         if not bool(visible.all()):
-            mask = torch.zeros(visible.shape, dtype=self.mask_dtype).masked_fill_(~visible, float("-inf"))
-            mask = mask[:, None].to(self.device)
-        return KVView(slots.flatten().to(self.device), num_keys, mask)
+            hidden = upload((~visible[:, None]).numpy(), self.device)
+            mask = torch.zeros(hidden.shape, dtype=self.mask_dtype, device=self.device)
+            mask.masked_fill_(hidden, float("-inf"))
+        return KVView(upload(slots.flatten().numpy(), self.device), num_keys, mask)
 
 
 def group_spans(

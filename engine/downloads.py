@@ -5,6 +5,8 @@ A plain copy to the host waits for everything that its stream was given, a step 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 
@@ -29,7 +31,20 @@ class Download:
             self._arrived.record(torch.cuda.current_stream(tensor.device))
 
     def read(self) -> torch.Tensor:
-        """Waits for it, and so for all that was queued before it."""
+        """The tensor on the host. Waits for it, and so for all that was queued before it."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        return self._host
+        return self._host.cpu()
+
+
+def fetch(*tensors: torch.Tensor) -> list[Any]:
+    """``[tensor.tolist() for tensor in tensors]`` with one copy and one wait where they lie on a device.
+
+    Args:
+        tensors: on one device. They travel as float64, which keeps floats and integers up to 2**53 as they are.
+    """
+    if is_on_host(tensors[0]):
+        return [tensor.tolist() for tensor in tensors]
+    packed = Download(torch.cat([tensor.double().flatten() for tensor in tensors])).read()
+    parts = torch.split(packed, [tensor.numel() for tensor in tensors])
+    return [part.to(own.dtype).view(own.shape).tolist() for part, own in zip(parts, tensors, strict=True)]

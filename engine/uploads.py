@@ -26,6 +26,24 @@ def upload_ints(values: Sequence[int], device: torch.device) -> torch.Tensor:
     return upload(np.array(values, dtype=np.int64), device)
 
 
+def upload_numbers(data: bytes, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Numbers that came as bytes, ``[count]``. Raises ValueError when there are more or fewer of them."""
+    if len(data) != count * dtype.itemsize:
+        raise ValueError(f"{len(data)} bytes came, expected {count} numbers of {dtype.itemsize} bytes")
+    return upload(np.frombuffer(bytearray(data), dtype=np.uint8), device).view(dtype)
+
+
+def take_rows(tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """``tensor[rows]``, for which a device would make the host wait because the list lies in pageable memory.
+
+    Returns:
+        ``[len(rows), ...]``: a view of ``tensor`` where the rows are consecutive, else a copy.
+    """
+    if rows and list(rows) == list(range(rows[0], rows[0] + len(rows))):
+        return tensor[rows[0] : rows[0] + len(rows)]
+    return tensor.index_select(0, upload_ints(rows, tensor.device))
+
+
 def upload_into(target: torch.Tensor, array: npt.NDArray[np.generic]) -> None:
     """Overwrites a tensor of the array's shape and dtype, which keeps its address."""
     source = torch.from_numpy(array)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+import numpy as np
 import torch
 
 from decode_worker.speculation.noise import PLAIN, RECOVER, coin_stream, draw_from
@@ -17,6 +18,7 @@ from decode_worker.speculation.tree import children_of
 from engine.drafts import ROOT, Draft, depths_of
 from engine.logits import SamplingRow
 from engine.sampler import uniform
+from engine.uploads import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class ResidualRule:
     def reject(self, p: torch.Tensor, q: torch.Tensor, token: int) -> tuple[torch.Tensor, torch.Tensor]:
         """``p`` and ``q`` for the siblings that follow a rejected one; both ``[vocab_size]``."""
         rest = q.clone()
-        rest[token] = 0
+        rest[token : token + 1] = 0  # a fill; a single element would be copied to a device, from pageable memory
         return _normalised((p - q).clamp_min(0), otherwise=p), _normalised(rest)
 
     def recover(self, left: torch.Tensor, row: SamplingRow) -> int | None:
@@ -131,7 +133,8 @@ class TypicalRule:
         thresholds = (self.alpha * torch.exp(-entropy)).clamp_max(self.epsilon)
         parents = [draft.parent(node) for node in range(len(draft))]
         above = [parent + 1 for parent in parents]
-        plausible = (target[above, list(draft.token_ids)] > thresholds[above]).tolist()
+        places, tokens = upload(np.array([above, draft.token_ids], dtype=np.int64), target.device).unbind()
+        plausible = (target[places, tokens] > thresholds[places]).tolist()
         reached = [ROOT]
         for node, parent in enumerate(parents):
             if plausible[node] and parent in reached:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
+
+from engine.downloads import fetch, is_on_host
 
 _LIMITS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9)
 _EDGES = (0.0, *_LIMITS, 1.0)
@@ -21,13 +25,19 @@ def prior_of(bucket: int) -> float:
     return _PRIOR_FACTOR * (_EDGES[bucket] + _EDGES[bucket + 1]) / 2
 
 
-def likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, list[float]]:
-    """Of each row the column of its highest logit, int64 ``[num_rows]``, and that column's probability.
+def likeliest(logits: torch.Tensor, to_target: Callable[[torch.Tensor], torch.Tensor]) -> tuple[list[int], list[float]]:
+    """The token of each row's highest logit, and that token's probability: NaN where a logit is NaN or +inf.
 
-    What is no number in the logits makes the probability none, too.
+    Args:
+        logits: ``[num_rows, num_columns]``
+        to_target: maps columns, int64 ``[num_rows]``, to token ids.
     """
-    values = logits.float().cpu().numpy()  # numpy needs a fraction of the time that torch takes for a few rows
-    columns = values.argmax(axis=-1)
+    values = logits.float()
+    if not is_on_host(values):
+        highest, columns = values.max(dim=-1)
+        token_ids, probabilities = fetch(to_target(columns), torch.exp(highest - values.logsumexp(dim=-1)))
+        return token_ids, probabilities
+    rows = values.numpy()  # which needs a fraction of the time that torch takes for a few rows
     with np.errstate(invalid="ignore"):
-        best = 1.0 / np.exp(values - values.max(axis=-1, keepdims=True)).sum(axis=-1)
-    return torch.from_numpy(columns).to(logits.device), best.tolist()
+        best = 1.0 / np.exp(rows - rows.max(axis=-1, keepdims=True)).sum(axis=-1)
+    return to_target(torch.from_numpy(rows.argmax(axis=-1))).tolist(), best.tolist()

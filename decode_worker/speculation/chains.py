@@ -13,10 +13,12 @@ from decode_worker.speculation.acceptance import AcceptanceTracker, DepthAccepta
 from decode_worker.speculation.certainty import bucket_of, likeliest, prior_of
 from decode_worker.speculation.draft_length import DraftPasses, Outlook
 from decode_worker.speculation.noise import draw_drafts
+from engine.downloads import fetch
 from engine.drafts import Draft
 from engine.logits import process_logits
 from engine.request import Request
 from engine.sampler import probabilities
+from engine.uploads import take_rows
 from engine.verification import VerifyResult, sampling_row
 
 _DEEPEST_KEY = 4
@@ -178,13 +180,12 @@ class ChainDrafter:
     def _extend(self, chains: Sequence[Chain], logits: torch.Tensor) -> None:
         """Adds a token to each chain."""
         processed = [index for index, chain in enumerate(chains) if self._is_processed(chain.request)]
-        columns, certainties = likeliest(logits)
-        token_ids = self._vocabulary.to_target(columns).tolist()
+        token_ids, certainties = likeliest(logits, self._vocabulary.to_target)
         for index, token, certainty in zip(range(len(chains)), token_ids, certainties, strict=True):
             if index not in processed:
                 self._add(chains[index], token, certainty, drawn=False)
         if processed:
-            self._extend_processed([chains[index] for index in processed], logits[processed])
+            self._extend_processed([chains[index] for index in processed], take_rows(logits, processed))
 
     def _extend_processed(self, chains: Sequence[Chain], logits: torch.Tensor) -> None:
         """Adds a token to each chain whose request's parameters matter to the draft."""
@@ -193,13 +194,13 @@ class ChainDrafter:
         drawn = [index for index, chain in enumerate(chains) if self._is_drawn(chain.request)]
         likeliest = [index for index in range(len(chains)) if index not in drawn]
         if likeliest:
-            shaped = process_logits(logits[likeliest], [rows[index] for index in likeliest])
-            best, tokens = torch.softmax(shaped, dim=-1).max(dim=-1)
-            for index, token, certainty in zip(likeliest, tokens.tolist(), best.tolist(), strict=True):
+            shaped = process_logits(take_rows(logits, likeliest), [rows[index] for index in likeliest])
+            best, columns = torch.softmax(shaped, dim=-1).max(dim=-1)
+            for index, token, certainty in zip(likeliest, *fetch(columns, best), strict=True):
                 self._add(chains[index], token, certainty, drawn=False)
         if drawn:
             # Rounded before it is drawn from: the verifier has to know the very numbers.
-            probs = probabilities(logits[drawn], [rows[index] for index in drawn]).float()
+            probs = probabilities(take_rows(logits, drawn), [rows[index] for index in drawn]).float()
             tokens_of = draw_drafts(probs, [rows[index] for index in drawn])
             for index, tokens_drawn, row, certainty in zip(
                 drawn, tokens_of, probs, probs.amax(dim=-1).tolist(), strict=True

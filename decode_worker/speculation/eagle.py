@@ -19,6 +19,7 @@ from engine.draft.feature_state import FeatureState, WaitingRows
 from engine.drafts import Draft
 from engine.request import Request
 from engine.scheduler import ScheduledSequence
+from engine.uploads import take_rows
 from engine.verification import VerifyResult
 
 
@@ -90,6 +91,6 @@ class _HeadPasses:
             for rows in self._waiting
         ]
         self._num_guesses += 1
-        hidden = self._hidden if len(kept) == len(self._hidden) else self._hidden[list(kept)]
+        hidden = self._hidden if len(kept) == len(self._hidden) else take_rows(self._hidden, kept)
         self._hidden, logits = self._state.go_on(spans, token_ids, hidden)
         return logits

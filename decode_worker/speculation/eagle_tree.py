@@ -30,12 +30,14 @@ from decode_worker.speculation.method import DraftMethod
 from decode_worker.speculation.tree import GrowingTree, best_nodes, confidences_of, is_prefix, reindexed, tried
 from engine.attention_groups import Span
 from engine.batch import ForwardBatch
+from engine.downloads import fetch
 from engine.draft.feature_state import FeatureState, WaitingRows
 from engine.drafts import ROOT, Draft, depths_of
 from engine.errors import ConfigError
 from engine.logits import SamplingRow, process_logits
 from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence
+from engine.uploads import take_rows
 from engine.verification import VerifyResult, sampling_row
 
 _DEEPEST_KIND = 4
@@ -149,7 +151,7 @@ class _Growth:
     def inputs(self) -> tuple[list[int], torch.Tensor]:
         """Of the beam's rows: tokens, and hidden states ``[len(beam), hidden_size]`` of their parents."""
         parents = [self.output_of[self.tree.parents[node]] for node in self.beam]
-        return [self.tree.token_ids[node] for node in self.beam], self.hidden[parents]
+        return [self.tree.token_ids[node] for node in self.beam], take_rows(self.hidden, parents)
 
     def may_be_extended(self, node: int) -> bool:
         """False when even a certain child of the node would not be among the best."""
@@ -276,7 +278,12 @@ class EagleTreeProposer(DraftMethod):
         started_s = time.monotonic()
         hidden, logits = self._state.catch_up(waiting)
         growths = [
-            _Growth(rows, rows.start, min(room[rows.request.request_id], self._settings.max_nodes), hidden[[index]])
+            _Growth(
+                rows,
+                rows.start,
+                min(room[rows.request.request_id], self._settings.max_nodes),
+                hidden[index : index + 1],
+            )
             for index, rows in enumerate(waiting)
         ]
         active = growths
@@ -305,6 +312,7 @@ class EagleTreeProposer(DraftMethod):
     def _expand(self, growths: Sequence[_Growth], logits: torch.Tensor) -> None:
         """Gives the nodes of each beam their likeliest children, and chooses the next beams among these."""
         sizes = [len(growth.beam) for growth in growths]
+        found: list[torch.Tensor] = []
         for growth, own in zip(growths, torch.split(logits.float(), sizes), strict=True):
             if _is_processed(growth.rows.request.params):
                 shaped = process_logits(self._vocabulary.spread(own), growth.sampling_rows())
@@ -312,7 +320,10 @@ class EagleTreeProposer(DraftMethod):
             else:
                 log_probs, columns = self._likeliest(own)
                 token_ids = self._vocabulary.to_target(columns)
-            self._add_level(growth, token_ids.tolist(), log_probs.tolist())
+            found += (token_ids, log_probs)
+        levels = fetch(*found)
+        for growth, ids, values in zip(growths, levels[::2], levels[1::2], strict=True):
+            self._add_level(growth, ids, values)
 
     def _likeliest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Log probabilities and columns of each row, best first."""

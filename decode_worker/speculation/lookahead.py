@@ -35,6 +35,7 @@ from engine.drafts import ROOT, Draft
 from engine.errors import ConfigError
 from engine.request import Request
 from engine.scheduler import ScheduledSequence
+from engine.uploads import take_rows
 from engine.verification import VerifyResult
 
 Source = Literal["text", "found", "window"]
@@ -245,7 +246,7 @@ class LookaheadProposer(DraftMethod):
             state.num_columns = 0
         if not rows:
             return
-        found = logits[rows].argmax(dim=-1).tolist()
+        found = take_rows(logits, rows).argmax(dim=-1).tolist()
         for state, count in due:
             own, found = found[:count], found[count:]
             if own:

@@ -19,6 +19,7 @@ from decode_worker.speculation.draft_length import DraftPasses, Outlook
 from decode_worker.speculation.method import DraftMethod
 from decode_worker.speculation.tree import best_choices, is_prefix, static_tree, tried
 from engine.batch import ForwardBatch
+from engine.downloads import fetch
 from engine.draft.medusa import MAX_RANKS
 from engine.draft.medusa_state import MedusaState
 from engine.drafts import Draft
@@ -72,8 +73,7 @@ class MedusaProposer(DraftMethod):
         logits = self._heads(torch.stack([hidden for _, hidden in known]))
         probs, columns = torch.softmax(logits.float(), dim=-1).topk(min(MAX_RANKS, logits.shape[-1]), dim=-1)
         # [num_heads, num_requests, num_ranks] → by request
-        token_ids = self._heads.to_target_ids(columns).transpose(0, 1).tolist()
-        certainties = probs.transpose(0, 1).tolist()
+        token_ids, certainties = fetch(self._heads.to_target_ids(columns).transpose(0, 1), probs.transpose(0, 1))
         self._kinds, self._drafts = {}, {}
         drafts: dict[str, Draft] = {}
         for (request, _), tokens, own in zip(known, token_ids, certainties, strict=True):

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from engine.logits import SamplingRow
 from engine.sampler import draw, uniform
+from engine.uploads import take_rows, upload
 
 PLAIN = 0
 RECOVER = 1
@@ -59,12 +61,13 @@ def draw_drafts(probs: torch.Tensor, rows: Sequence[SamplingRow], num_siblings: 
     left = probs.double()
     drawn: list[list[int]] = [[] for _ in rows]
     for sibling in range(num_siblings):
-        able = (left.sum(dim=-1) > 0).nonzero().flatten().tolist()
+        able = [index for index, has_any in enumerate((left.sum(dim=-1) > 0).tolist()) if has_any]
         if not able:
             break
-        tokens = draw_from(left[able], [rows[index] for index in able], draft_stream(sibling))
-        left = left.clone()
-        left[able, tokens] = 0
+        tokens = draw_from(take_rows(left, able), [rows[index] for index in able], draft_stream(sibling))
         for index, token in zip(able, tokens, strict=True):
             drawn[index].append(token)
+        if sibling + 1 < num_siblings:
+            places = upload(np.array([able, tokens], dtype=np.int64), left.device).unbind()
+            left = left.index_put(places, left.new_zeros(()))
     return drawn

@@ -25,7 +25,7 @@ from engine.errors import ConfigError
 from engine.logits import SamplingRow
 from engine.sampler import SampledToken, logprobs_at, probabilities, sample
 from engine.scheduler import ScheduledSequence
-from engine.uploads import upload_ints
+from engine.uploads import take_rows
 from engine.verification import Verifier, VerifyResult, logprobs_of, sampling_row
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class RuleVerifier:
         accepted = tuple(sequence.draft.token_ids[node] for node in verdict.nodes)
         tokens = accepted if verdict.next_token is None else (*accepted, verdict.next_token)
         along = [node + 1 for node in (ROOT, *verdict.nodes)][: len(tokens)]
-        found = logprobs_at(logits[along], [rows[index] for index in along], tokens)
+        found = logprobs_at(take_rows(logits, along), [rows[index] for index in along], tokens)
         return VerifyResult(sequence, accepted, verdict.next_token, verdict.nodes, tuple(found.values()) or None)
 
 
@@ -136,7 +136,7 @@ def _with_rows(batch: ForwardBatch) -> list[tuple[ScheduledSequence, range]]:
 def _take(logits: torch.Tensor, wanted: Sequence[tuple[ScheduledSequence, range]]) -> torch.Tensor:
     """The rows of some of the sequences, one after the other."""
     places = [place for _, rows in wanted for place in rows]
-    return logits if len(places) == logits.shape[0] else logits.index_select(0, upload_ints(places, logits.device))
+    return take_rows(logits, places)
 
 
 def _match(matched: Sequence[tuple[ScheduledSequence, range]], logits: torch.Tensor) -> list[VerifyResult]:

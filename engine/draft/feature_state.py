@@ -25,6 +25,7 @@ from engine.feature_tap import HiddenStates
 from engine.kv_cache import slot_array
 from engine.model_runner import ModelRunner
 from engine.request import Request
+from engine.uploads import take_rows, upload_numbers
 from engine.verification import VerifyResult
 
 _MAX_WAITING_ROWS = 64
@@ -236,9 +237,7 @@ class FeatureState:
         self._has_kv[arrived] = False
         if not state:
             return
-        hidden = torch.frombuffer(bytearray(state), dtype=self.head.dtype).to(self._runner.device)
-        if hidden.numel() != self.head.hidden_size:
-            raise ValueError(f"a draft state of {len(state)} bytes came, expected {self.head.hidden_size} numbers")
+        hidden = upload_numbers(state, self.head.hidden_size, self.head.dtype, self._runner.device)
         self._has_kv[arrived[:-1]] = True
         piece, token_ids = _Piece(hidden[None], [0], is_fused=True), request.tokens_between(end, end + 1)
         self._waiting[request.request_id] = WaitingRows(
@@ -304,7 +303,7 @@ class FeatureState:
 
     def _fused(self, pieces: Sequence[_Piece]) -> list[torch.Tensor]:
         """What the head makes of the pieces' rows, in one pass for all that it has not made yet."""
-        picked = [piece.states[piece.rows] for piece in pieces]
+        picked = [take_rows(piece.states, piece.rows) for piece in pieces]
         raw = [states for states, piece in zip(picked, pieces, strict=True) if not piece.is_fused]
         if not raw:
             return picked

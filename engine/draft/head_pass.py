@@ -62,8 +62,9 @@ class ModuleHeadPass:
         tokens = upload_ints(token_ids, hidden.device)
         attend = PagedAttend(self._backend, rows, self._first_layer)
         fed, normed = self._head(tokens, hidden, rows.positions, attend)
-        if only_last:
-            fed, normed = fed[rows.last], normed[rows.last]
+        if only_last and len(rows.last) < len(token_ids):
+            last = upload_ints(rows.last, hidden.device)
+            fed, normed = fed.index_select(0, last), normed.index_select(0, last)
         return fed, self._head.logits(normed)
 
     def write(self, spans: Sequence[Span], token_ids: Sequence[int], hidden: torch.Tensor) -> None:

@@ -16,6 +16,7 @@ from engine.draft.medusa import MedusaHeads
 from engine.feature_tap import HiddenStates
 from engine.model_runner import ModelRunner
 from engine.request import Request
+from engine.uploads import upload_ints, upload_numbers
 from engine.verification import VerifyResult
 
 
@@ -72,7 +73,8 @@ class MedusaState:
             rows.append(first + sequence.num_tokens + (result.nodes[-1] if result.nodes else -1))
             kept.append((request.request_id, request.num_tokens + len(result.token_ids)))
         if rows:
-            hidden = features[rows].to(self.heads.dtype)
+            # Copied, since a state outlives its step's features.
+            hidden = features.index_select(0, upload_ints(rows, features.device)).to(self.heads.dtype)
             for (request_id, num_tokens), own in zip(kept, hidden, strict=True):
                 self._newest[request_id] = _Newest(own, num_tokens)
 
@@ -97,7 +99,5 @@ class MedusaState:
         """See :class:`engine.draft.network.DraftState`. Without a state the first draft comes a step later."""
         if not state:
             return
-        hidden = torch.frombuffer(bytearray(state), dtype=self.heads.dtype).to(self._device)
-        if hidden.numel() != self.heads.hidden_size:
-            raise ValueError(f"a draft state of {len(state)} bytes came, expected {self.heads.hidden_size} numbers")
+        hidden = upload_numbers(state, self.heads.hidden_size, self.heads.dtype, self._device)
         self._newest[request.request_id] = _Newest(hidden, request.num_computed_tokens + 1)
