@@ -39,8 +39,9 @@ def take_rows(tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     Returns:
         ``[len(rows), ...]``: a view of ``tensor`` where the rows are consecutive, else a copy.
     """
-    if rows and list(rows) == list(range(rows[0], rows[0] + len(rows))):
-        return tensor[rows[0] : rows[0] + len(rows)]
+    first = rows[0] if rows else 0
+    if list(rows) == list(range(first, first + len(rows))):
+        return tensor[first : first + len(rows)]
     return tensor.index_select(0, upload_ints(rows, tensor.device))
 
 

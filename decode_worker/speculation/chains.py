@@ -180,9 +180,10 @@ class ChainDrafter:
     def _extend(self, chains: Sequence[Chain], logits: torch.Tensor) -> None:
         """Adds a token to each chain."""
         processed = [index for index, chain in enumerate(chains) if self._is_processed(chain.request)]
-        token_ids, certainties = likeliest(logits, self._vocabulary.to_target)
-        for index, token, certainty in zip(range(len(chains)), token_ids, certainties, strict=True):
-            if index not in processed:
+        plain = [index for index in range(len(chains)) if index not in processed]
+        if plain:
+            token_ids, certainties = likeliest(take_rows(logits, plain), self._vocabulary.to_target)
+            for index, token, certainty in zip(plain, token_ids, certainties, strict=True):
                 self._add(chains[index], token, certainty, drawn=False)
         if processed:
             self._extend_processed([chains[index] for index in processed], take_rows(logits, processed))

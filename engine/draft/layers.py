@@ -19,6 +19,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from engine.attention.base import AttentionVariant
+from engine.uploads import upload
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 
@@ -114,7 +115,7 @@ class RotaryTable:
         """Cosines and sines, each ``[..., num_tokens, 1, head_dim]``."""
         device = positions.device
         if device not in self._frequencies:
-            self._frequencies[device] = self._frequencies[torch.device("cpu")].to(device)
+            self._frequencies[device] = upload(self._frequencies[torch.device("cpu")].numpy(), device)
         angles = positions[..., None, None].float() * self._frequencies[device]
         angles = torch.cat((angles, angles), dim=-1)
         return (angles.cos() * self._scaling).to(dtype), (angles.sin() * self._scaling).to(dtype)

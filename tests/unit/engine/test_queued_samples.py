@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.overrides import TorchFunctionMode
 
 from engine.logits import SamplingRow, process_logits
 from engine.request import SamplingParams
-from engine.sampler import queue_sample, sample
+from engine.sampler import QueuedSample, queue_sample, sample
+from tests.device_waits import DeviceWaits, Kind
 
 VOCAB_SIZE = 300  # more than top-p sorts at first
 
@@ -46,26 +44,19 @@ batches = st.lists(
 )
 
 
-class NothingFromPageableMemory(TorchFunctionMode):
-    """Refuses what takes tables of Python's to the device as they are, for which the host would wait as well."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
-            index = args[1] if isinstance(args[1], tuple) else (args[1],)
-            assert not any(isinstance(part, list | np.ndarray) for part in index), "an index that lies in host memory"
-        assert func is not torch.tensor, "a tensor of a list"
-        return func(*args, **kwargs)
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(rows=batches)
 def test_no_value_on_the_device_decides_what_is_queued(rows: list[SamplingRow]) -> None:
-    """Tensors of the meta device have none: whoever asks for one, or for a shape that depends on one, fails."""
+    """Reading the outcome waits once, and then finds the log probabilities that rows ask for."""
     logits = torch.empty(len(rows), VOCAB_SIZE, device="meta")
-    with NothingFromPageableMemory():
-        queued = queue_sample(logits, rows)
-    assert queued.token_ids.shape == (len(rows),)
+    waits = DeviceWaits()
+    queued: list[QueuedSample] = []
+    waits.watch(lambda: queued.append(queue_sample(logits, rows)))
+    assert waits.waits == []
+    assert queued[0].token_ids.shape == (len(rows),)
+    waits.watch(queued[0].read)
+    num_logprobs = sum(1 + bool(count) for row in rows if (count := row.params.logprobs) is not None)
+    assert [wait.kind for wait in waits.found] == [Kind.DOWNLOAD] * (1 + num_logprobs)
 
 
 @settings(max_examples=200, deadline=None)

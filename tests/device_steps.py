@@ -1,0 +1,98 @@
+"""Steps of tiny models on a stand-in for a device, with attention as the Triton backend launches it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from engine.attention import triton_paged
+from engine.attention.paged_plan import PlannedBatch, PlanSize, StaticPlan
+from engine.attention.triton_paged import TritonPaged
+from engine.batch import ForwardBatch
+from engine.drafts import Draft
+from engine.forward_pass import TransformersForward
+from engine.kv_cache import TORCH_DTYPES, PagedKVCache
+from engine.model_loader import LoadedModel, prepare_model
+from engine.request import Request, SamplingParams
+from engine.scheduler import ScheduledSequence
+from tests.triton_launches import Launches
+
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLaunches:
+    """Those of the attention kernels."""
+
+    attend: Launches
+    merge: Launches
+
+
+@contextmanager
+def without_kernels() -> Iterator[KernelLaunches]:
+    """Triton's kernels are not run, only noted, so that the backend works on every device."""
+    with pytest.MonkeyPatch.context() as patch:
+        launches = KernelLaunches(Launches(triton_paged.attend), Launches(triton_paged.merge))
+        patch.setattr(triton_paged, "attend", launches.attend)
+        patch.setattr(triton_paged, "merge", launches.merge)
+        patch.setattr("engine.model_runner.create_backend", lambda name, cache: TritonPaged(cache))
+        yield launches
+
+
+def prepared(model: PreTrainedModel) -> LoadedModel:
+    """In float32 on the CPU, without what is changed in models for some CPUs only."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.model_loader.speed_up_products", lambda network, device: None)
+        return prepare_model(model, "float32")
+
+
+def on_device(loaded: LoadedModel) -> LoadedModel:
+    """The same model on the meta device in bfloat16."""
+    loaded.model.to("meta", torch.bfloat16)
+    return replace(loaded, dtype_name="bfloat16")
+
+
+class Steps:
+    """Of one model over a cache of its own.
+
+    Args:
+        num_blocks: of the cache.
+    """
+
+    def __init__(self, loaded: LoadedModel, num_blocks: int = 64) -> None:
+        self.loaded = loaded
+        self.device = loaded.model.device
+        self.cache = PagedKVCache(loaded.kv_spec(BLOCK_SIZE), num_blocks, self.device, scratch=True)
+        self.forward_pass = TransformersForward(loaded, TritonPaged(self.cache))
+
+    def recorded(self, num_seqs: int, tokens_per_seq: int) -> Callable[[], torch.Tensor]:
+        """What a graph of that bucket does; its plan has trees where there are drafts."""
+        count = num_seqs * tokens_per_seq
+        size = PlanSize(num_seqs + 1, count, 4, tokens_per_seq - 1)
+        plan = StaticPlan(size, tokens_per_seq, BLOCK_SIZE, self.cache.num_blocks, self.device)
+        ids = torch.zeros(count, dtype=torch.int64, device=self.device)
+        rows = torch.arange(count, device=self.device)
+        batch = PlannedBatch(ids + self.cache.num_blocks * BLOCK_SIZE, plan.plan)
+        return torch.inference_mode()(lambda: self.forward_pass.compute(ids, ids, rows, batch))
+
+    def eager(self, *lengths: tuple[int, int], draft: Draft | None = None) -> Callable[[], torch.Tensor]:
+        """A step without a graph.
+
+        Args:
+            lengths: of each sequence, how many tokens it has and how many of them are new.
+            draft: of the first sequence.
+        """
+        plan = []
+        for index, (known, new) in enumerate(lengths):
+            blocks = list(range(16 * index, 16 * index + 16))
+            request = Request(
+                str(index), [3] * known, SamplingParams(), num_computed_tokens=known - new, block_ids=blocks
+            )
+            plan.append(ScheduledSequence(request, new, draft if draft and not index else Draft()))
+        batch = ForwardBatch.build(plan, BLOCK_SIZE, self.device, TORCH_DTYPES[self.loaded.dtype_name])
+        return torch.inference_mode()(lambda: self.forward_pass.forward(batch))

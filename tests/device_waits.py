@@ -1,0 +1,224 @@
+"""Finds what makes the host wait for its device, on a machine that has none.
+
+A device computes behind the host. Some operations stop the host until the device has caught up: reading a number,
+making a tensor whose shape depends on values, copying to the host, and copying out of pageable memory. Each of them
+costs a part of the step, and none of them can be recorded as a CUDA graph.
+
+:class:`DeviceWaits` notes such operations, with the line that asked for them, on one of two stand-ins for a device:
+
+``cpu``   All tensors of the CPU count as the device's. Values are real, so that code runs on behind a wait.
+          Copies between host and device do not show.
+``meta``  Tensors of the meta device count as the device's, those of the CPU as the host's. Copies show. What the host
+          reads is made up: every number is 1.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_ROOT = Path(__file__).resolve().parent.parent
+_VALUES = {"_local_scalar_dense", "equal", "allclose", "is_nonzero"}
+_SHAPES = {"nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount"}
+_INDEXED = {"index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_", "_unsafe_index_put"}
+_NO_CALLERS = (__file__, "/site-packages/torch/", str(_ROOT / "engine/downloads.py"))
+_FACTORIES = {"tensor", "as_tensor", "asarray", "new_tensor"}
+
+
+class Kind(Enum):
+    """Why the host waits; a queued upload alone makes it wait for nothing."""
+
+    VALUE = "reads a number"
+    SHAPE = "has a shape that depends on values"
+    DOWNLOAD = "copies to the host"
+    UPLOAD = "copies out of pageable memory"
+    QUEUED_UPLOAD = "is copied from the host by engine.uploads"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """
+    Attributes:
+        place: file and function, as in ``engine/sampler.py:read``; of other packages without what lies above them.
+        line: of the file.
+    """
+
+    kind: Kind
+    operation: str
+    place: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.place} (line {self.line}): {self.operation} {self.kind.value}"
+
+
+class DeviceWaits:
+    """A context in which waits are noted.
+
+    Args:
+        device: ``cpu`` or ``meta``, see the module.
+
+    Attributes:
+        found: all that was noted, in order.
+    """
+
+    def __init__(self, device: str = "meta") -> None:
+        self.device = device
+        self.found: list[Wait] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> DeviceWaits:
+        self._stack.enter_context(_Calls(self))
+        self._stack.enter_context(_Operations(self))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    @property
+    def waits(self) -> list[Wait]:
+        """Those of the found that make the host wait."""
+        return [wait for wait in self.found if wait.kind is not Kind.QUEUED_UPLOAD]
+
+    @property
+    def places(self) -> Counter[str]:
+        """How often the host waits, by place."""
+        return Counter(wait.place for wait in self.waits)
+
+    def watch(self, run: Callable[[], Any]) -> list[Wait]:
+        """What ``run`` does. Behind a wait it may fail, since what the host reads of the meta device is made up."""
+        self.found.clear()
+        with self:
+            try:
+                run()
+            except Exception:
+                if self.device == "cpu" or not self.waits:
+                    raise
+        return list(self.found)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.waits))
+
+    def note(self, kind: Kind, operation: str) -> None:
+        path, function, line = _caller()
+        if kind is Kind.UPLOAD and path == "engine/uploads.py":
+            kind = Kind.QUEUED_UPLOAD
+        self.found.append(Wait(kind, operation, f"{path}:{function}", line))
+
+    def has(self, value: Any) -> bool:
+        """Whether it is a tensor on the device."""
+        return isinstance(value, torch.Tensor) and value.device.type == self.device
+
+
+class _Calls(TorchFunctionMode):
+    """What the meta device hides from dispatch: tables of Python's that become tensors on the way."""
+
+    def __init__(self, waits: DeviceWaits) -> None:
+        super().__init__()
+        self._waits = waits
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        waits, num_found = self._waits, len(self._waits.found)
+        sees_uploads = waits.device == "meta"
+        if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__) and sees_uploads and waits.has(args[0]):
+            if any(isinstance(part, list) for part in _parts(args[1])):
+                waits.note(Kind.UPLOAD, "an index that is a list")
+            elif _sets_one_element(func, args):
+                waits.note(Kind.UPLOAD, "a number set as one element")
+        elif getattr(func, "__name__", "") in _FACTORIES and sees_uploads:
+            result = func(*args, **kwargs)
+            if waits.has(result) and not waits.has(args[-1] if args else None) and len(waits.found) == num_found:
+                waits.note(Kind.UPLOAD, func.__name__)
+            return result
+        if func is torch.Tensor.__setitem__ and isinstance(args[2], int | float | bool) and _has_mask([args[1]]):
+            # As CUDA alone does it: to fill by a mask, it need not know how many elements there are.
+            inner = args[0].dim() - args[1].dim()
+            return args[0].masked_fill_(args[1][(..., *[None] * inner)].bool(), args[2])
+        return func(*args, **kwargs)
+
+
+class _Operations(TorchDispatchMode):
+    def __init__(self, waits: DeviceWaits) -> None:
+        super().__init__()
+        self._waits = waits
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        with self:  # in inference mode composite operations arrive whole
+            result = func.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+        name = func.overloadpacket.__name__
+        waits, tensors = self._waits, [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if name in ("_to_copy", "copy_"):
+            return self._copy(func, name, args, kwargs)
+        if not any(map(waits.has, tensors)):
+            return func(*args, **kwargs)
+        if name in _VALUES:
+            waits.note(Kind.VALUE, name)
+            return _ONES.get(args[0].dtype, 1) if waits.device == "meta" else func(*args, **kwargs)
+        if name in _SHAPES or (name == "repeat_interleave" and kwargs.get("output_size") is None):
+            waits.note(Kind.SHAPE, name)
+        elif name in _INDEXED and _has_mask(args[1]):
+            waits.note(Kind.SHAPE, f"{name} with a mask")
+        elif any(tensor.dim() and not waits.has(tensor) for tensor in tensors):
+            waits.note(Kind.UPLOAD, f"{name} of a tensor of the host's")
+        return func(*args, **kwargs)
+
+    def _copy(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """A copy within the device, or between it and the host."""
+        waits = self._waits
+        source = args[1] if name == "copy_" else args[0]
+        target = args[0].device.type if name == "copy_" else torch.device(kwargs.get("device") or source.device).type
+        if waits.has(source) and target != waits.device:
+            waits.note(Kind.DOWNLOAD, name)
+            if name == "copy_":
+                return args[0].fill_(1)
+            return torch.ones(source.shape, dtype=kwargs.get("dtype") or source.dtype)
+        if not waits.has(source) and target == waits.device:
+            waits.note(Kind.UPLOAD, name)
+        return func(*args, **kwargs)
+
+
+_ONES: dict[torch.dtype, Any] = {torch.bool: True, torch.float32: 1.0, torch.float64: 1.0, torch.bfloat16: 1.0}
+
+
+def _parts(index: Any) -> tuple[Any, ...]:
+    return index if isinstance(index, tuple) else (index,)
+
+
+def _has_mask(parts: Any) -> bool:
+    return any(isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8) for part in parts)
+
+
+def _sets_one_element(func: Any, args: Any) -> bool:
+    """CUDA copies a number to where just one element is indexed, and fills anything else."""
+    if func is not torch.Tensor.__setitem__ or isinstance(args[2], torch.Tensor):
+        return False
+    parts = _parts(args[1])
+    return len(parts) == args[0].dim() and all(isinstance(part, int) for part in parts)
+
+
+def _caller() -> tuple[str, str, int]:
+    """File, function and line of the innermost frame that decided on the operation."""
+    frame: Any = sys._getframe(1)
+    while frame.f_back is not None and any(part in frame.f_code.co_filename for part in _NO_CALLERS):
+        frame = frame.f_back
+    path = Path(frame.f_code.co_filename)
+    if path.is_relative_to(_ROOT) and "site-packages" not in path.parts:
+        name = str(path.relative_to(_ROOT))
+    else:
+        name = str(path).rpartition("/site-packages/")[2]
+    return name, frame.f_code.co_name, frame.f_lineno
