@@ -62,18 +62,23 @@ class Steps:
 
     Args:
         num_blocks: of the cache.
+        num_programs: of attention, that keep the device busy; see :class:`engine.attention.triton_paged.TritonPaged`.
     """
 
-    def __init__(self, loaded: LoadedModel, num_blocks: int = 64) -> None:
+    def __init__(self, loaded: LoadedModel, num_blocks: int = 64, num_programs: int | None = None) -> None:
         self.loaded = loaded
         self.device = loaded.model.device
         self.cache = PagedKVCache(loaded.kv_spec(BLOCK_SIZE), num_blocks, self.device, scratch=True)
-        self.forward_pass = TransformersForward(loaded, TritonPaged(self.cache))
+        self.forward_pass = TransformersForward(loaded, TritonPaged(self.cache, num_programs=num_programs))
 
-    def recorded(self, num_seqs: int, tokens_per_seq: int) -> Callable[[], torch.Tensor]:
-        """What a graph of that bucket does; its plan has trees where there are drafts."""
+    def recorded(self, num_seqs: int, tokens_per_seq: int, max_keys: int = 64) -> Callable[[], torch.Tensor]:
+        """What a graph of that bucket does, but for the copy of the logits; with drafts, its plan has trees.
+
+        Args:
+            max_keys: that a sequence may have.
+        """
         count = num_seqs * tokens_per_seq
-        size = PlanSize(num_seqs + 1, count, 4, tokens_per_seq - 1)
+        size = PlanSize(num_seqs + 1, count, max_keys // BLOCK_SIZE, tokens_per_seq - 1)
         plan = StaticPlan(size, tokens_per_seq, BLOCK_SIZE, self.cache.num_blocks, self.device)
         ids = torch.zeros(count, dtype=torch.int64, device=self.device)
         rows = torch.arange(count, device=self.device)

@@ -1,0 +1,147 @@
+"""What a step launches and what it moves, counted on the meta device: no GPU is needed, and models may have any size.
+
+An operation that computes counts as one kernel; views, and memory that is only allocated, count as none. Sorting
+operations launch several kernels, and count as one all the same. Attention counts as what the Triton backend launches.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from engine.attention import triton_paged
+
+_ALLOCATIONS = {"empty", "new_empty", "empty_strided", "new_empty_strided", "empty_like", "_unsafe_view"}
+_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm"}
+# They read as much of their first tensor as they yield, or write as much of it as they are given.
+_ROW_READS = {"embedding", "index_select", "index", "gather"}
+_ROW_WRITES = {"index_copy_", "index_put_", "scatter_"}
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """
+    Attributes:
+        name: of the operation.
+        layer: the decoder layer that launched it; None outside of them.
+        num_bytes: that it reads and writes, if nothing stays in a cache.
+    """
+
+    name: str
+    layer: int | None
+    num_bytes: int
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it multiplies matrices."""
+        return self.name in _PRODUCTS
+
+
+class KernelLedger(TorchDispatchMode):
+    """A context in which kernels are booked.
+
+    Args:
+        layers: decoder layers; kernels in between belong to none of them.
+        num_keys: that the step's sequences attend to, all together.
+
+    Attributes:
+        kernels: in order.
+    """
+
+    def __init__(self, layers: Sequence[torch.nn.Module], num_keys: int) -> None:
+        super().__init__()
+        self.kernels: list[Kernel] = []
+        self._num_keys = num_keys
+        self._layer: int | None = None
+        self._hooks = ExitStack()
+        for index, layer in enumerate(layers):
+            self._hooks.enter_context(layer.register_forward_pre_hook(self._enters(index)))
+            self._hooks.enter_context(layer.register_forward_hook(self._enters(None)))
+
+    def of_layer(self, layer: int | None) -> list[Kernel]:
+        return [kernel for kernel in self.kernels if kernel.layer == layer]
+
+    def names(self, layer: int | None) -> Counter[str]:
+        return Counter(kernel.name for kernel in self.of_layer(layer))
+
+    def book_attention(self, name: str, tensors: Sequence[torch.Tensor], num_cached: int = 0) -> None:
+        """
+        Args:
+            tensors: that the kernel reads or writes whole.
+            num_cached: bytes of a key and its value, over all heads.
+        """
+        self.kernels.append(Kernel(name, self._layer, sum(map(_bytes, tensors)) + num_cached * self._num_keys))
+
+    @contextmanager
+    def open(self) -> Iterator[KernelLedger]:
+        """Books what is computed within, Triton's launches included."""
+        with self, self._hooks, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(triton_paged, "attend", _Booked(self, "attend"))
+            patch.setattr(triton_paged, "merge", _Booked(self, "merge"))
+            yield self
+
+    def _enters(self, layer: int | None) -> Any:
+        def enter(*args: Any) -> None:
+            self._layer = layer
+
+        return enter
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        with self:  # in inference mode composite operations arrive whole
+            result = func.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+        result = func(*args, **kwargs)
+        name = func.overloadpacket.__name__
+        if func.is_view or name in _ALLOCATIONS:
+            return result
+        inputs, outputs = _tensors((args, kwargs)), _tensors(result)
+        if any(tensor.is_meta for tensor in (*inputs, *outputs)):
+            self.kernels.append(Kernel(name, self._layer, _moved(name, inputs, outputs)))
+        return result
+
+
+class _Booked:
+    """Stands in for a kernel of Triton's."""
+
+    def __init__(self, ledger: KernelLedger, name: str) -> None:
+        self._ledger = ledger
+        self._name = name
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        if self._name == "merge":
+            return lambda output, target, stats, *_, **__: self._ledger.book_attention("merge", (output, target, stats))
+        return self._attend
+
+    def _attend(self, query: Any, keys: Any, values: Any, *others: Any, **constants: Any) -> None:
+        _, _, target, stats = others[:4]
+        written = (target, stats) if constants["is_split"] else (target,)
+        self._ledger.book_attention("attend", (query, *written), sum(_bytes(rows[0]) for rows in (keys, values)))
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """Of its elements, each once where it was expanded."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def _moved(name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> int:
+    if name in _ROW_READS:
+        return sum(map(_bytes, inputs[1:])) + 2 * sum(map(_bytes, outputs))
+    if name in _ROW_WRITES:
+        return sum(map(_bytes, inputs[1:])) + _bytes(inputs[-1])
+    if name in ("copy_", "fill_", "zero_"):
+        return sum(map(_bytes, inputs))
+    return sum(map(_bytes, inputs)) + sum(map(_bytes, outputs))
