@@ -28,7 +28,7 @@ status=0; \
 	exit $$status
 endef
 
-.PHONY: help setup demo test test-thorough bench profile lint format proto clean
+.PHONY: help setup demo test test-thorough test-cpu-kinds bench profile lint format proto clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 22
@@ -46,6 +46,9 @@ test: $(INSTALLED_TEST)  ## run the tests (ARGS="tests/unit -x" for some of them
 test-thorough: $(INSTALLED_TEST)  ## the same, with the slowest in every case and at full size
 	@$(BIN)/baton model pull smollm2-135m-instruct
 	@export PYTEST_ADDOPTS=--thorough; $(ALL_TESTS)
+
+test-cpu-kinds: $(INSTALLED_TEST)  ## the tests that depend on the CPU, once for each kind that this one can stand in for
+	@$(BIN)/python -m tests.cpu_kinds $(ARGS)
 
 bench: $(INSTALLED_TEST)  ## measure engine, KV path, router and start-up, and compare with benchmarks/history.jsonl
 	@$(BIN)/baton model pull smollm2-135m-instruct

@@ -6,6 +6,7 @@ way; drafts' prompts do, and prompts of models that are computed by their own mo
 
 from __future__ import annotations
 
+import os
 from functools import partial
 
 import torch
@@ -14,11 +15,20 @@ from torch.nn.functional import linear
 
 LEAST_ROWS = 16
 """For fewer, casting the weights takes as long as the product does."""
+_LIMITS_WITHOUT_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
+"""Values of oneDNN's ``ONEDNN_MAX_CPU_ISA``."""
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Whether torch computes bfloat16 by instructions for it; without, it takes several times as long as float32."""
-    return device.type != "cpu" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    """Whether torch computes bfloat16 by instructions for it; without, it takes several times as long as float32.
+
+    oneDNN, which multiplies for torch, may have been told to use fewer instructions than the CPU has.
+    """
+    if device.type != "cpu":
+        return True
+    if os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in _LIMITS_WITHOUT_BFLOAT16:
+        return False
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def speed_up_products(network: nn.Module, device: torch.device) -> None:

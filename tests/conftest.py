@@ -14,10 +14,12 @@ from hypothesis import HealthCheck, settings
 
 from cluster.logs import PACKAGES
 from cluster.worker_environment import worker_variables
+from tests.cpu_kinds.process import take_on_kind
 
 os.environ.update(worker_variables())
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+take_on_kind()
 settings.register_profile("shared", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
 
@@ -38,6 +40,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says on which kinds of CPU tests ran, see :mod:`tests.cpu_kinds`."""
+    reports = [report for group in terminalreporter.stats.values() for report in group]
+    found = [value for report in reports for name, value in _properties(report) if name == "cpu kind"]
+    if found:
+        terminalreporter.section("CPU kinds")
+        for line in dict.fromkeys(found):
+            terminalreporter.line(str(line))
+
+
+def _properties(report: object) -> list[tuple[str, object]]:
+    return list(getattr(report, "user_properties", ()))
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ import torch
 from filelock import FileLock
 
 from engine.forward_pass import NotFusableError
+from engine.fused.emitter import features
 from engine.fused.threads import Serve
 from engine.fused.tiles import has_tiles
 from engine.model_cache import CACHE_VARIABLE, cache_dir
@@ -82,7 +83,7 @@ def _kept_in(folder: Path, numba: Any, lock_name: str) -> Iterator[bool]:
 
 def _version(numba_version: str) -> str:
     """Names everything that the compiled code depends on; numba itself looks at one file and at the CPU."""
-    digest = hashlib.blake2b(f"{numba_version} {has_tiles()}".encode(), digest_size=8)
+    digest = hashlib.blake2b(f"{numba_version} {has_tiles()} {sorted(features())}".encode(), digest_size=8)
     folder = Path(__file__).parent
     for source in (*sorted(folder.glob("*.py")), *(folder.parent / name for name in _CONSTANTS)):
         digest.update(source.read_bytes())

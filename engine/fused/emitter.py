@@ -11,6 +11,7 @@ import llvmlite.binding
 from llvmlite import ir
 from numba import config, types
 from numba.core import cgutils
+from numba.core.codegen import get_host_cpu_features
 
 I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 F32 = ir.FloatType()
@@ -37,24 +38,23 @@ class BFloat(ir.Type):
 
 
 @cache
-def _features() -> frozenset[str]:
-    """Instruction sets that code may be made for: the host's, unless numba was told to make code for another CPU."""
-    if config.CPU_NAME or config.CPU_FEATURES:
-        return frozenset()
-    return frozenset(name for name, present in llvmlite.binding.get_host_cpu_features().items() if present)
+def features() -> frozenset[str]:
+    """Instruction sets that numba makes code for: those that ``NUMBA_CPU_FEATURES`` names, else the host's."""
+    named = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
+    return frozenset(name[1:] for name in named.split(",") if name.startswith("+"))
 
 
 def has_features(*names: str) -> bool:
     """Whether code may use these, as LLVM calls them."""
-    return _features().issuperset(names)
+    return features().issuperset(names)
 
 
 @cache
 def lanes() -> int:
     """float32 values in a vector register."""
-    if "avx512f" in _features():
+    if "avx512f" in features():
         return 16
-    return 8 if "avx2" in _features() else 4
+    return 8 if "avx2" in features() else 4
 
 
 @cache
@@ -125,7 +125,7 @@ def add_all(
 
 def has_pairs() -> bool:
     """Whether an instruction multiplies pairs of bfloat16."""
-    return "avx512bf16" in _features() and lanes() == 16
+    return "avx512bf16" in features() and lanes() == 16
 
 
 @cache
@@ -134,7 +134,7 @@ def has_fast_pairs() -> bool:
 
     It is not on an Emerald Rapids: one core multiplies 84 GFLOP/s with it, and 160 of float32.
     """
-    return has_pairs() and llvmlite.binding.get_host_cpu_name() not in _SLOW_PAIRS
+    return has_pairs() and (config.CPU_NAME or llvmlite.binding.get_host_cpu_name()) not in _SLOW_PAIRS
 
 
 def is_widened(kind: types.Type) -> bool:
@@ -205,7 +205,7 @@ class Emitter:
         """float16 as ``<n x i16>`` → float32."""
         count = bits.type.count
         ints, floats = ir.VectorType(I32, count), ir.VectorType(F32, count)
-        if "f16c" in _features():
+        if "f16c" in features():
             return self.b.fpext(self.b.bitcast(bits, ir.VectorType(ir.HalfType(), count)), floats)
         # Elsewhere LLVM may call a function that nobody defines. The bias differs, infinity, and what is small.
         wide = self.b.zext(bits, ints)

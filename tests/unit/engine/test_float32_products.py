@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from engine import float32_products
-from engine.float32_products import LEAST_ROWS, speed_up_products
+from engine.float32_products import LEAST_ROWS, has_bfloat16, speed_up_products
 
 CPU = torch.device("cpu")
 
@@ -57,3 +57,16 @@ def test_a_copy_and_a_cast_multiply_with_weights_of_their_own() -> None:
     assert not copied(states.to(torch.bfloat16)).any()
     assert original(states.to(torch.bfloat16)).any()
     torch.testing.assert_close(original.float()(states), network(torch.bfloat16).float()(states))
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [("", True), ("avx512_core_bf16", True), ("avx512_core", False), ("AVX2", False)],
+)
+def test_instructions_that_onednn_may_not_use_do_not_count(
+    limit: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    assert has_bfloat16(CPU) == expected
+    assert has_bfloat16(torch.device("meta"))

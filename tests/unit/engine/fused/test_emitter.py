@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llvmlite import ir
+from llvmlite.binding import FeatureMap
 
 from engine.fused import emitter
-from engine.fused.emitter import parts_in_registers
+from engine.fused.emitter import features, parts_in_registers
 
 
 @given(count=st.integers(1, 16), sums_each=st.integers(1, 30), most=st.sampled_from((12, 24)))
@@ -30,6 +31,23 @@ def test_a_tile_is_one_part_where_registers_are_many() -> None:
         patch.setattr(emitter, "_most_sums", lambda: 12)
         assert parts_in_registers(4, 4) == [range(2), range(2, 4)]
         assert parts_in_registers(16, 1) == [range(8), range(8, 16)]
+
+
+@pytest.mark.parametrize(("named", "expected"), [("+avx2,-avx512f,+fma", {"avx2", "fma"}), ("", set())])
+def test_code_is_made_of_what_numba_is_told_to_use(
+    named: str, expected: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(emitter.config, "CPU_FEATURES", named)
+    assert features.__wrapped__() == expected
+
+
+def test_code_is_made_without_avx_where_numba_is_told_to_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = {"avx": True, "avx2": True, "avx512f": True, "sse2": True, "amx-tile": False}
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: FeatureMap(host))
+    monkeypatch.setattr(emitter.config, "CPU_FEATURES", None)
+    for enabled, expected in ((1, {"avx", "avx2", "avx512f", "sse2"}), (0, {"sse2"})):
+        monkeypatch.setattr("numba.core.config.ENABLE_AVX", enabled)
+        assert features.__wrapped__() == expected
 
 
 class Shuffles:

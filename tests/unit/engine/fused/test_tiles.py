@@ -114,27 +114,47 @@ def test_int8_and_int4_give_the_bits_of_their_numbers_as_operands(k: int) -> Non
             assert torch.equal(product(x, int4, alone=alone), product(x, levels, alone=alone))
 
 
-@pytest.mark.parametrize(
-    "lacks",
-    [{"sys.platform": "darwin"}, {"platform.machine": lambda: "aarch64"}, {"has_features": lambda *names: False}],
-)
-def test_no_leave_is_asked_for_what_is_not_there(lacks: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_library(*arguments: object, **options: object) -> None:
-        raise AssertionError("the kernel was asked")
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """What a kernel that refuses was asked for, on a CPU that has a matrix unit."""
+    found: list[tuple[int, ...]] = []
 
-    monkeypatch.setattr(ctypes, "CDLL", no_library)
-    for name, value in lacks.items():
-        monkeypatch.setattr(f"engine.fused.tiles.{name}", value)
-    assert not tiles.has_tiles.__wrapped__()
-
-
-def test_a_kernel_that_refuses_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     class Refusing:
         def __init__(self, *arguments: object, **options: object) -> None: ...
 
         def syscall(self, *numbers: int) -> int:
+            found.append(numbers)
             return -1
 
     monkeypatch.setattr(ctypes, "CDLL", Refusing)
-    monkeypatch.setattr("engine.fused.tiles.has_features", lambda *names: True)
+    present: dict[str, object] = {
+        "sys.platform": "linux",
+        "platform.machine": lambda: "x86_64",
+        "lanes": lambda: TILE,
+        "has_features": lambda *names: True,
+    }
+    for name, value in present.items():
+        monkeypatch.setattr(f"engine.fused.tiles.{name}", value)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "lacking"),
+    [
+        ("sys.platform", "darwin"),
+        ("platform.machine", lambda: "aarch64"),
+        ("lanes", lambda: TILE // 2),
+        ("has_features", lambda *names: False),
+    ],
+)
+def test_no_leave_is_asked_for_what_is_not_there(
+    name: str, lacking: object, asked: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"engine.fused.tiles.{name}", lacking)
     assert not tiles.has_tiles.__wrapped__()
+    assert asked == []
+
+
+def test_a_kernel_that_refuses_is_believed(asked: list[tuple[int, ...]]) -> None:
+    assert not tiles.has_tiles.__wrapped__()
+    assert len(asked) == 1

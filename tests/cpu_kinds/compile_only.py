@@ -1,0 +1,63 @@
+"""Compiles the fused decoder's pieces for a kind of CPU that need not be this one, and names their instructions.
+
+``python -m tests.cpu_kinds.compile_only KIND``: nothing that is compiled is run. Emulation cannot show that LLVM takes
+the instructions as they are written; this does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+from importlib import import_module
+
+from tests.cpu_kinds.kinds import KINDS
+
+INSTRUCTIONS = {
+    "amx": {"ldtilecfg", "tdpbf16ps", "tileloadd", "tilerelease", "tilestored", "tilezero", "vreduceps", "vscalefps"},
+    "bfloat16": {"vdpbf16ps", "vcvtne2ps2bf16", "vpermw"},
+    "avx512": {"vfmadd231ps"},
+}
+"""Some that the pieces must be made of, by the kind."""
+_ADDRESS, _HALF = "int64", "uint16"
+_PIECES = {
+    "test_smallest_products._dot": (_HALF, *[_ADDRESS] * 5),
+    "test_smallest_products._multiply": (_HALF, *[_ADDRESS] * 6),
+    "test_smallest_products._dot_int4": (_HALF, *[_ADDRESS] * 5),
+    "test_activation._gated_silu": (_HALF, *[_ADDRESS] * 4),
+    "test_split_softmax._weigh": (*[_ADDRESS] * 4, "float32", _ADDRESS, _ADDRESS),
+}
+"""Compiled functions of the tests, and their arguments' types."""
+
+
+class _WillingKernel:
+    """Gives leave to use the matrix unit."""
+
+    def __init__(self, *arguments: object, **options: object) -> None: ...
+
+    def syscall(self, *numbers: int) -> int:
+        return 0
+
+
+def main() -> int:
+    kind = KINDS[sys.argv[1]]
+    os.environ["NUMBA_CPU_NAME"] = kind.llvm_name
+    os.environ["NUMBA_CPU_FEATURES"] = ",".join(f"+{name}" for name in sorted(kind.needs | {"avx2", "fma", "f16c"}))
+    tiles = import_module("engine.fused.tiles")
+    real, ctypes.CDLL = ctypes.CDLL, _WillingKernel  # type: ignore[assignment,misc]
+    tiles.has_tiles()
+    ctypes.CDLL = real  # type: ignore[misc]
+    found = set()
+    for name, arguments in _PIECES.items():
+        module, function = name.split(".")
+        compiled = getattr(import_module(f"tests.unit.engine.fused.{module}"), function)
+        compiled.compile(f"void({', '.join(arguments)})")
+        for code in compiled.inspect_asm().values():
+            found |= set(re.findall(r"^\s+([a-z]\w+)", code, re.MULTILINE))
+    sys.stdout.write(" ".join(sorted(found)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""Turns a test process into one that runs on another kind of CPU."""
+
+from __future__ import annotations
+
+import os
+
+VARIABLE = "BATON_TEST_CPU_KIND"
+"""Names the kind as which a test process runs. Unset: this CPU as it is."""
+
+
+def take_on_kind() -> None:
+    """Takes on the kind that :data:`VARIABLE` names, if any; before numba and torch are loaded.
+
+    Raises:
+        ValueError: there is no such kind, or this CPU cannot stand in for it.
+    """
+    name = os.environ.get(VARIABLE)
+    if not name:
+        return
+    # Every test process comes by, and numba with its parts need not be installed for most.
+    from tests.cpu_kinds.kinds import KINDS, environment_of, host_features, how_to_run
+
+    if name not in KINDS:
+        raise ValueError(f"{VARIABLE} is {name!r}, expected one of {', '.join(KINDS)}.")
+    kind, features = KINDS[name], host_features()
+    how = how_to_run(kind, features)
+    if how is None:
+        raise ValueError(f"{VARIABLE} is {name!r}, for which this CPU cannot stand in.")
+    os.environ.update(environment_of(kind, features))
+    if how == "emulated":
+        from tests.cpu_kinds.emulation import emulate  # loads numba, which reads the environment
+
+        emulate(kind, features)
