@@ -147,7 +147,7 @@ class EngineConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: CUDA where Ray grants a GPU, else the CPU."""
     threads: PositiveInt | None = None
-    """Threads of torch on the CPU; null: every core, since one request never needs both pools at once."""
+    """Threads of torch on the CPU; null: every core, since one request never needs both pools at once; on CUDA 1."""
     decoder: Literal["auto", "fused", "transformers"] = "auto"
     """What computes the model. fused: one compiled program, on the CPU, for models of the Llama family; transformers:
     the model's own modules; auto: fused where it can."""

@@ -149,7 +149,8 @@ class WorkerHost:
 
     @property
     def _num_threads(self) -> int:
-        return self._config.engine.threads or usable_cores()
+        engine = self._config.engine
+        return engine_threads(engine.threads, pick_device(engine.device))
 
     @property
     def _runs_draft(self) -> bool:
@@ -218,6 +219,11 @@ class WorkerHost:
             kv_blocks=runner.cache.num_blocks,
             memory=self._memory,
         )
+
+
+def engine_threads(configured: int | None, device: torch.device) -> int:
+    """CPU threads of an engine. On a GPU it copies small tables at most, and more threads only wait for each other."""
+    return configured or (usable_cores() if device.type == "cpu" else 1)
 
 
 def with_checked_encoding(config: BatonConfig, runner: ModelRunner) -> BatonConfig:

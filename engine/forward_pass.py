@@ -102,8 +102,10 @@ def create_fused(
     """The fused decoder over a model's cache, with its weights as they are, as ``int8`` or as ``int4``.
 
     Raises:
-        NotFusableError: it does not know the model, or cannot be compiled here.
+        NotFusableError: it does not know the model, cannot be compiled here, or the model is not on the CPU.
     """
+    if loaded.model.device.type != "cpu":  # before the import, which takes seconds and may fail where none needs it
+        raise NotFusableError("the fused decoder computes on the CPU")
     try:
         from engine.fused.decoder import FusedDecoder  # needs numba, which not every platform has
     except ImportError as error:

@@ -117,8 +117,8 @@ def load_model(source: ModelSource, dtype: str, device: torch.device, weights: s
     config = load_config(source)
     check_architecture(config)
     dtype_name = pick_dtype(dtype, config, device)
-    model: Any = _load_weights(source, config, TORCH_DTYPES[dtype_name])
-    return prepare_model(model.to(device).eval(), dtype_name, weights)
+    model = _load_weights(source, config, TORCH_DTYPES[dtype_name], device)
+    return prepare_model(model.eval(), dtype_name, weights)
 
 
 def prepare_model(model: PreTrainedModel, dtype_name: str, weights: str = "native") -> LoadedModel:
@@ -218,16 +218,18 @@ def load_config(source: ModelSource) -> Any:
         ) from error
 
 
-def _load_weights(source: ModelSource, config: Any, dtype: torch.dtype) -> PreTrainedModel:
+def _load_weights(source: ModelSource, config: Any, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """On a GPU the weights go there tensor by tensor: the host need not hold them, and quantizers find them there."""
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModelError(
             f"{type(config).__name__.removesuffix('Config')} has no causal language model in transformers; "
             "baton serves decoder-only language models."
         )
     disable_progress_bar()  # a bar is no line of a log
+    placement = {} if device.type == "cpu" else {"device_map": {"": device}}
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source.path, config=config, dtype=dtype, output_loading_info=True
+            source.path, config=config, dtype=dtype, output_loading_info=True, **placement
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(f"model: the weights of {source.name} could not be loaded: {error}") from error

@@ -7,7 +7,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_OURS = ("engine.attention.triton_kernels", "engine.attention.triton_paged", "engine.fp8_kernels")
+_OURS = (
+    "engine.attention.triton_kernels",
+    "engine.attention.triton_paged",
+    "engine.attention.triton_probe",
+    "engine.fp8_kernels",
+)
 _SWITCH = "TRITON_INTERPRET"
 
 

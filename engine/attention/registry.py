@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
+import logging
 from collections.abc import Callable
+
+import torch
 
 from engine.attention.base import AttentionBackend
 from engine.attention.torch_sdpa import TorchSDPA
 from engine.errors import ConfigError
 from engine.kv_cache import PagedKVCache
+
+logger = logging.getLogger(__name__)
+
+_TRITON_NEEDS = (
+    "Triton compiles kernels when they are first launched. It needs the package triton (pip install "
+    "'baton-serve[gpu]'), a C compiler (gcc or clang in PATH, or named by CC) and Python's header files (on Debian and "
+    "Ubuntu: apt-get install gcc python3-dev)."
+)
 
 
 def _triton_paged(cache: PagedKVCache) -> AttentionBackend:
@@ -25,6 +35,11 @@ def _triton_paged(cache: PagedKVCache) -> AttentionBackend:
             f"{cache.device.type}. Set engine.attention_backend to auto or torch_sdpa; for tests of the kernels "
             "themselves, TRITON_INTERPRET=1 in the worker's environment runs them on the CPU, very slowly."
         )
+    if cache.device.type == "cuda" and (reason := _why_no_triton(cache.device)) is not None:
+        raise ConfigError(
+            f"engine.attention_backend is 'triton_paged', but Triton cannot run a kernel here ({reason}). "
+            f"{_TRITON_NEEDS} Or set engine.attention_backend to auto or torch_sdpa."
+        )
     return TritonPaged(cache)
 
 
@@ -35,13 +50,13 @@ _BACKENDS: dict[str, Callable[[PagedKVCache], AttentionBackend]] = {
 
 
 def create_backend(name: str, cache: PagedKVCache) -> AttentionBackend:
-    """``auto`` takes the best one for the cache's device.
+    """``auto`` takes the best one that runs on the cache's device, and warns where a GPU lacks what that needs.
 
     Raises:
         ConfigError: the name is unknown, or the backend cannot run here.
     """
     if name == "auto":
-        name = "triton_paged" if cache.device.type == "cuda" and _has_triton() else "torch_sdpa"
+        name = _best_for(cache.device)
     if name not in _BACKENDS:
         raise ConfigError(
             f"engine.attention_backend is {name!r}, but the known backends are: auto, {', '.join(sorted(_BACKENDS))}."
@@ -49,5 +64,33 @@ def create_backend(name: str, cache: PagedKVCache) -> AttentionBackend:
     return _BACKENDS[name](cache)
 
 
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+def _best_for(device: torch.device) -> str:
+    if device.type != "cuda":
+        return "torch_sdpa"
+    reason = _why_no_triton(device)
+    if reason is None:
+        return "triton_paged"
+    logger.warning(
+        "attention is computed by torch_sdpa, which is slower and allows no CUDA graphs, since Triton cannot run a "
+        "kernel here (%s). %s",
+        reason,
+        _TRITON_NEEDS,
+    )
+    return "torch_sdpa"
+
+
+def _why_no_triton(device: torch.device) -> str | None:
+    """Why Triton cannot compile and launch a kernel on a GPU; ``None`` when it can.
+
+    Raises:
+        torch.AcceleratorError, torch.OutOfMemoryError: the GPU itself is at fault.
+    """
+    try:
+        from engine.attention.triton_probe import run_probe  # not every platform has triton
+
+        run_probe(device)
+    except (torch.AcceleratorError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001 - compilers, loaders and drivers fail with errors of many kinds
+        return f"{type(error).__name__}: {error}"
+    return None

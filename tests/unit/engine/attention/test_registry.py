@@ -32,16 +32,59 @@ def test_auto_gathers_on_the_cpu(cache: PagedKVCache) -> None:
     assert isinstance(create_backend("auto", cache), TorchSDPA)
 
 
-@pytest.mark.parametrize(("has_triton", "name"), [(True, "triton_paged"), (False, "torch_sdpa")])
-def test_auto_takes_triton_on_cuda_where_there_is_one(
-    cuda_cache: PagedKVCache, monkeypatch: pytest.MonkeyPatch, has_triton: bool, name: str
+@pytest.mark.parametrize(("reason", "name"), [(None, "triton_paged"), ("no C compiler", "torch_sdpa")])
+def test_auto_takes_triton_on_cuda_where_a_kernel_runs(
+    cuda_cache: PagedKVCache, monkeypatch: pytest.MonkeyPatch, reason: str | None, name: str
 ) -> None:
     chosen: list[str] = []
     for known in list(registry._BACKENDS):
         monkeypatch.setitem(registry._BACKENDS, known, lambda _, known=known: chosen.append(known))
-    monkeypatch.setattr(registry, "_has_triton", lambda: has_triton)
+    monkeypatch.setattr(registry, "_why_no_triton", lambda device: reason)
     create_backend("auto", cuda_cache)
     assert chosen == [name]
+
+
+@pytest.fixture
+def failing_probe(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
+    """The probe raises the error in the list."""
+    errors: list[BaseException] = [RuntimeError("Failed to find C compiler. Please specify via CC")]
+
+    def run_probe(device: torch.device) -> None:
+        raise errors[0]
+
+    monkeypatch.setattr("engine.attention.triton_probe.run_probe", run_probe)
+    return errors
+
+
+def test_auto_says_why_it_does_without_triton_and_what_to_install(
+    cuda_cache: PagedKVCache, failing_probe: list[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert isinstance(create_backend("auto", cuda_cache), TorchSDPA)
+    assert "RuntimeError: Failed to find C compiler" in caplog.text
+    assert "apt-get install gcc python3-dev" in caplog.text
+
+
+def test_triton_that_was_asked_for_and_cannot_run_is_refused(
+    cuda_cache: PagedKVCache, failing_probe: list[BaseException]
+) -> None:
+    with pytest.raises(ConfigError, match=r"Failed to find C compiler.*gcc python3-dev.* Or set .*torch_sdpa"):
+        create_backend("triton_paged", cuda_cache)
+
+
+def test_a_gpu_that_is_at_fault_is_no_lack_of_triton(
+    cuda_cache: PagedKVCache, failing_probe: list[BaseException]
+) -> None:
+    failing_probe[0] = torch.AcceleratorError("an illegal memory access was encountered")
+    with pytest.raises(torch.AcceleratorError):
+        create_backend("auto", cuda_cache)
+
+
+def test_the_probe_fails_where_there_is_no_gpu_and_runs_in_the_interpreter() -> None:
+    cpu = torch.device("cpu")
+    if not torch.cuda.is_available():
+        assert registry._why_no_triton(cpu)
+    with interpreted_triton():
+        assert registry._why_no_triton(cpu) is None
 
 
 def test_an_unknown_name_is_refused(cache: PagedKVCache) -> None:

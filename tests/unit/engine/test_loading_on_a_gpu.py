@@ -1,0 +1,101 @@
+"""What loading a model on a GPU does, seen from a machine without one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from cluster.cores import usable_cores
+from cluster.worker_host import engine_threads
+from engine.errors import UnsupportedModelError
+from engine.model_loader import LoadedModel, load_model, prepare_model
+from engine.model_runner import ModelRunner
+from engine.model_source import ModelSource
+from tests.tiny_models import tiny_model
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+_RUNNER_ON_META = """
+import sys
+from engine.model_loader import prepare_model
+from engine.model_runner import ModelRunner
+from tests.tiny_models import tiny_model
+loaded = prepare_model(tiny_model("llama"), "float32")
+loaded.model.to("meta")
+ModelRunner(loaded, 4, 16)
+print([name for name in sys.modules if name == "numba" or name.startswith("engine.fused")])
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> ModelSource:
+    tiny_model("llama").save_pretrained(tmp_path)
+    return ModelSource(str(tmp_path), "llama")
+
+
+@pytest.fixture
+def on_meta() -> LoadedModel:
+    """A model that is on another device than the CPU."""
+    model: Any = tiny_model("llama")
+    loaded = prepare_model(model, "float32")
+    model.to("meta")
+    return loaded
+
+
+def test_a_model_elsewhere_than_on_the_cpu_asks_for_no_fused_decoder(
+    on_meta: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "engine.fused.decoder", None)  # an import of it would fail, with another message
+    assert not ModelRunner(on_meta, 4, 16, decoder="auto").is_fused
+    with pytest.raises(UnsupportedModelError, match=r"^the fused decoder computes on the CPU$"):
+        ModelRunner(on_meta, 4, 16, decoder="fused")
+    with pytest.raises(UnsupportedModelError, match=r"int8, which only .* the fused decoder computes on the CPU"):
+        ModelRunner(on_meta, 4, 16, weights="int8")
+
+
+@pytest.mark.thorough
+def test_a_model_elsewhere_than_on_the_cpu_imports_no_compiler() -> None:
+    """In a process of its own, so that whatever is imported counts."""
+    command = [sys.executable, "-c", _RUNNER_ON_META]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("device", "placement"), [(CPU, None), (CUDA, {"": CUDA})])
+def test_weights_go_straight_to_the_device(
+    source: ModelSource, monkeypatch: pytest.MonkeyPatch, device: torch.device, placement: dict[str, Any] | None
+) -> None:
+    load, asked = AutoModelForCausalLM.from_pretrained, []
+
+    def from_pretrained(*args: Any, device_map: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+        asked.append(device_map)
+        return load(*args, **kwargs)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    load_model(source, "float32", device)
+    assert asked == [placement]
+
+
+def test_a_placed_model_is_the_same_and_has_no_hooks(source: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the way that a GPU takes, to the only device that there is."""
+    plain = load_model(source, "float32", CPU)
+    load = AutoModelForCausalLM.from_pretrained
+    monkeypatch.setattr(
+        AutoModelForCausalLM, "from_pretrained", lambda *args, **kwargs: load(*args, **kwargs, device_map={"": CPU})
+    )
+    placed = load_model(source, "float32", CPU)
+    assert placed.fingerprint == plain.fingerprint
+    assert not [name for name, module in placed.model.named_modules() if hasattr(module, "_hf_hook")]
+
+
+def test_an_engine_on_a_gpu_has_one_thread_unless_more_are_configured() -> None:
+    assert engine_threads(None, CUDA) == 1
+    assert engine_threads(None, CPU) == usable_cores()
+    assert engine_threads(6, CUDA) == engine_threads(6, CPU) == 6
