@@ -32,10 +32,17 @@ class PlanAttention:
             plan = batch.plan
         else:
             plan = make_plan([span for group in batch.groups for span in group.spans], self._cache.device)
-        output = torch.full((*query.shape[:2], value.shape[-1]), torch.nan, dtype=query.dtype)
+        output = torch.empty((*query.shape[:2], value.shape[-1]), dtype=query.dtype)
+        self.attend(layer, query, output, plan, variant)
+        return output
+
+    def attend(
+        self, layer: int, query: torch.Tensor, output: torch.Tensor, plan: PagedPlan, variant: AttentionVariant
+    ) -> None:
+        """What a kernel does: ``output`` (``[num_tokens, num_heads, value_dim]``) from what the cache holds."""
+        output.fill_(torch.nan)
         for seq in range(len(plan.tables)):
             self._attend(layer, seq, query, output, plan, variant)
-        return output
 
     def _attend(
         self,
