@@ -121,6 +121,17 @@ class DeviceWaits:
         return isinstance(value, torch.Tensor) and value.device.type == self.device
 
 
+def sets_number_by_mask(func: Any, args: Any) -> bool:
+    """Whether the call is ``tensor[mask] = number``, which CUDA alone does by :func:`fill_by_mask`."""
+    return func is torch.Tensor.__setitem__ and isinstance(args[2], int | float | bool) and _has_mask([args[1]])
+
+
+def fill_by_mask(tensor: torch.Tensor, mask: torch.Tensor, number: float) -> None:
+    """``tensor[mask] = number`` without counting the elements that are set, for which the host would wait."""
+    inner = tensor.dim() - mask.dim()
+    tensor.masked_fill_(mask[(..., *[None] * inner)].bool(), number)
+
+
 class _Calls(TorchFunctionMode):
     """What the meta device hides from dispatch: tables of Python's that become tensors on the way."""
 
@@ -142,11 +153,7 @@ class _Calls(TorchFunctionMode):
             if waits.has(result) and not waits.has(args[-1] if args else None) and len(waits.found) == num_found:
                 waits.note(Kind.UPLOAD, func.__name__)
             return result
-        if func is torch.Tensor.__setitem__ and isinstance(args[2], int | float | bool) and _has_mask([args[1]]):
-            # As CUDA alone does it: to fill by a mask, it need not know how many elements there are.
-            inner = args[0].dim() - args[1].dim()
-            return args[0].masked_fill_(args[1][(..., *[None] * inner)].bool(), args[2])
-        return func(*args, **kwargs)
+        return fill_by_mask(*args) if sets_number_by_mask(func, args) else func(*args, **kwargs)
 
 
 class _Operations(TorchDispatchMode):

@@ -23,6 +23,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from tests.device_waits import fill_by_mask, sets_number_by_mask
+
 _WAITING = (
     "_local_scalar_dense item is_nonzero equal nonzero nonzero_numpy argwhere masked_select _unique2 unique_dim "
     "unique_consecutive bincount"
@@ -312,6 +314,8 @@ class _HostReads(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _HOST_READS and not self._recorder.paused:
             raise NotRecordableError(f"{_WAITS}: Tensor.{func.__name__}")
+        if sets_number_by_mask(func, args):
+            return fill_by_mask(*args)
         return func(*args, **(kwargs or {}))
 
 

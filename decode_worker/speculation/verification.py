@@ -47,7 +47,8 @@ class SampleAndMatch:
 class RuleVerifier:
     """Implements :class:`engine.verification.Verifier`: a rule where it applies, sample-and-match everywhere else.
 
-    Greedy requests always match, and so do drafts that bring nothing for the rule to go by.
+    Greedy requests always match, and so do drafts that bring nothing for the rule to go by. A rule decides on the host,
+    which waits for the device at each decision.
 
     Args:
         rule: for the drafts of sampled requests.
