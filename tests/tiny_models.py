@@ -57,6 +57,7 @@ _GPT2_SIZES = {
     "tie_word_embeddings": False,
 }
 _LEAST_MARGIN = 1e-4
+_CPU = torch.device("cpu")
 _ALTERNATING = ["sliding_attention", "full_attention"]
 
 
@@ -197,7 +198,7 @@ def reference_tokens(model: PreTrainedModel, prompts: Sequence[Sequence[int]], n
     outputs = []
     for prompt in prompts:
         result = model.generate(
-            torch.tensor([list(prompt)]),
+            torch.tensor([list(prompt)], device=model.device),
             max_new_tokens=num_tokens,
             do_sample=False,
             output_scores=True,
@@ -211,11 +212,11 @@ def reference_tokens(model: PreTrainedModel, prompts: Sequence[Sequence[int]], n
 
 
 def model_with_reference(
-    name: str, prompts: Sequence[Sequence[int]], num_tokens: int
+    name: str, prompts: Sequence[Sequence[int]], num_tokens: int, device: torch.device = _CPU
 ) -> tuple[PreTrainedModel, list[list[int]]]:
     """A tiny model whose greedy continuations of ``prompts`` are clear of ties, and those continuations."""
     for seed in range(10):
-        model = tiny_model(name, seed)
+        model = tiny_model(name, seed).to(device)
         try:
             return model, reference_tokens(model, prompts, num_tokens)
         except NearTieError:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 import torch
 
@@ -31,6 +31,9 @@ _IS_READY, _ROW, _IS_USABLE = "process is ready", "check row", "process is usabl
 _START_S = 120.0
 _LAST_LINES, _TRACEBACK_LINES = 6, 12
 _END_S = 10.0
+
+_Rows: TypeAlias = "SimpleQueue[tuple[str, Row] | None]"
+"""Of checks, by their names; ``None`` when a thread has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +56,12 @@ class Children:
 
     def run(self, names: Sequence[str], setting: Setting) -> Iterator[Row]:
         """The rows of all checks as they come. A check that ends its process gives a row that says so."""
+        return (row for _, row in self.run_named(names, setting))
+
+    def run_named(self, names: Sequence[str], setting: Setting) -> Iterator[tuple[str, Row]]:
+        """:meth:`run` with the name of the check beside each row."""
         waiting = deque(names)
-        rows: SimpleQueue[Row | None] = SimpleQueue()
+        rows: _Rows = SimpleQueue()
         count = min(self.num_processes, len(names))
         threads = [
             threading.Thread(target=self._serve, args=(waiting, setting, rows), daemon=True) for _ in range(count)
@@ -63,17 +70,18 @@ class Children:
             thread.start()
         try:
             while count:
-                row = rows.get()
-                if row is None:
+                named_row = rows.get()
+                if named_row is None:
                     count -= 1
                 else:
-                    yield row
+                    yield named_row
         finally:  # also where the caller has seen enough
             waiting.clear()
 
-    def _serve(self, waiting: deque[str], setting: Setting, rows: SimpleQueue[Row | None]) -> None:
+    def _serve(self, waiting: deque[str], setting: Setting, rows: _Rows) -> None:
         """One process at a time, until no name waits."""
         child: _Child | None = None
+        name = self.module
         try:
             while waiting:
                 try:
@@ -84,13 +92,13 @@ class Children:
                 try:
                     is_usable = child.check(name, rows)
                 except _EndedError as error:
-                    rows.put({"name": name, "ok": False, "error": str(error)})
+                    rows.put((name, {"name": name, "ok": False, "error": str(error)}))
                     is_usable = False
                 if not is_usable:
                     child.end()
                     child = None
         except Exception as error:  # noqa: BLE001 - what keeps a child from starting belongs into the report
-            rows.put({"name": self.module, "ok": False, "error": f"{type(error).__name__}: {error}"})
+            rows.put((name, {"name": name, "ok": False, "error": f"{type(error).__name__}: {error}"}))
         finally:
             if child is not None:
                 child.end()
@@ -120,21 +128,21 @@ class _Child:
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
         self._is_ready = False
 
-    def check(self, name: str, rows: SimpleQueue[Row | None]) -> bool:
+    def check(self, name: str, rows: _Rows) -> bool:
         """Runs one check. Whether the process can run another.
 
         Raises:
             _EndedError: it ended before the check was done.
         """
         if not self._is_ready:
-            self._wait_for(_IS_READY, _START_S, rows)
+            self._wait_for(_IS_READY, _START_S, name, rows)
             self._is_ready = True
         with suppress(BrokenPipeError):  # what it wrote before it ended says why
             self._stdin.write(json.dumps(name) + "\n")
             self._stdin.flush()
-        return self._wait_for(_IS_USABLE, self._limit_s, rows)
+        return self._wait_for(_IS_USABLE, self._limit_s, name, rows)
 
-    def _wait_for(self, key: str, limit_s: float, rows: SimpleQueue[Row | None]) -> bool:
+    def _wait_for(self, key: str, limit_s: float, name: str, rows: _Rows) -> bool:
         is_late = threading.Event()
 
         def kill() -> None:
@@ -147,7 +155,7 @@ class _Child:
             for line in self._stdout:
                 answer = _answer_in(line)
                 if _ROW in answer:
-                    rows.put(answer[_ROW])
+                    rows.put((name, answer[_ROW]))
                 if key in answer:
                     return bool(answer[key])
         finally:

@@ -75,5 +75,7 @@ PARTS = (
     Part("ceilings", 15, "what the device copies, reads and multiplies", "ceilings_part"),
     Part("kernels", 70, "attention and quantization against float64", "kernels_part"),
     Part("sanitizer", 30, "attention under compute-sanitizer", "sanitizer_part"),
+    Part("models", 80, "whole tiny models give the same tokens in every way", "models_part"),
+    Part("kv_copies", 30, "KV copies beside running steps", "copies_part"),
 )
 """In the order in which they run. The limits add up to the default budget."""

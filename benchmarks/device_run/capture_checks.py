@@ -1,0 +1,57 @@
+"""All tiny architectures: how many CUDA graphs are recorded, where they wait for the device, and what stays behind."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from benchmarks.device_run.architecture_checks import compared, make_runner
+from benchmarks.device_run.borrowed import build_engine, random_prompts, run_tokens, tiny_model
+from benchmarks.device_run.part import Row
+from engine.cuda_graphs import make_buckets
+from engine.model_loader import prepare_model
+from engine.model_runner import ModelRunner
+from engine.request import Request, SamplingParams
+from engine.scheduler import ScheduledSequence
+
+_LENGTHS = (9, 4)
+_NUM_TOKENS = 6
+_SYNCHRONIZES = re.compile("synchroni[sz]ing CUDA operation")
+
+
+def check_capture(name: str, device: torch.device) -> Iterator[Row]:
+    """One row. It is right when tokens after the recording, which may fail, are those from before it."""
+    prompts = random_prompts(_LENGTHS)
+    loaded = prepare_model(tiny_model(name).to(device), "float32")
+    plain = make_runner(loaded, "off")
+    expected = run_tokens(build_engine(plain), prompts, _NUM_TOKENS)
+    waits = places_that_wait(plain)
+    plain.close()
+    runner = make_runner(loaded, "auto")
+    runner.capture_graphs(len(prompts), 0, loaded.max_model_len)
+    stream_is_restored = torch.cuda.current_stream(device) == torch.cuda.default_stream(device)
+    found = run_tokens(build_engine(runner), prompts, _NUM_TOKENS)
+    figures = {"graphs": runner.num_graphs, "of": len(make_buckets(len(prompts), 0))}
+    row = {**compared(f"graphs of {name}", found, expected, **figures), "waits_at": ", ".join(waits)}
+    if not stream_is_restored:
+        row |= {"ok": False, "error": "the recording left its own stream as the current one"}
+    yield row
+
+
+def places_that_wait(runner: ModelRunner) -> list[str]:
+    """Where a decode step's forward makes the host wait for the device, as ``file:line``."""
+    request = Request("wait", [5] * 9, SamplingParams(), num_computed_tokens=8, block_ids=[0])
+    batch = runner.build_batch([ScheduledSequence(request, 1)])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            runner.forward(batch)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    found = [each for each in caught if _SYNCHRONIZES.search(str(each.message))]
+    return sorted({f"{Path(each.filename).name}:{each.lineno}" for each in found})

@@ -1,0 +1,217 @@
+"""KV that is exported from one cache and imported into another while both compute: bytes and tokens stay what they are.
+
+Streams that are ordered wrongly seldom show on a fast device, so every copy and every step begins with a random delay.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+
+from benchmarks.device_run.architecture_checks import make_runner
+from benchmarks.device_run.borrowed import LateCopies, build_engine, greedy, model_with_reference, random_prompts
+from benchmarks.device_run.part import Row
+from engine.engine import Engine
+from engine.kv_cache import PagedKVCache
+from engine.kv_copies import CopyQueue, CudaCopyQueue, WorkMark
+from engine.model_loader import LoadedModel, prepare_model
+from engine.model_runner import ModelRunner
+from engine.request import Request
+
+_LENGTHS = (61, 5, 17, 9, 26)
+_TRAVELLER, _NUM_AT_SENDER = 0, 3
+"""The first prompt travels. It and the next ones are computed by the sender, the others by the receiver."""
+_NUM_TOKENS = 20
+_MOST_STEPS_BEHIND = 6
+"""That the sender computes after the prompt before the receiver takes it over. Fewer than it generates tokens."""
+_CHUNK_TOKENS = 16
+_NUM_THREADS = 3
+_MOST_CYCLES = 1_000_000
+
+
+class SlowCopies:
+    """Implements :class:`engine.kv_copies.CopyQueue` by CUDA's, but each copy begins with a delay on the device."""
+
+    def __init__(self, queue: CopyQueue, delay: Callable[[], None]) -> None:
+        self._queue = queue
+        self._delay = delay
+        self.mark, self.host_memory, self.join = queue.mark, queue.host_memory, queue.join
+        self.backlog, self.wait = queue.backlog, queue.wait
+
+    def fetch(self, copy: Callable[[], None], after: WorkMark) -> None:
+        self._queue.fetch(lambda: self._delayed(copy), after)
+
+    def bring(self, copy: Callable[[], None], after: WorkMark, num_bytes: int) -> WorkMark:
+        return self._queue.bring(lambda: self._delayed(copy), after, num_bytes)
+
+    def _delayed(self, copy: Callable[[], None]) -> None:
+        self._delay()
+        copy()
+
+
+@dataclass(slots=True)
+class _Part:
+    """Positions ``[start, end)`` of some layers, on their way."""
+
+    start: int
+    end: int
+    layers: range
+    arriving: Future[tuple[bytes, WorkMark | None]]
+
+
+@dataclass(slots=True)
+class Interleaving:
+    """One hand-off between two engines that compute beside it, in an order that a seed chooses.
+
+    Attributes:
+        expected: each prompt's tokens.
+    """
+
+    sender: ModelRunner
+    receiver: ModelRunner
+    prompts: Sequence[Sequence[int]]
+    expected: Sequence[Sequence[int]]
+    seed: int
+    _chance: random.Random = field(init=False)
+    _parts: list[_Part] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._chance = random.Random(self.seed)
+
+    def run(self) -> Row:
+        """A row that is right when every byte and every token is."""
+        own = self._requests(range(_NUM_AT_SENDER), "sender")
+        others = self._requests(range(_NUM_AT_SENDER, len(self.prompts)), "receiver")
+        engines = self._engine(self.sender, own), self._engine(self.receiver, others)
+        traveller = own[_TRAVELLER]
+        moved = Request("moved", list(self.prompts[_TRAVELLER]), greedy(_NUM_TOKENS))
+        moved.num_computed_tokens = len(moved.prompt_token_ids) - 1
+        engines[1].scheduler.blocks.grow(moved, moved.num_tokens)
+        free_after = self.receiver.cache.mark()
+        with ThreadPoolExecutor(_NUM_THREADS) as pool:
+            sent = steps_behind = 0
+            wanted_behind = self._chance.randint(0, _MOST_STEPS_BEHIND)
+            while sent < moved.num_computed_tokens or steps_behind < wanted_behind:
+                engine = engines[self._chance.random() < 0.5]
+                self._delay()
+                engine.step()
+                steps_behind += engine is engines[0] and sent == moved.num_computed_tokens
+                computed = min(traveller.num_computed_tokens, moved.num_computed_tokens)
+                if computed > sent:
+                    self._send(pool, (traveller, moved), sent, computed, free_after)
+                    sent = computed
+            arrived = [part.arriving.result() for part in self._parts]
+        wrong = self._wrong_parts(traveller, moved, [data for data, _ in arrived], [mark for _, mark in arrived])
+        engines[1].scheduler.add(moved)
+        for engine in engines:
+            while engine.scheduler.has_work():
+                self._delay()
+                engine.step()
+        found = {request: self.expected[index] for index, request in enumerate((*own, *others))}
+        found[moved] = self.expected[_TRAVELLER]
+        other_tokens = [request.request_id for request, right in found.items() if request.output_token_ids != right]
+        errors = [f"part {each}" for each in wrong] + [f"tokens of {name}" for name in other_tokens]
+        row = {"name": f"interleaving {self.seed}", "ok": not errors, "parts": len(self._parts)}
+        return {**row, "error": f"differs: {', '.join(errors)}"} if errors else row
+
+    def _requests(self, indices: range, place: str) -> list[Request]:
+        return [
+            Request(f"{index} at {place}", list(self.prompts[index]), greedy(_NUM_TOKENS), arrival_s=index)
+            for index in indices
+        ]
+
+    def _engine(self, runner: ModelRunner, requests: Sequence[Request]) -> Engine:
+        engine = build_engine(runner, chunk_tokens=_CHUNK_TOKENS, prefix_caching=False)
+        for request in requests:
+            engine.scheduler.add(request)
+        return engine
+
+    def _send(
+        self,
+        pool: ThreadPoolExecutor,
+        requests: tuple[Request, Request],
+        start: int,
+        end: int,
+        free_after: WorkMark | None,
+    ) -> None:
+        """Cuts what is new into parts of some tokens and some layers, which other threads copy."""
+        computed = self.sender.cache.mark()
+        num_layers = len(self.sender.spec.layers)
+        cuts = sorted({start, end, *(self._chance.randint(start, end) for _ in range(2))})
+        source, target = (list(request.block_ids) for request in requests)
+        for first, behind in pairwise(cuts):
+            middle = self._chance.randint(0, num_layers)
+            for layers in (range(middle), range(middle, num_layers)):
+                if len(layers):
+                    arriving = pool.submit(self._copy, source, target, first, behind, layers, computed, free_after)
+                    self._parts.append(_Part(first, behind, layers, arriving))
+
+    def _copy(
+        self,
+        source: list[int],
+        target: list[int],
+        start: int,
+        end: int,
+        layers: range,
+        computed: WorkMark | None,
+        free_after: WorkMark | None,
+    ) -> tuple[bytes, WorkMark | None]:
+        data = self.sender.cache.export_bytes(source, start, end, layers, after=computed)
+        brought = self.receiver.cache.import_bytes(target, start, end, layers, data, after=free_after)
+        return bytes(data), brought
+
+    def _wrong_parts(
+        self, traveller: Request, moved: Request, sent: Sequence[bytes], brought: Sequence[WorkMark | None]
+    ) -> list[str]:
+        """Parts whose bytes differ from what the sender holds, or from what the receiver holds behind a join."""
+        for mark in brought:
+            self.receiver.cache.join(mark)
+        wrong = []
+        for part, data in zip(self._parts, sent, strict=True):
+            place = part.start, part.end, part.layers
+            at_sender = bytes(self.sender.cache.export_bytes(traveller.block_ids, *place))
+            at_receiver = bytes(self.receiver.cache.export_bytes(moved.block_ids, *place))
+            if not data == at_sender == at_receiver:
+                wrong.append(f"[{part.start}, {part.end}) of layers {part.layers.start} to {part.layers.stop - 1}")
+        return wrong
+
+    def _delay(self) -> None:
+        delay_device(self.sender.device, self._chance)
+
+
+def delay_device(device: torch.device, chance: random.Random) -> None:
+    """Keeps the current stream busy for up to about half a millisecond, every other time."""
+    if device.type == "cuda" and chance.random() < 0.5:
+        torch.cuda._sleep(chance.randrange(_MOST_CYCLES))
+
+
+def check_interleavings(count: int, device: torch.device, seed: int = 0) -> Iterator[Row]:
+    """Each with its own caches' contents spoiled, so that what did not arrive is NaN."""
+    prompts = random_prompts(_LENGTHS)
+    model, expected = model_with_reference("llama", prompts, _NUM_TOKENS, device)
+    loaded = prepare_model(model, "float32")
+    chance = random.Random(seed)
+    sender, receiver = (_runner(loaded, chance) for _ in range(2))
+    for index in range(count):
+        yield Interleaving(sender, receiver, prompts, expected, seed * count + index).run()
+
+
+def _runner(loaded: LoadedModel, chance: random.Random) -> ModelRunner:
+    """On the CPU, where copies are done at once, what is imported arrives only when the engine joins it."""
+    runner = make_runner(loaded, "off")
+    device = runner.device
+    if device.type == "cuda":
+        copies: CopyQueue = SlowCopies(CudaCopyQueue(device), lambda: delay_device(device, chance))
+    else:
+        copies = LateCopies()
+    _replace_copies(runner.cache, copies)
+    return runner
+
+
+def _replace_copies(cache: PagedKVCache, copies: CopyQueue) -> None:
+    cache._copies = copies

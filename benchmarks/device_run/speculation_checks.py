@@ -1,0 +1,174 @@
+"""Every way of speculation gives the tokens of plain decoding, whether drafts are accepted or not.
+
+The proposers are asked directly: in a worker, a controller leaves out drafts that would not pay, by what steps take.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from transformers import PreTrainedModel
+
+from benchmarks.device_run.architecture_checks import BLOCK_SIZE, NUM_BLOCKS, compared
+from benchmarks.device_run.borrowed import (
+    MAX_DRAFT_TOKENS,
+    Oracle,
+    Recording,
+    TinyDraft,
+    engine_over,
+    prompts,
+    requests_for,
+    run_requests,
+    spoil,
+    tiny_draft_lm,
+    tiny_eagle,
+    tiny_eagle3,
+    tiny_medusa_v1,
+    tiny_model,
+    tiny_target,
+)
+from benchmarks.device_run.part import Row
+from decode_worker.speculation.draft_length import DraftPasses
+from decode_worker.speculation.draft_model import DraftModelProposer
+from decode_worker.speculation.eagle import EagleProposer
+from decode_worker.speculation.eagle_tree import EagleTreeProposer, EagleTreeSettings
+from decode_worker.speculation.lookahead import LookaheadProposer
+from decode_worker.speculation.medusa import MedusaProposer
+from decode_worker.speculation.ngram import NgramProposer
+from decode_worker.speculation.step_cost import StepCost
+from decode_worker.speculation.suffix import SuffixProposer
+from engine.draft.draft_model import DraftModel
+from engine.draft.eagle import EagleHead
+from engine.draft.eagle_checkpoint import load_eagle
+from engine.draft.feature_state import FeatureState
+from engine.draft.medusa import MedusaHeads, load_medusa
+from engine.draft.medusa_state import MedusaState
+from engine.draft.network import DraftNetwork
+from engine.draft.token_state import TokenState
+from engine.model_loader import prepare_model
+from engine.model_runner import ModelRunner
+from engine.verification import Proposer
+
+_TREE = EagleTreeSettings(top_k=2, max_depth=3, max_nodes=MAX_DRAFT_TOKENS, max_batch=8, max_chain=MAX_DRAFT_TOKENS)
+_MAX_MODEL_LEN = 120
+_MAX_TOKENS = 16
+
+LoadNetwork = Callable[[PreTrainedModel], DraftNetwork]
+Truth = Mapping[str, Sequence[int]]
+MakeProposer = Callable[[ModelRunner, DraftNetwork | None, Truth], Proposer]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """
+    Attributes:
+        make_proposer: over a runner; it is given the network, and the tokens of each request without speculation.
+        load_network: for a target on its device; ``None`` where the method has none.
+        is_right: its drafts are what the target says, at least in part, so that some must be accepted.
+        rounds: times that the same requests come; some methods learn from them.
+    """
+
+    make_proposer: MakeProposer
+    load_network: LoadNetwork | None = None
+    is_right: bool = False
+    rounds: int = 1
+
+
+def _eagle(make: Callable[[], TinyDraft]) -> LoadNetwork:
+    return lambda target: _loaded(make(), lambda folder: load_eagle(folder, target, torch.float32, target.device))
+
+
+def _medusa(target: PreTrainedModel) -> DraftNetwork:
+    return _loaded(tiny_medusa_v1(), lambda folder: load_medusa(folder, target, torch.float32, target.device))
+
+
+def _draft_model(make: Callable[[], PreTrainedModel]) -> LoadNetwork:
+    def load(target: PreTrainedModel) -> DraftNetwork:
+        draft = prepare_model(make().to(target.device), "float32")
+        return DraftModel(draft, min(draft.vocab_size, int(target.config.vocab_size)))
+
+    return load
+
+
+def _loaded(draft: TinyDraft, load: Callable[[Path], DraftNetwork]) -> DraftNetwork:
+    with tempfile.TemporaryDirectory() as folder:
+        return load(draft.write(Path(folder)))
+
+
+def _chains(runner: ModelRunner, network: DraftNetwork | None, truth: Truth) -> Proposer:
+    return EagleProposer(FeatureState(cast(EagleHead, network), runner), DraftPasses(StepCost()))
+
+
+def _trees(runner: ModelRunner, network: DraftNetwork | None, truth: Truth) -> Proposer:
+    state, passes = FeatureState(cast(EagleHead, network), runner), DraftPasses(StepCost())
+    return EagleTreeProposer(state, passes, EagleProposer(state, passes), _TREE)
+
+
+def _heads(runner: ModelRunner, network: DraftNetwork | None, truth: Truth) -> Proposer:
+    return MedusaProposer(MedusaState(cast(MedusaHeads, network), runner), DraftPasses(StepCost()))
+
+
+def _tokens(runner: ModelRunner, network: DraftNetwork | None, truth: Truth) -> Proposer:
+    return DraftModelProposer(TokenState(cast(DraftModel, network), runner), DraftPasses(StepCost()))
+
+
+METHODS: Mapping[str, Method] = {
+    "ngram": Method(lambda *_: NgramProposer()),
+    "suffix": Method(lambda *_: SuffixProposer(remembers_outputs=True), is_right=True, rounds=2),
+    "lookahead": Method(lambda *_: LookaheadProposer()),
+    "right chains": Method(lambda runner, _, truth: Oracle(truth, "half right"), is_right=True),
+    "right trees": Method(lambda runner, _, truth: Oracle(truth, "half right", "tree"), is_right=True),
+    "eagle chains": Method(_chains, _eagle(tiny_eagle)),
+    "eagle trees": Method(_trees, _eagle(tiny_eagle)),
+    "eagle3 chains": Method(_chains, _eagle(tiny_eagle3)),
+    "eagle3 trees": Method(_trees, _eagle(tiny_eagle3)),
+    "medusa trees": Method(_heads, _medusa),
+    "draft model": Method(_tokens, _draft_model(tiny_draft_lm)),
+    "the target as its own draft model": Method(_tokens, _draft_model(tiny_target), is_right=True),
+}
+
+
+def check_method(name: str, device: torch.device) -> Iterator[Row]:
+    """Greedy and seeded requests together, with the method and without, in steps of either kind."""
+    method = METHODS[name]
+    target = (tiny_target() if method.load_network else tiny_model("llama")).to(device)
+    network = None if method.load_network is None else method.load_network(target)
+    loaded = prepare_model(target, "float32")
+    for way in ("eager", *(["graphs"] if device.type == "cuda" else [])):
+        cuda_graphs = "auto" if way == "graphs" else "off"
+        runner = ModelRunner(
+            loaded, NUM_BLOCKS, BLOCK_SIZE, draft=network, decoder="transformers", cuda_graphs=cuda_graphs
+        )
+        texts = _texts()
+        figures: dict[str, int] = {}
+        if way == "graphs":
+            runner.capture_graphs(len(texts), MAX_DRAFT_TOKENS, _MAX_MODEL_LEN)
+            figures["graphs"] = runner.num_graphs
+        spoil(runner.cache)
+        plain = requests_for(texts, _MAX_TOKENS)
+        expected = run_requests(engine_over(runner), plain)
+        spoil(runner.cache)
+        truth = {request.request_id: list(request.output_token_ids) for request in plain}
+        proposer = Recording(method.make_proposer(runner, network, truth))
+        engine = engine_over(runner, proposer)
+        for index in range(method.rounds):
+            found = run_requests(engine, requests_for(texts, _MAX_TOKENS, prefix="again" * index))
+        accepted, drafts = sum(proposer.accepted), len(proposer.drafts)
+        row = compared(f"{name}: {way}", found, expected, drafts=drafts, accepted=accepted, **figures)
+        if not drafts or (method.is_right and not accepted):
+            row |= {
+                "ok": False,
+                "error": f"{drafts} drafts, of which {accepted} tokens were accepted: nothing was checked",
+            }
+        yield row
+        runner.close()
+
+
+def _texts() -> list[list[int]]:
+    """Some repeat themselves, for methods that look for that."""
+    return [text * 2 if index % 2 else text for index, text in enumerate(prompts(3, 9, 14, 6))]
