@@ -32,7 +32,7 @@ def compared(
     name: str, found: Sequence[Sequence[int]], expected: Sequence[Sequence[int]], **figures: int | float
 ) -> dict[str, object]:
     """A row that is right when all tokens are equal. Otherwise it says where the first difference is."""
-    row = {"name": name, "ok": found == expected, "tokens": sum(map(len, expected)), **figures}
+    row: dict[str, object] = {"name": name, "ok": found == expected, "tokens": sum(map(len, expected)), **figures}
     for index, (own, other) in enumerate(zip(found, expected, strict=True)):
         if own != other:
             place = next((at for at, pair in enumerate(zip(own, other, strict=False)) if pair[0] != pair[1]), -1)

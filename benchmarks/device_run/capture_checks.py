@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,7 +27,8 @@ _SYNCHRONIZES = re.compile("synchroni[sz]ing CUDA operation")
 def check_capture(name: str, device: torch.device) -> Iterator[Row]:
     """One row. It is right when tokens after the recording, which may fail, are those from before it."""
     prompts = random_prompts(_LENGTHS)
-    loaded = prepare_model(tiny_model(name).to(device), "float32")
+    model: Any = tiny_model(name)
+    loaded = prepare_model(model.to(device), "float32")
     plain = make_runner(loaded, "off")
     expected = run_tokens(build_engine(plain), prompts, _NUM_TOKENS)
     waits = places_that_wait(plain)

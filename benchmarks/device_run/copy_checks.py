@@ -187,7 +187,7 @@ class Interleaving:
 def delay_device(device: torch.device, chance: random.Random) -> None:
     """Keeps the current stream busy for up to about half a millisecond, every other time."""
     if device.type == "cuda" and chance.random() < 0.5:
-        torch.cuda._sleep(chance.randrange(_MOST_CYCLES))
+        torch.cuda._sleep(chance.randrange(_MOST_CYCLES))  # type: ignore[no-untyped-call]
 
 
 def check_interleavings(count: int, device: torch.device, seed: int = 0) -> Iterator[Row]:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -89,7 +89,8 @@ def _medusa(target: PreTrainedModel) -> DraftNetwork:
 
 def _draft_model(make: Callable[[], PreTrainedModel]) -> LoadNetwork:
     def load(target: PreTrainedModel) -> DraftNetwork:
-        draft = prepare_model(make().to(target.device), "float32")
+        model: Any = make()
+        draft = prepare_model(model.to(target.device), "float32")
         return DraftModel(draft, min(draft.vocab_size, int(target.config.vocab_size)))
 
     return load
@@ -136,7 +137,8 @@ METHODS: Mapping[str, Method] = {
 def check_method(name: str, device: torch.device) -> Iterator[Row]:
     """Greedy and seeded requests together, with the method and without, in steps of either kind."""
     method = METHODS[name]
-    target = (tiny_target() if method.load_network else tiny_model("llama")).to(device)
+    target: Any = tiny_target() if method.load_network else tiny_model("llama")
+    target.to(device)
     network = None if method.load_network is None else method.load_network(target)
     loaded = prepare_model(target, "float32")
     for way in ("eager", *(["graphs"] if device.type == "cuda" else [])):
