@@ -19,6 +19,8 @@ ARGS ?=
 BENCH_REPORTS := out/bench
 # Processes for the tests that share nothing, many of which wait; those of tests/e2e each want the whole machine.
 TEST_JOBS ?= 3
+# Versions of Triton beside the installed one, each in a folder that comes before the environment's.
+OTHER_TRITONS := $(shell sed -n 's|^triton==|build/triton-|p' tests/triton_versions.txt)
 
 define ALL_TESTS
 status=0; \
@@ -28,10 +30,11 @@ status=0; \
 	exit $$status
 endef
 
-.PHONY: help setup demo test test-thorough test-cpu-kinds bench profile lint format proto clean
+.PHONY: help setup demo test test-thorough test-cpu-kinds test-compile-matrix update-compile-table bench profile \
+	lint format proto clean
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 22
+	@grep -hE '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 30
 
 setup: $(INSTALLED_RUNTIME)  ## create the environment in .venv and install baton with its dependencies
 	@$(BIN)/baton version
@@ -49,6 +52,18 @@ test-thorough: $(INSTALLED_TEST)  ## the same, with the slowest in every case an
 
 test-cpu-kinds: $(INSTALLED_TEST)  ## the tests that depend on the CPU, once for each kind that this one can stand in for
 	@$(BIN)/python -m tests.cpu_kinds $(ARGS)
+
+test-compile-matrix: $(INSTALLED_TEST) $(OTHER_TRITONS:=/.installed)  ## compile the GPU kernels for every kind of GPU and version of Triton
+	@status=0; \
+	for folder in "" $(OTHER_TRITONS); do \
+		export PYTHONPATH="$$folder"; \
+		$(BIN)/python -c 'import triton; print("Triton", triton.__version__)'; \
+		$(PYTEST) tests/unit/engine/attention/test_triton_compiles.py --thorough -n $(TEST_JOBS) || status=$$?; \
+	done; \
+	exit $$status
+
+update-compile-table: $(INSTALLED_TEST) $(OTHER_TRITONS:=/.installed)  ## write down what these kernels cost now
+	@for folder in "" $(OTHER_TRITONS); do PYTHONPATH="$$folder" $(BIN)/python -m tests.compile_matrix --update; done
 
 bench: $(INSTALLED_TEST)  ## measure engine, KV path, router and start-up, and compare with benchmarks/history.jsonl
 	@$(BIN)/baton model pull smollm2-135m-instruct
@@ -107,3 +122,8 @@ $(INSTALLED_DEV): $(INSTALLED_RUNTIME)
 	@echo "Installing what development needs"
 	@$(PIP_INSTALL) -e '.[dev]'
 	@touch $@ $(INSTALLED_TEST)
+
+build/triton-%/.installed: | $(INSTALLED_TEST)
+	@echo "Unpacking Triton $* in $(@D) (once; 640 MB)"
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --target $(@D) triton==$*
+	@touch $@

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 import torch
@@ -165,12 +164,11 @@ def test_the_kernel_quantizes_rows() -> None:
             assert torch.equal(items.float(), expected.float())
 
 
-def test_the_kernel_compiles_and_rounds_in_hardware(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_compiles_and_rounds_in_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     fp8_kernels = import_module("engine.fp8_kernels")
     launches = Launches(fp8_kernels.quantize_row)
     monkeypatch.setattr(fp8_kernels, "quantize_row", launches)
     for width in (576, 14336):
         fp8_kernels.quantize_rows_by_kernel(torch.zeros(2, width, dtype=torch.bfloat16))
-        assert "cvt.rn.satfinite.e4m3x2.f32" in launches.compile(90)
+        assert "cvt.rn.satfinite.e4m3x2.f32" in launches.compile(90).ptx
