@@ -145,15 +145,22 @@ def differences(expected: dict[str, str], found: dict[str, str]) -> list[str]:
     ]
 
 
-def update() -> None:
-    """Replaces the rows of the installed Triton."""
+def update(capabilities: tuple[int, ...] = CAPABILITIES) -> None:
+    """Replaces the rows of the installed Triton, capability by capability."""
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        rows = list(pool.map(row_of, *zip(*cases(), strict=True), chunksize=4))
-    others = [row for row in read_table() if row["triton"] != triton.__version__] if COMPILE_TABLE.exists() else []
+        for capability in capabilities:
+            chosen = [case for case in cases() if case[0] == capability]
+            _replace(list(pool.map(row_of, *zip(*chosen, strict=True))))
+
+
+def _replace(rows: list[dict[str, str]]) -> None:
+    table = {key_of(row): row for row in (*read_table(), *rows)}
+    order = [(str(capability / 10), *map(str, astuple(variant))) for capability, variant in cases()]
+    wanted = [key for version in sorted({key[0] for key in table}) for key in ((version, *case) for case in order)]
     with COMPILE_TABLE.open("w", newline="") as file:
         writer = csv.DictWriter(file, _KEY + _FIGURES, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(sorted(others + rows, key=lambda row: row["triton"]))
+        writer.writerows(table[key] for key in wanted if key in table)
 
 
 def summary() -> Iterator[str]:
