@@ -162,7 +162,10 @@ class NearTieError(Exception):
 
 def build_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     """A float32 model on the CPU with reproducible random weights, ready to run."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    # By eager attention, which all of them have: older releases of transformers run Gemma 2 by sdpa without its cap.
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -39,6 +39,8 @@ def check_capture(name: str, device: torch.device) -> Iterator[Row]:
     found = run_tokens(build_engine(runner), prompts, _NUM_TOKENS)
     figures = {"graphs": runner.num_graphs, "of": len(make_buckets(len(prompts), 0))}
     row = {**compared(f"graphs of {name}", found, expected, **figures), "waits_at": ", ".join(waits)}
+    if runner.graph_failure is not None:
+        row["graph_failure"] = str(runner.graph_failure)
     if not stream_is_restored:
         row |= {"ok": False, "error": "the recording left its own stream as the current one"}
     yield row

@@ -26,6 +26,7 @@ from typing import IO, Any, TypeAlias
 import torch
 
 from benchmarks.device_run.part import Row, Setting
+from engine.device_errors import check_device, is_device_lost, is_out_of_memory
 
 _IS_READY, _ROW, _IS_USABLE = "process is ready", "check row", "process is usable"
 _START_S = 120.0
@@ -207,9 +208,12 @@ def _rows_of(checks: Any, name: str, setting: Setting) -> Generator[Row, None, b
     except Exception as error:  # noqa: BLE001 - whatever broke the check belongs into the report
         tail = traceback.format_exc().splitlines()[-_TRACEBACK_LINES:]
         yield {"name": name, "ok": False, "error": f"{type(error).__name__}: {error}", "traceback": tail}
-        return isinstance(error, torch.OutOfMemoryError) or not (
-            isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
-        )
+        if is_device_lost(error):
+            return False
+    try:
+        check_device(setting.device)
+    except Exception as error:  # noqa: BLE001 - whatever the device answers, it is an answer
+        return is_out_of_memory(error)
     return True
 
 

@@ -125,3 +125,18 @@ def test_rates_are_figures() -> None:
     rows = list(measure_rates(CPU, is_tiny=True))
     assert len(rows) == 6
     assert all(row["gb_per_s"] > 0 for row in rows)
+
+
+def test_an_engine_that_ends_with_its_device_passes_and_one_that_goes_on_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("benchmarks.device_run.error_checks._LIMIT_S", 1.0)
+    (row,) = failures("a lost device")
+    assert "the engine went on" in row["error"]
+
+    def assert_on_device(*_: Any) -> Any:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr("benchmarks.device_run.error_checks._LIMIT_S", 30.0)
+    monkeypatch.setattr(ModelRunner, "forward", assert_on_device)
+    assert not failures("a lost device")
