@@ -13,7 +13,6 @@ every part in about a minute.
 from __future__ import annotations
 
 import argparse
-import os
 import secrets
 import sys
 from collections.abc import Sequence
@@ -25,10 +24,9 @@ from rich.console import Console
 from rich.text import Text
 
 from benchmarks.argument_types import HelpFormatter, over_zero
-from benchmarks.device_run.launch import PASSED, Launcher
+from benchmarks.device_run.launch import PASSED, Launcher, prepare_process
 from benchmarks.device_run.machine import MACHINE
-from benchmarks.device_run.part import PARTS, Part, Setting
-from benchmarks.device_run.random_model import SHAPES
+from benchmarks.device_run.part import PARTS, SHAPES, Part, Setting
 from benchmarks.device_run.report import Report
 from benchmarks.device_run.tables import show_machine, show_part, show_summary
 
@@ -38,9 +36,7 @@ _WIDTH = 120
 def main(options: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) -> int:
     """Exit status 0 when all parts passed."""
     arguments = _parser(parts).parse_args(options)
-    # Looking for a GPU must not start CUDA here, where parts are forked from.
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    prepare_process(arguments.device)
     arguments.out.mkdir(parents=True, exist_ok=True)
     run = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
     report, console = Report(arguments.out, run, "unknown"), Console(width=_WIDTH)

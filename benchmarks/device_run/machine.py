@@ -14,7 +14,6 @@ import psutil
 import torch
 
 from benchmarks.device_run.part import Part, Row, Run, Setting
-from engine.model_loader import pick_device
 
 _TIMEOUT_S = 10.0
 _PACKAGES = ("torch", "triton", "transformers", "numpy", "pydantic")
@@ -39,6 +38,8 @@ def run(setting: Setting) -> Iterator[Row]:
     Raises:
         ConfigError: CUDA was asked for and is not there.
     """
+    from engine.model_loader import pick_device  # it imports transformers, see benchmarks.device_run.launch
+
     pick_device(setting.device.type)
     compiler = shutil.which("gcc") or shutil.which("cc")
     row: dict[str, object] = {"name": setting.device_name, "python": platform.python_version()}

@@ -71,11 +71,37 @@ class Part:
         return cast(Run, importlib.import_module(f"benchmarks.device_run.{self.module}").run)
 
 
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "llama-3.1-8b": {
+        "vocab_size": 128_256,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": False,
+    },
+    "tiny": {
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+    },
+}
+"""Of the models that are measured, as transformers configures a Llama."""
+
 PARTS = (
     Part("ceilings", 15, "what the device copies, reads and multiplies", "ceilings_part"),
     Part("kernels", 70, "attention and quantization against float64", "kernels_part"),
     Part("sanitizer", 30, "attention under compute-sanitizer", "sanitizer_part"),
     Part("models", 80, "whole tiny models give the same tokens in every way", "models_part"),
     Part("kv_copies", 30, "KV copies beside running steps", "copies_part"),
+    Part("steps", 110, "steps of a model of random weights", "steps_part"),
+    Part("tiles", 40, "attention by the layout of its programs", "tiles_part"),
 )
 """In the order in which they run. The limits add up to the default budget."""

@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
-from transformers.models.llama import modeling_llama  # noqa: F401 - imported once, before processes are forked
 
+from benchmarks.device_run.part import SHAPES
 from engine.kv_cache import PagedKVCache
 
-SHAPES: Mapping[str, Mapping[str, Any]] = {
-    "llama-3.1-8b": {
-        "vocab_size": 128_256,
-        "hidden_size": 4096,
-        "intermediate_size": 14_336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131_072,
-        "rope_theta": 500_000.0,
-        "tie_word_embeddings": False,
-    },
-    "tiny": {
-        "vocab_size": 512,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 4096,
-    },
-}
 DTYPES = {"llama-3.1-8b": "bfloat16", "tiny": "float32"}
 """In which each shape is computed."""
 

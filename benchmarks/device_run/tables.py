@@ -86,6 +86,8 @@ def _table(*columns: str) -> Table:
 
 
 def _text(value: object) -> str:
+    if value is None:
+        return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

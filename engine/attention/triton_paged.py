@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -26,22 +27,45 @@ _CPU_PROCESSORS = 2
 _LOG2_E = math.log2(math.e)
 
 
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How a program of :func:`~.triton_kernels.attend` is laid out.
+
+    Attributes:
+        rows: queries times the heads that share a KV head; a power of two from 16 on.
+        keys: that are multiplied at a time.
+        num_warps: of a program.
+        num_stages: loads that are under way while others are multiplied.
+    """
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int = 3
+
+
 class TritonPaged:
     """Implements :class:`engine.attention.base.AttentionBackend` on CUDA, and on the CPU in Triton's interpreter.
 
     Args:
         keys_per_split: at least so many keys are worth a program of their own.
         num_programs: so many keep the device busy; None: as many as its processors suggest.
+        tile: of every launch; None: what :func:`default_tile` says. For measurements.
     """
 
     takes_plans = True
 
     def __init__(
-        self, cache: PagedKVCache, keys_per_split: int = _KEYS_PER_SPLIT, num_programs: int | None = None
+        self,
+        cache: PagedKVCache,
+        keys_per_split: int = _KEYS_PER_SPLIT,
+        num_programs: int | None = None,
+        tile: Tile | None = None,
     ) -> None:
         self._cache = cache
         self._keys_per_split = keys_per_split
         self._num_programs = num_programs or _PROGRAMS_PER_PROCESSOR * _num_processors(cache.device)
+        self._tile = tile
         self._planned: tuple[AttentionBatch, PagedPlan] | None = None
 
     def forward(
@@ -91,7 +115,8 @@ class TritonPaged:
         has_int8 = keys.dtype == torch.int8
         key_scales, value_scales = (scales_of_rows(rows) if has_int8 else rows for rows in (keys, values))
         share = num_heads // num_kv_heads
-        block_q, block_m = _tile(segment.max_tokens, share, query.element_size())
+        tile = self._tile or default_tile(segment.max_tokens, share, key_dim, query.element_size())
+        block_q = max(1, tile.rows // share)
         num_tiles = segment.num_tokens // block_q + segment.num_seqs
         block_key, block_value = _padded(key_dim), _padded(value_dim)
         splits = self._num_splits(segment, block_q, num_kv_heads, variant.sliding_window)
@@ -143,11 +168,12 @@ class TritonPaged:
             has_int8=has_int8,
             is_split=splits > 1,
             block_q=block_q,
-            block_m=block_m,
-            block_n=_keys_per_step(block_key, query.element_size()),
+            block_m=max(tile.rows, _power_of_two(block_q * share)),
+            block_n=tile.keys,
             block_key=block_key,
             block_value=block_value,
-            num_warps=8 if block_m >= 64 else 4,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
         )
         if splits > 1:
             merge[(segment.num_tokens, num_heads)](
@@ -182,12 +208,12 @@ def _num_processors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def _tile(max_tokens: int, share: int, item_size: int) -> tuple[int, int]:
-    """Tokens and rows of a tile."""
+def default_tile(max_tokens: int, share: int, key_dim: int, item_size: int) -> Tile:
+    """The tile for sequences of at most ``max_tokens`` new tokens, ``share`` query heads to a KV head."""
     sizes = _TILE_ROWS[item_size]
     rows = next((rows for rows in sizes if max_tokens * share <= rows), sizes[-1])
-    block_q = max(1, rows // share)
-    return block_q, max(rows, _power_of_two(block_q * share))
+    block_m = max(rows, _power_of_two(max(1, rows // share) * share))
+    return Tile(rows, _keys_per_step(_padded(key_dim), item_size), num_warps=8 if block_m >= 64 else 4)
 
 
 def _padded(dim: int) -> int:

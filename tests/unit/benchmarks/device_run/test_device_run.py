@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks.device_run.__main__ import main
+from benchmarks.device_run import __main__ as command
 from benchmarks.device_run.part import PARTS, Part, Row, Run, Setting
 from benchmarks.device_run.report import Report
 
@@ -80,10 +80,11 @@ Launch = Callable[..., int]
 @pytest.fixture
 def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
     monkeypatch.setenv("DEVICE_RUN_REPORT", str(tmp_path / "report.jsonl"))
+    monkeypatch.setattr(command, "prepare_process", lambda device: None)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def launch(*parts: Part, options: tuple[str, ...] = ()) -> int:
-        return main(["--out", str(tmp_path), "--device", "cpu", "--shape", "tiny", *options], parts)
+        return command.main(["--out", str(tmp_path), "--device", "cpu", "--shape", "tiny", *options], parts)
 
     yield launch
     for number, handler in handlers.items():

@@ -1,0 +1,159 @@
+"""Attention's speed by how its programs are laid out, and a batch with one long sequence beside a uniform one.
+
+Heads are those of Llama-3.1-8B. On the CPU, Triton's interpreter computes a few tokens. A layout that does not compile
+for the device is a row that says so; one that computes something else than the usual one fails the part.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from benchmarks.device_run.part import Row, Setting
+from benchmarks.device_run.random_model import fill_randomly
+from benchmarks.device_run.timing import graphed, median_ms
+from engine.attention.base import AttentionVariant
+from engine.attention.paged_plan import PlannedBatch, make_plan
+from engine.attention_groups import Span
+from engine.kv_cache import TORCH_DTYPES, PagedKVCache, slots_of
+from engine.kv_spec import KVCacheSpec, LayerSpec
+
+if TYPE_CHECKING:
+    from engine.attention.triton_paged import Tile, TritonPaged
+
+_BLOCK_SIZE = 16
+_BUDGET_S = 0.2
+_TOLERANCE = {"bfloat16": 2e-2, "float32": 1e-4}
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Of a layer, and the dtype that it computes in."""
+
+    num_heads: int
+    num_kv_heads: int
+    dim: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """What one launch computes: ``num_tokens`` new tokens of each sequence.
+
+    Attributes:
+        contexts: tokens before the new ones, by sequence.
+    """
+
+    name: str
+    num_tokens: int
+    contexts: tuple[int, ...]
+
+
+class Workload:
+    """Random queries over a cache of random keys and values, whose blocks lie in random order."""
+
+    def __init__(self, heads: Heads, sequences: Sequences, device: torch.device) -> None:
+        rng = np.random.default_rng(0)
+        lengths = [context + sequences.num_tokens for context in sequences.contexts]
+        counts = [-(-length // _BLOCK_SIZE) for length in lengths]
+        layer = LayerSpec(heads.num_kv_heads, heads.dim, heads.dim)
+        self.cache = PagedKVCache(KVCacheSpec("", heads.dtype, _BLOCK_SIZE, (layer,)), sum(counts), device)
+        fill_randomly(self.cache)
+        blocks = np.split(rng.permutation(sum(counts)), np.cumsum(counts)[:-1])
+        spans = [
+            Span(own.tolist(), context, sequences.num_tokens)
+            for own, context in zip(blocks, sequences.contexts, strict=True)
+        ]
+        slots = torch.cat([slots_of(span.block_ids, span.start, span.end, _BLOCK_SIZE) for span in spans])
+        self._batch = PlannedBatch(slots.to(device), make_plan(spans, device))
+        num_tokens, dtype = len(slots), TORCH_DTYPES[heads.dtype]
+        sizes = (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)
+        self._tensors = [torch.randn(num_tokens, size, heads.dim, device=device, dtype=dtype) for size in sizes]
+        self._variant = AttentionVariant(heads.dim**-0.5)
+        pairs = sum(sequences.num_tokens * (span.start + (sequences.num_tokens + 1) / 2) for span in spans)
+        self.flops = 4 * pairs * heads.num_heads * heads.dim
+        self.num_bytes = 2 * sum(lengths) * heads.num_kv_heads * heads.dim * dtype.itemsize
+
+    def attend_by(self, backend: TritonPaged) -> torch.Tensor:
+        """Writes the new keys and values, which costs two small kernels more, and attends."""
+        query, key, value = self._tensors
+        return backend.forward(0, query, key, value, self._batch, self._variant)
+
+
+def run(setting: Setting) -> Iterator[Row]:
+    """A row for each layout of each workload, then one for each kind of batch."""
+    if importlib.util.find_spec("triton") is None:
+        yield {"name": "triton", "note": "not run: triton is not installed"}
+        return
+    from engine.attention.triton_paged import Tile
+
+    tiny = setting.is_tiny
+    heads = Heads(4, 2, 16, "float32") if tiny else Heads(32, 8, 128, "bfloat16")
+    prefill = Sequences("prefill 8192", 8192, (0,))
+    decode = Sequences("decode 64 x 1k", 1, (1024,) * 64)
+    split = Sequences("decode 4 x 8k", 1, (8192,) * 4)
+    skewed = Sequences("decode 1 x 32k + 63 x 1k", 1, (32768, *(1024,) * 63))
+    uniform = Sequences("decode 64 x 1.5k", 1, ((32768 + 63 * 1024) // 64,) * 64)
+    prefill_tiles = [Tile(64, 64, 8), Tile(64, 64, 4), Tile(128, 64, 8), Tile(128, 64, 8, 2), Tile(128, 128, 8)]
+    decode_tiles = [Tile(16, 64, 4), Tile(16, 64, 2), Tile(16, 128, 4)]
+    if tiny:
+        prefill, decode = Sequences("prefill 40", 40, (0,)), Sequences("decode 2 x 40", 1, (40, 40))
+        split, skewed, uniform = decode, Sequences("decode 1 x 60 + 1 x 10", 1, (60, 10)), decode
+        prefill_tiles, decode_tiles = prefill_tiles[1:3], decode_tiles[:2]
+    processors = 2
+    if setting.device.type == "cuda":
+        processors = torch.cuda.get_device_properties(setting.device).multi_processor_count
+    programs = [2 * processors, 4 * processors]
+    # Those that say most come first: what the limit cuts off is the last.
+    yield from _compare(heads, prefill, prefill_tiles, programs[:1], setting.device)
+    yield from _compare(heads, skewed, decode_tiles[:1], programs, setting.device)
+    if not tiny:
+        yield from _compare(heads, uniform, decode_tiles[:1], programs, setting.device)
+        yield from _compare(heads, split, decode_tiles, programs, setting.device)
+    yield from _compare(heads, decode, decode_tiles, programs[:1], setting.device)
+
+
+def _compare(
+    heads: Heads, sequences: Sequences, tiles: Sequence[Tile], programs: Sequence[int], device: torch.device
+) -> Iterator[Row]:
+    """All tiles with all numbers of programs; outputs are compared with those of the product's own layout."""
+    from engine.attention.triton_paged import TritonPaged
+
+    workload = Workload(heads, sequences, device)
+    expected = workload.attend_by(TritonPaged(workload.cache)).float()
+    for tile in tiles:
+        for num_programs in programs:
+            name = f"{sequences.name}: {tile.rows} x {tile.keys}, {tile.num_warps} warps, {tile.num_stages} stages"
+            name += f", {num_programs} programs" if len(programs) > 1 else ""
+            backend = TritonPaged(workload.cache, num_programs=num_programs, tile=tile)
+            try:
+                found = workload.attend_by(backend).float()
+            except Exception as error:
+                if not _is_too_large(error):
+                    raise
+                yield {"name": name, "note": f"{type(error).__name__}: {error}"[:200]}
+                continue
+            distance = float((found - expected).norm() / expected.norm())
+            ms = median_ms(_timed(workload, backend, device), _BUDGET_S)
+            yield {
+                "name": name,
+                "ok": distance < _TOLERANCE[heads.dtype],
+                "ms": ms,
+                "gb_per_s": workload.num_bytes / ms / 1e6,
+                "tflop_per_s": workload.flops / ms / 1e9,
+                "distance": distance,
+            }
+
+
+def _timed(workload: Workload, backend: TritonPaged, device: torch.device) -> Callable[[], float]:
+    return graphed(lambda: workload.attend_by(backend), device)
+
+
+def _is_too_large(error: Exception) -> bool:
+    """Whether a layout wants more registers or shared memory than there are."""
+    return "OutOfResources" in type(error).__name__ or "PassManager" in str(error)

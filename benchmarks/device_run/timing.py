@@ -1,0 +1,85 @@
+"""Times of work on a device: by events where there are any, by the host's clock elsewhere."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from engine.cuda_graphs import CudaGraphRecorder
+
+
+def synchronize(device: torch.device) -> None:
+    """Returns when all that was queued is computed."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def medians(work: Callable[[], Sequence[float]], budget_s: float, most_runs: int = 20) -> list[float]:
+    """Medians of what ``work`` gives, over as many runs as the budget allows, one at least; one more warms up."""
+    work()
+    found: list[Sequence[float]] = []
+    ends_s = time.perf_counter() + budget_s
+    while not found or (len(found) < most_runs and time.perf_counter() < ends_s):
+        found.append(work())
+    return [statistics.median(column) for column in zip(*found, strict=True)]
+
+
+def median_ms(work: Callable[[], float], budget_s: float, most_runs: int = 20) -> float:
+    """:func:`medians` of a single number."""
+    return medians(lambda: (work(),), budget_s, most_runs)[0]
+
+
+def device_ms(work: Callable[[], object], device: torch.device) -> float:
+    """What the device takes for ``work``, from an idle device on; where it waits for the host, that counts too."""
+    synchronize(device)
+    if device.type != "cuda":
+        return host_ms(work)
+    started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    started.record()  # type: ignore[no-untyped-call]
+    work()
+    ended.record()  # type: ignore[no-untyped-call]
+    ended.synchronize()  # type: ignore[no-untyped-call]
+    return float(started.elapsed_time(ended))  # type: ignore[no-untyped-call]
+
+
+def host_ms(work: Callable[[], object]) -> float:
+    """Until ``work`` returns."""
+    started_s = time.perf_counter()
+    work()
+    return (time.perf_counter() - started_s) * 1e3
+
+
+def graphed(work: Callable[[], object], device: torch.device, times: int = 10) -> Callable[[], float]:
+    """Gives the device's milliseconds for one of several repetitions of ``work`` without the host's part in it."""
+    if device.type != "cuda":
+        return lambda: host_ms(work)
+
+    def repeat() -> None:
+        for _ in range(times):
+            work()
+
+    replay = CudaGraphRecorder().record(repeat)
+    return lambda: device_ms(replay, device) / times
+
+
+class WatchedRecorder(CudaGraphRecorder):
+    """Records CUDA graphs and remembers which one was replayed last.
+
+    Attributes:
+        last_replay: replays that graph alone.
+    """
+
+    last_replay: Callable[[], None] | None = None
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """See :meth:`engine.cuda_graphs.Recorder.record`."""
+        replay = super().record(run)
+
+        def watched() -> None:
+            self.last_replay = replay
+            replay()
+
+        return watched
