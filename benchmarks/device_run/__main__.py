@@ -48,7 +48,7 @@ def main(options: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) ->
             show_part(console, part.title, status, report.rows(part.name))
 
     setting = Setting(torch.device(arguments.device), arguments.shape)
-    launcher = Launcher(setting, report, arguments.budget, tell)
+    launcher = Launcher(setting, report, arguments.budget, tell, arguments.patience)
     launcher.stop_at_signals()
     statuses = launcher.run([part for part in parts if not arguments.only or part.name in arguments.only])
     console.rule(f"run {run}", characters="-", align="left")
@@ -62,6 +62,7 @@ def _parser(parts: Sequence[Part]) -> argparse.ArgumentParser:
     names = [part.name for part in parts]
     parser.add_argument("--out", type=Path, required=True, help="folder of the report; made if need be")
     parser.add_argument("--budget", type=over_zero, default=480.0, help="seconds for all parts together")
+    parser.add_argument("--patience", type=over_zero, default=1.0, help="factor on each part's time limit")
     parser.add_argument("--only", choices=names, action="append", help="a part to run; may be given several times")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="what to measure")
     parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b", help="of the models that are measured")

@@ -55,15 +55,22 @@ class Launcher:
         report: gets their rows, and one with the status of each.
         budget_s: for all parts together, from now on.
         on_ended: called with each part and its status when its rows are complete.
+        patience: factor on the parts' limits, which are for a GPU.
     """
 
     def __init__(
-        self, setting: Setting, report: Report, budget_s: float, on_ended: Callable[[Part, str], None]
+        self,
+        setting: Setting,
+        report: Report,
+        budget_s: float,
+        on_ended: Callable[[Part, str], None],
+        patience: float = 1.0,
     ) -> None:
         self._setting = setting
         self._report = report
         self._ends_s = time.monotonic() + budget_s
         self._on_ended = on_ended
+        self._patience = patience
         self._context: BaseContext = multiprocessing.get_context("fork")
         self._stopped_by: signal.Signals | None = None
 
@@ -97,7 +104,7 @@ class Launcher:
         elif left_s < _LEAST_S:
             status = "not run: no budget left"
         else:
-            status = self._run(part, min(part.limit_s, left_s))
+            status = self._run(part, min(part.limit_s * self._patience, left_s))
         log = [] if status == PASSED else self._report.log_tail(log_start, _LOG_LINES)
         return self._tell(part, status, time.monotonic() - started_s, log)
 

@@ -103,5 +103,8 @@ PARTS = (
     Part("kv_copies", 30, "KV copies beside running steps", "copies_part"),
     Part("steps", 110, "steps of a model of random weights", "steps_part"),
     Part("tiles", 40, "attention by the layout of its programs", "tiles_part"),
+    Part("drafts", 30, "drafting and choosing tokens", "drafts_part"),
+    Part("end_to_end", 35, "requests through the engine", "end_to_end_part"),
+    Part("others", 40, "fp8, a compiled layer, transformers' continuous batching", "others_part"),
 )
 """In the order in which they run. The limits add up to the default budget."""

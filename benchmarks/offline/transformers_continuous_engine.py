@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from typing import Any
 
@@ -34,8 +35,11 @@ def load(folder: str, dtype: str, most_tokens: int, most_sequences: int) -> Gene
 def generate_by(model: Any, most_tokens: int, most_sequences: int) -> Generate:
     """The same of a model that is loaded."""
     config = GenerationConfig(do_sample=False, eos_token_id=_NO_EOS, pad_token_id=0)
+    # transformers 5.17 calls a page a block.
+    known = inspect.signature(ContinuousBatchingConfig).parameters
+    page: Any = {("page_size" if "page_size" in known else "block_size"): _PAGE_TOKENS}
     batching = ContinuousBatchingConfig(
-        page_size=_PAGE_TOKENS,
+        **page,
         num_blocks=1 + most_sequences * -(-most_tokens // _PAGE_TOKENS),
         # All prompts in one step, as baton has them; on a CPU one, since a step's masks take this times the cache.
         max_batch_tokens=most_tokens * (most_sequences if model.device.type == "cuda" else 1),

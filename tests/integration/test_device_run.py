@@ -16,7 +16,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 def test_every_part_passes_on_the_cpu(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.device_run", "--out", str(tmp_path), "--device", "cpu"]
     done = subprocess.run(
-        [*command, "--shape", "tiny"],
+        [*command, "--shape", "tiny", "--patience", "5"],
         cwd=_ROOT,
         env={**os.environ, "PYTHONPATH": str(_ROOT)},
         capture_output=True,

@@ -1,0 +1,175 @@
+"""Drafting and choosing tokens: a head in the shape of EAGLE-3, rounds with it, and sampling from a vocabulary."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import torch
+
+from benchmarks.device_run.part import Row, Setting
+from benchmarks.device_run.random_model import DTYPES, make_model
+from benchmarks.device_run.timing import device_ms, host_ms, median_ms, synchronize
+from decode_worker.speculation.certainty import likeliest
+from decode_worker.speculation.draft_length import DraftPasses
+from decode_worker.speculation.eagle import EagleProposer
+from decode_worker.speculation.step_cost import StepCost
+from decode_worker.speculation.verification import SampleAndMatch
+from engine.attention_groups import Span
+from engine.block_manager import BlockManager
+from engine.draft.eagle import EagleHead, EagleSettings
+from engine.draft.feature_state import FeatureState
+from engine.draft.head_pass import ModuleHeadPass
+from engine.draft.layers import LayerSettings
+from engine.draft.target_shape import TargetShape
+from engine.engine import Engine
+from engine.logits import SamplingRow
+from engine.model_loader import prepare_model
+from engine.model_runner import ModelRunner
+from engine.request import FinishReason, Request, SamplingParams
+from engine.sampler import QueuedSample, queue_sample
+from engine.scheduler import Scheduler, SchedulerLimits
+
+_BLOCK_SIZE = 16
+_DRAFT_TOKENS = 5
+
+
+def run(setting: Setting) -> Iterator[Row]:
+    """Sampling first: it needs no model."""
+    yield from _sampling(setting)
+    model = make_model(setting.shape, setting.device)
+    head = make_head(model, 64 if setting.is_tiny else 32_000)
+    loaded = prepare_model(model, DTYPES[setting.shape])
+    context, batches = (32, (1, 2)) if setting.is_tiny else (1024, (1, 8))
+    most_tokens = context + (64 if setting.is_tiny else 256)
+    num_blocks = 1 + max(batches) * (-(-(most_tokens + _DRAFT_TOKENS) // _BLOCK_SIZE) + 1)
+    runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, draft=head, decoder="transformers")
+    runner.capture_graphs(max(batches), _DRAFT_TOKENS, most_tokens)
+    for batch in batches:
+        yield _pass_row(head, runner, batch, context, setting)
+    for batch in batches:
+        yield _round_row(head, runner, batch, context, most_tokens, setting, speculate=False)
+        yield _round_row(head, runner, batch, context, most_tokens, setting, speculate=True)
+
+
+def make_head(target: torch.nn.Module, draft_vocab_size: int) -> EagleHead:
+    """An EAGLE-3 head of random weights: one layer of the target's sizes, three of its hidden states, own lm_head."""
+    config = target.config
+    layers = LayerSettings(
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=config.hidden_size // config.num_attention_heads,
+        rms_norm_eps=config.rms_norm_eps,
+        hidden_act=config.hidden_act,
+        rope=config.rope_parameters,
+        max_positions=config.max_position_embeddings,
+        windows=(None,),
+    )
+    shape = TargetShape.of(target)
+    middle, last = shape.num_layers // 2, max(1, shape.num_layers - 3)
+    settings = EagleSettings(3, layers, shape, (1, middle, last), draft_vocab_size, maps_vocabulary=True)
+    parameter = next(target.parameters())
+    with torch.device(parameter.device):
+        head = EagleHead(settings, target)
+    return head.to(parameter.device, parameter.dtype).eval().requires_grad_(False)
+
+
+def _sampling(setting: Setting) -> Iterator[Row]:
+    """Of one step, from logits on the device."""
+    batch, vocab_size = (4, 512) if setting.is_tiny else (64, 128_256)
+    logits = torch.randn(batch, vocab_size, device=setting.device) * 4
+    kinds = {
+        "greedy": SamplingParams(temperature=0),
+        "temperature": SamplingParams(temperature=0.8),
+        "top-p": SamplingParams(temperature=0.8, top_p=0.9),
+        "top-k": SamplingParams(temperature=0.8, top_k=50),
+    }
+    for name, params in kinds.items():
+        rows = [SamplingRow(params, 100 + index, [1], [2]) for index in range(batch)]
+        work = _sampler(logits, rows)
+        yield {
+            "name": f"{name} sampling, {batch} x {vocab_size}",
+            "device_ms": median_ms(lambda work=work: device_ms(work, setting.device), 0.2),
+            "full_ms": median_ms(lambda work=work: host_ms(lambda: work().read()), 0.2),
+        }
+    for num_rows, columns in (
+        ((2, 64), (4, 64), (4, 512)) if setting.is_tiny else ((1, 32_000), (64, 32_000), (64, 128_256))
+    ):
+        rows_of_logits = torch.randn(num_rows, columns, device=setting.device)
+        yield {
+            "name": f"likeliest, {num_rows} x {columns}",
+            "device_ms": None,
+            "full_ms": median_ms(lambda given=rows_of_logits: host_ms(lambda: likeliest(given)), 0.2),
+        }
+
+
+def _sampler(logits: torch.Tensor, rows: list[SamplingRow]) -> Callable[[], QueuedSample]:
+    return torch.inference_mode()(lambda: queue_sample(logits, rows))
+
+
+def _pass_row(head: EagleHead, runner: ModelRunner, batch: int, context: int, setting: Setting) -> Row:
+    """One pass of the head for one token of each sequence."""
+    modules = ModuleHeadPass(head, runner.cache, runner.backend, len(runner.spec.layers))
+    per_sequence = -(-(context + 1) // _BLOCK_SIZE)
+    spans = [Span(list(range(i * per_sequence, (i + 1) * per_sequence)), context, 1) for i in range(batch)]
+    hidden = torch.randn(batch, head.hidden_size, device=setting.device, dtype=head.dtype)
+
+    @torch.inference_mode()
+    def work() -> torch.Tensor:
+        return modules.run(spans, [3] * batch, hidden, only_last=True)[1]
+
+    def full() -> None:
+        likeliest(work())
+        synchronize(setting.device)
+
+    return {
+        "name": f"a pass of the head, batch {batch}, context {context}",
+        "device_ms": median_ms(lambda: device_ms(work, setting.device), 0.3),
+        "full_ms": median_ms(lambda: host_ms(full), 0.3),
+    }
+
+
+def _round_row(
+    head: EagleHead,
+    runner: ModelRunner,
+    batch: int,
+    context: int,
+    most_tokens: int,
+    setting: Setting,
+    *,
+    speculate: bool,
+) -> Row:
+    """Engine steps of a batch that decodes. With random weights nearly every guess is refused, which costs the most."""
+    rng = random.Random(setting.seed)
+    proposer = EagleProposer(FeatureState(head, runner), DraftPasses(StepCost())) if speculate else None
+    blocks = BlockManager(runner.cache.num_blocks, _BLOCK_SIZE, prefix_caching=False)
+    scheduler = Scheduler(SchedulerLimits(max(8192, batch * context), batch, most_tokens), blocks)
+    engine = Engine(runner, scheduler, SampleAndMatch(), proposer, max_draft_tokens=_DRAFT_TOKENS)
+    params = SamplingParams(max_tokens=most_tokens - context, temperature=0, ignore_eos=True)
+    for index in range(batch):
+        prompt = [rng.randrange(runner.loaded.vocab_size) for _ in range(context)]
+        scheduler.add(Request(str(index), prompt, params))
+    num_drafted = num_rounds = 0
+
+    def step() -> float:
+        nonlocal num_drafted, num_rounds
+        drafted = []
+        ms = host_ms(lambda: drafted.extend(output.num_drafted for output in engine.step()))
+        num_drafted, num_rounds = num_drafted + sum(drafted), num_rounds + len(drafted)
+        return ms
+
+    for _ in range(3):
+        step()
+    num_drafted = num_rounds = 0
+    ms = median_ms(step, 0.5, most_runs=20)
+    for request in list(scheduler.requests):
+        engine.finish(request.request_id, FinishReason.ABORT)
+    what = "a round of drafting and verifying" if speculate else "a step without drafts"
+    return {
+        "name": f"{what}, batch {batch}, context {context}",
+        "device_ms": None,
+        "full_ms": ms,
+        "drafted": num_drafted / max(1, num_rounds),
+    }

@@ -1,0 +1,129 @@
+"""For comparison: steps with fp8 weights, one layer compiled by Inductor, and transformers' continuous batching."""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from benchmarks.device_run.ceilings_part import ceilings_of
+from benchmarks.device_run.part import Row, Setting
+from benchmarks.device_run.random_model import DTYPES, fill_randomly, make_model
+from benchmarks.device_run.random_steps import StepTimer, blocks_needed
+from benchmarks.device_run.timing import WatchedRecorder, graphed, median_ms
+from benchmarks.engine_steps import Case, Work
+from benchmarks.offline.baton_engine import generate_by
+from benchmarks.offline.transformers_continuous_engine import generate_by as generate_by_transformers
+from engine.model_loader import prepare_model
+from engine.model_runner import ModelRunner
+
+_BLOCK_SIZE = 16
+_BUDGET_S = 0.3
+
+
+def run(setting: Setting) -> Iterator[Row]:
+    """What each takes; a comparison that cannot be made here is a row that says why."""
+    yield from _beside_transformers(setting)
+    _free(setting.device)
+    yield from _fp8(setting)
+    _free(setting.device)
+    yield from _compiled_layer(setting)
+
+
+def _beside_transformers(setting: Setting) -> Iterator[Row]:
+    """The same requests by both, prompts included; the second of two rounds counts."""
+    batch, prompt_tokens, output_tokens = (2, 8, 4) if setting.is_tiny else (64, 128, 64)
+    most_tokens = prompt_tokens + output_tokens + 1
+    rng = random.Random(setting.seed)
+    for name in ("baton", "transformers"):
+        model = make_model(setting.shape, setting.device)
+        vocab_size = model.config.vocab_size
+        if name == "baton":
+            num_blocks = 1 + batch * -(-most_tokens // _BLOCK_SIZE)
+            loaded = prepare_model(model, DTYPES[setting.shape])
+            runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, decoder="transformers")
+            runner.capture_graphs(batch, 0, most_tokens)
+            generate = generate_by(runner, most_tokens, batch)
+        else:
+            generate = generate_by_transformers(model, most_tokens, batch)
+        for _ in range(2):
+            prompts = [[rng.randrange(vocab_size) for _ in range(prompt_tokens)] for _ in range(batch)]
+            started_s = time.perf_counter()
+            counts = generate(prompts, output_tokens)
+            took_s = time.perf_counter() - started_s
+        yield {
+            "name": f"{name}: {batch} x ({prompt_tokens} -> {output_tokens})",
+            "ok": counts == [output_tokens] * batch,
+            "s": took_s,
+            "tokens_per_s": batch * output_tokens / took_s,
+        }
+        del model, generate
+        runner = loaded = None
+        _free(setting.device)
+
+
+def _fp8(setting: Setting) -> Iterator[Row]:
+    """Steps of a model whose linear layers are fp8; on the CPU they are computed as slowly as they can be."""
+    if setting.device.type == "cuda" and torch.cuda.get_device_capability(setting.device) < (8, 9):
+        yield {"name": "fp8 steps", "note": "not run: the card has no fp8"}
+        return
+    cases = [Case(1, 1, 1024), Case(64, 1, 1024), Case(1, 8192, 0)]
+    if setting.is_tiny:
+        cases = [Case(1, 1, 16), Case(2, 1, 16), Case(1, 16, 0)]
+    ceilings = ceilings_of(setting)
+    loaded = prepare_model(make_model(setting.shape, setting.device).to(torch.bfloat16), "bfloat16", "fp8")
+    recorder = WatchedRecorder() if setting.device.type == "cuda" else None
+    num_blocks = max(blocks_needed(case, _BLOCK_SIZE) for case in cases)
+    runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, decoder="transformers", weights="fp8", recorder=recorder)
+    fill_randomly(runner.cache)
+    runner.capture_graphs(cases[1].batch, 0, cases[0].context + _BLOCK_SIZE)
+    timer, work = StepTimer(runner, recorder, _BUDGET_S), Work(loaded, runner.spec.bytes_per_token)
+    for case in cases:
+        times = timer.times(case)
+        least_ms = work.least_ms(case, ceilings)
+        yield {
+            "name": f"fp8: {case.name}",
+            "full_ms": times.full,
+            "replay_ms": times.replay,
+            "eager_ms": times.eager,
+            "limit_ms": least_ms,
+            "of_limit": least_ms / times.full,
+        }
+
+
+def _compiled_layer(setting: Setting) -> Iterator[Row]:
+    """A decoder layer with torch's own attention, as it is and compiled; on the CPU it is traced but not compiled."""
+    is_cuda = setting.device.type == "cuda"
+    model = make_model(setting.shape, setting.device)
+    model.set_attn_implementation("sdpa")
+    decoder: Any = model.model
+    layer = decoder.layers[0]
+    del model
+    dtype = next(layer.parameters()).dtype
+    compiled = torch.compile(layer, dynamic=False, backend="inductor" if is_cuda else "eager")
+    hidden_size = layer.input_layernorm.weight.shape[0]
+    for num_tokens in (8,) if setting.is_tiny else (64, 2048):
+        states = torch.randn(1, num_tokens, hidden_size, device=setting.device, dtype=dtype)
+        positions = torch.arange(num_tokens, device=setting.device)[None]
+        rotation = decoder.rotary_emb(states, positions)
+        for name, module in (("as it is", layer), ("compiled", compiled)):
+
+            @torch.no_grad()
+            def work(module: Any = module, states: Any = states, rotation: Any = rotation) -> None:
+                module(states, attention_mask=None, position_embeddings=rotation)
+
+            started_s = time.perf_counter()
+            work()
+            first_s = time.perf_counter() - started_s
+            ms = median_ms(graphed(work, setting.device), _BUDGET_S)
+            yield {"name": f"a layer over {num_tokens} tokens, {name}", "ms": ms, "first_s": first_s}
+
+
+def _free(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
