@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -52,7 +54,7 @@ def run(setting: Setting) -> Iterator[Row]:
         yield _round_row(head, runner, batch, context, most_tokens, setting, speculate=True)
 
 
-def make_head(target: torch.nn.Module, draft_vocab_size: int) -> EagleHead:
+def make_head(target: Any, draft_vocab_size: int) -> EagleHead:
     """An EAGLE-3 head of random weights: one layer of the target's sizes, three of its hidden states, own lm_head."""
     config = target.config
     layers = LayerSettings(
@@ -91,8 +93,8 @@ def _sampling(setting: Setting) -> Iterator[Row]:
         work = _sampler(logits, rows)
         yield {
             "name": f"{name} sampling, {batch} x {vocab_size}",
-            "device_ms": median_ms(lambda work=work: device_ms(work, setting.device), 0.2),
-            "full_ms": median_ms(lambda work=work: host_ms(lambda: work().read()), 0.2),
+            "device_ms": median_ms(partial(device_ms, work, setting.device), 0.2),
+            "full_ms": median_ms(partial(_read_ms, work), 0.2),
         }
     for num_rows, columns in (
         ((2, 64), (4, 64), (4, 512)) if setting.is_tiny else ((1, 32_000), (64, 32_000), (64, 128_256))
@@ -101,12 +103,25 @@ def _sampling(setting: Setting) -> Iterator[Row]:
         yield {
             "name": f"likeliest, {num_rows} x {columns}",
             "device_ms": None,
-            "full_ms": median_ms(lambda given=rows_of_logits: host_ms(lambda: likeliest(given)), 0.2),
+            "full_ms": median_ms(partial(host_ms, partial(likeliest, rows_of_logits, _as_they_are)), 0.2),
         }
 
 
+def _as_they_are(columns: torch.Tensor) -> torch.Tensor:
+    return columns
+
+
 def _sampler(logits: torch.Tensor, rows: list[SamplingRow]) -> Callable[[], QueuedSample]:
-    return torch.inference_mode()(lambda: queue_sample(logits, rows))
+    @torch.inference_mode()
+    def queue() -> QueuedSample:
+        return queue_sample(logits, rows)
+
+    return queue
+
+
+def _read_ms(queue: Callable[[], QueuedSample]) -> float:
+    """Until the tokens are on the host."""
+    return host_ms(lambda: queue().read())
 
 
 def _pass_row(head: EagleHead, runner: ModelRunner, batch: int, context: int, setting: Setting) -> Row:
@@ -121,7 +136,7 @@ def _pass_row(head: EagleHead, runner: ModelRunner, batch: int, context: int, se
         return modules.run(spans, [3] * batch, hidden, only_last=True)[1]
 
     def full() -> None:
-        likeliest(work())
+        likeliest(work(), _as_they_are)
         synchronize(setting.device)
 
     return {
@@ -155,7 +170,7 @@ def _round_row(
 
     def step() -> float:
         nonlocal num_drafted, num_rounds
-        drafted = []
+        drafted: list[int] = []
         ms = host_ms(lambda: drafted.extend(output.num_drafted for output in engine.step()))
         num_drafted, num_rounds = num_drafted + sum(drafted), num_rounds + len(drafted)
         return ms

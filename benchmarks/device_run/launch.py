@@ -28,7 +28,12 @@ _POLL_S = 0.1
 _TELL_S = 0.3
 """A part that hangs has so long to log where."""
 _LOG_LINES = 100
-_SHARED_MODULES = ("transformers.models.llama.modeling_llama", "engine.async_engine", "engine.model_runner")
+_SHARED_MODULES = (
+    "torch._dynamo",
+    "transformers.models.llama.modeling_llama",
+    "engine.async_engine",
+    "engine.model_runner",
+)
 _UNKNOWN = "unknown"
 
 

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from benchmarks.device_run.ceilings_part import ceilings_of
-from benchmarks.device_run.part import Row, Setting
+from benchmarks.device_run.part import SHAPES, Row, Setting
 from benchmarks.device_run.random_model import DTYPES, fill_randomly, make_model
 from benchmarks.device_run.random_steps import StepTimer, blocks_needed
 from benchmarks.device_run.timing import WatchedRecorder, graphed, median_ms
 from benchmarks.engine_steps import Case, Work
 from benchmarks.offline.baton_engine import generate_by
+from benchmarks.offline.protocol import Generate
 from benchmarks.offline.transformers_continuous_engine import generate_by as generate_by_transformers
 from engine.model_loader import prepare_model
 from engine.model_runner import ModelRunner
@@ -39,17 +40,9 @@ def _beside_transformers(setting: Setting) -> Iterator[Row]:
     batch, prompt_tokens, output_tokens = (2, 8, 4) if setting.is_tiny else (64, 128, 64)
     most_tokens = prompt_tokens + output_tokens + 1
     rng = random.Random(setting.seed)
-    for name in ("baton", "transformers"):
-        model = make_model(setting.shape, setting.device)
-        vocab_size = model.config.vocab_size
-        if name == "baton":
-            num_blocks = 1 + batch * -(-most_tokens // _BLOCK_SIZE)
-            loaded = prepare_model(model, DTYPES[setting.shape])
-            runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, decoder="transformers")
-            runner.capture_graphs(batch, 0, most_tokens)
-            generate = generate_by(runner, most_tokens, batch)
-        else:
-            generate = generate_by_transformers(model, most_tokens, batch)
+    for name, make in (("baton", _baton), ("transformers", _transformers)):
+        generate = make(setting, batch, most_tokens)
+        vocab_size = SHAPES[setting.shape]["vocab_size"]
         for _ in range(2):
             prompts = [[rng.randrange(vocab_size) for _ in range(prompt_tokens)] for _ in range(batch)]
             started_s = time.perf_counter()
@@ -61,9 +54,19 @@ def _beside_transformers(setting: Setting) -> Iterator[Row]:
             "s": took_s,
             "tokens_per_s": batch * output_tokens / took_s,
         }
-        del model, generate
-        runner = loaded = None
+        del generate
         _free(setting.device)
+
+
+def _baton(setting: Setting, batch: int, most_tokens: int) -> Generate:
+    loaded = prepare_model(make_model(setting.shape, setting.device), DTYPES[setting.shape])
+    runner = ModelRunner(loaded, 1 + batch * -(-most_tokens // _BLOCK_SIZE), _BLOCK_SIZE, decoder="transformers")
+    runner.capture_graphs(batch, 0, most_tokens)
+    return generate_by(runner, most_tokens, batch)
+
+
+def _transformers(setting: Setting, batch: int, most_tokens: int) -> Generate:
+    return generate_by_transformers(make_model(setting.shape, setting.device), most_tokens, batch)
 
 
 def _fp8(setting: Setting) -> Iterator[Row]:
@@ -75,7 +78,14 @@ def _fp8(setting: Setting) -> Iterator[Row]:
     if setting.is_tiny:
         cases = [Case(1, 1, 16), Case(2, 1, 16), Case(1, 16, 0)]
     ceilings = ceilings_of(setting)
-    loaded = prepare_model(make_model(setting.shape, setting.device).to(torch.bfloat16), "bfloat16", "fp8")
+    model = make_model(setting.shape, setting.device).to(torch.bfloat16)
+    try:
+        loaded = prepare_model(model, "bfloat16", "fp8")
+    except NotImplementedError:
+        if setting.device.type == "cuda":
+            raise
+        yield {"name": "fp8 steps", "note": f"not run: torch {torch.__version__} has no fp8 products on the CPU"}
+        return
     recorder = WatchedRecorder() if setting.device.type == "cuda" else None
     num_blocks = max(blocks_needed(case, _BLOCK_SIZE) for case in cases)
     runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, decoder="transformers", weights="fp8", recorder=recorder)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -82,7 +83,7 @@ def run(setting: Setting) -> Iterator[Row]:
         plan = timer.plan(case)
         batch = runner.build_batch(plan)
         replay = timer.replay(plan)
-        yield from kernel_rows(replay or (lambda batch=batch: timer.eager(batch)), case.name, setting.device)
+        yield from kernel_rows(replay or partial(timer.eager, batch), case.name, setting.device)
     # The same without room for long sequences: what the size of the plan alone costs.
     short = [Case(batch, 1, sizes.contexts[0]) for batch in sizes.batches[:2]]
     yield _capture(runner, max(case.batch for case in short), 0, sizes.contexts[0] + BLOCK_SIZE)

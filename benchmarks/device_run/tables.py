@@ -16,6 +16,7 @@ _MOST_RIGHT = 16
 """Rows that were checked and are right, above which they are counted instead of shown."""
 _MOST_COLUMNS = 9
 _MOST_LOGGED = 8
+_MOST_ERROR, _MOST_CELL = 400, 90
 
 
 def show_part(console: Console, title: str, status: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -31,7 +32,7 @@ def show_part(console: Console, title: str, status: str, rows: Sequence[Mapping[
         _show_group(console, keys, list(group))
     errors = [row for row in results if "error" in row]
     for row in errors:
-        console.print(Text(f"{row.get('name')}: {row['error']}", overflow="fold"))
+        console.print(Text(f"{row.get('name')}: {_shortened(row['error'], _MOST_ERROR)}"))
     for line in () if errors else _telling_lines(ended.get("log", ())):
         console.print(Text(f"  | {line}"), no_wrap=True, overflow="ellipsis")
 
@@ -92,4 +93,10 @@ def _text(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}"
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    return _shortened(value if isinstance(value, str) else json.dumps(value, default=str), _MOST_CELL)
+
+
+def _shortened(text: object, most: int) -> str:
+    """On one line; the report has the whole."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"

@@ -115,7 +115,7 @@ def run(setting: Setting) -> Iterator[Row]:
     if not tiny:
         yield from _compare(heads, uniform, decode_tiles[:1], programs, setting.device)
         yield from _compare(heads, split, decode_tiles, programs, setting.device)
-    yield from _compare(heads, decode, decode_tiles, programs[:1], setting.device)
+        yield from _compare(heads, decode, decode_tiles, programs[:1], setting.device)
 
 
 def _compare(
@@ -125,7 +125,14 @@ def _compare(
     from engine.attention.triton_paged import TritonPaged
 
     workload = Workload(heads, sequences, device)
-    expected = workload.attend_by(TritonPaged(workload.cache)).float()
+    try:
+        expected = workload.attend_by(TritonPaged(workload.cache)).float()
+    except Exception as error:
+        if device.type == "cuda" or "InterpreterError" not in type(error).__name__:
+            raise
+        # Triton 3.6 interprets nothing with numpy 2.4 or newer.
+        yield {"name": sequences.name, "note": f"not run: Triton's interpreter fails here: {error}"}
+        return
     for tile in tiles:
         for num_programs in programs:
             name = f"{sequences.name}: {tile.rows} x {tile.keys}, {tile.num_warps} warps, {tile.num_stages} stages"

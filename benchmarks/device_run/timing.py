@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from engine.cuda_graphs import CudaGraphRecorder
+from engine.graph_recorder import CudaGraphRecorder
 
 
 def synchronize(device: torch.device) -> None:
@@ -37,12 +38,13 @@ def device_ms(work: Callable[[], object], device: torch.device) -> float:
     synchronize(device)
     if device.type != "cuda":
         return host_ms(work)
-    started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    started.record()  # type: ignore[no-untyped-call]
+    cuda: Any = torch.cuda  # whose events are untyped
+    started, ended = (cuda.Event(enable_timing=True) for _ in range(2))
+    started.record()
     work()
-    ended.record()  # type: ignore[no-untyped-call]
-    ended.synchronize()  # type: ignore[no-untyped-call]
-    return float(started.elapsed_time(ended))  # type: ignore[no-untyped-call]
+    ended.record()
+    ended.synchronize()
+    return float(started.elapsed_time(ended))
 
 
 def host_ms(work: Callable[[], object]) -> float:
@@ -75,7 +77,7 @@ class WatchedRecorder(CudaGraphRecorder):
     last_replay: Callable[[], None] | None = None
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """See :meth:`engine.cuda_graphs.Recorder.record`."""
+        """See :meth:`engine.graph_recorder.Recorder.record`."""
         replay = super().record(run)
 
         def watched() -> None:

@@ -171,7 +171,7 @@ def test_stopped_halfway_the_report_holds_every_finished_part(
 
 
 def test_what_no_longer_fits_the_budget_is_told(launch: Launch, tmp_path: Path) -> None:
-    assert launch(FakePart(hanging, 60), FakePart(good), options=("--budget", "4")) == 1
+    assert launch(FakePart(hanging, 60), FakePart(good), options=("--budget", "6")) == 1
     assert statuses(tmp_path)["hanging"].startswith("killed at its limit of ")
     assert statuses(tmp_path)["good"] == "not run: no budget left"
 
