@@ -18,6 +18,9 @@ from benchmarks.device_run import __main__ as command
 from benchmarks.device_run.part import PARTS, Part, Row, Run, Setting
 from benchmarks.device_run.report import Report
 
+SHARED = (torch._dynamo, engine.model_loader)
+"""Imported once, before processes are forked."""
+
 
 class FakePart(Part):
     """Runs a function of this file."""
@@ -170,8 +173,16 @@ def test_stopped_halfway_the_report_holds_every_finished_part(
     assert not psutil.Process().children(), "nothing that it started lives on"
 
 
-def test_what_no_longer_fits_the_budget_is_told(launch: Launch, tmp_path: Path) -> None:
-    assert launch(FakePart(hanging, 60), FakePart(good), options=("--budget", "6")) == 1
+def machine(setting: Setting) -> Iterator[Row]:
+    yield {"name": "a machine", "cpus": 1}
+
+
+def test_what_no_longer_fits_the_budget_is_told(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.device_run.launch.MACHINE", FakePart(machine))
+    monkeypatch.setattr("benchmarks.device_run.launch._LEAST_S", 0.1)
+    assert launch(FakePart(hanging, 60), FakePart(good), options=("--budget", "5")) == 1
     assert statuses(tmp_path)["hanging"].startswith("killed at its limit of ")
     assert statuses(tmp_path)["good"] == "not run: no budget left"
 
