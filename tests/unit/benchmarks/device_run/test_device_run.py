@@ -13,7 +13,9 @@ from typing import Any
 
 import psutil
 import pytest
+import torch._dynamo
 
+import engine.model_loader
 from benchmarks.device_run import __main__ as command
 from benchmarks.device_run.part import PARTS, Part, Row, Run, Setting
 from benchmarks.device_run.report import Report
