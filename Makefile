@@ -17,6 +17,9 @@ PYTEST := $(BIN)/python -m pytest
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 ARGS ?=
 BENCH_REPORTS := out/bench
+# pip matches these names exactly.
+DEVICE_WHEELS := .device-wheels
+DEVICE_PLATFORMS := manylinux_2_28_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64 manylinux1_x86_64
 # Processes for the tests that share nothing, many of which wait; those of tests/e2e each want the whole machine.
 TEST_JOBS ?= 3
 # Versions of Triton beside the installed one, each in a folder that comes before the environment's.
@@ -78,6 +81,13 @@ bench: $(INSTALLED_TEST)  ## measure engine, KV path, router and start-up, and c
 profile: $(INSTALLED_RUNTIME)  ## where the time of a decode step goes (ARGS="--batches 1 --operations" for more)
 	@$(BIN)/baton model pull smollm2-135m-instruct
 	@$(BIN)/python -m benchmarks.step_profile $(ARGS)
+
+device-wheels: | $(BIN)/python  ## download what a GPU machine without a network lacks into .device-wheels
+	@rm -rf $(DEVICE_WHEELS)
+	@$(BIN)/python -m pip download --disable-pip-version-check --quiet --no-deps --only-binary=:all: \
+		--python-version 3.12 --implementation cp $(addprefix --platform ,$(DEVICE_PLATFORMS)) \
+		--dest $(DEVICE_WHEELS) -r benchmarks/device_run/wheels.txt
+	@du -ch $(DEVICE_WHEELS)/*
 
 lint: $(INSTALLED_DEV)  ## ruff, mypy --strict, and the direction of imports
 	$(BIN)/ruff check .

@@ -8,6 +8,12 @@ runs and print what there is. Another run into the same folder appends; its rows
 It runs from the working tree, with nothing installed but what is imported: torch 2.11 or newer, transformers 5.17 or
 newer, numpy, psutil, rich and, on a GPU, triton 3.6 or newer with a C compiler. ``--device cpu --shape tiny`` runs
 every part in about a minute.
+
+What other parts of baton need besides, ``make device-wheels`` downloads into ``.device-wheels`` for CPython 3.12 on
+x86-64 Linux; ``wheels.txt`` beside this file pins it. On a machine without a network::
+
+    python3 -m pip install --quiet --no-index --no-deps --target /tmp/site .device-wheels/*.whl
+    PYTHONPATH=/tmp/site python3 -m benchmarks.device_run --out out/device --budget 480
 """
 
 from __future__ import annotations

@@ -12,14 +12,14 @@ from benchmarks.device_run.part import Row
 from benchmarks.device_run.timing import synchronize
 
 _MOST = 25
-_SHOWN = 6
+_SHOWN = 5
 _NAME_LENGTH = 70
 
 
 def kernel_rows(work: Callable[[], object], of: str, device: torch.device) -> Iterator[Row]:
     """The kernels that take longest, and a row for all of them; on the CPU, torch's operations.
 
-    The report has 25 of them, the table on the screen the first six.
+    The report has 25 of them, the table on the screen the first five.
     """
     work()
     synchronize(device)

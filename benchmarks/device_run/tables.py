@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 _NOT_SHOWN = frozenset({"run", "part", "device", "at", "hidden", "traceback", "log", "ok", "name", "error"})
-_MOST_RIGHT = 16
+_MOST_RIGHT = 8
 """Rows that were checked and are right, above which they are counted instead of shown."""
 _MOST_COLUMNS = 9
 _MOST_LOGGED = 8

@@ -13,7 +13,7 @@ from benchmarks.device_run.part import Row
 
 _INTERVAL_S = 0.002
 _MOST = 25
-_SHOWN = 4
+_SHOWN = 3
 _ROOT = str(Path(__file__).resolve().parents[2])
 
 
