@@ -11,6 +11,7 @@ Steps that fit no bucket, such as chunks of prompts, are computed as they were b
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -176,7 +177,7 @@ class GraphedForward:
             self.failure.reason,
             " ".join(map(str, self.failure.missing)),
         )
-        # After the error is gone, whose traceback keeps tensors in the graphs' memory.
+        gc.collect()  # the error's traceback keeps tensors in the graphs' memory, and is often part of a cycle
         self._drop_graphs()
         check_device(self._cache.device)
 

@@ -208,7 +208,8 @@ def test_a_failure_keeps_no_tensor_alive(cuda: FakeCuda, monkeypatch: pytest.Mon
         states = torch.zeros(2)
         computed.append(weakref.ref(states))
         if cuda.capturing is not None:
-            raise ValueError("not here")
+            error = ValueError("not here")
+            raise error  # a cycle: the frame knows the error, and the error knows the frame
 
     runner = build_runner(cuda, monkeypatch)
     runner.loaded.model.get_decoder().register_forward_pre_hook(fail)
