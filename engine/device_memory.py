@@ -9,8 +9,9 @@ import torch
 
 from engine.attention.paged_plan import PlanSize
 from engine.cuda_graphs import make_buckets
+from engine.device_errors import is_device_lost, is_out_of_memory
 from engine.drafts import Draft
-from engine.errors import ConfigError
+from engine.errors import ConfigError, UnsupportedModelError
 from engine.memory_budget import DeviceMemoryUse
 from engine.model_runner import ModelRunner
 from engine.request import Request, SamplingParams
@@ -123,6 +124,7 @@ def measure_use(runner: ModelRunner, limits: StepLimits, memory: DeviceMemory) -
 
     Raises:
         ConfigError: even these steps do not fit beside the weights.
+        UnsupportedModelError: the model fails over the paged cache.
     """
     total, _ = memory.total_and_free()
     before = memory.allocated()
@@ -132,13 +134,18 @@ def measure_use(runner: ModelRunner, limits: StepLimits, memory: DeviceMemory) -
             _peak_of(runner, _verify_step(runner, limits), memory, samples=True),
         )
         graphs = _graph_bytes(runner, limits, memory) if limits.records_graphs and runner.backend.takes_plans else 0
-    except torch.OutOfMemoryError as error:
-        _, free = memory.total_and_free()
-        raise ConfigError(
-            f"The GPU's memory of {total / 2**30:.2f} GiB does not hold the weights ({before / 2**30:.2f} GiB) and a "
-            f"step of {limits.chunk_tokens} prompt tokens or {limits.max_num_seqs} sequences ({free / 2**30:.2f} GiB "
-            "are free). Lower chunk_tokens or max_num_seqs, or set engine.weights: fp8."
-        ) from error
+    except Exception as error:
+        if is_out_of_memory(error):
+            _, free = memory.total_and_free()
+            raise ConfigError(
+                f"The GPU's memory of {total / 2**30:.2f} GiB does not hold the weights ({before / 2**30:.2f} GiB) and "
+                f"a step of {limits.chunk_tokens} prompt tokens or {limits.max_num_seqs} sequences "
+                f"({free / 2**30:.2f} GiB are free). Lower chunk_tokens or max_num_seqs, or set engine.weights: fp8."
+            ) from error
+        if is_device_lost(error):
+            raise
+        name = type(runner.loaded.model).__name__
+        raise UnsupportedModelError(f"{name} fails over the paged cache: {type(error).__name__}: {error}") from error
     cache = sum(tensor.numel() * tensor.element_size() for tensor in (*runner.cache.keys, *runner.cache.values))
     memory.release()
     _, free = memory.total_and_free()

@@ -9,6 +9,7 @@ import torch
 
 from engine.attention.base import AttentionBackend
 from engine.attention.torch_sdpa import TorchSDPA
+from engine.device_errors import is_device_lost, is_out_of_memory
 from engine.errors import ConfigError
 from engine.kv_cache import PagedKVCache
 
@@ -83,14 +84,14 @@ def _why_no_triton(device: torch.device) -> str | None:
     """Why Triton cannot compile and launch a kernel on a GPU; ``None`` when it can.
 
     Raises:
-        torch.AcceleratorError, torch.OutOfMemoryError: the GPU itself is at fault.
+        Exception: the GPU itself is at fault, or its memory is full.
     """
     try:
         from engine.attention.triton_probe import run_probe  # not every platform has triton
 
         run_probe(device)
-    except (torch.AcceleratorError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # noqa: BLE001 - compilers, loaders and drivers fail with errors of many kinds
+    except Exception as error:
+        if is_out_of_memory(error) or is_device_lost(error):
+            raise
         return f"{type(error).__name__}: {error}"
     return None

@@ -16,13 +16,14 @@ VARIABLES = {
     "GOMP_SPINCOUNT": "1000",
     "MALLOC_MMAP_THRESHOLD_": "1073741824",
     "MALLOC_TRIM_THRESHOLD_": "2147483648",
+    "PYTORCH_ALLOC_CONF": "expandable_segments:True",
 }
 RUNTIME_ENV = {"env_vars": VARIABLES}
 
 
 @pytest.fixture(autouse=True)
 def _no_variables_of_the_shell(monkeypatch):
-    for name in VARIABLES:
+    for name in (*VARIABLES, "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -13,7 +13,7 @@ from cluster.registry import WorkerInfo
 from cluster.worker_memory import limit_memory, plan_memory
 from engine.attention.torch_sdpa import TorchSDPA
 from engine.batch import ForwardBatch
-from engine.errors import ConfigError
+from engine.errors import ConfigError, UnsupportedModelError
 from engine.memory_budget import MemoryBudget
 from engine.model_loader import LoadedModel, prepare_model
 from engine.model_runner import ModelRunner
@@ -153,12 +153,26 @@ def test_other_processes_on_the_gpu_are_seen(llama: LoadedModel) -> None:
         plan(configured(), llama, FakeMemory(others=12 * MIB))
 
 
-def test_a_step_that_does_not_fit_says_what_to_lower(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("failure", "kind", "message"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory"),
+            ConfigError,
+            r"a step of 40 prompt tokens or 8 sequences .* Lower chunk_tokens",
+        ),
+        (torch.AcceleratorError("an illegal memory access"), torch.AcceleratorError, "illegal"),
+        (ValueError("no such mask"), UnsupportedModelError, "LlamaForCausalLM fails over the paged cache: ValueError"),
+    ],
+)
+def test_a_step_that_fails_says_what_to_do(
+    llama: LoadedModel, monkeypatch: pytest.MonkeyPatch, failure: Exception, kind: type[Exception], message: str
+) -> None:
     def forward(self: ModelRunner, batch: ForwardBatch) -> torch.Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise failure
 
     monkeypatch.setattr(ModelRunner, "forward", forward)
-    with pytest.raises(ConfigError, match=r"a step of 40 prompt tokens or 8 sequences .* Lower chunk_tokens"):
+    with pytest.raises(kind, match=message):
         plan(configured(), llama, FakeMemory())
 
 
