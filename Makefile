@@ -20,6 +20,8 @@ BENCH_REPORTS := out/bench
 # pip matches these names exactly.
 DEVICE_WHEELS := .device-wheels
 DEVICE_PLATFORMS := manylinux_2_28_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64 manylinux1_x86_64
+DOWNLOAD_WHEELS = $(BIN)/python -m pip download --disable-pip-version-check --quiet --no-deps --only-binary=:all: \
+	--python-version 3.12 --implementation cp $(addprefix --platform ,$(DEVICE_PLATFORMS))
 # Processes for the tests that share nothing, many of which wait; those of tests/e2e each want the whole machine.
 TEST_JOBS ?= 3
 # Versions of Triton beside the installed one, each in a folder that comes before the environment's.
@@ -27,7 +29,7 @@ OTHER_TRITONS := $(shell sed -n 's|^triton==|build/triton-|p' tests/triton_versi
 
 define ALL_TESTS
 status=0; \
-	$(PYTEST) tests/unit tests/integration -n $(TEST_JOBS) --dist loadfile || status=$$?; \
+	$(PYTEST) tests/unit tests/integration tests/device -n $(TEST_JOBS) --dist loadfile || status=$$?; \
 	$(PYTEST) tests/unit tests/integration -m nixl || status=$$?; \
 	$(PYTEST) tests/e2e || status=$$?; \
 	exit $$status
@@ -82,12 +84,12 @@ profile: $(INSTALLED_RUNTIME)  ## where the time of a decode step goes (ARGS="--
 	@$(BIN)/baton model pull smollm2-135m-instruct
 	@$(BIN)/python -m benchmarks.step_profile $(ARGS)
 
-device-wheels: | $(BIN)/python  ## download what a GPU machine without a network lacks into .device-wheels
-	@rm -rf $(DEVICE_WHEELS)
-	@$(BIN)/python -m pip download --disable-pip-version-check --quiet --no-deps --only-binary=:all: \
-		--python-version 3.12 --implementation cp $(addprefix --platform ,$(DEVICE_PLATFORMS)) \
-		--dest $(DEVICE_WHEELS) -r benchmarks/device_run/wheels.txt
-	@du -ch $(DEVICE_WHEELS)/*
+device-wheels: | $(BIN)/python  ## download what a GPU machine without a network lacks (for device_run, and with Ray for device_cluster)
+	@rm -rf $(DEVICE_WHEELS) $(DEVICE_WHEELS)-cluster
+	@$(DOWNLOAD_WHEELS) --dest $(DEVICE_WHEELS) -r benchmarks/device_run/wheels.txt
+	@$(DOWNLOAD_WHEELS) --dest $(DEVICE_WHEELS)-cluster -r benchmarks/device_cluster/wheels.txt
+	@$(BIN)/python -m benchmarks.device_cluster.wheels cut $(DEVICE_WHEELS)-cluster
+	@du -ch $(DEVICE_WHEELS)/* $(DEVICE_WHEELS)-cluster/*
 
 lint: $(INSTALLED_DEV)  ## ruff, mypy --strict, and the direction of imports
 	$(BIN)/ruff check .

@@ -83,6 +83,15 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "rope_theta": 500_000.0,
         "tie_word_embeddings": False,
     },
+    "small": {
+        "vocab_size": 32_000,
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 8192,
+    },
     "tiny": {
         "vocab_size": 512,
         "hidden_size": 64,

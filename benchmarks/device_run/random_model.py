@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from benchmarks.device_run.part import SHAPES
 from engine.kv_cache import PagedKVCache
 
-DTYPES = {"llama-3.1-8b": "bfloat16", "tiny": "float32"}
+DTYPES = {"llama-3.1-8b": "bfloat16", "small": "float32", "tiny": "float32"}
 """In which each shape is computed."""
 
 

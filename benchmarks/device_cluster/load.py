@@ -1,0 +1,76 @@
+"""Sends requests to a cluster: their tokens, and how soon these came."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.device_cluster.requests import Asked
+from cluster.client import COMPLETION_PATH, RouterClient
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Tokens of one request, and when its first and last ones came, in seconds after it was sent."""
+
+    token_ids: list[int]
+    ttft_s: float
+    e2e_s: float
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean time per output token after the first."""
+        return (self.e2e_s - self.ttft_s) / max(1, len(self.token_ids) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """All answers, in the order of the requests, and the seconds that they took together."""
+
+    answers: list[Answer]
+    wall_s: float
+
+    def figures(self) -> dict[str, float]:
+        """Medians in milliseconds, and output tokens per second."""
+        return {
+            "ttft_p50_ms": 1e3 * statistics.median(answer.ttft_s for answer in self.answers),
+            "tpot_p50_ms": 1e3 * statistics.median(answer.tpot_s for answer in self.answers),
+            "output_tokens_per_s": sum(len(answer.token_ids) for answer in self.answers) / self.wall_s,
+        }
+
+
+async def send(endpoint: str, asked: Sequence[Asked], concurrency: int) -> Load:
+    """At most ``concurrency`` at a time.
+
+    Raises:
+        BatonError: a request failed.
+    """
+    places = asyncio.Semaphore(concurrency)
+
+    async with RouterClient(endpoint) as client:
+        model = await client.model()
+
+        async def one(each: Asked) -> Answer:
+            async with places:
+                return await _stream(client, each, model)
+
+        started_s = time.perf_counter()
+        answers = await asyncio.gather(*map(one, asked))
+        return Load(list(answers), time.perf_counter() - started_s)
+
+
+async def _stream(client: RouterClient, asked: Asked, model: str) -> Answer:
+    started_s = time.perf_counter()
+    token_ids: list[int] = []
+    first_s = last_s = 0.0
+    async for chunk in client.stream(COMPLETION_PATH, asked.body(model)):
+        for choice in chunk.get("choices", ()):
+            new = choice.get("token_ids") or ()
+            if new:
+                last_s = time.perf_counter() - started_s
+                first_s = first_s or last_s
+                token_ids.extend(new)
+    return Answer(token_ids, first_s, last_s)

@@ -1,0 +1,78 @@
+"""The requests of a device run, and what the engine alone answers to them.
+
+python -m benchmarks.device_cluster.requests --model FOLDER --dtype D --device D --count N --longest N
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.async_engine import AsyncEngine, generate_all
+from engine.model_loader import load_model
+from engine.model_runner import ModelRunner
+from engine.model_source import resolve_model
+from engine.request import Request, SamplingParams
+from engine.scheduler import SchedulerLimits
+
+_BLOCK_SIZE = 16
+_CHUNK_TOKENS = 512
+_MAX_NUM_SEQS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request: the prompt's token ids, how many tokens to generate, and a seed, or None for the likeliest."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    seed: int | None
+
+    def body(self, model: str) -> dict[str, Any]:
+        """As OpenAI's completion request."""
+        sampling = {"temperature": 0} if self.seed is None else {"temperature": 1.0, "seed": self.seed}
+        return {
+            "model": model,
+            "prompt": list(self.prompt),
+            "max_tokens": self.max_tokens,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            **sampling,
+        }
+
+    @property
+    def params(self) -> SamplingParams:
+        """The same for the engine."""
+        if self.seed is None:
+            return SamplingParams(max_tokens=self.max_tokens, temperature=0.0, ignore_eos=True)
+        return SamplingParams(max_tokens=self.max_tokens, temperature=1.0, seed=self.seed, ignore_eos=True)
+
+
+def make_requests(count: int, longest: int, max_tokens: int, vocab_size: int, seed: int = 0) -> list[Asked]:
+    """Random prompts of 1 to ``longest`` tokens, the longest among them; every other request is sampled."""
+    rng = random.Random(seed)
+    lengths = [longest, 1, *(rng.randint(1, longest) for _ in range(count - 2))][:count]
+    return [
+        Asked(tuple(rng.randrange(vocab_size) for _ in range(length)), max_tokens, index if index % 2 else None)
+        for index, length in enumerate(lengths)
+    ]
+
+
+async def answer_alone(folder: Path, dtype: str, device: torch.device, asked: Sequence[Asked]) -> list[list[int]]:
+    """Tokens of one engine that computes prompts and decodes, with neither hand-off nor speculation."""
+    loaded = load_model(resolve_model(str(folder)), dtype, device)
+    longest = max(len(each.prompt) + each.max_tokens for each in asked)
+    runner = ModelRunner(loaded, len(asked) * (-(-longest // _BLOCK_SIZE) + 1), _BLOCK_SIZE)
+    engine = AsyncEngine(runner, SchedulerLimits(_CHUNK_TOKENS, _MAX_NUM_SEQS, loaded.max_model_len))
+    engine.start()
+    try:
+        requests = [Request(str(index), list(each.prompt), each.params) for index, each in enumerate(asked)]
+        return await asyncio.gather(*(generate_all(engine, request) for request in requests))
+    finally:
+        await engine.stop()

@@ -1,0 +1,88 @@
+"""Wheels in pieces: cut, joined and installed without an index."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from benchmarks.device_cluster.wheels import cut, install, join
+
+NAME = "tiny_thing-1.0-py3-none-any.whl"
+
+
+def write_wheel(folder: Path) -> bytes:
+    """A wheel with one module; stored without compression, so that its size is known to exceed a few hundred bytes."""
+    with zipfile.ZipFile(folder / NAME, "w") as wheel:
+        wheel.writestr("tiny_thing.py", f"ANSWER = 42\n{'#' * 2000}\n")
+        wheel.writestr("tiny_thing-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-thing\nVersion: 1.0\n")
+        wheel.writestr(
+            "tiny_thing-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr("tiny_thing-1.0.dist-info/RECORD", "")
+    return (folder / NAME).read_bytes()
+
+
+def test_wheels_are_those_that_are_tested() -> None:
+    """Of what ``constraints.txt`` pins, the same versions."""
+    root = Path(__file__).parents[4]
+    pinned = dict(line.split("==") for line in lines_of(root / "constraints.txt"))
+    for file in ("benchmarks/device_run/wheels.txt", "benchmarks/device_cluster/wheels.txt"):
+        carried = dict(line.split("==") for line in lines_of(root / file))
+        names = {name.replace("_", "-"): version for name, version in carried.items()}
+        assert {name: pinned[name] for name in names if name in pinned} == {
+            name: version for name, version in names.items() if name in pinned
+        }
+        assert len(names.keys() & pinned.keys()) > 4
+
+
+def lines_of(path: Path) -> list[str]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [line.lower().replace("_", "-") for line in lines if "==" in line and not line.startswith("#")]
+
+
+def test_a_large_wheel_is_cut_into_pieces_that_join_to_the_same_bytes(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    target.mkdir()
+    whole = write_wheel(source)
+    cut(source, piece_bytes=1000)
+    pieces = sorted(path.name for path in source.iterdir())
+    assert pieces == [f"{NAME}.part{number}" for number in range(-(-len(whole) // 1000))]
+    assert max(path.stat().st_size for path in source.iterdir()) == 1000
+    [joined] = join(source, target)
+    assert (joined.name, joined.read_bytes()) == (NAME, whole)
+
+
+def test_a_small_wheel_stays_whole(tmp_path: Path) -> None:
+    write_wheel(tmp_path)
+    cut(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+
+
+def test_a_missing_piece_is_named(tmp_path: Path) -> None:
+    write_wheel(tmp_path)
+    cut(tmp_path, piece_bytes=1000)
+    (tmp_path / f"{NAME}.part1").unlink()
+    with pytest.raises(FileNotFoundError, match=r"part1\. Run: make device-wheels"):
+        join(tmp_path, tmp_path)
+
+
+def test_a_folder_without_wheels_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="holds no wheels"):
+        join(tmp_path, tmp_path)
+
+
+def test_what_is_installed_can_be_imported_from_where_it_lies(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    write_wheel(source)
+    cut(source, piece_bytes=1000)
+    packages = install(source, tmp_path / "target")
+    assert install(source, tmp_path / "target") == packages
+    code = f"import sys; sys.path.insert(0, {str(packages)!r}); import tiny_thing; print(tiny_thing.ANSWER)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "42"
