@@ -27,7 +27,7 @@ def main() -> int:
     own, options = parser.parse_known_args()
     if importlib.util.find_spec("ray") is None:
         if own.wheels is None:
-            sys.exit("Ray is not installed. Install baton, or run `make device-wheels` and add --wheels .device-wheels-cluster.")
+            sys.exit("Ray is not installed. Install baton, or run `make device-wheels` and add --wheels FOLDER.")
         packages = install(own.wheels, Path(tempfile.gettempdir()) / "baton-device-wheels")
         path = os.pathsep.join((str(packages), str(Path.cwd()), os.environ.get("PYTHONPATH", "")))
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, "PYTHONPATH": path})

@@ -17,9 +17,9 @@ import httpx
 
 from benchmarks.device_cluster.load import Load, send
 from benchmarks.device_cluster.model_folder import write_model
-from benchmarks.device_cluster.requests import Asked, answer_alone, make_requests
-from benchmarks.device_run.part import Part, Row, Run, Setting
-from benchmarks.device_run.random_model import DTYPES, SHAPES
+from benchmarks.device_cluster.requests import DECODER, Asked, answer_alone, make_requests
+from benchmarks.device_run.part import SHAPES, Part, Row, Run, Setting
+from benchmarks.device_run.random_model import DTYPES
 from cluster.config import BatonConfig
 from cluster.launch import Cluster
 
@@ -153,7 +153,7 @@ def _cluster(setting: Setting, model: Path, path: str) -> Iterator[tuple[Cluster
             "routing": {"local_prefill": "never"},
             "prefill": {"resources": resources},
             "decode": {"resources": resources},
-            "engine": {"device": setting.device.type},
+            "engine": {"device": setting.device.type, "decoder": DECODER},
             "kv_transfer": KV_PATHS[path],
         }
     )

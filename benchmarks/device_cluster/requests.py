@@ -24,6 +24,8 @@ from engine.scheduler import SchedulerLimits
 _BLOCK_SIZE = 16
 _CHUNK_TOKENS = 512
 _MAX_NUM_SEQS = 16
+DECODER = "transformers"
+"""What computes the model on a GPU; a CPU would first have to compile its own decoder for minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ async def answer_alone(folder: Path, dtype: str, device: torch.device, asked: Se
     """Tokens of one engine that computes prompts and decodes, with neither hand-off nor speculation."""
     loaded = load_model(resolve_model(str(folder)), dtype, device)
     longest = max(len(each.prompt) + each.max_tokens for each in asked)
-    runner = ModelRunner(loaded, len(asked) * (-(-longest // _BLOCK_SIZE) + 1), _BLOCK_SIZE)
+    runner = ModelRunner(loaded, len(asked) * (-(-longest // _BLOCK_SIZE) + 1), _BLOCK_SIZE, decoder=DECODER)
     engine = AsyncEngine(runner, SchedulerLimits(_CHUNK_TOKENS, _MAX_NUM_SEQS, loaded.max_model_len))
     engine.start()
     try:

@@ -36,16 +36,16 @@ def join(folder: Path, target: Path) -> list[Path]:
     """
     wheels = sorted(folder.glob("*.whl"))
     pieces: dict[str, dict[int, Path]] = {}
-    for piece in folder.glob(f"*.whl{_PIECE}*"):
-        name, _, number = piece.name.rpartition(_PIECE)
-        pieces.setdefault(name, {})[int(number)] = piece
+    for path in folder.glob(f"*.whl{_PIECE}*"):
+        name, _, number = path.name.rpartition(_PIECE)
+        pieces.setdefault(name, {})[int(number)] = path
     for name, numbered in sorted(pieces.items()):
         if missing := set(range(max(numbered) + 1)) - set(numbered):
             raise FileNotFoundError(f"{folder} lacks {name}{_PIECE}{min(missing)}. Run: make device-wheels")
         whole = target / name
         with whole.open("wb") as file:
-            for number in sorted(numbered):
-                file.write(numbered[number].read_bytes())
+            for _, path in sorted(numbered.items()):
+                file.write(path.read_bytes())
         wheels.append(whole)
     if not wheels:
         raise FileNotFoundError(f"{folder} holds no wheels. Run: make device-wheels")
