@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 _OURS = (
@@ -26,21 +26,24 @@ def interpreted_triton() -> Iterator[None]:
     before = _loaded()
     switch = os.environ.get(_SWITCH)
     os.environ[_SWITCH] = "1"
-    for name in before:
-        del sys.modules[name]
+    _forget(before)
     try:
         yield
     finally:
-        for name in _loaded():
-            del sys.modules[name]
-            package, _, child = name.rpartition(".")
-            if package in sys.modules:  # which remembers what was imported from it
-                vars(sys.modules[package]).pop(child, None)
+        _forget(_loaded())
         sys.modules.update(before)
         if switch is None:
             del os.environ[_SWITCH]
         else:
             os.environ[_SWITCH] = switch
+
+
+def _forget(modules: Iterable[str]) -> None:
+    for name in modules:
+        del sys.modules[name]
+        package, _, child = name.rpartition(".")
+        if package in sys.modules:  # which remembers what was imported from it
+            vars(sys.modules[package]).pop(child, None)
 
 
 def _loaded() -> dict[str, object]:

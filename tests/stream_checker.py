@@ -363,6 +363,6 @@ def _place() -> str:
 def _name_here(path: str) -> str | None:
     """Of a file of this repository, but for those that all operations come through."""
     name = Path(path)
-    if path in _OWN_FILES or ".venv" in path or not name.is_relative_to(_ROOT):
+    if path in _OWN_FILES or "site-packages" in path or not name.is_relative_to(_ROOT):
         return None
     return str(name.relative_to(_ROOT))

@@ -87,3 +87,14 @@ def test_launches_of_plans_made_for_each_batch_differ(create_backend: CreateBack
         tapes.append(tape)
     assert launches_of(tapes[0]) == ["attend[1, 2, 1]"] * 2
     assert launches_of(tapes[1]) == ["attend[1, 2, 2]", "merge[1, 4]"] * 2
+
+
+def test_the_interpreter_takes_the_place_of_kernels_that_are_loaded_already() -> None:
+    from engine.attention import triton_paged as compiled
+
+    with interpreted_triton():
+        from engine.attention import triton_paged as interpreted
+    from engine.attention import triton_paged as again
+
+    assert (compiled.is_interpreted(), interpreted.is_interpreted()) == (False, True)
+    assert again is compiled

@@ -63,7 +63,7 @@ def _widen_in_a_forward(halves, out, count):
 def test_small_halves_are_no_subnormals(has_instruction: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of float16 are numbers of float32, with the instruction that widens them and without."""
     if not has_instruction:
-        monkeypatch.setattr(emitter, "_features", frozenset)
+        monkeypatch.setattr(emitter, "features", frozenset)
     bits = np.arange(0, 1 << 16, dtype=np.uint16)
     halves = bits.view(np.float16)
     out = np.empty(len(bits), dtype=np.float32)
