@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import ModuleType
 
 _OURS = (
     "engine.attention.triton_kernels",
@@ -26,27 +27,36 @@ def interpreted_triton() -> Iterator[None]:
     before = _loaded()
     switch = os.environ.get(_SWITCH)
     os.environ[_SWITCH] = "1"
-    _forget(before)
+    _replace(before, {})
     try:
         yield
     finally:
-        _forget(_loaded())
-        sys.modules.update(before)
+        _replace(_loaded(), before)
         if switch is None:
             del os.environ[_SWITCH]
         else:
             os.environ[_SWITCH] = switch
 
 
-def _forget(modules: Iterable[str]) -> None:
-    for name in modules:
+def _replace(old: Mapping[str, ModuleType], new: Mapping[str, ModuleType]) -> None:
+    """Takes modules out of this process's table and puts others in.
+
+    A package that stays remembers what was imported from it. One that goes keeps what it knows, for its return.
+    """
+    for name in old:
         del sys.modules[name]
+    sys.modules.update(new)
+    for name in {*old, *new}:
         package, _, child = name.rpartition(".")
-        if package in sys.modules:  # which remembers what was imported from it
+        if package in old or package in new or package not in sys.modules:
+            continue
+        if name in new:
+            setattr(sys.modules[package], child, new[name])
+        else:
             vars(sys.modules[package]).pop(child, None)
 
 
-def _loaded() -> dict[str, object]:
+def _loaded() -> dict[str, ModuleType]:
     """The native library aside, of which there can be only one."""
     return {
         name: module
