@@ -3,7 +3,7 @@ operation is computed when :mod:`tests.stream_checker` decides that its turn has
 
 Modelled:
 
-* every operation that torch dispatches for such a tensor, whoever calls it (models, sampling, drafts, the cache), as
+* every operation that torch dispatches for such a tensor, from any caller (models, sampling, drafts, the cache), as
   one operation of the caller's current stream; a recording of them, as a CUDA graph is one;
 * copies between host and device: from and to pinned memory (read and written when their turn comes), from pageable
   memory (read at once) and to it (waited for), and values that the host looks at (waited for);

@@ -307,7 +307,7 @@ class Device:
         run, operation.run = operation.run, None
         try:
             accesses = run()
-        except Exception as error:  # noqa: BLE001 - as on a device, whoever launched it does not hear of it
+        except Exception as error:  # noqa: BLE001 - as on a device, the caller that launched it is not told
             self.faults.append(f"{operation} failed: {type(error).__name__}: {error}")
             return
         number = len(self._ran)

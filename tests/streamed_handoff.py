@@ -99,7 +99,7 @@ class TurnTaking(asyncio.SelectorEventLoop):
                 return
             try:
                 result = func(*args)
-            except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+            except BaseException as error:  # noqa: BLE001 - the waiting caller gets it
                 if not future.done():
                     future.set_exception(error)
             else:

@@ -87,7 +87,7 @@ def _take_all_memory(device: torch.device) -> list[torch.Tensor]:
 
 
 def check_lost_device(device: torch.device) -> Iterator[Row]:
-    """An assertion that fails on the device ends the engine, which says so to everyone who waits for it."""
+    """A device-side assertion ends the engine, and every open stream gets an error."""
     engine = build_engine(make_runner(_load(device), "off"))
     closed = threading.Event()
     outputs: list[Any] = []

@@ -142,7 +142,7 @@ class StepTimer:
 class _Ahead:
     """Each call queues a step with the tokens of the one before it as they are on the device, then reads those.
 
-    So does :class:`engine.engine.Engine` where nobody drafts. Gives the milliseconds since the call before.
+    :class:`engine.engine.Engine` does the same when nothing is drafted. Returns the milliseconds since the last call.
     """
 
     def __init__(self, runner: ModelRunner, plan: list[ScheduledSequence]) -> None:

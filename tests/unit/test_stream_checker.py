@@ -94,7 +94,7 @@ def test_pinned_memory_is_not_given_away_before_it_is_copied(tensors: DeviceTens
     view = source.numpy()
     uploaded = source.to(CUDA, non_blocking=True)
     del source, view
-    torch.empty(8, device=CUDA).fill_(0)  # whoever allocates next
+    torch.empty(8, device=CUDA).fill_(0)  # the next allocation
     assert uploaded.cpu().tolist() == [0, 1, 2, 3]
 
 
