@@ -48,8 +48,11 @@ def render_status(status: Mapping[str, Any], endpoint: str, width: int) -> Rende
             table.add_row(*(column.show(worker) for column in columns))
             if (worker.get("memory") or {}).get("total"):
                 budgets.setdefault(MemoryBudget(**worker["memory"]).describe(), []).append(worker["id"])
-            if worker.get("reason"):
-                notes.append(Text(f"{worker['id']}: {worker['reason']}", style="yellow"))
+            notes += [
+                Text(f"{worker['id']}: {worker[key]}", style="yellow")
+                for key in ("reason", "graph_failure")
+                if worker.get(key)
+            ]
     parts: list[RenderableType] = [heading, table]
     parts += [Text(f"\nGPU memory of {', '.join(ids)}: {budget}") for budget, ids in budgets.items()]
     if told := _predictions(status.get("predictions") or {}):

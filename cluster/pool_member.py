@@ -148,7 +148,7 @@ class PoolMember:
         }
         if self.info is None:
             return known
-        known |= {name: getattr(self.info, name) for name in ("address", "pid", "node", "device")}
+        known |= {name: getattr(self.info, name) for name in ("address", "pid", "node", "device", "graph_failure")}
         return known | ({} if self.info.memory is None else {"memory": asdict(self.info.memory)})
 
 

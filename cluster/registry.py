@@ -41,6 +41,7 @@ class WorkerInfo:
         max_num_seqs: sequences that one of its steps may have.
         kv_blocks: size of its KV cache; 0 when that is not known.
         memory: what its memory is for; ``None`` when that is not known.
+        graph_failure: why it computes every step eagerly although CUDA graphs were wanted; empty otherwise.
     """
 
     worker_id: str
@@ -63,6 +64,7 @@ class WorkerInfo:
     max_num_seqs: int = 64
     kv_blocks: int = 0
     memory: MemoryBudget | None = None
+    graph_failure: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

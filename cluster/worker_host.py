@@ -218,6 +218,7 @@ class WorkerHost:
             max_num_seqs=context.pool.max_num_seqs,
             kv_blocks=runner.cache.num_blocks,
             memory=self._memory,
+            graph_failure="" if runner.graph_failure is None else runner.graph_failure.describe(),
         )
 
 

@@ -95,6 +95,13 @@ class GraphFailure:
     reason: str
     forward_waits: bool
 
+    def describe(self) -> str:
+        """The failure in one line."""
+        return (
+            f"no CUDA graphs, every step is computed eagerly: bucket {self.bucket} could not be recorded, "
+            f"{self.reason} (missing buckets: {' '.join(map(str, self.missing))})"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
@@ -171,12 +178,7 @@ class GraphedForward:
         if self.failure is None:
             self._recorded = wanted
             return
-        logger.warning(
-            "no CUDA graphs, every step is computed eagerly: bucket %s could not be recorded, %s (missing buckets: %s)",
-            self.failure.bucket,
-            self.failure.reason,
-            " ".join(map(str, self.failure.missing)),
-        )
+        logger.warning("%s", self.failure.describe())
         gc.collect()  # the error's traceback keeps tensors in the graphs' memory, and is often part of a cycle
         self._drop_graphs()
         check_device(self._cache.device)

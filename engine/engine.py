@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 StepListener = Callable[[Sequence[ScheduledSequence]], None]
 AheadRule = Callable[[Sequence[ScheduledSequence]], bool]
-"""Whether the step behind this plan may be launched before the plan's tokens are known: nobody drafts from them."""
+"""Whether the step behind this plan may be launched before the plan's tokens are known: no draft needs them."""
 
 _UNREAD = 0  # stands for a token that is on the device alone
 
@@ -143,7 +143,7 @@ class Engine:
     def _launch(self, plan: list[ScheduledSequence], started_s: float, behind: ChosenTokens | None = None) -> _Launched:
         """
         Args:
-            behind: tokens that the plan goes on from and nobody has read.
+            behind: tokens that the plan goes on from, which have not been read yet.
         """
         for listener in self._on_scheduled:
             listener(plan)
@@ -339,7 +339,7 @@ class Engine:
         return self._fail(_living(plan), error)
 
     def _fail(self, sequences: Sequence[ScheduledSequence], error: Exception) -> list[TokenOutput]:
-        """Ends them all; whatever is left of them in scheduler or proposer, nobody waits for them any longer."""
+        """Ends the requests with an error and removes them from the scheduler and the proposer."""
         request_ids = [sequence.request.request_id for sequence in sequences]
         logger.error(
             "a step failed for %d sequences", len(sequences), exc_info=error, extra={"request_ids": request_ids}

@@ -82,6 +82,14 @@ def test_gpu_memory_stands_once_for_all_workers_that_divide_it_alike(router: Fak
     assert "KV 1.00 GiB (512 blocks)" in shown
 
 
+def test_missing_cuda_graphs_are_a_note(router: FakeRouter):
+    status = router.status()
+    status["pools"]["decode"]["workers"][0]["graph_failure"] = "no CUDA graphs: bucket 8x4 could not be recorded"
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(render_status(status, "http://here:1", 80))
+    assert "decode-1: no CUDA graphs: bucket 8x4 could not be recorded" in " ".join(console.export_text().split())
+
+
 def test_a_cpu_s_memory_takes_no_line(router: FakeRouter):
     status = router.status()
     status["pools"]["decode"]["workers"][0]["memory"] = {"weights": 1, "kv": 1, "kv_blocks": 7, "total": 0}
