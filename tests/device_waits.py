@@ -180,6 +180,9 @@ class _Operations(TorchDispatchMode):
             waits.note(Kind.SHAPE, name)
         elif name in _INDEXED and _has_mask(args[1]):
             waits.note(Kind.SHAPE, f"{name} with a mask")
+        elif name == "_grouped_mm" and args[0].dtype != torch.bfloat16:
+            # Bfloat16 waits as well on other GPUs than those of compute capability 9.0 and 10.0.
+            waits.note(Kind.DOWNLOAD, "_grouped_mm, for the sizes of its groups, in another dtype than bfloat16,")
         elif any(tensor.dim() and not waits.has(tensor) for tensor in tensors):
             waits.note(Kind.UPLOAD, f"{name} of a tensor of the host's")
         return func(*args, **kwargs)

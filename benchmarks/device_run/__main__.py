@@ -25,14 +25,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.text import Text
 
 from benchmarks.argument_types import HelpFormatter, over_zero
 from benchmarks.device_run.launch import PASSED, Launcher, prepare_process
 from benchmarks.device_run.machine import MACHINE
-from benchmarks.device_run.part import PARTS, SHAPES, Part, Setting
+from benchmarks.device_run.part import PARTS, SHAPES, Part, Setting, device_named
 from benchmarks.device_run.report import Report
 from benchmarks.device_run.tables import show_machine, show_part, show_summary
 
@@ -53,7 +52,7 @@ def main(options: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) ->
         else:
             show_part(console, part.title, status, report.rows(part.name))
 
-    setting = Setting(torch.device(arguments.device), arguments.shape)
+    setting = Setting(device_named(arguments.device), arguments.shape)
     launcher = Launcher(setting, report, arguments.budget, tell, arguments.patience)
     launcher.stop_at_signals()
     statuses = launcher.run([part for part in parts if not arguments.only or part.name in arguments.only])

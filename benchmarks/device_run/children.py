@@ -10,10 +10,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import os
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -23,9 +25,7 @@ from queue import SimpleQueue
 from tempfile import TemporaryFile
 from typing import IO, Any, TypeAlias
 
-import torch
-
-from benchmarks.device_run.part import Row, Setting
+from benchmarks.device_run.part import Row, Setting, device_named
 from engine.device_errors import check_device, is_device_lost, is_out_of_memory
 
 _IS_READY, _ROW, _IS_USABLE = "process is ready", "check row", "process is usable"
@@ -45,6 +45,7 @@ class Children:
         module: its full name.
         num_processes: at a time.
         limit_s: a process that takes longer for one check, once it has started, is killed.
+        begin_s: later than so many seconds after the start, no check begins.
         wrapper: command that runs the child, such as a tool with its options.
         variables: added to its environment.
     """
@@ -52,6 +53,7 @@ class Children:
     module: str
     num_processes: int
     limit_s: float = 60.0
+    begin_s: float = math.inf
     wrapper: Sequence[str] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
 
@@ -61,33 +63,27 @@ class Children:
 
     def run_named(self, names: Sequence[str], setting: Setting) -> Iterator[tuple[str, Row]]:
         """:meth:`run` with the name of the check beside each row."""
-        waiting = deque(names)
+        waiting, ends_s = deque(names), time.monotonic() + self.begin_s
         rows: _Rows = SimpleQueue()
         count = min(self.num_processes, len(names))
-        threads = [
-            threading.Thread(target=self._serve, args=(waiting, setting, rows), daemon=True) for _ in range(count)
-        ]
-        for thread in threads:
-            thread.start()
-        try:
-            while count:
-                named_row = rows.get()
-                if named_row is None:
-                    count -= 1
-                else:
-                    yield named_row
-        finally:  # also where the caller has seen enough
-            waiting.clear()
+        for _ in range(count):
+            threading.Thread(target=self._serve, args=(waiting, ends_s, setting, rows), daemon=True).start()
+        while count:
+            named_row = rows.get()
+            if named_row is None:
+                count -= 1
+            else:
+                yield named_row
 
-    def _serve(self, waiting: deque[str], setting: Setting, rows: _Rows) -> None:
+    def _serve(self, waiting: deque[str], ends_s: float, setting: Setting, rows: _Rows) -> None:
         """One process at a time, until no name waits."""
         child: _Child | None = None
         name = self.module
         try:
-            while waiting:
+            while time.monotonic() < ends_s:
                 try:
                     name = waiting.popleft()
-                except IndexError:  # another thread has taken the last one
+                except IndexError:
                     break
                 child = child or _Child(self, setting)
                 try:
@@ -225,7 +221,7 @@ def main() -> None:
     parser.add_argument("--shape", required=True)
     parser.add_argument("--seed", type=int, required=True)
     arguments = parser.parse_args()
-    setting = Setting(torch.device(arguments.device), arguments.shape, arguments.seed)
+    setting = Setting(device_named(arguments.device), arguments.shape, arguments.seed)
     checks = importlib.import_module(arguments.module)
     _tell({_IS_READY: True})
     for line in sys.stdin:

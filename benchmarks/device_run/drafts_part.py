@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 
+from benchmarks.device_run.children import run_here
 from benchmarks.device_run.part import Row, Setting
 from benchmarks.device_run.random_model import DTYPES, make_model
 from benchmarks.device_run.timing import device_ms, host_ms, median_ms, synchronize
@@ -37,8 +38,17 @@ _DRAFT_TOKENS = 5
 
 
 def run(setting: Setting) -> Iterator[Row]:
-    """Sampling first: it needs no model."""
-    yield from _sampling(setting)
+    """Sampling first, since it needs no model. If it fails, drafting is measured all the same."""
+    return run_here(__name__, tuple(_CHECKS), setting)
+
+
+def check(name: str, setting: Setting) -> Iterator[Row]:
+    """See :mod:`~.children`."""
+    yield from _CHECKS[name](setting)
+
+
+def _drafting(setting: Setting) -> Iterator[Row]:
+    """Passes of a head, then rounds with it and steps without."""
     model = make_model(setting.shape, setting.device)
     head = make_head(model, 64 if setting.is_tiny else 32_000)
     loaded = prepare_model(model, DTYPES[setting.shape])
@@ -188,3 +198,6 @@ def _round_row(
         "full_ms": ms,
         "drafted": num_drafted / max(1, num_rounds),
     }
+
+
+_CHECKS: Mapping[str, Callable[[Setting], Iterator[Row]]] = {"sampling": _sampling, "drafting": _drafting}

@@ -19,7 +19,8 @@ _NAME_LENGTH = 70
 def kernel_rows(work: Callable[[], object], of: str, device: torch.device) -> Iterator[Row]:
     """The kernels that take longest, and a row for all of them; on the CPU, torch's operations.
 
-    The report has 25 of them, the table on the screen the first five.
+    The report has 25 of them, the table on the screen the first five. What the host calls to launch them, which the
+    profiler lists as well, takes no time of the device and does not count.
     """
     work()
     synchronize(device)
@@ -27,12 +28,13 @@ def kernel_rows(work: Callable[[], object], of: str, device: torch.device) -> It
     with profile(activities=[activity]) as profiler:
         work()
         synchronize(device)
-    found = [(str(each.key), int(each.count), _own_us(each, device)) for each in profiler.key_averages()]
+    events = [(str(each.key), int(each.count), _own_us(each, device)) for each in profiler.key_averages()]
+    found = [event for event in events if event[2] > 0]
     found.sort(key=lambda each: each[2], reverse=True)
     total = sum(us for _, _, us in found)
     yield {"name": f"kernels of {of}", "count": sum(count for _, count, _ in found), "us": total, "share": 1.0}
     for place, (name, count, us) in enumerate(found[:_MOST]):
-        row = {"name": f"  {name[:_NAME_LENGTH]}", "count": count, "us": us, "share": us / max(total, 1e-9)}
+        row = {"name": f"  {name[:_NAME_LENGTH]}", "count": count, "us": us, "share": us / total}
         yield {**row, "hidden": True} if place >= _SHOWN else row
 
 

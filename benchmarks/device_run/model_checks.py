@@ -19,7 +19,7 @@ def names(setting: Setting) -> list[str]:
     """Graphs and errors of the device are there on CUDA only; a tiny run on the CPU has a few architectures."""
     architectures = _ON_CPU if setting.device.type == "cpu" and setting.is_tiny else ARCHITECTURES
     names = [*architectures, *(_SPECULATION + name for name in METHODS)]
-    return [*names, *(_CAPTURE + name for name in CONFIGS), *ERRORS] if setting.device.type == "cuda" else names
+    return [*names, *ERRORS, *(_CAPTURE + name for name in CONFIGS)] if setting.device.type == "cuda" else names
 
 
 def check(name: str, setting: Setting) -> Iterator[Row]:

@@ -1,16 +1,21 @@
-"""For comparison: steps with fp8 weights, one layer compiled by Inductor, and transformers' continuous batching."""
+"""For comparison: steps with fp8 weights, transformers' continuous batching, and one layer compiled by Inductor.
+
+Each is a check of its own, so that one that fails does not stop the others.
+"""
 
 from __future__ import annotations
 
 import gc
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
 from benchmarks.device_run.ceilings_part import ceilings_of
+from benchmarks.device_run.children import run_here
 from benchmarks.device_run.part import SHAPES, Row, Setting
 from benchmarks.device_run.random_model import DTYPES, fill_randomly, make_model
 from benchmarks.device_run.random_steps import StepTimer, blocks_needed
@@ -28,34 +33,34 @@ _BUDGET_S = 0.3
 
 def run(setting: Setting) -> Iterator[Row]:
     """What each takes; a comparison that cannot be made here is a row that says why."""
-    yield from _beside_transformers(setting)
-    _free(setting.device)
-    yield from _fp8(setting)
-    _free(setting.device)
-    yield from _compiled_layer(setting)
+    return run_here(__name__, tuple(_COMPARISONS), setting)
 
 
-def _beside_transformers(setting: Setting) -> Iterator[Row]:
-    """The same requests by both, prompts included; the second of two rounds counts."""
+def check(name: str, setting: Setting) -> Iterator[Row]:
+    """See :mod:`~.children`."""
+    gc.collect()  # the model of the comparison before
+    if setting.device.type == "cuda":
+        torch.cuda.empty_cache()
+    yield from _COMPARISONS[name](setting)
+
+
+def _requests(name: str, make: Callable[[Setting, int, int], Generate], setting: Setting) -> Iterator[Row]:
+    """The same requests for all, prompts included; the second of two rounds counts."""
     batch, prompt_tokens, output_tokens = (2, 8, 4) if setting.is_tiny else (64, 128, 64)
-    most_tokens = prompt_tokens + output_tokens + 1
     rng = random.Random(setting.seed)
-    for name, make in (("baton", _baton), ("transformers", _transformers)):
-        generate = make(setting, batch, most_tokens)
-        vocab_size = SHAPES[setting.shape]["vocab_size"]
-        for _ in range(2):
-            prompts = [[rng.randrange(vocab_size) for _ in range(prompt_tokens)] for _ in range(batch)]
-            started_s = time.perf_counter()
-            counts = generate(prompts, output_tokens)
-            took_s = time.perf_counter() - started_s
-        yield {
-            "name": f"{name}: {batch} x ({prompt_tokens} -> {output_tokens})",
-            "ok": counts == [output_tokens] * batch,
-            "s": took_s,
-            "tokens_per_s": batch * output_tokens / took_s,
-        }
-        del generate
-        _free(setting.device)
+    generate = make(setting, batch, prompt_tokens + output_tokens + 1)
+    vocab_size = SHAPES[setting.shape]["vocab_size"]
+    for _ in range(2):
+        prompts = [[rng.randrange(vocab_size) for _ in range(prompt_tokens)] for _ in range(batch)]
+        started_s = time.perf_counter()
+        counts = generate(prompts, output_tokens)
+        took_s = time.perf_counter() - started_s
+    yield {
+        "name": f"{name}: {batch} x ({prompt_tokens} -> {output_tokens})",
+        "ok": counts == [output_tokens] * batch,
+        "s": took_s,
+        "tokens_per_s": batch * output_tokens / took_s,
+    }
 
 
 def _baton(setting: Setting, batch: int, most_tokens: int) -> Generate:
@@ -112,7 +117,6 @@ def _compiled_layer(setting: Setting) -> Iterator[Row]:
     model.set_attn_implementation("sdpa")
     decoder: Any = model.model
     layer = decoder.layers[0]
-    del model
     dtype = next(layer.parameters()).dtype
     compiled = torch.compile(layer, dynamic=False, backend="inductor" if is_cuda else "eager")
     hidden_size = layer.input_layernorm.weight.shape[0]
@@ -133,7 +137,9 @@ def _compiled_layer(setting: Setting) -> Iterator[Row]:
             yield {"name": f"a layer over {num_tokens} tokens, {name}", "ms": ms, "first_s": first_s}
 
 
-def _free(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+_COMPARISONS: Mapping[str, Callable[[Setting], Iterator[Row]]] = {
+    "fp8": _fp8,
+    "baton": partial(_requests, "baton", _baton),
+    "transformers": partial(_requests, "transformers", _transformers),
+    "a compiled layer": _compiled_layer,
+}

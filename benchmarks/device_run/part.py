@@ -48,6 +48,11 @@ class Setting:
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
 
 
+def device_named(kind: str) -> torch.device:
+    """``cpu``, or the first visible GPU for ``cuda``: some functions of torch refuse a GPU without a number."""
+    return torch.device(kind, 0) if kind == "cuda" else torch.device(kind)
+
+
 Run = Callable[[Setting], Iterator[Row]]
 """Yields each result as soon as it is known. Whatever it raises fails the part; what it yielded before is kept."""
 
@@ -105,15 +110,15 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 """Of the models that are measured, as transformers configures a Llama."""
 
 PARTS = (
-    Part("ceilings", 15, "what the device copies, reads and multiplies", "ceilings_part"),
+    Part("ceilings", 12, "what the device copies, reads and multiplies", "ceilings_part"),
     Part("kernels", 70, "attention and quantization against float64", "kernels_part"),
-    Part("sanitizer", 30, "attention under compute-sanitizer", "sanitizer_part"),
+    Part("sanitizer", 40, "attention under compute-sanitizer", "sanitizer_part"),
     Part("models", 80, "whole tiny models give the same tokens in every way", "models_part"),
-    Part("kv_copies", 30, "KV copies beside running steps", "copies_part"),
+    Part("kv_copies", 25, "KV copies beside running steps", "copies_part"),
     Part("steps", 110, "steps of a model of random weights", "steps_part"),
-    Part("tiles", 40, "attention by the layout of its programs", "tiles_part"),
-    Part("drafts", 30, "drafting and choosing tokens", "drafts_part"),
-    Part("end_to_end", 35, "requests through the engine", "end_to_end_part"),
-    Part("others", 40, "fp8, a compiled layer, transformers' continuous batching", "others_part"),
+    Part("tiles", 35, "attention by the layout of its programs", "tiles_part"),
+    Part("drafts", 25, "drafting and choosing tokens", "drafts_part"),
+    Part("end_to_end", 30, "requests through the engine", "end_to_end_part"),
+    Part("others", 53, "fp8, a compiled layer, transformers' continuous batching", "others_part"),
 )
 """In the order in which they run. The limits add up to the default budget."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 from rich.console import Console
@@ -28,8 +27,12 @@ def show_part(console: Console, title: str, status: str, rows: Sequence[Mapping[
     if len(right) > _MOST_RIGHT:
         console.print(f"{len(right)} of {sum('ok' in row for row in results)} checks are right", highlight=False)
         results = [row for row in results if row.get("ok") is not True]
-    for keys, group in groupby((row for row in results if "error" not in row), _figures):
-        _show_group(console, keys, list(group))
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for row in results:
+        if "error" not in row:
+            groups.setdefault(_figures(row), []).append(row)
+    for keys, group in groups.items():
+        _show_group(console, keys, group)
     errors = [row for row in results if "error" in row]
     for row in errors:
         console.print(Text(f"{row.get('name')}: {_shortened(row['error'], _MOST_ERROR)}"))

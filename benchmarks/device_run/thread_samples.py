@@ -15,6 +15,8 @@ _INTERVAL_S = 0.002
 _MOST = 25
 _SHOWN = 3
 _ROOT = str(Path(__file__).resolve().parents[2])
+_INSTALLED = "site-packages"
+"""Its folder may lie below the project's."""
 
 
 class ThreadSampler:
@@ -55,7 +57,11 @@ class ThreadSampler:
 
 def _own_function(frame: FrameType) -> str:
     at: FrameType | None = frame
-    while at is not None and not at.f_code.co_filename.startswith(_ROOT):
+    while at is not None and not _is_own(at.f_code.co_filename):
         at = at.f_back
     code = (at or frame).f_code
     return f"{Path(code.co_filename).name} {code.co_qualname}"
+
+
+def _is_own(file: str) -> bool:
+    return file.startswith(_ROOT) and _INSTALLED not in file

@@ -7,8 +7,9 @@ for the device is a row that says so; one that computes something else than the 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +21,7 @@ from benchmarks.device_run.timing import graphed, median_ms
 from engine.attention.base import AttentionVariant
 from engine.attention.paged_plan import PlannedBatch, make_plan
 from engine.attention_groups import Span
+from engine.device_errors import is_device_lost
 from engine.kv_cache import TORCH_DTYPES, PagedKVCache, slots_of
 from engine.kv_spec import KVCacheSpec, LayerSpec
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 _BLOCK_SIZE = 16
 _BUDGET_S = 0.2
+_MOST_ERROR = 200
 _TOLERANCE = {"bfloat16": 2e-2, "float32": 1e-4}
 
 
@@ -140,13 +143,14 @@ def _compare(
             backend = TritonPaged(workload.cache, num_programs=num_programs, tile=tile)
             try:
                 found = workload.attend_by(backend).float()
+                ms = median_ms(graphed(partial(workload.attend_by, backend), device), _BUDGET_S)
             except Exception as error:
-                if not _is_too_large(error):
+                if is_device_lost(error):
                     raise
-                yield {"name": name, "note": f"{type(error).__name__}: {error}"[:200]}
+                why = f"{type(error).__name__}: {error}"[:_MOST_ERROR]
+                yield {"name": name, "note": why} if _is_too_large(error) else {"name": name, "ok": False, "error": why}
                 continue
             distance = float((found - expected).norm() / expected.norm())
-            ms = median_ms(_timed(workload, backend, device), _BUDGET_S)
             wrong = {} if distance < _TOLERANCE[heads.dtype] else {"ok": False}
             yield {
                 "name": name,
@@ -156,10 +160,6 @@ def _compare(
                 "tflop_per_s": workload.flops / ms / 1e9,
                 "distance": distance,
             }
-
-
-def _timed(workload: Workload, backend: TritonPaged, device: torch.device) -> Callable[[], float]:
-    return graphed(lambda: workload.attend_by(backend), device)
 
 
 def _is_too_large(error: Exception) -> bool:

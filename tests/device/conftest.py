@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from benchmarks.device_run.children import Children
-from benchmarks.device_run.part import Row, Setting
+from benchmarks.device_run.part import Row, Setting, device_named
 
-SETTING = Setting(torch.device("cuda"), "llama-3.1-8b")
+SETTING = Setting(device_named("cuda"), "llama-3.1-8b")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -24,7 +24,7 @@ def cuda() -> torch.device:
     """Asked for when the first test runs: looking for a device takes a while, and collecting tests needs none."""
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    return torch.device("cuda")
+    return SETTING.device
 
 
 @pytest.fixture(scope="module")

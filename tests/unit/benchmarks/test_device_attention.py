@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +14,7 @@ import torch
 
 from benchmarks.device_run.attention_cases import TINY, AttentionCase, Sizes, check_case, draw_cases, smallest
 from benchmarks.device_run.attention_world import CPU
-from benchmarks.device_run.part import Setting
+from benchmarks.device_run.part import Setting, device_named
 from benchmarks.device_run.row_checks import check_fp8_rows, check_int8_rows
 from benchmarks.device_run.sanitizer_part import run as run_sanitizer
 from benchmarks.device_run.sanitizer_part import summary
@@ -147,6 +150,29 @@ def test_what_the_sanitizer_says_is_read() -> None:
     refused = summary(["========= Error: Device not supported\n"], 0)
     assert "ok" not in refused
     assert "Device not supported" in refused["note"]
+
+
+FAKE_TOOL = """#!{python}
+import json, sys
+print(json.dumps({{"process is ready": True}}), flush=True)
+for line in sys.stdin:
+    print(json.dumps({{"check row": {{"name": json.loads(line), "ok": True, "worst_error": 0.0}}}}))
+    print(json.dumps({{"process is usable": True}}), flush=True)
+log = sys.argv[sys.argv.index("--log-file") + 1].replace("%p", "1")
+open(log, "w").write("========= ERROR SUMMARY: 2 errors")
+"""
+
+
+def test_errors_that_the_sanitizer_counts_at_its_end_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(FAKE_TOOL.format(python=sys.executable))
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    *cases, found = run_sanitizer(Setting(device_named("cuda"), "tiny"))
+    assert len(cases) == 6
+    assert found["cases"] == 6
+    assert found["errors_found"] == 2
+    assert found["ok"] is False
 
 
 def test_without_cuda_the_sanitizer_says_that_it_did_not_run() -> None:

@@ -35,6 +35,10 @@ def test_a_check_that_hangs_costs_only_itself() -> None:
     assert "killed after 0.5 s" in rows[1]["error"]
 
 
+def test_no_check_begins_when_the_time_for_that_is_over() -> None:
+    assert list(Children("json", 2, begin_s=0.0, wrapper=("/no/such/tool",)).run(["one"], SETTING)) == []
+
+
 def test_what_cannot_start_is_one_row_of_each_process() -> None:
     rows = list(Children("json", 2, wrapper=("/no/such/tool",)).run(["one", "two", "three"], SETTING))
     assert [row["ok"] for row in rows] == [False, False]

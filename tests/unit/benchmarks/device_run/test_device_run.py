@@ -14,11 +14,13 @@ from typing import Any
 import psutil
 import pytest
 import torch._dynamo
+from rich.console import Console
 
 import engine.model_loader
 from benchmarks.device_run import __main__ as command
-from benchmarks.device_run.part import PARTS, Part, Row, Run, Setting
+from benchmarks.device_run.part import PARTS, Part, Row, Run, Setting, device_named
 from benchmarks.device_run.report import Report
+from benchmarks.device_run.tables import show_part
 
 SHARED = (torch._dynamo, engine.model_loader)
 """Imported once, before processes are forked."""
@@ -222,3 +224,21 @@ def test_without_the_device_nothing_else_is_tried(
 def test_limits_fit_the_default_budget() -> None:
     assert sum(part.limit_s for part in PARTS) <= 480
     assert len({part.name for part in PARTS}) == len(PARTS)
+
+
+def test_torch_limits_the_memory_of_a_runs_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It refuses a GPU without a number, and so do other functions of ``torch.cuda``."""
+    limits: list[tuple[float, int]] = []
+    monkeypatch.setattr("torch.cuda.memory._lazy_init", lambda: None)
+    monkeypatch.setattr(
+        torch._C, "_cuda_setMemoryFraction", lambda share, device: limits.append((share, device)), raising=False
+    )
+    torch.cuda.set_per_process_memory_fraction(0.5, device_named("cuda"))
+    assert limits == [(0.5, 0)]
+
+
+def test_rows_of_the_same_figures_share_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"name": "first", "ms": 1.5}, {"name": "other", "share": 0.5}, {"name": "second", "ms": 2.5}]
+    show_part(Console(width=80), "a part", "passed", rows)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert lines == [["ms"], ["first", "1.5"], ["second", "2.5"], ["share"], ["other", "0.5"]]
