@@ -54,12 +54,6 @@ class Recording:
         self._proposer.observe(result)
 
 
-def spoil(runner: ModelRunner) -> None:
-    """Fills the cache with what shows wherever it is read without having been written."""
-    for tensor in (*runner.cache.keys, *runner.cache.values):
-        tensor.fill_(torch.nan)
-
-
 def engine_over(
     runner: ModelRunner,
     proposer: Proposer | None = None,

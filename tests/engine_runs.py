@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedModel
 
+from benchmarks.device_run.attention_world import poison
 from engine.block_manager import BlockManager
 from engine.engine import AheadRule, Engine, never
 from engine.model_loader import prepare_model
 from engine.model_runner import ModelRunner
 from engine.request import FinishReason, Request, SamplingParams, TokenOutput
 from engine.scheduler import Scheduler, SchedulerLimits
-from tests.spoiled_cache import spoil
 
 BLOCK_SIZE = 4
 _MAX_STEPS = 20_000
@@ -51,7 +51,7 @@ def build_engine(
     runs_ahead: AheadRule = never,
 ) -> Engine:
     """An engine with an empty cache. Whatever it reads without having written it first is not a number."""
-    spoil(runner.cache)
+    poison(runner.cache)
     limits = SchedulerLimits(chunk_tokens, max_num_seqs, runner.loaded.max_model_len)
     blocks = BlockManager(num_blocks or runner.cache.num_blocks, runner.spec.block_size, prefix_caching=prefix_caching)
     return Engine(runner, Scheduler(limits, blocks), runs_ahead=runs_ahead)

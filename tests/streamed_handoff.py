@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
+from benchmarks.device_run.attention_world import poison
 from cluster.kv_transfer.base import PartBuffer, PartHeader, Payload, Pieces
 from cluster.kv_transfer.codec import checksum
 from cluster.kv_transfer.in_process import InProcessKVTransport, InProcessSendStream
@@ -31,7 +32,6 @@ from engine.scheduler import SchedulerLimits
 from prefill_worker.kv_export import KVExporter
 from tests.device_tensors import DeviceTensors, handle_of
 from tests.kernel_attention import KernelAttention
-from tests.spoiled_cache import spoil
 from tests.stream_checker import Device
 
 BLOCK_SIZE = 4
@@ -211,7 +211,7 @@ def device_runner(
             cuda_graphs=cuda_graphs,
             **settings,
         )
-    spoil(runner.cache)
+    poison(runner.cache)
     if graphs:
         runner.capture_graphs(MAX_NUM_SEQS, 0, runner.loaded.max_model_len)
     return runner

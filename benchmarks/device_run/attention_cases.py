@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.device_run.attention_world import Shape as Shape
-from benchmarks.device_run.attention_world import World
+from benchmarks.device_run.attention_world import Shape, World
 from benchmarks.device_run.part import Row
 from engine.attention.base import AttentionBackend, AttentionVariant
 from engine.attention.paged_plan import PlannedBatch, PlanSize, StaticPlan

@@ -9,7 +9,6 @@ from tests.drafting import MAX_DRAFT_TOKENS, Recording, engine_over, prompts, re
 from tests.drafting import run as run_requests
 from tests.engine_runs import Outcome, build_engine, greedy, run, run_tokens
 from tests.late_copies import LateCopies
-from tests.spoiled_cache import spoil
 from tests.tiny_drafts import (
     TinyDraft,
     tiny_draft_lm,
@@ -39,7 +38,6 @@ __all__ = [
     "run",
     "run_requests",
     "run_tokens",
-    "spoil",
     "tiny_draft_lm",
     "tiny_eagle",
     "tiny_eagle3",

@@ -1,7 +1,8 @@
 """Runs parts one after the other, each in a process of its own that is forked from this one.
 
 This process has imported torch and transformers, which takes seconds, and has computed nothing: neither CUDA nor the
-threads of OpenMP survive a fork. Should an import have touched CUDA, parts are started afresh instead.
+threads of OpenMP survive a fork. In case an import has started CUDA all the same, a GPU that a forked process cannot
+use is tried again from a fresh process, and all parts then run in fresh processes.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Launcher:
     def _look_at_machine(self) -> str:
         """Finds the card's name for all rows to come."""
         status = self._run_and_tell(MACHINE)
-        if any("fork" in row.get("error", "") for row in self._report.rows(MACHINE.name)):  # as torch calls it
+        if status != PASSED and self._setting.device.type == "cuda":
             self._context = multiprocessing.get_context("spawn")
             status = self._run_and_tell(MACHINE)
         names = [row["name"] for row in self._report.rows(MACHINE.name) if "cpus" in row]

@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks.device_run.architecture_checks import BLOCK_SIZE, NUM_BLOCKS, compared
+from benchmarks.device_run.attention_world import poison
 from benchmarks.device_run.borrowed import (
     MAX_DRAFT_TOKENS,
     Oracle,
@@ -24,7 +25,6 @@ from benchmarks.device_run.borrowed import (
     prompts,
     requests_for,
     run_requests,
-    spoil,
     tiny_draft_lm,
     tiny_eagle,
     tiny_eagle3,
@@ -151,10 +151,10 @@ def check_method(name: str, device: torch.device) -> Iterator[Row]:
         if way == "graphs":
             runner.capture_graphs(len(texts), MAX_DRAFT_TOKENS, _MAX_MODEL_LEN)
             figures["graphs"] = runner.num_graphs
-        spoil(runner.cache)
+        poison(runner.cache)
         plain = requests_for(texts, _MAX_TOKENS)
         expected = run_requests(engine_over(runner), plain)
-        spoil(runner.cache)
+        poison(runner.cache)
         truth = {request.request_id: list(request.output_token_ids) for request in plain}
         proposer = Recording(method.make_proposer(runner, network, truth))
         engine = engine_over(runner, proposer)

@@ -15,6 +15,7 @@ from typing import Any
 import grpc.aio
 from transformers import PreTrainedModel
 
+from benchmarks.device_run.attention_world import poison
 from cluster.config import BatonConfig
 from cluster.messages import pack_sequence, unpack_finish_reason, unpack_logprobs
 from cluster.role import WorkerContext
@@ -31,7 +32,6 @@ from engine.model_runner import ModelRunner
 from engine.request import FinishReason, SamplingParams, TokenLogprobs
 from prefill_worker.role import PrefillRole
 from tests.engine_runs import BLOCK_SIZE, build_runner
-from tests.spoiled_cache import spoil
 
 TIMEOUT_S = 30.0
 
@@ -202,7 +202,7 @@ class Runners:
     def forget(self) -> None:
         """Whatever is read without having been written or received first is not a number."""
         for runner in (self.prefill, self.decode):
-            spoil(runner.cache)
+            poison(runner.cache)
 
 
 def pair_config(**sections: dict[str, Any]) -> BatonConfig:

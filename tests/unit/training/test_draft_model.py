@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from benchmarks.device_run.attention_world import poison
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.draft_model import DraftModelProposer
 from decode_worker.speculation.step_cost import StepCost
@@ -19,7 +20,7 @@ from engine.errors import ConfigError
 from engine.model_loader import LoadedModel, prepare_model
 from engine.model_runner import ModelRunner
 from engine.tokenizer import Tokenizer
-from tests.drafting import Recording, engine_over, requests_for, run, spoil
+from tests.drafting import Recording, engine_over, requests_for, run
 from tests.tiny_drafts import tiny_draft_lm
 from tests.unit.training.conftest import sharp_target
 from training.dataset import Sample
@@ -125,7 +126,7 @@ def test_the_checkpoint_drafts_and_changes_no_token(
     draft = load_draft_model(str(folder), loaded, tokenizer, torch.device("cpu"), "float32")
     assert len(draft.layer_specs) == 2
     runner = ModelRunner(loaded, 96, 4, draft=draft)
-    spoil(runner)
+    poison(runner.cache)
     texts = [list(sample.token_ids[:9]) for sample in samples[:4]]
     plain = run(engine_over(runner), requests_for(texts, prefix="plain"))
     state = TokenState(draft, runner, ships_prompts=False)

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
+from benchmarks.device_run.attention_world import poison
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.medusa import MedusaProposer
 from decode_worker.speculation.step_cost import StepCost
@@ -20,7 +21,7 @@ from engine.draft.medusa_state import MedusaState
 from engine.errors import ConfigError
 from engine.model_loader import LoadedModel, prepare_model
 from engine.model_runner import ModelRunner
-from tests.drafting import Recording, engine_over, requests_for, run, spoil
+from tests.drafting import Recording, engine_over, requests_for, run
 from tests.unit.training.conftest import answers_of, sharp_target
 from training.batches import make_rows
 from training.dataset import Sample
@@ -154,7 +155,7 @@ def test_the_checkpoint_drafts_and_changes_no_token(
     model = forgetful_target()
     heads = load_medusa(folder, model, torch.float32, torch.device("cpu"))
     runner = ModelRunner(prepare_model(model, "float32"), 96, 4, draft=heads)
-    spoil(runner)
+    poison(runner.cache)
     texts = [list(sample.token_ids[:9]) for sample in samples[:4]]
     plain = run(engine_over(runner), requests_for(texts, prefix="plain"))
     recording = Recording(MedusaProposer(MedusaState(heads, runner), DraftPasses(StepCost())))

@@ -213,6 +213,37 @@ def test_a_row_behind_half_a_line_is_a_line_of_its_own(tmp_path: Path) -> None:
     assert [row["name"] for row in report.rows("a")] == ["first", "second"]
 
 
+IS_FORKED = False
+"""Set by a test; a process that is started afresh imports this module anew, and finds it unset."""
+
+
+def starts_cuda_afresh_only(setting: Setting) -> Iterator[Row]:
+    if IS_FORKED:
+        raise RuntimeError("CUDA does not survive a fork")
+    yield {"name": "a card", "cpus": 1}
+
+
+class CudaMachine(Part):
+    """Can be sent to a process that is started afresh."""
+
+    def load(self) -> Run:
+        return starts_cuda_afresh_only
+
+
+def test_parts_start_afresh_where_forked_processes_cannot_use_the_gpu(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = CudaMachine("machine", 60, "machine", "")
+    monkeypatch.setattr("benchmarks.device_run.launch.MACHINE", machine)
+    monkeypatch.setattr(f"{__name__}.IS_FORKED", True)
+    assert launch(CudaMachine("good", 60, "good", ""), options=("--device", "cuda")) == 0
+    assert [(row["part"], row["status"]) for row in rows_of(tmp_path) if "status" in row] == [
+        ("machine", "failed"),
+        ("machine", "passed"),
+        ("good", "passed"),
+    ]
+
+
 def test_without_the_device_nothing_else_is_tried(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from benchmarks.device_run.attention_world import poison
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.draft_model import DraftModelProposer
 from decode_worker.speculation.noise import draw_drafts
@@ -22,7 +23,7 @@ from engine.request import Request, SamplingParams
 from engine.sampler import probabilities
 from engine.scheduler import ScheduledSequence
 from engine.verification import sampling_row
-from tests.drafting import Recording, bushy, engine_over, prompts, requests_for, run, spoil
+from tests.drafting import Recording, bushy, engine_over, prompts, requests_for, run
 from tests.tiny_drafts import VOCAB, tiny_draft_lm, tiny_target
 
 BLOCK_SIZE = 4
@@ -45,7 +46,7 @@ class Setup:
         self.shared = min(self.untouched.config.vocab_size, VOCAB)
         draft = DraftModel(prepare_model(make(), "float32"), self.shared)
         self.runner = ModelRunner(prepare_model(tiny_target(), "float32"), num_blocks, BLOCK_SIZE, draft=draft)
-        spoil(self.runner)
+        poison(self.runner.cache)
         self.state = TokenState(draft, self.runner, ships_prompts=ships_prompts)
         proposer = DraftModelProposer(self.state, DraftPasses(StepCost()), draws=draws, catch_up_rows=catch_up_rows)
         self.recording = Recording(proposer, change)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from benchmarks.device_run.attention_world import poison
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.medusa import MedusaProposer
 from decode_worker.speculation.step_cost import StepCost
@@ -21,7 +22,7 @@ from engine.model_loader import prepare_model
 from engine.model_runner import ModelRunner
 from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence
-from tests.drafting import Recording, bushy, engine_over, prompts, requests_for, run, spoil
+from tests.drafting import Recording, bushy, engine_over, prompts, requests_for, run
 from tests.tiny_drafts import HIDDEN, VOCAB, TinyDraft, tiny_medusa_v1, tiny_medusa_vllm, tiny_target
 
 BLOCK_SIZE = 4
@@ -73,7 +74,7 @@ class Setup:
         self.untouched, target = make_target(), make_target()
         self.heads = load_medusa(make().write(folder), target, torch.float32, torch.device("cpu"))
         self.runner = ModelRunner(prepare_model(target, "float32"), 96, BLOCK_SIZE, draft=self.heads)
-        spoil(self.runner)
+        poison(self.runner.cache)
         self.state = MedusaState(self.heads, self.runner)
         self.recording = Recording(MedusaProposer(self.state, DraftPasses(StepCost())), change)
         self.drafts = self.recording.drafts

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 import engine.fused.forward
+from benchmarks.device_run.attention_world import poison
 from engine.batch import ForwardBatch
 from engine.block_manager import BlockManager
 from engine.draft.eagle import FINAL_HIDDEN
@@ -27,7 +28,6 @@ from engine.model_runner import ModelRunner
 from engine.request import Request, SamplingParams
 from engine.scheduler import ScheduledSequence
 from tests.fused_dtypes import FUSED_DTYPES
-from tests.spoiled_cache import spoil
 from tests.tiny_models import CONFIGS, VOCAB_SIZE, build_model, random_prompts, tiny_model
 
 BLOCK_SIZE = 4
@@ -96,7 +96,7 @@ class Runners:
             self.each.append(ModelRunner(exact, num_blocks, block_size, decoder="transformers", kv_cache=kv_cache))
         self.blocks = BlockManager(num_blocks, block_size, prefix_caching=False)
         for runner in self.each:
-            spoil(runner.cache)
+            poison(runner.cache)
 
     def request(self, name: str, length: int) -> Request:
         request = Request(name, random_prompts([length], seed=len(name))[0], SamplingParams())
