@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.attention.base import AttentionBatch, AttentionVariant
-from engine.attention.paged_plan import PagedPlan, PlannedBatch, make_plan
+from engine.attention.paged_plan import PagedPlan, PlannedBatch, Segment, make_plan
 from engine.kv_cache import PagedKVCache
 from tests.graph_tape import TapeRecorder
 
@@ -33,15 +33,22 @@ class PlanAttention:
         else:
             plan = make_plan([span for group in batch.groups for span in group.spans], self._cache.device)
         output = torch.empty((*query.shape[:2], value.shape[-1]), dtype=query.dtype)
-        self.attend(layer, query, output, plan, variant)
+        output.fill_(torch.nan)
+        for segment in plan.segments:
+            self.attend(layer, query, output, plan, variant, segment)
         return output
 
     def attend(
-        self, layer: int, query: torch.Tensor, output: torch.Tensor, plan: PagedPlan, variant: AttentionVariant
+        self,
+        layer: int,
+        query: torch.Tensor,
+        output: torch.Tensor,
+        plan: PagedPlan,
+        variant: AttentionVariant,
+        segment: Segment,
     ) -> None:
-        """What a kernel does: ``output`` (``[num_tokens, num_heads, value_dim]``) from what the cache holds."""
-        output.fill_(torch.nan)
-        for seq in range(len(plan.tables)):
+        """What a kernel does: the segment's rows of ``output`` (``[num_tokens, num_heads, value_dim]``)."""
+        for seq in range(segment.first, segment.first + segment.num_seqs):
             self._attend(layer, seq, query, output, plan, variant)
 
     def _attend(

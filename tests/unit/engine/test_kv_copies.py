@@ -1,10 +1,9 @@
-"""KV of a device that computes by itself: what is copied behind what, and that nobody waits but who must."""
+"""KV of a device that computes by itself: what is copied behind what, and what waits for a copy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterator, Sequence
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,7 +11,9 @@ import torch
 from engine.kv_cache import TORCH_DTYPES, PagedKVCache
 from engine.kv_copies import MOST_BEHIND_BYTES, CudaCopyQueue, copy_queue_for
 from engine.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
+from tests.fake_cuda import fake_cuda
 from tests.late_copies import LateCopies
+from tests.stream_checker import Access, Device, Schedule
 
 CPU = torch.device("cpu")
 LAYERS = (LayerSpec(2, 4, 4), LayerSpec(1, 8, 4), LayerSpec(2, 4, 1))
@@ -105,97 +106,63 @@ def test_a_cache_in_memory_needs_none() -> None:
     assert cache.import_bytes([0], 0, 4, range(1), cache.export_bytes([0], 0, 4, range(1))) is None
 
 
-class FakeCuda:
-    """Writes down who was told to wait for what. Stream 0 is the engine's."""
-
-    def __init__(self) -> None:
-        self.log: list[tuple[Any, ...]] = []
-        self.current = self.Stream()
-        self.num_streams = 1
-
-    def Stream(self, device: torch.device | None = None) -> FakeStream:
-        number = 0 if device is None else self.num_streams
-        self.num_streams = number + 1
-        return FakeStream(number, self.log)
-
-    def Event(self, *, blocking: bool) -> FakeEvent:
-        assert blocking
-        return FakeEvent(self.log)
-
-    def current_stream(self, device: torch.device) -> FakeStream:
-        return self.current
-
-    @contextmanager
-    def stream(self, stream: FakeStream) -> Iterator[None]:
-        before, self.current = self.current, stream
-        yield
-        self.current = before
-
-
-class FakeStream:
-    def __init__(self, number: int, log: list[tuple[Any, ...]]) -> None:
-        self.number = number
-        self._log = log
-
-    def wait_event(self, event: FakeEvent) -> None:
-        self._log.append(("wait", self.number, event))
-
-
-class FakeEvent:
-    """``reached``: whether the device has come there."""
-
-    def __init__(self, log: list[tuple[Any, ...]]) -> None:
-        self._log = log
-        self.reached = False
-
-    def record(self, stream: FakeStream) -> None:
-        self._log.append(("record", stream.number, self))
-
-    def synchronize(self) -> None:
-        self._log.append(("sleep", self))
-
-    def query(self) -> bool:
-        return self.reached
-
-
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    fake = FakeCuda()
-    for name in ("Stream", "Event", "current_stream", "stream"):
-        monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
-    return fake
+def device() -> Iterator[Device]:
+    """Runs what the host waits for and what comes before that, and nothing else."""
+    device = Device(Schedule.latest())
+    with fake_cuda(device):
+        yield device
 
 
-def test_cuda_copies_on_streams_of_their_own_behind_what_was_computed(cuda: FakeCuda) -> None:
-    queue = CudaCopyQueue(torch.device("cuda"))
+def test_cuda_copies_on_streams_of_their_own_behind_what_was_computed(device: Device) -> None:
+    queue, done = CudaCopyQueue(torch.device("cuda")), list[str]()
 
-    def copying(name: str) -> Callable[[], None]:
-        return lambda: cuda.log.append((name, cuda.current.number))
+    def launch(name: str) -> None:
+        def run() -> Sequence[Access]:
+            done.append(name)
+            return []
 
+        device.launch(name, run)
+
+    launch("step 1")
     mark = queue.mark()
-    assert cuda.log == [("record", 0, mark)]
-    cuda.log.clear()
-    queue.fetch(copying("out"), mark)
-    done = cuda.log[-1][1]
-    assert cuda.log == [("sleep", mark), ("out", 1), ("record", 1, done), ("sleep", done)]
-    cuda.log.clear()
-    brought = queue.bring(copying("in"), mark, 8)
-    assert cuda.log == [("wait", 2, mark), ("in", 2), ("record", 2, brought)]  # and nobody slept
-    cuda.log.clear()
-    queue.join(brought)
-    assert cuda.log == [("wait", 0, brought)]
+    launch("step 2")
+    queue.fetch(lambda: launch("out"), mark)
+    assert done == ["step 1", "out"]
+    brought = queue.bring(lambda: launch("in"), mark, 8)
+    assert "in" not in done, "bringing waits for nothing"
+    launch("step 3")
+    queue.wait(brought)
+    assert done == ["step 1", "out", "in"]
+    queue.wait(queue.bring(lambda: launch("in behind step 3"), queue.mark(), 8))
+    assert done[3:] == ["step 2", "step 3", "in behind step 3"]
+    queue.join(queue.bring(lambda: launch("joined"), mark, 8))
+    launch("step 4")
+    queue.wait(queue.mark())
+    assert done[6:] == ["joined", "step 4"]
 
 
-def test_who_brings_more_than_the_device_can_copy_is_told_to_wait(cuda: FakeCuda) -> None:
+def test_a_thread_that_waits_for_cuda_sleeps_instead_of_spinning(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event = Mock()
+    monkeypatch.setattr(torch.cuda, "Event", event)
+    CudaCopyQueue(torch.device("cuda")).mark()
+    event.assert_called_once_with(blocking=True)
+
+
+def test_a_sender_waits_when_the_device_is_too_far_behind(device: Device) -> None:
     queue, size = CudaCopyQueue(torch.device("cuda")), MOST_BEHIND_BYTES // 2
     assert queue.backlog() is None
-    first, *others = [queue.bring(lambda: None, queue.mark(), size) for _ in range(4)]
-    assert queue.backlog() is others[0]  # when that one is there, two of half the size are left
-    first.reached = True
-    assert queue.backlog() is others[0]
-    others[0].reached = True
+    first, second, *_, last = [queue.bring(lambda: None, queue.mark(), size) for _ in range(4)]
+    assert queue.backlog() is second  # when that one is there, two of half the size are left
+    queue.wait(first)
+    assert queue.backlog() is second
+    queue.wait(second)
     assert queue.backlog() is None
     large = queue.bring(lambda: None, queue.mark(), 3 * MOST_BEHIND_BYTES)
     assert queue.backlog() is large
-    others[1].reached = others[2].reached = large.reached = True
+    queue.wait(last)
+    assert queue.backlog() is large
+    queue.wait(large)
     assert queue.backlog() is None
