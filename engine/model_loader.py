@@ -72,6 +72,9 @@ class LoadedModel:
 def pick_device(name: str) -> torch.device:
     """``auto`` takes CUDA when there is one (Ray hides what it did not grant).
 
+    Returns:
+        The CPU, or the first visible GPU by its number: torch refuses to limit the memory of a GPU without one.
+
     Raises:
         ConfigError: CUDA was asked for and is not there.
     """
@@ -82,7 +85,7 @@ def pick_device(name: str) -> torch.device:
             "engine.device is cuda, but no GPU is visible to this worker. Give the pool resources.gpus: 1, "
             "or set engine.device to auto or cpu."
         )
-    return torch.device("cuda")
+    return torch.device("cuda", 0)
 
 
 def pick_dtype(name: str, config: Any, device: torch.device) -> str:

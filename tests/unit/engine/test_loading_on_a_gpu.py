@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM
 
 from cluster.cores import usable_cores
 from cluster.worker_host import engine_threads
+from engine.device_memory import CudaMemory
 from engine.errors import UnsupportedModelError
-from engine.model_loader import LoadedModel, load_model, prepare_model
+from engine.model_loader import LoadedModel, load_model, pick_device, prepare_model
 from engine.model_runner import ModelRunner
 from engine.model_source import ModelSource
 from tests.tiny_models import tiny_model
@@ -31,6 +32,17 @@ loaded.model.to("meta")
 ModelRunner(loaded, 4, 16)
 print([name for name in sys.modules if name == "numba" or name.startswith("engine.fused")])
 """
+
+
+def test_the_memory_of_a_picked_gpu_can_be_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[tuple[float, int]] = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.memory._lazy_init", lambda: None)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (70, 80))
+    monkeypatch.setattr(torch._C, "_cuda_setMemoryFraction", lambda *call: limits.append(call), raising=False)
+    for name in ("auto", "cuda"):
+        CudaMemory(pick_device(name)).limit(40)
+    assert limits == [(0.5, 0)] * 2
 
 
 @pytest.fixture
