@@ -55,12 +55,19 @@ class MemoryReader:
         return 2 * source.nbytes / _seconds(partial(target.copy_, source), self._memory.device)
 
 
-def measure_ceilings(dtype: torch.dtype, device: torch.device) -> Ceilings:
-    """Takes about two seconds on a small CPU."""
-    memory = MemoryReader(device)
+def measure_ceilings(
+    dtype: torch.dtype, device: torch.device, num_bytes: int | None = None, sizes: Sequence[int] | None = None
+) -> Ceilings:
+    """Takes about two seconds on a small CPU.
+
+    Args:
+        num_bytes: see :class:`MemoryReader`.
+        sizes: see :func:`matrix_rate`.
+    """
+    memory = MemoryReader(device, num_bytes)
     bandwidth = max(memory.bytes_per_second(), memory.copied_bytes_per_second())
     del memory
-    return Ceilings(bandwidth, *matrix_rate(dtype, device))
+    return Ceilings(bandwidth, *matrix_rate(dtype, device, sizes))
 
 
 def matrix_rate(dtype: torch.dtype, device: torch.device, sizes: Sequence[int] | None = None) -> tuple[float, str]:

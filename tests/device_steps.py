@@ -27,7 +27,7 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunches:
-    """Those of the attention kernels."""
+    """Launches of the attention kernels."""
 
     attend: Launches
     merge: Launches
@@ -45,7 +45,7 @@ def without_kernels() -> Iterator[KernelLaunches]:
 
 
 def prepared(model: PreTrainedModel) -> LoadedModel:
-    """In float32 on the CPU, without what is changed in models for some CPUs only."""
+    """The model in float32 on the CPU, without changes that are made for some CPUs only."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("engine.model_loader.speed_up_products", lambda network, device: None)
         return prepare_model(model, "float32")
@@ -58,11 +58,11 @@ def on_device(loaded: LoadedModel) -> LoadedModel:
 
 
 class Steps:
-    """Of one model over a cache of its own.
+    """Makes steps of one model over a cache of its own.
 
     Args:
-        num_blocks: of the cache.
-        num_programs: of attention, that keep the device busy; see :class:`engine.attention.triton_paged.TritonPaged`.
+        num_blocks: size of the cache.
+        num_programs: see :class:`engine.attention.triton_paged.TritonPaged`.
     """
 
     def __init__(self, loaded: LoadedModel, num_blocks: int = 64, num_programs: int | None = None) -> None:

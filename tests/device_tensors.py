@@ -326,12 +326,12 @@ def handle_of(tensor: torch.Tensor) -> Handle:
 
 
 def access_of(tensor: torch.Tensor, *, writes: bool) -> Access:
-    """To a whole tensor of the device."""
+    """An access to a whole tensor of the device."""
     return Access(handle_of(tensor).memory, _rows_of(tensor), writes)
 
 
 def _rows_of(tensor: torch.Tensor) -> slice:
-    """Those between the first and the last number of a tensor."""
+    """Rows from a tensor's first number to its last."""
     values, row_bytes = values_of(tensor), handle_of(tensor).memory.row_bytes
     if not values.numel():
         return slice(0, 0)
@@ -341,7 +341,7 @@ def _rows_of(tensor: torch.Tensor) -> slice:
 
 
 def _rows_touched(tensor: DeviceTensor, name: str, place: int, args: Any) -> Callable[[], Rows]:
-    """Those that an operation's argument names, if it does, once the operation runs."""
+    """Rows that an operation's argument touches, known when the operation runs."""
     whole, values = _rows_of(tensor), tensor.values
     index = None
     if place == 0 and name in _INDEXED and args[1] == 0:

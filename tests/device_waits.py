@@ -88,7 +88,7 @@ class DeviceWaits:
 
     @property
     def waits(self) -> list[Wait]:
-        """Those of the found that make the host wait."""
+        """What was found and makes the host wait."""
         return [wait for wait in self.found if wait.kind is not Kind.QUEUED_UPLOAD]
 
     @property

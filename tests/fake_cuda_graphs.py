@@ -1,4 +1,4 @@
-"""As much of ``torch.cuda`` as graphs need, on the CPU: captures make tapes, and the allocator's books are kept.
+"""The part of ``torch.cuda`` that graphs need, on the CPU. Captures make tapes, and the allocator's books are kept.
 
 What a failed capture leaves behind differs between versions of torch, see :class:`FakeCuda`.
 """
@@ -15,7 +15,7 @@ import torch
 from tests.graph_tape import Tape, TapeRecorder
 
 PLACES = ("warm-up", "probe", "begin", "body", "end", "instantiate")
-"""Of a recording, in their order."""
+"""Stages of a recording, in order."""
 _REPLACED = (
     *("Stream", "current_stream", "stream", "current_device", "synchronize", "empty_cache", "memory_snapshot"),
     *("graph_pool_handle", "set_sync_debug_mode", "get_sync_debug_mode"),

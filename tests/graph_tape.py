@@ -35,7 +35,7 @@ _HOST_READS = frozenset({torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.c
 """What torch does for tensors of the CPU without dispatching an operation."""
 _MASKS = (torch.bool, torch.uint8)
 _WAITS = "called a synchronizing CUDA operation"
-"""As torch says it under ``torch.cuda.set_sync_debug_mode("error")``."""
+"""Torch's message under ``torch.cuda.set_sync_debug_mode("error")``."""
 _POISON = -77
 
 

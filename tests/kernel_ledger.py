@@ -133,7 +133,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    """Of its elements, each once where it was expanded."""
+    """Bytes of a tensor's elements; an expanded element counts once."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 

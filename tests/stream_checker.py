@@ -34,7 +34,7 @@ _OWN_FILES = frozenset(
 )
 
 Clock: TypeAlias = dict[int, int]
-"""By stream, how many of its operations have surely happened."""
+"""How many operations of each stream have surely happened."""
 Rows: TypeAlias = slice | npt.NDArray[np.int64]
 
 
@@ -208,7 +208,7 @@ class Device:
             self._queue(stream, "wait", list, (mark,))
 
     def is_done(self, mark: Operation) -> bool:
-        """As a host sees it, which knows afterwards that it is."""
+        """Whether the host sees the mark as done. From then on it knows."""
         with self._lock:
             self._run_some()
             if mark.is_done:
@@ -361,7 +361,7 @@ def _place() -> str:
 
 @functools.cache
 def _name_here(path: str) -> str | None:
-    """Of a file of this repository, but for those that all operations come through."""
+    """A file's path within this repository; ``None`` for others, and for files that all operations pass through."""
     name = Path(path)
     if path in _OWN_FILES or "site-packages" in path or not name.is_relative_to(_ROOT):
         return None

@@ -43,7 +43,7 @@ class Load:
 
 
 async def send(endpoint: str, asked: Sequence[Asked], concurrency: int) -> Load:
-    """At most ``concurrency`` at a time.
+    """Sends all requests, at most ``concurrency`` at a time.
 
     Raises:
         BatonError: a request failed.

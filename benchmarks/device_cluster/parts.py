@@ -29,7 +29,7 @@ KV_PATHS: Mapping[str, dict[str, Any]] = {
     "messages": {"shared_memory": "off", "connections": 0},
     "nixl": {"transport": "nixl", "shared_memory": "off"},
 }
-"""By name, the configuration of ``kv_transfer`` that makes KV travel so."""
+"""The section ``kv_transfer`` of the configuration for each path."""
 
 _READ_BY_RECEIVER = ("shared_memory", "nixl")
 _CONCURRENCY = 8
@@ -39,8 +39,8 @@ _CONCURRENCY = 8
 class Sizes:
     """
     Attributes:
-        exact_shape: of the model whose tokens are compared, in float32, so that rounding decides nothing.
-        count, longest, max_tokens: of the requests that are compared.
+        exact_shape: shape of the model whose tokens are compared; it is float32, so that rounding decides nothing.
+        count, longest, max_tokens: number, longest prompt and output tokens of the requests that are compared.
         concurrencies: requests at a time while speed is measured.
     """
 
@@ -51,7 +51,7 @@ class Sizes:
     concurrencies: tuple[int, ...]
 
     def requests(self) -> list[Asked]:
-        """Those whose tokens are compared."""
+        """The requests whose tokens are compared."""
         return make_requests(self.count, self.longest, self.max_tokens, SHAPES[self.exact_shape]["vocab_size"])
 
 
@@ -134,7 +134,7 @@ class SpeedPart(_ScratchPart):
 
 
 def cluster_parts(folder: Path | None = None) -> tuple[Part, ...]:
-    """In the order in which they run: what matters most comes first, in case the budget does not last.
+    """All parts in their order. The most important come first, in case the budget does not last.
 
     Args:
         folder: shared by all parts; by default one beside other temporary files.

@@ -1,7 +1,4 @@
-"""The requests of a device run, and what the engine alone answers to them.
-
-python -m benchmarks.device_cluster.requests --model FOLDER --dtype D --device D --count N --longest N
-"""
+"""The requests of a device run, and what the engine alone answers to them."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ class Asked:
     seed: int | None
 
     def body(self, model: str) -> dict[str, Any]:
-        """As OpenAI's completion request."""
+        """The body of an OpenAI completion request."""
         sampling = {"temperature": 0} if self.seed is None else {"temperature": 1.0, "seed": self.seed}
         return {
             "model": model,
@@ -50,7 +47,7 @@ class Asked:
 
     @property
     def params(self) -> SamplingParams:
-        """The same for the engine."""
+        """The same request's parameters for the engine."""
         if self.seed is None:
             return SamplingParams(max_tokens=self.max_tokens, temperature=0.0, ignore_eos=True)
         return SamplingParams(max_tokens=self.max_tokens, temperature=1.0, seed=self.seed, ignore_eos=True)

@@ -26,7 +26,7 @@ class Sizes:
     """What cases are drawn from.
 
     Attributes:
-        dtypes: in turn.
+        dtypes: take turns.
         value_dims: of some key dims; the others have values of the same length.
         most_heads: query heads.
         long_context: keys of the longest sequence.
@@ -78,7 +78,7 @@ class AttentionCase:
 
 
 def draw_cases(count: int, sizes: Sizes, seed: int = 0) -> dict[str, AttentionCase]:
-    """By name. Kinds, dtypes and encodings come in turn, so that each meets each; the rest is random."""
+    """Random cases by name. Kinds, dtypes and encodings take turns, so that all combinations occur."""
     cases = [_draw_case(index, random.Random(seed * 1_000_003 + index), sizes) for index in range(count)]
     return {case.name: case for case in cases}
 
@@ -200,7 +200,11 @@ def check_case(case: AttentionCase, create_backend: CreateBackend, device: torch
 def _run_padded(
     case: AttentionCase, world: World, backend: AttentionBackend, variant: AttentionVariant
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As a CUDA graph does: a static plan that another batch was in before. Also gives what is left over."""
+    """Runs the case in a static plan that held another batch before, as a CUDA graph does.
+
+    Returns:
+        Output of the case's tokens, and output of the tokens that pad the batch.
+    """
     more_seqs, more_tokens = case.padding or (1, 0)
     spans = list(case.spans)
     size = PlanSize(

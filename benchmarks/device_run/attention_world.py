@@ -44,7 +44,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of the heads and of the cache. ``share`` query heads use each KV head."""
+    """Sizes of heads and cache. ``share`` query heads use each KV head."""
 
     num_kv_heads: int = 2
     share: int = 2
@@ -74,7 +74,7 @@ class World:
 
     Attributes:
         window: keys that no token can see under this sliding window are NaN, too; ``None`` keeps them.
-        num_blocks: of the cache, beside one scratch block.
+        num_blocks: size of the cache without its scratch block.
     """
 
     shape: Shape
@@ -119,7 +119,7 @@ class World:
         return sum(span.num_tokens for span in self.spans)
 
     def random(self, *size: int) -> torch.Tensor:
-        """Of a normal distribution, in the cache's dtype, on the device. The same numbers on every device."""
+        """Normally distributed numbers in the cache's dtype, the same on every device."""
         numbers = torch.randn(size, generator=self._generator).to(TORCH_DTYPES[self.shape.dtype])
         return numbers.to(self.device)
 

@@ -53,7 +53,7 @@ def check_capture(name: str, device: torch.device) -> Iterator[Row]:
 
 
 def places_that_wait(runner: ModelRunner) -> list[str]:
-    """Where a decode step's forward makes the host wait for the device, as ``file:line``."""
+    """Places, as ``file:line``, at which a decode step's forward makes the host wait for the device."""
     request = Request("wait", [5] * 9, SamplingParams(), num_computed_tokens=8, block_ids=[0])
     batch = runner.build_batch([ScheduledSequence(request, 1)])
     with warnings.catch_warnings(record=True) as caught:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.ceilings import Ceilings, MemoryReader, fp8_matrix_rate, matrix_rate
+from benchmarks.ceilings import Ceilings, MemoryReader, fp8_matrix_rate, matrix_rate, measure_ceilings
 from benchmarks.device_run.part import Row, Setting
 from benchmarks.device_run.random_model import DTYPES
 
@@ -15,12 +15,9 @@ _TINY_SIZES = (256,)
 
 
 def ceilings_of(setting: Setting) -> Ceilings:
-    """Of this device now, for parts that compare steps with them."""
-    memory = MemoryReader(setting.device, _TINY_BYTES if setting.is_tiny else None)
-    bandwidth = max(memory.bytes_per_second(), memory.copied_bytes_per_second())
-    del memory
-    dtype, sizes = getattr(torch, DTYPES[setting.shape]), _TINY_SIZES if setting.is_tiny else None
-    return Ceilings(bandwidth, *matrix_rate(dtype, setting.device, sizes))
+    """Measures the device's ceilings, for parts that compare steps with them."""
+    num_bytes, sizes = (_TINY_BYTES, _TINY_SIZES) if setting.is_tiny else (None, None)
+    return measure_ceilings(getattr(torch, DTYPES[setting.shape]), setting.device, num_bytes, sizes)
 
 
 def run(setting: Setting) -> Iterator[Row]:

@@ -1,8 +1,8 @@
 """Runs a module's checks in child processes, so that one that breaks its process or hangs costs only itself.
 
 The checks of a module are its functions ``names(setting)``, which lists them, and ``check(name, setting)``, which
-yields the rows of one. A child is told a name on its standard input and answers with lines of JSON on its standard
-output, until it is told no more. Whatever else it or a tool around it prints is skipped.
+yields the rows of one. A child reads names from its standard input, one a line, and answers with lines of JSON on its
+standard output. Other output, of the child or of a tool around it, is skipped.
 """
 
 from __future__ import annotations
@@ -28,13 +28,19 @@ from typing import IO, Any, TypeAlias
 from benchmarks.device_run.part import Row, Setting, device_named
 from engine.device_errors import check_device, is_device_lost, is_out_of_memory
 
+_MOST_PROCESSES = 12
 _IS_READY, _ROW, _IS_USABLE = "process is ready", "check row", "process is usable"
 _START_S = 120.0
 _LAST_LINES, _TRACEBACK_LINES = 6, 12
 _END_S = 10.0
 
 _Rows: TypeAlias = "SimpleQueue[tuple[str, Row] | None]"
-"""Of checks, by their names; ``None`` when a thread has ended."""
+"""Rows with the names of their checks; ``None`` when a thread has ended."""
+
+
+def processes_per_gpu() -> int:
+    """How many children share a GPU at a time: most of their time goes into compiling."""
+    return max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) - 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +49,9 @@ class Children:
 
     Attributes:
         module: its full name.
-        num_processes: at a time.
+        num_processes: children at a time.
         limit_s: a process that takes longer for one check, once it has started, is killed.
-        begin_s: later than so many seconds after the start, no check begins.
+        begin_s: seconds after the start until which checks may begin.
         wrapper: command that runs the child, such as a tool with its options.
         variables: added to its environment.
     """

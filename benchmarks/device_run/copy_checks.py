@@ -28,7 +28,7 @@ _TRAVELLER, _NUM_AT_SENDER = 0, 3
 """The first prompt travels. It and the next ones are computed by the sender, the others by the receiver."""
 _NUM_TOKENS = 20
 _MOST_STEPS_BEHIND = 6
-"""That the sender computes after the prompt before the receiver takes it over. Fewer than it generates tokens."""
+"""Steps of the sender between the end of the prompt and the receiver's first step. Fewer than it generates tokens."""
 _CHUNK_TOKENS = 16
 _NUM_THREADS = 3
 _MOST_CYCLES = 1_000_000
@@ -202,7 +202,7 @@ def check_interleavings(count: int, device: torch.device, seed: int = 0) -> Iter
 
 
 def _runner(loaded: LoadedModel, chance: random.Random) -> ModelRunner:
-    """On the CPU, where copies are done at once, what is imported arrives only when the engine joins it."""
+    """A runner with slow copies. On the CPU, what is imported arrives only when the engine joins it."""
     runner = make_runner(loaded, "off")
     device = runner.device
     if device.type == "cuda":

@@ -43,7 +43,7 @@ def run(setting: Setting) -> Iterator[Row]:
 
 
 def check(name: str, setting: Setting) -> Iterator[Row]:
-    """See :mod:`~.children`."""
+    """Yields the rows of ``sampling`` or ``drafting``."""
     yield from _CHECKS[name](setting)
 
 
@@ -89,7 +89,7 @@ def make_head(target: Any, draft_vocab_size: int) -> EagleHead:
 
 
 def _sampling(setting: Setting) -> Iterator[Row]:
-    """Of one step, from logits on the device."""
+    """Times of choosing a step's tokens from logits on the device."""
     batch, vocab_size = (4, 512) if setting.is_tiny else (64, 128_256)
     logits = torch.randn(batch, vocab_size, device=setting.device) * 4
     kinds = {
@@ -130,7 +130,7 @@ def _sampler(logits: torch.Tensor, rows: list[SamplingRow]) -> Callable[[], Queu
 
 
 def _read_ms(queue: Callable[[], QueuedSample]) -> float:
-    """Until the tokens are on the host."""
+    """Milliseconds until the tokens are on the host."""
     return host_ms(lambda: queue().read())
 
 

@@ -32,12 +32,12 @@ class Load:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """For example ``64 x (128 -> 128)``."""
         return f"{self.num_requests} x ({self.prompt_tokens} -> {self.output_tokens})"
 
     @property
     def most_tokens(self) -> int:
-        """Of a sequence."""
+        """Tokens for which a sequence needs room."""
         return self.prompt_tokens + self.output_tokens + 1
 
 

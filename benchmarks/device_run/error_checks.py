@@ -19,7 +19,7 @@ from engine.request import FinishReason, Request
 _PROMPTS = random_prompts((9, 4))
 _NUM_TOKENS = 6
 _NO_TOKEN = 10**6
-"""Beyond any vocabulary: a kernel that looks it up fails its assertion."""
+"""A token beyond any vocabulary. The kernel that looks it up fails its assertion."""
 _LIMIT_S = 30.0
 _SLACK_BYTES = 8 * 2**20
 
@@ -75,7 +75,7 @@ def check_lack_of_memory(device: torch.device) -> Iterator[Row]:
 
 
 def _take_all_memory(device: torch.device) -> list[torch.Tensor]:
-    """Down to the allocator's smallest pieces."""
+    """Allocates until not even the allocator's smallest piece is left."""
     hoard: list[torch.Tensor] = []
     for num_bytes in (2**20, 512):
         try:

@@ -18,23 +18,23 @@ FP8_ROWS, INT8_ROWS = "rows to fp8", "rows to int8"
 ROWS = (FP8_ROWS, INT8_ROWS)
 _NUM_CASES, _NUM_TINY = 80, 6
 _TINY_KEYS_PER_SPLIT, _TINY_PROGRAMS = 4, 64
-"""So that programs share contexts of some tokens."""
+"""Small enough that several programs share a context of some tokens."""
 
 
 @cache
 def attention_cases(is_tiny: bool, seed: int) -> dict[str, AttentionCase]:
-    """By name."""
+    """Cases by name."""
     return draw_cases(_NUM_TINY, TINY, seed) if is_tiny else draw_cases(_NUM_CASES, Sizes(), seed)
 
 
 def names(setting: Setting) -> list[str]:
-    """Those that take longest come first, so that processes that share them end at about the same time."""
+    """Names of all checks. The longest come first, so that processes that share them end together."""
     cases = attention_cases(setting.is_tiny, setting.seed)
     return [*ROWS, *sorted(cases, key=lambda name: -cases[name].cost)]
 
 
 def check(name: str, setting: Setting) -> Iterator[Row]:
-    """See :mod:`~.children`."""
+    """Yields the rows of one check."""
     if name == FP8_ROWS:
         yield from check_fp8_rows(setting.device)
     elif name == INT8_ROWS:
@@ -48,7 +48,7 @@ def check(name: str, setting: Setting) -> Iterator[Row]:
 
 
 def create_triton(cache: PagedKVCache) -> AttentionBackend:
-    """On the CPU, Triton's interpreter must have been switched on before Triton was imported."""
+    """A Triton backend. On the CPU, the interpreter must be on before Triton is imported."""
     from engine.attention.triton_paged import TritonPaged  # not every platform has Triton
 
     if cache.device.type == "cuda":
@@ -57,7 +57,7 @@ def create_triton(cache: PagedKVCache) -> AttentionBackend:
 
 
 def _check_on_cpu(case: AttentionCase) -> Row:
-    """In the interpreter, or by ``torch_sdpa`` where Triton has none for the numpy that is installed."""
+    """Checks the case in Triton's interpreter, or ``torch_sdpa`` where the interpreter refuses the installed numpy."""
     from triton.runtime.errors import InterpreterError
 
     try:

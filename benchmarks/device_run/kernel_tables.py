@@ -1,4 +1,4 @@
-"""Which kernels a piece of work spends its time in, by torch's profiler."""
+"""Kernels by the time they take, from torch's profiler."""
 
 from __future__ import annotations
 

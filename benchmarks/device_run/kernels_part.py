@@ -7,14 +7,11 @@ run in Triton's interpreter.
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Iterator
 
 from benchmarks.device_run import kernel_checks
-from benchmarks.device_run.children import Children, run_here
+from benchmarks.device_run.children import Children, processes_per_gpu, run_here
 from benchmarks.device_run.part import Row, Setting
-
-_MOST_PROCESSES = 12
 
 
 def run(setting: Setting) -> Iterator[Row]:
@@ -24,8 +21,7 @@ def run(setting: Setting) -> Iterator[Row]:
         return
     names = kernel_checks.names(setting)
     if setting.device.type == "cuda":
-        count = max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) - 2))
-        yield from Children(kernel_checks.__name__, count).run(names, setting)
+        yield from Children(kernel_checks.__name__, processes_per_gpu()).run(names, setting)
         return
     yield from run_here(kernel_checks.__name__, kernel_checks.ROWS, setting)
     children = Children(kernel_checks.__name__, 1, variables={"TRITON_INTERPRET": "1"})

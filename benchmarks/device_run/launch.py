@@ -24,10 +24,10 @@ from benchmarks.device_run.report import Report
 
 PASSED = "passed"
 _LEAST_S = 2.0
-"""A part that has less than that left of the budget is not begun."""
+"""With less than this left of the budget, no part begins."""
 _POLL_S = 0.1
 _TELL_S = 0.3
-"""A part that hangs has so long to log where."""
+"""Time for a part that hangs to log where it does."""
 _LOG_LINES = 100
 _SHARED_MODULES = (
     "torch._dynamo",
@@ -57,11 +57,11 @@ class Launcher:
     """Runs the parts of one run.
 
     Args:
-        setting: of every part.
+        setting: what every part runs on.
         report: gets their rows, and one with the status of each.
-        budget_s: for all parts together, from now on.
+        budget_s: seconds for all parts together, from now on.
         on_ended: called with each part and its status when its rows are complete.
-        patience: factor on the parts' limits, which are for a GPU.
+        patience: factor on the parts' limits, which are meant for a GPU.
     """
 
     def __init__(

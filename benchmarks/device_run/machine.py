@@ -25,7 +25,7 @@ class MachinePart(Part):
     """The first part of every run: it also proves that CUDA starts in a process of this run."""
 
     def load(self) -> Run:
-        """See :meth:`Part.load`."""
+        """The function :func:`run` of this module."""
         return run
 
 

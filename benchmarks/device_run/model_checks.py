@@ -23,7 +23,7 @@ def names(setting: Setting) -> list[str]:
 
 
 def check(name: str, setting: Setting) -> Iterator[Row]:
-    """See :mod:`~.children`."""
+    """Yields the rows of one check."""
     if name.startswith(_SPECULATION):
         yield from check_method(name.removeprefix(_SPECULATION), setting.device)
     elif name.startswith(_CAPTURE):

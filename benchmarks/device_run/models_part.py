@@ -5,24 +5,20 @@ On CUDA the models are shared by several processes, so that a recording that bre
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import torch
 
 from benchmarks.device_run import model_checks
-from benchmarks.device_run.children import Children, run_here
+from benchmarks.device_run.children import Children, processes_per_gpu, run_here
 from benchmarks.device_run.part import Row, Setting
-
-_MOST_PROCESSES = 12
 
 
 def run(setting: Setting) -> Iterator[Row]:
     """A row for each comparison of tokens."""
     names = model_checks.names(setting)
     if setting.device.type == "cuda":
-        count = max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) - 2))
-        yield from Children(model_checks.__name__, count).run(names, setting)
+        yield from Children(model_checks.__name__, processes_per_gpu()).run(names, setting)
         return
     torch.set_num_threads(1)  # tiny products wait for their threads longer than they take
     yield from run_here(model_checks.__name__, names, setting)

@@ -1,4 +1,4 @@
-"""For comparison: steps with fp8 weights, transformers' continuous batching, and one layer compiled by Inductor.
+"""Comparisons: steps with fp8 weights, transformers' continuous batching, and one layer compiled by Inductor.
 
 Each is a check of its own, so that one that fails does not stop the others.
 """
@@ -37,8 +37,8 @@ def run(setting: Setting) -> Iterator[Row]:
 
 
 def check(name: str, setting: Setting) -> Iterator[Row]:
-    """See :mod:`~.children`."""
-    gc.collect()  # the model of the comparison before
+    """Yields the rows of one comparison, with nothing of the one before left on the device."""
+    gc.collect()
     if setting.device.type == "cuda":
         torch.cuda.empty_cache()
     yield from _COMPARISONS[name](setting)

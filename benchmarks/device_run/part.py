@@ -10,14 +10,14 @@ from typing import Any, cast
 import torch
 
 Row = Mapping[str, Any]
-"""One result: ``name`` says of what, and every other key is a figure, with its unit in the key (``ms``, ``gb_per_s``).
+"""One result. ``name`` says what was measured; every other key is a figure with its unit (``ms``, ``gb_per_s``).
 
 Some keys have a meaning of their own:
 
-* ``ok``: whether what was checked is right; missing where something was only measured. A row that is not right fails
-  its part. Of the rows that are right, a long table shows only how many there are.
-* ``hidden``: true keeps the row out of the printed table; the report has it.
-* ``error``, ``traceback``, ``log``: of a part that failed, in its last rows.
+* ``ok``: the verdict of a check; measurements have none. A row with a false one fails its part. A long table counts the
+  rows that are right instead of showing them.
+* ``hidden``: true keeps the row out of the printed table. The report has it.
+* ``error``, ``traceback``, ``log``: why a check or a part failed.
 
 ``run``, ``part``, ``device`` and ``at`` are added to every row.
 """
@@ -30,7 +30,7 @@ class Setting:
     Attributes:
         device: CUDA, or the CPU, where every part computes the same with what there is.
         shape: ``llama-3.1-8b`` at full size, or ``tiny``, which takes seconds on a CPU.
-        seed: of everything random.
+        seed: for all random numbers.
     """
 
     device: torch.device
@@ -62,8 +62,8 @@ class Part:
     """A module ``benchmarks.device_run.<module>`` with a function ``run``, executed in a process of its own.
 
     Attributes:
-        limit_s: the process and all that it started are killed after so many seconds.
-        title: for people.
+        limit_s: seconds after which the process and its children are killed.
+        title: heads the part's table.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Part:
     module: str
 
     def load(self) -> Run:
-        """Imports the part; only its own process does."""
+        """Imports the part. Call it only in the part's own process."""
         return cast(Run, importlib.import_module(f"benchmarks.device_run.{self.module}").run)
 
 
@@ -107,7 +107,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "max_position_embeddings": 4096,
     },
 }
-"""Of the models that are measured, as transformers configures a Llama."""
+"""Shapes of the measured models: arguments of transformers' ``LlamaConfig``."""
 
 PARTS = (
     Part("ceilings", 12, "what the device copies, reads and multiplies", "ceilings_part"),

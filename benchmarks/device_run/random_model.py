@@ -11,7 +11,7 @@ from benchmarks.device_run.part import SHAPES
 from engine.kv_cache import PagedKVCache
 
 DTYPES = {"llama-3.1-8b": "bfloat16", "small": "float32", "tiny": "float32"}
-"""In which each shape is computed."""
+"""The dtype in which each shape is computed."""
 
 
 def make_model(shape: str, device: torch.device) -> Any:

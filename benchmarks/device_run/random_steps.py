@@ -22,7 +22,7 @@ from engine.verification import choose_tokens
 
 
 def blocks_needed(case: Case, block_size: int) -> int:
-    """For sequences that share none."""
+    """Blocks for a batch whose sequences share none."""
     return case.batch * _blocks_of_one(case, block_size)
 
 
@@ -68,8 +68,8 @@ class StepTimes:
     """Milliseconds of one step, medians.
 
     Attributes:
-        full: from planning the batch to its tokens on the host, the device being idle before.
-        host: of that, until everything is queued on the device.
+        full: from building the batch to its tokens on the host, starting on an idle device.
+        host: the part of ``full`` until everything is queued on the device.
         replay: the CUDA graph alone, by events; None where none was recorded for the step.
         eager: the forward without a graph, by events.
         ahead: a step whose successor is queued before its tokens are read; None where drafts are verified.
@@ -87,7 +87,7 @@ class StepTimer:
 
     Args:
         recorder: the runner's own; None on the CPU.
-        budget_s: for each of a step's times.
+        budget_s: seconds for each of a step's figures.
     """
 
     def __init__(self, runner: ModelRunner, recorder: WatchedRecorder | None, budget_s: float) -> None:
@@ -97,7 +97,7 @@ class StepTimer:
         self._modules = TransformersForward(runner.loaded, runner.backend)
 
     def plan(self, case: Case) -> list[ScheduledSequence]:
-        """See :func:`random_plan`."""
+        """A random plan over the runner's cache."""
         spec, vocab_size = self._runner.spec, self._runner.loaded.vocab_size
         return random_plan(case, self._runner.cache.num_blocks, spec.block_size, vocab_size)
 

@@ -12,7 +12,7 @@ from engine import kv_int8
 from engine.kv_cache import TORCH_DTYPES
 
 _HALF_STEP = 1 / 16
-"""Of numbers of e4m3, relative to them. Below its smallest normal number, steps are absolute."""
+"""Largest rounding error of e4m3, relative to the number; subnormal numbers have an absolute one."""
 _LEAST_HALF_STEP = 2.0**-10
 _SOME = 1 + 1e-4
 """Scales and quotients are rounded to float32, and devices divide with a few units of error."""
@@ -21,7 +21,7 @@ _INT8_DIMS = (64, 128, 256)
 
 
 def _rows(num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """From small to large numbers; one row of zeros, and one in which a single number dwarfs the others."""
+    """Rows of growing magnitude; the second is zero, and one number dwarfs the others in the third."""
     generator = torch.Generator().manual_seed(width)
     rows = torch.randn(num_rows, width, generator=generator) * 2.0 ** torch.linspace(-10, 10, num_rows)[:, None]
     rows[1] = 0
@@ -57,7 +57,7 @@ def check_fp8_rows(device: torch.device) -> Iterator[Row]:
 
 
 def check_int8_rows(device: torch.device) -> Iterator[Row]:
-    """As a cache keeps them. A number is off by half a scale at most."""
+    """Rows in the cache's encoding. A number may be off by half a scale."""
     for dtype_name, dtype in TORCH_DTYPES.items():
         worst = 0.0
         for dim in _INT8_DIMS:

@@ -21,8 +21,7 @@ _NUM_CASES = 12
 _NAME = f"{_TOOL} memcheck"
 _MOST_LINES = 30
 _BEGIN_S = 25.0
-"""Later than that no case begins: the tool counts errors when its process ends, which must be within the part's limit.
-"""
+"""Cases begin within this time, so that the process ends, and the tool counts its errors, within the part's limit."""
 
 
 def run(setting: Setting) -> Iterator[Row]:

@@ -68,9 +68,9 @@ class Method:
     """
     Attributes:
         make_proposer: over a runner; it is given the network, and the tokens of each request without speculation.
-        load_network: for a target on its device; ``None`` where the method has none.
+        load_network: loads the method's network for a target on its device; ``None`` where it has none.
         is_right: its drafts are what the target says, at least in part, so that some must be accepted.
-        rounds: times that the same requests come; some methods learn from them.
+        rounds: how often the same requests come; some methods learn from earlier ones.
     """
 
     make_proposer: MakeProposer
@@ -172,5 +172,5 @@ def check_method(name: str, device: torch.device) -> Iterator[Row]:
 
 
 def _texts() -> list[list[int]]:
-    """Some repeat themselves, for methods that look for that."""
+    """Every other prompt repeats itself, for methods that look for repetitions."""
     return [text * 2 if index % 2 else text for index, text in enumerate(prompts(3, 9, 14, 6))]

@@ -24,7 +24,7 @@ from engine.model_runner import ModelRunner
 
 BLOCK_SIZE = 16
 _RESERVED_BYTES = 14 * 2**30
-"""Of the card: for activations, logits and graphs."""
+"""Memory of the card that stays free for activations, logits and graphs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class Sizes:
     """What is measured.
 
     Attributes:
-        batches, contexts: of decode steps, all with all; the first context is the one that has targets.
-        prefill: tokens of a prompt in one step; the last but one has a target.
+        batches, contexts: every combination is a decode step. The first context has targets.
+        prefill: tokens of a prompt in one step. The last but one has a target.
         verify: tokens of a chain.
         plan_tokens: length of a sequence that graphs have room for, as a deployment has it.
-        budget_s: for each of a step's times.
+        budget_s: seconds for each of a step's figures.
     """
 
     batches: tuple[int, ...] = (1, 64, 8, 256)
@@ -48,7 +48,7 @@ class Sizes:
 
     @property
     def cases(self) -> list[Case]:
-        """Those with targets first, the longest last."""
+        """All cases: first those with targets, last the longest."""
         decode = [Case(batch, 1, context) for context in self.contexts for batch in self.batches]
         chain, (*prompts, longest) = Case(1, self.verify, self.contexts[0]), (Case(1, n, 0) for n in self.prefill)
         return [*decode[:2], chain, *prompts, *decode[2:], longest]
@@ -144,7 +144,7 @@ def _step_row(case: Case, times: StepTimes, least_ms: float, device: torch.devic
 
 
 def _figure(case: Case, sizes: Sizes, full_ms: Mapping[Case, float], least_ms: float) -> Iterator[Row]:
-    """The figure of the case that has a target, of whole steps to tokens on the host; nothing for other cases."""
+    """The figure of a case that has a target; nothing for other cases. Steps last until tokens are on the host."""
     lone, many = (Case(batch, 1, sizes.contexts[0]) for batch in sizes.batches[:2])
     prompt, chain = Case(1, sizes.prefill[-2], 0), Case(1, sizes.verify, sizes.contexts[0])
     shares = {lone: ("bandwidth", 0.85), many: ("bandwidth", 0.70), prompt: ("matrix rate", 0.60)}

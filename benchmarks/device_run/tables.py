@@ -100,6 +100,6 @@ def _text(value: object) -> str:
 
 
 def _shortened(text: object, most: int) -> str:
-    """On one line; the report has the whole."""
+    """Puts the text on one line and cuts it; the report has all of it."""
     line = " ".join(str(text).split())
     return line if len(line) <= most else f"{line[: most - 1]}…"

@@ -1,4 +1,4 @@
-"""Where a thread spends its time, by looking at its stack again and again."""
+"""A sampling profiler for one thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST = 25
 _SHOWN = 3
 _ROOT = str(Path(__file__).resolve().parents[2])
 _INSTALLED = "site-packages"
-"""Its folder may lie below the project's."""
+"""Packages may be installed below the project's folder."""
 
 
 class ThreadSampler:

@@ -1,7 +1,7 @@
 """Attention's speed by how its programs are laid out, and a batch with one long sequence beside a uniform one.
 
 Heads are those of Llama-3.1-8B. On the CPU, Triton's interpreter computes a few tokens. A layout that does not compile
-for the device is a row that says so; one that computes something else than the usual one fails the part.
+for the device is a row that says so; one whose results differ from the default layout's fails the part.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TOLERANCE = {"bfloat16": 2e-2, "float32": 1e-4}
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Of a layer, and the dtype that it computes in."""
+    """A layer's heads, and the dtype in which it computes."""
 
     num_heads: int
     num_kv_heads: int

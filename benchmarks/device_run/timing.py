@@ -48,7 +48,7 @@ def device_ms(work: Callable[[], object], device: torch.device) -> float:
 
 
 def host_ms(work: Callable[[], object]) -> float:
-    """Until ``work`` returns."""
+    """Milliseconds until ``work`` returns."""
     started_s = time.perf_counter()
     work()
     return (time.perf_counter() - started_s) * 1e3
@@ -77,7 +77,7 @@ class WatchedRecorder(CudaGraphRecorder):
     last_replay: Callable[[], None] | None = None
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """See :meth:`engine.graph_recorder.Recorder.record`."""
+        """Records as its parent does, and watches the replays."""
         replay = super().record(run)
 
         def watched() -> None:

@@ -6,7 +6,6 @@ the instructions as they are written; this does.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import sys
@@ -19,7 +18,7 @@ INSTRUCTIONS = {
     "bfloat16": {"vdpbf16ps", "vcvtne2ps2bf16", "vpermw"},
     "avx512": {"vfmadd231ps"},
 }
-"""Some that the pieces must be made of, by the kind."""
+"""Instructions that compiled pieces must contain, by kind of CPU."""
 _ADDRESS, _HALF = "int64", "uint16"
 _PIECES = {
     "test_smallest_products._dot": (_HALF, *[_ADDRESS] * 5),
@@ -31,23 +30,12 @@ _PIECES = {
 """Compiled functions of the tests, and their arguments' types."""
 
 
-class _WillingKernel:
-    """Gives leave to use the matrix unit."""
-
-    def __init__(self, *arguments: object, **options: object) -> None: ...
-
-    def syscall(self, *numbers: int) -> int:
-        return 0
-
-
 def main() -> int:
     kind = KINDS[sys.argv[1]]
     os.environ["NUMBA_CPU_NAME"] = kind.llvm_name
     os.environ["NUMBA_CPU_FEATURES"] = ",".join(f"+{name}" for name in sorted(kind.needs | {"avx2", "fma", "f16c"}))
-    tiles = import_module("engine.fused.tiles")
-    real, ctypes.CDLL = ctypes.CDLL, _WillingKernel  # type: ignore[assignment,misc]
-    tiles.has_tiles()
-    ctypes.CDLL = real  # type: ignore[misc]
+    if kind.has_tiles:
+        import_module("tests.cpu_kinds.emulation").ask_for_tiles()
     found = set()
     for name, arguments in _PIECES.items():
         module, function = name.split(".")

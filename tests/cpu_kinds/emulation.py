@@ -36,13 +36,13 @@ def emulate(kind: CpuKind, features: frozenset[str]) -> None:
     Emitter.call = _call  # type: ignore[method-assign]
     if kind.has_tiles:
         define_symbols()
-        _ask_for_tiles()
+        ask_for_tiles()
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         setattr(torch.cpu, name, lambda: kind.has_pairs)
 
 
-def _ask_for_tiles() -> None:
-    """Of a kernel that gives leave, as one does whose CPU has them; the answer holds for the process."""
+def ask_for_tiles() -> None:
+    """Asks a stand-in for the kernel, which grants the matrix unit. The answer holds for the process."""
 
     class Willing:
         def __init__(self, *arguments: object, **options: object) -> None: ...

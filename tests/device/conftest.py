@@ -6,14 +6,13 @@ processes; all that were selected share them, so that what is compiled for one n
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Sequence
 
 import pytest
 import torch
 
-from benchmarks.device_run.children import Children
+from benchmarks.device_run.children import Children, processes_per_gpu
 from benchmarks.device_run.part import Row, Setting, device_named
 
 SETTING = Setting(device_named("cuda"), "llama-3.1-8b")
@@ -21,7 +20,7 @@ SETTING = Setting(device_named("cuda"), "llama-3.1-8b")
 
 @pytest.fixture(scope="session", autouse=True)
 def cuda() -> torch.device:
-    """Asked for when the first test runs: looking for a device takes a while, and collecting tests needs none."""
+    """Looks for a device only when the first test runs: it takes a while, and collecting tests needs none."""
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     return SETTING.device
@@ -29,14 +28,14 @@ def cuda() -> torch.device:
 
 @pytest.fixture(scope="module")
 def rows_of(request: pytest.FixtureRequest, cuda: torch.device) -> dict[str, list[Row]]:
-    """By check, the rows of all checks of the test module's ``CHECKS`` that were selected."""
+    """Rows of the selected checks of the test module's ``CHECKS``, by check."""
     selected: Sequence[str] = [
         item.callspec.params["name"]
         for item in request.session.items
         if isinstance(item, pytest.Function) and item.module is request.module
     ]
     rows: dict[str, list[Row]] = defaultdict(list)
-    children = Children(request.module.CHECKS, max(1, min(12, (os.cpu_count() or 1) - 2)))
+    children = Children(request.module.CHECKS, processes_per_gpu())
     for name, row in children.run_named(selected, SETTING):
         rows[name].append(row)
     return rows

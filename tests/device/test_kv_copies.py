@@ -10,6 +10,6 @@ from benchmarks.device_run.copy_checks import check_interleavings
 
 
 @pytest.mark.parametrize("seed", range(NUM_INTERLEAVINGS))
-def test_what_arrives_is_what_was_computed(seed: int, cuda: torch.device) -> None:
+def test_imported_kv_equals_exported_kv(seed: int, cuda: torch.device) -> None:
     (row,) = check_interleavings(1, cuda, seed)
     assert row["ok"], row

@@ -15,7 +15,7 @@ from tests.stream_checker import Device, Schedule
 
 @pytest.fixture
 def tensors() -> Iterator[DeviceTensors]:
-    """Of a device that runs nothing before it must."""
+    """Tensors of a device that runs nothing before it must."""
     with fake_cuda(Device(Schedule.latest())) as made:
         yield made
 

@@ -73,7 +73,7 @@ FAULTS = [value for name, value in list(globals().items()) if name.startswith("a
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_a_right_backend_passes(name: str) -> None:
+def test_a_correct_backend_passes(name: str) -> None:
     row = check_case(CASES[name], TorchSDPA, CPU)
     assert row["ok"], row
     assert row["of_tolerance"] <= 1
@@ -138,7 +138,7 @@ def test_rows_that_are_truncated_are_found(monkeypatch: pytest.MonkeyPatch) -> N
     assert not all(row["ok"] for row in check_fp8_rows(CPU))
 
 
-def test_what_the_sanitizer_says_is_read() -> None:
+def test_the_sanitizers_summary_is_parsed() -> None:
     clean = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
     assert summary([clean], 12)["ok"] is True
     found = summary(

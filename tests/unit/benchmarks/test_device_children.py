@@ -35,16 +35,16 @@ def test_a_check_that_hangs_costs_only_itself() -> None:
     assert "killed after 0.5 s" in rows[1]["error"]
 
 
-def test_no_check_begins_when_the_time_for_that_is_over() -> None:
+def test_no_check_begins_after_begin_s() -> None:
     assert list(Children("json", 2, begin_s=0.0, wrapper=("/no/such/tool",)).run(["one"], SETTING)) == []
 
 
-def test_what_cannot_start_is_one_row_of_each_process() -> None:
+def test_a_child_that_cannot_start_is_one_row_per_process() -> None:
     rows = list(Children("json", 2, wrapper=("/no/such/tool",)).run(["one", "two", "three"], SETTING))
     assert [row["ok"] for row in rows] == [False, False]
     assert "/no/such/tool" in rows[0]["error"]
 
 
-def test_in_this_process_nothing_runs_behind_a_broken_context() -> None:
+def test_run_here_ends_after_a_broken_context() -> None:
     rows = list(run_here(breaking_checks.__name__, ["raises", "breaks the context", "last"], SETTING))
     assert [row["name"] for row in rows if row["ok"]] == ["raises", "breaks the context"]

@@ -67,7 +67,7 @@ def test_durations_read_well(seconds, words):
     assert in_words(seconds) == words
 
 
-def test_gpu_memory_stands_once_for_all_workers_that_divide_it_alike(router: FakeRouter):
+def test_workers_with_equal_memory_budgets_share_a_line(router: FakeRouter):
     status = router.status()
     gib = 2**30
     budget = {"total": 80 * gib, "utilization": 0.9, "share": 0.5, "weights": 16 * gib, "kv": gib, "kv_blocks": 512}
@@ -90,7 +90,7 @@ def test_missing_cuda_graphs_are_a_note(router: FakeRouter):
     assert "decode-1: no CUDA graphs: bucket 8x4 could not be recorded" in " ".join(console.export_text().split())
 
 
-def test_a_cpu_s_memory_takes_no_line(router: FakeRouter):
+def test_memory_of_cpu_workers_is_not_shown(router: FakeRouter):
     status = router.status()
     status["pools"]["decode"]["workers"][0]["memory"] = {"weights": 1, "kv": 1, "kv_blocks": 7, "total": 0}
     console = Console(width=80, record=True, file=io.StringIO())

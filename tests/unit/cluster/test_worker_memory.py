@@ -101,7 +101,7 @@ def test_two_workers_with_half_a_gpu_fit(llama: LoadedModel) -> None:
 
 
 def record_steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
-    """Of each forward: sequences, tokens and rows of logits."""
+    """Sequences, tokens and rows of logits of each forward."""
     steps = []
     forward = ModelRunner.forward
 
@@ -140,7 +140,7 @@ def test_graphs_are_counted_by_vocabulary(llama: LoadedModel, monkeypatch: pytes
     assert plan(configured(engine={"cuda_graphs": "off"}), llama, FakeMemory(total=2048 * MIB)).graphs == 0
 
 
-def test_what_was_configured_is_honoured_and_checked(llama: LoadedModel) -> None:
+def test_configured_cache_sizes_are_used_and_checked(llama: LoadedModel) -> None:
     assert plan(configured(decode={"kv_blocks": 77}), llama, FakeMemory()).kv_blocks == 77
     gib = plan(configured(decode={"kv_memory_gib": 0.004}), llama, FakeMemory())
     assert abs(gib.kv - 0.004 * 2**30) < 64 * 1024
@@ -186,7 +186,7 @@ def test_a_cpu_takes_one_gib_or_what_is_configured(llama: LoadedModel) -> None:
         plan(configured(decode={"kv_memory_gib": 1e-9}), llama, None)
 
 
-def test_a_budget_reaches_the_router_as_it_was() -> None:
+def test_a_memory_budget_survives_registration() -> None:
     info = make_info("w", "decode", memory={"weights": 1, "kv": 2, "kv_blocks": 3, "total": 4})
     assert info.memory == MemoryBudget(weights=1, kv=2, kv_blocks=3, total=4)
     assert WorkerInfo.from_dict(info.to_dict()) == info

@@ -131,7 +131,7 @@ def test_after_a_failure_every_step_is_computed_as_before() -> None:
     assert not pair.check([StepSequence(3), StepSequence(1, 1, TREE)])
 
 
-def test_what_is_recorded_is_recorded_once(pair: GraphedPair) -> None:
+def test_equal_buckets_are_recorded_once(pair: GraphedPair) -> None:
     """A worker that comes back to its role has its graphs."""
     buckets = make_buckets(MAX_SEQS, MAX_DRAFT)
     pair.graphed.capture(buckets, MAX_MODEL_LEN)
@@ -238,7 +238,7 @@ def test_a_number_that_python_takes_from_a_batch_is_found() -> None:
     assert anew != recorded
 
 
-def test_a_plan_that_is_not_filled_but_made_anew_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_is_made_anew_for_each_step_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph knows the address of the first one."""
     step = [StepSequence(7), StepSequence(20)]
     fill = StaticPlan.fill

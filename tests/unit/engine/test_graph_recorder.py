@@ -94,7 +94,7 @@ def test_whatever_fails_the_callers_stream_and_the_allocator_are_as_before(
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("Tried to allocate 2 GiB."), torch.AcceleratorError("CUDA error: out of memory")]
 )
-def test_too_little_memory_is_told_apart(cuda: FakeCuda, place: str, error: Exception) -> None:
+def test_a_lack_of_memory_has_an_error_of_its_own(cuda: FakeCuda, place: str, error: Exception) -> None:
     recorder = CudaGraphRecorder()
     cuda.fail(place, 0, error)
     with pytest.raises(RecordingMemoryError, match=str(error)):

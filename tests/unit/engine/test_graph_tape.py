@@ -45,7 +45,7 @@ def test_numbers_of_python_and_of_the_host_are_frozen() -> None:
     assert target.tolist() == [6, 6]
 
 
-def test_memory_that_only_the_recording_wrote_to_is_no_number_afterwards() -> None:
+def test_memory_that_only_the_recording_wrote_to_is_nan_afterwards() -> None:
     recorder, target, written = TapeRecorder(), torch.zeros(2), []
 
     def write_once(out: torch.Tensor) -> None:

@@ -73,7 +73,7 @@ def test_a_model_elsewhere_than_on_the_cpu_asks_for_no_fused_decoder(
 
 @pytest.mark.thorough
 def test_a_model_elsewhere_than_on_the_cpu_imports_no_compiler() -> None:
-    """In a process of its own, so that whatever is imported counts."""
+    """Runs in a process of its own, so that every import counts."""
     command = [sys.executable, "-c", _RUNNER_ON_META]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300)
     assert done.returncode == 0, done.stderr
@@ -96,7 +96,7 @@ def test_weights_go_straight_to_the_device(
 
 
 def test_a_placed_model_is_the_same_and_has_no_hooks(source: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the way that a GPU takes, to the only device that there is."""
+    """Loads as for a GPU, onto the CPU."""
     plain = load_model(source, "float32", CPU)
     load = AutoModelForCausalLM.from_pretrained
     monkeypatch.setattr(

@@ -20,7 +20,7 @@ def test_rows_are_those_of_an_index(rows: list[int]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_numbers_survive_as_bytes(dtype: torch.dtype) -> None:
+def test_numbers_round_trip_as_bytes(dtype: torch.dtype) -> None:
     numbers = torch.randn(7).to(dtype)
     data = bytes(numbers.view(torch.uint8).numpy())
     assert torch.equal(upload_numbers(data, 7, dtype, CPU), numbers)

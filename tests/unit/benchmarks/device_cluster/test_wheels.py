@@ -26,8 +26,8 @@ def write_wheel(folder: Path) -> bytes:
     return (folder / NAME).read_bytes()
 
 
-def test_wheels_are_those_that_are_tested() -> None:
-    """Of what ``constraints.txt`` pins, the same versions."""
+def test_wheels_have_the_versions_of_the_constraints() -> None:
+    """Versions equal those of ``constraints.txt`` wherever it pins one."""
     root = Path(__file__).parents[4]
     pinned = dict(line.split("==") for line in lines_of(root / "constraints.txt"))
     for file in ("benchmarks/device_run/wheels.txt", "benchmarks/device_cluster/wheels.txt"):
@@ -76,7 +76,7 @@ def test_a_folder_without_wheels_is_refused(tmp_path: Path) -> None:
         join(tmp_path, tmp_path)
 
 
-def test_what_is_installed_can_be_imported_from_where_it_lies(tmp_path: Path) -> None:
+def test_installed_wheels_can_be_imported(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     write_wheel(source)

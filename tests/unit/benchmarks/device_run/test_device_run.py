@@ -181,7 +181,7 @@ def machine(setting: Setting) -> Iterator[Row]:
     yield {"name": "a machine", "cpus": 1}
 
 
-def test_what_no_longer_fits_the_budget_is_told(
+def test_parts_beyond_the_budget_are_reported_as_not_run(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.device_run.launch.MACHINE", FakePart(machine))
@@ -191,7 +191,7 @@ def test_what_no_longer_fits_the_budget_is_told(
     assert statuses(tmp_path)["good"] == "not run: no budget left"
 
 
-def test_another_run_appends_and_can_be_told_apart(launch: Launch, tmp_path: Path) -> None:
+def test_a_second_run_appends_rows_with_an_id_of_its_own(launch: Launch, tmp_path: Path) -> None:
     parts = [FakePart(good), FakePart(wrong)]
     launch(*parts, options=("--only", "good"))
     launch(*parts, options=("--only", "good", "--only", "wrong"))
@@ -204,7 +204,7 @@ def test_another_run_appends_and_can_be_told_apart(launch: Launch, tmp_path: Pat
     assert len(Report(tmp_path, runs[1], "").rows("wrong")) == 3
 
 
-def test_a_row_behind_half_a_line_is_a_line_of_its_own(tmp_path: Path) -> None:
+def test_a_row_after_a_truncated_line_starts_a_new_line(tmp_path: Path) -> None:
     report = Report(tmp_path, "r", "cpu")
     report.add("a", {"name": "first"})
     with report.path.open("a") as file:

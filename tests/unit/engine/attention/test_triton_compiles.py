@@ -73,7 +73,7 @@ def test_the_summary_shows_each_variant_once() -> None:
     assert all(line.count("|") == header.count("|") for line in lines)
 
 
-def test_better_and_worse_figures_than_the_table_are_both_told() -> None:
+def test_figures_better_and_worse_than_the_table_are_both_reported() -> None:
     row = next(row for row in _TABLE.values() if row["spilled"] != "0")
     for registers, spilled in (("1", "0"), ("256", "99999")):
         found = {**row, "registers": registers, "spilled": spilled}

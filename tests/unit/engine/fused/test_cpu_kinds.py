@@ -26,7 +26,7 @@ SAPPHIRE_RAPIDS = KINDS["amx"].needs | ZEN3 | {"avx512fp16", "amx-int8", "vaes"}
     "name",
     [pytest.param(name, marks=pytest.mark.thorough) if name == "amx-fast-pairs" else name for name in KINDS],
 )
-def test_a_kind_computes_rightly(name: str, record_property: pytest.RecordProperty) -> None:
+def test_each_kind_of_cpu_computes_correctly(name: str, record_property: pytest.RecordProperty) -> None:
     if how_to_run(KINDS[name], host_features()) == "as it is":
         record_property("cpu kind", f"{name:<15} as it is  by this run")
         return

@@ -147,7 +147,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         ("has_features", lambda *names: False),
     ],
 )
-def test_no_leave_is_asked_for_what_is_not_there(
+def test_a_cpu_without_tiles_does_not_ask_the_kernel_for_them(
     name: str, lacking: object, asked: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"engine.fused.tiles.{name}", lacking)
@@ -155,6 +155,6 @@ def test_no_leave_is_asked_for_what_is_not_there(
     assert asked == []
 
 
-def test_a_kernel_that_refuses_is_believed(asked: list[tuple[int, ...]]) -> None:
+def test_tiles_are_off_where_the_kernel_refuses_them(asked: list[tuple[int, ...]]) -> None:
     assert not tiles.has_tiles.__wrapped__()
     assert len(asked) == 1
