@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-
 from benchmarks.device_run.copy_checks import check_interleavings
 from benchmarks.device_run.copy_rates import measure_rates
 from benchmarks.device_run.part import Row, Setting
@@ -16,8 +14,6 @@ _NUM_TINY = 4
 
 def run(setting: Setting) -> Iterator[Row]:
     """A row for each interleaving, then rates."""
-    if setting.device.type == "cpu":
-        torch.set_num_threads(1)  # tiny products wait for their threads longer than they take
     count = _NUM_TINY if setting.is_tiny else NUM_INTERLEAVINGS
     yield from check_interleavings(count, setting.device, setting.seed)
     yield from measure_rates(setting.device, setting.is_tiny)

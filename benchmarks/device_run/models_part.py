@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-
 from benchmarks.device_run import model_checks
 from benchmarks.device_run.children import Children, processes_per_gpu, run_here
 from benchmarks.device_run.part import Row, Setting
@@ -20,6 +18,5 @@ def run(setting: Setting) -> Iterator[Row]:
     if setting.device.type == "cuda":
         yield from Children(model_checks.__name__, processes_per_gpu()).run(names, setting)
         return
-    torch.set_num_threads(1)  # tiny products wait for their threads longer than they take
     yield from run_here(model_checks.__name__, names, setting)
     yield {"name": "graphs", "note": "not run: needs CUDA"}
