@@ -9,11 +9,13 @@ import gc
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
+from benchmarks.ceilings import fp8_matrix_rate
 from benchmarks.device_run.ceilings_part import ceilings_of
 from benchmarks.device_run.children import run_here
 from benchmarks.device_run.part import SHAPES, Row, Setting
@@ -76,13 +78,16 @@ def _transformers(setting: Setting, batch: int, most_tokens: int) -> Generate:
 
 def _fp8(setting: Setting) -> Iterator[Row]:
     """Steps of a model whose linear layers are fp8; on the CPU they are computed as slowly as they can be."""
-    if setting.device.type == "cuda" and torch.cuda.get_device_capability(setting.device) < (8, 9):
+    rate = fp8_matrix_rate(setting.device)
+    if setting.device.type == "cuda" and rate is None:
         yield {"name": "fp8 steps", "note": "not run: the card has no fp8"}
         return
     cases = [Case(1, 1, 1024), Case(64, 1, 1024), Case(1, 8192, 0)]
     if setting.is_tiny:
         cases = [Case(1, 1, 16), Case(2, 1, 16), Case(1, 16, 0)]
     ceilings = ceilings_of(setting)
+    if rate is not None:
+        ceilings = replace(ceilings, flops_per_second=rate)
     model = make_model(setting.shape, setting.device).to(torch.bfloat16)
     try:
         loaded = prepare_model(model, "bfloat16", "fp8")

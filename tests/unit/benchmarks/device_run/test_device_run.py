@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -230,6 +231,7 @@ class CudaMachine(Part):
         return starts_cuda_afresh_only
 
 
+@pytest.mark.thorough
 def test_parts_start_afresh_where_forked_processes_cannot_use_the_gpu(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,6 +249,8 @@ def test_parts_start_afresh_where_forked_processes_cannot_use_the_gpu(
 def test_without_the_device_nothing_else_is_tried(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    fork = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: fork)  # a fresh process takes seconds to start
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert launch(FakePart(good), options=("--device", "cuda")) == 1
     assert statuses(tmp_path) == {"machine": "failed", "good": "not run: no device"}
