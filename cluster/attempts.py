@@ -45,7 +45,9 @@ RETRYABLE = (
 _BLAMED = (*RETRYABLE, InternalError)
 """Errors after which the next attempt prefers other workers."""
 _ACCUSED = (WorkerLostError, InternalError)
-"""Errors whose reason may be the worker or the request."""
+"""Errors whose reason may be a worker or the request."""
+_PROOF_TOKENS = 16
+"""After so many tokens of an attempt, the request is not the reason why earlier ones failed."""
 
 
 class Attempts:
@@ -107,6 +109,8 @@ class Attempts:
             # While nothing is heard of a hand-off, either end may be the one that is gone.
             suspects = (prefill,) if watch.is_broken else (decode, prefill) if watch.is_open else (decode,)
             await _blame(journal, error, *suspects)
+            if isinstance(error, TransferError) and decode not in journal.accused:
+                journal.accused.append(decode)
             raise
         finally:
             await watch.close(keep=journal.is_finished)
@@ -192,13 +196,16 @@ def _record_local_prefill(timeline: Timeline, worker: Worker, batch: worker_pb2.
 async def _judged(
     chunks: AsyncGenerator[TokenChunk], journal: Journal, placement: Placement
 ) -> AsyncGenerator[TokenChunk]:
-    """Passes an attempt on. Its first chunk shows that the workers which failed at the request were at fault."""
+    """Passes an attempt on. When it goes well, the workers that failed at the request before were at fault."""
+    num_tokens = 0
     async with aclosing(chunks):
         try:
             async for chunk in chunks:
-                for worker in journal.accused:
-                    worker.failed()
-                journal.accused.clear()
+                num_tokens += len(chunk.token_ids)
+                if journal.is_finished or num_tokens >= _PROOF_TOKENS:
+                    for worker in journal.accused:
+                        worker.failed()
+                    journal.accused.clear()
                 yield chunk
         finally:
             if journal.is_finished:

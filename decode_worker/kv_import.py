@@ -291,10 +291,12 @@ class KVImporter:
     def _free(self, entry: Import) -> None:
         """Engine's thread."""
         if entry.holder is not None:
-            self._engine.runner.cache.join(entry.brought)  # who gets the blocks next writes behind what still comes in
-            self._engine.blocks.free(entry.holder)
-            self._holders.discard(entry.holder)
-            self._engine.notify_freed_threadsafe()
+            try:
+                self._engine.runner.cache.join(entry.brought)  # their next owner writes behind what still comes in
+            finally:
+                self._engine.blocks.free(entry.holder)
+                self._holders.discard(entry.holder)
+                self._engine.notify_freed_threadsafe()
 
     def _held_blocks(self) -> Iterable[Sequence[int]]:
         return [holder.block_ids for holder in self._holders]

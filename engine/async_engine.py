@@ -116,6 +116,7 @@ class AsyncEngine:
     def start(self) -> None:
         """Call it inside the event loop that will consume the streams."""
         self._loop = asyncio.get_running_loop()
+        self.runner.cache.on_copy_error = self._copy_failed
         self._thread.start()
 
     async def stop(self) -> None:
@@ -123,6 +124,14 @@ class AsyncEngine:
         self._ending = "this worker is shutting down"
         await asyncio.to_thread(self._thread.stop)
         self._end_streams()
+
+    def _copy_failed(self, error: Exception) -> None:
+        """Any thread. The engine ends if the device is lost, of which no step may ever tell."""
+
+        def look() -> None:
+            raise error
+
+        self.post(look)
 
     async def call(self, function: Callable[[], T]) -> T:
         """Runs ``function`` in the engine's thread, between two steps: the only way to touch scheduler and blocks.

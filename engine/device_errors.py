@@ -12,11 +12,15 @@ import re
 import torch
 
 _CUDA_OUT_OF_MEMORY = 2
-_HARMLESS_CUDA_CODES = frozenset({1, 9, 98, 209, 701})
-"""Invalid value, invalid configuration, invalid device function, no kernel image, too many resources for a launch:
-the driver refuses the launch and the context lives on."""
+_HARMLESS_CUDA_CODES = frozenset({1, 9, 98, 209, 400, 701, 800, 801, *range(900, 909)})
+"""Invalid value, configuration, device function, kernel image or handle, too many resources for a launch, what is not
+permitted or supported, and failed captures: the driver refuses the call and the context lives on."""
 
-_MEMORY_TEXT = re.compile(r"CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED")
+_MEMORY_TEXT = re.compile(
+    r"CUDA error: out of memory|CUDA driver error: out of memory|Triton Error \[CUDA\]: out of memory"
+    r"|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED"
+    r"|CUBLAS_STATUS_NOT_INITIALIZED"  # torch says so when there is no memory for a handle
+)
 _LOST_TEXT = re.compile(
     r"NCCL|CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)|illegal memory access|misaligned address"
     r"|illegal instruction|unspecified launch failure|device-side assert|[Uu]ncorrectable"

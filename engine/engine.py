@@ -108,7 +108,8 @@ class Engine:
         """Schedule → propose → build batch → forward → verify → post-process.
 
         A step that fails ends its requests and no others. When the device lacks memory, torch's cached memory is freed
-        and the step is tried once more, without drafts.
+        and the step is tried once more, without drafts; but for an overlapped step whose tokens can no longer be read,
+        since the step after it is queued already.
 
         Returns:
             New tokens of the requests that got any; empty when nothing could be scheduled.
@@ -329,6 +330,11 @@ class Engine:
     def _fail_step(self, plan: Sequence[ScheduledSequence], error: Exception) -> list[TokenOutput]:
         """Ends a step's requests, or raises :class:`DeviceLostError` so that they can go on elsewhere."""
         self._last_ended_s = time.monotonic()
+        self.raise_if_lost(error)
+        return self._fail(_living(plan), error)
+
+    def raise_if_lost(self, error: Exception) -> None:
+        """Raises :class:`DeviceLostError` if an error, wherever it occurred, comes from a device that is lost."""
         if is_device_lost(error):
             raise DeviceLostError(f"the device is lost: {error}") from error
         try:
@@ -336,7 +342,6 @@ class Engine:
         except Exception as answer:  # noqa: BLE001 - whatever the device answers, it is an answer
             if not is_out_of_memory(answer):
                 raise DeviceLostError(f"the device is lost: {answer}") from error
-        return self._fail(_living(plan), error)
 
     def _fail(self, sequences: Sequence[ScheduledSequence], error: Exception) -> list[TokenOutput]:
         """Ends the requests with an error and removes them from the scheduler and the proposer."""

@@ -15,7 +15,7 @@ import contextlib
 import math
 import mmap
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ import torch
 
 from engine import kv_int8
 from engine.errors import UnsupportedModelError
-from engine.kv_copies import CopyQueue, WorkMark, copy_queue_for
+from engine.kv_copies import CopyQueue, WatchedCopies, WorkMark, copy_queue_for
 from engine.kv_spec import SCALE_BYTES, KVCacheSpec, KVEncoding
 
 _MOST_AT_ONCE = 256 * 1024
@@ -61,6 +61,7 @@ class PagedKVCache:
 
     Attributes:
         scratch_block: its id, which the pool does not have; None without one.
+        on_copy_error: called with the error of a copy between the cache and the host, in the thread that copies.
 
     Raises:
         UnsupportedModelError: vectors of such a length cannot be kept in that encoding.
@@ -79,7 +80,9 @@ class PagedKVCache:
         self.num_blocks = num_blocks
         self.device = device
         self._dtype = TORCH_DTYPES[spec.dtype]
-        self._copies = copies or copy_queue_for(device)
+        queue = copies or copy_queue_for(device)
+        self._copies = None if queue is None else WatchedCopies(queue, lambda error: self.on_copy_error(error))
+        self.on_copy_error: Callable[[Exception], None] = lambda error: None
         self.scratch_block = num_blocks if scratch else None
         num_slots = (num_blocks + scratch) * spec.block_size
         layers = list(enumerate(spec.all_layers))

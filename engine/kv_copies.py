@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -39,7 +40,11 @@ class CopyQueue(Protocol):
         ...
 
     def bring(self, copy: Callable[[], None], after: WorkMark, num_bytes: int) -> WorkMark:
-        """Runs ``copy``, which queues copies from :meth:`host_memory`, behind ``after``, and waits for nothing."""
+        """Runs ``copy``, which queues copies from :meth:`host_memory`, behind ``after``, and waits for nothing.
+
+        Raises:
+            Exception: what ``copy`` raises. Nothing of it is on its way any more.
+        """
         ...
 
     def join(self, brought: WorkMark) -> None:
@@ -81,7 +86,11 @@ class CudaCopyQueue:
     def bring(self, copy: Callable[[], None], after: WorkMark, num_bytes: int) -> WorkMark:
         with torch.cuda.stream(self._incoming):
             self._incoming.wait_event(after)
-            copy()
+            try:
+                copy()
+            except BaseException:
+                self._incoming.synchronize()  # the blocks may now be given to other requests
+                raise
             brought = _record(self._incoming)
         with self._lock:
             self._behind.append((brought, num_bytes))
@@ -105,6 +114,54 @@ class CudaCopyQueue:
 
     def wait(self, mark: WorkMark) -> None:
         mark.synchronize()
+
+
+class WatchedCopies:
+    """Implements :class:`CopyQueue` by another one, whose errors it reports before it passes them on.
+
+    Args:
+        on_error: called in the thread where the error occurs.
+    """
+
+    def __init__(self, queue: CopyQueue, on_error: Callable[[Exception], None]) -> None:
+        self._queue = queue
+        self._on_error = on_error
+
+    def mark(self) -> WorkMark:
+        with self._reporting():
+            return self._queue.mark()
+
+    def host_memory(self, num_bytes: int) -> torch.Tensor:
+        with self._reporting():
+            return self._queue.host_memory(num_bytes)
+
+    def fetch(self, copy: Callable[[], None], after: WorkMark) -> None:
+        with self._reporting():
+            self._queue.fetch(copy, after)
+
+    def bring(self, copy: Callable[[], None], after: WorkMark, num_bytes: int) -> WorkMark:
+        with self._reporting():
+            return self._queue.bring(copy, after, num_bytes)
+
+    def join(self, brought: WorkMark) -> None:
+        with self._reporting():
+            self._queue.join(brought)
+
+    def backlog(self) -> WorkMark | None:
+        with self._reporting():
+            return self._queue.backlog()
+
+    def wait(self, mark: WorkMark) -> None:
+        with self._reporting():
+            self._queue.wait(mark)
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._on_error(error)
+            raise
 
 
 def _record(stream: torch.cuda.Stream) -> WorkMark:

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from engine.engine import Engine
-from engine.errors import WorkerLostError
+from engine.errors import BatonError, WorkerLostError
 from engine.request import TokenOutput
 
 T = TypeVar("T")
@@ -31,13 +31,16 @@ class _Call(Generic[T]):
         self._function = function
         self.future: Future[T] = Future()
 
-    def run(self) -> None:
+    def run(self) -> Exception | None:
+        """Returns the function's error, which the future has too."""
         if not self.future.set_running_or_notify_cancel():
-            return
+            return None
         try:
             self.future.set_result(self._function())
         except BaseException as error:  # noqa: BLE001 - the caller gets it, whatever it is
             self.future.set_exception(error)
+            return error if isinstance(error, Exception) else None
+        return None
 
     def fail(self) -> None:
         if self.future.set_running_or_notify_cancel():
@@ -131,15 +134,19 @@ class EngineLoop:
                     self._on_idle()
 
     def _take_mail(self, *, wait: bool) -> bool:
-        """Runs what lies in the mailbox; False when the loop is closed."""
+        """Runs what lies in the mailbox; False when the loop is closed.
+
+        Raises:
+            DeviceLostError: a call found out that the device is lost.
+        """
         try:
             call = self._mailbox.get(block=wait)
             while True:
                 if call is not None:
                     if self._closed:
                         call.fail()
-                    else:
-                        call.run()
+                    elif (error := call.run()) is not None and not isinstance(error, BatonError):
+                        self._engine.raise_if_lost(error)
                 call = self._mailbox.get_nowait()
         except queue.Empty:
             return not self._closed

@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 
 from engine.batch import ForwardBatch
+from engine.device_errors import is_device_lost, is_out_of_memory
 from engine.draft.network import DraftState
 from engine.drafts import Draft
 from engine.scheduler import ScheduledSequence
@@ -26,6 +27,7 @@ class PromptDraft:
 
     def __init__(self, state: DraftState) -> None:
         self._state: DraftState | None = state
+        self._lacked_memory = False
         self.num_failures = 0
 
     def export_state(self, request_id: str) -> bytes | None:
@@ -43,7 +45,7 @@ class PromptDraft:
             for request_id in results:
                 state.flush(request_id)
 
-        self._guarded(write)
+        self._guarded(write, in_step=True)
 
     def observe(self, result: VerifyResult) -> None:
         """There are no drafts to learn from."""
@@ -54,13 +56,29 @@ class PromptDraft:
     def release(self, request_id: str) -> None:
         self._guarded(lambda state: state.release(request_id))
 
-    def _guarded(self, work: Callable[[DraftState], T]) -> T | None:
+    def _guarded(self, work: Callable[[DraftState], T], *, in_step: bool = False) -> T | None:
+        """
+        Args:
+            in_step: the engine frees memory and tries the step again if ``work`` lacks any. A draft that lacks memory
+                twice in a row is left out.
+
+        Raises:
+            Exception: what is wrong is the device, not the draft.
+        """
         if self._state is None:
             return None
         try:
-            return work(self._state)
-        except Exception:
+            result = work(self._state)
+        except Exception as error:
+            if is_device_lost(error):
+                raise
+            if in_step and is_out_of_memory(error) and not self._lacked_memory:
+                self._lacked_memory = True
+                raise
             logger.exception("the draft broke and is left out from now on")
             self.num_failures += 1
             self._state = None
             return None
+        if in_step:
+            self._lacked_memory = False
+        return result

@@ -18,7 +18,7 @@ from benchmarks.device_run.borrowed import LateCopies, build_engine, greedy, mod
 from benchmarks.device_run.part import Row
 from engine.engine import Engine
 from engine.kv_cache import PagedKVCache
-from engine.kv_copies import CopyQueue, CudaCopyQueue, WorkMark
+from engine.kv_copies import CopyQueue, CudaCopyQueue, WatchedCopies, WorkMark
 from engine.model_loader import LoadedModel, prepare_model
 from engine.model_runner import ModelRunner
 from engine.request import Request
@@ -214,4 +214,4 @@ def _runner(loaded: LoadedModel, chance: random.Random) -> ModelRunner:
 
 
 def _replace_copies(cache: PagedKVCache, copies: CopyQueue) -> None:
-    cache._copies = copies
+    cache._copies = WatchedCopies(copies, lambda error: cache.on_copy_error(error))

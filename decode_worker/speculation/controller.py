@@ -19,6 +19,7 @@ from decode_worker.speculation.draft_length import (
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.tree import reach_probabilities
 from engine.batch import ForwardBatch
+from engine.device_errors import is_device_lost, is_out_of_memory
 from engine.draft.network import DraftState
 from engine.drafts import Draft
 from engine.request import Request
@@ -105,6 +106,7 @@ class SpeculationController:
         self._whole = frozenset(whole)
         self._proposed_by: dict[str, str] = {}
         self._drafters: dict[str, list[str]] = {}
+        self._lacked_memory: set[str] = set()
         self.num_failures = 0
         """Times that a method broke. Its requests went on without it."""
         self.counts: dict[str, MethodCounts] = {}
@@ -146,7 +148,12 @@ class SpeculationController:
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
         """Every method sees every forward, whether it drafted for it or not."""
         for name, method in self._all().items():
-            self._guard(name, lambda method=method: method.computed(batch, logits, results), None)  # type: ignore[misc]
+            self._guard(
+                name,
+                lambda method=method: method.computed(batch, logits, results),  # type: ignore[misc]
+                None,
+                in_step=True,
+            )
 
     def observe(self, result: VerifyResult) -> None:
         request_id = result.sequence.request.request_id
@@ -175,7 +182,9 @@ class SpeculationController:
             logger.warning("the draft state of request %s cannot be used: %s", request.request_id, error)
             self.num_failures += 1
             self._guard(network.name, lambda: network.state.adopt(request, None, first_new), None)
-        except Exception:
+        except Exception as error:
+            if is_device_lost(error):
+                raise
             logger.exception("the speculation method %s broke and is switched off", network.name)
             self._switch_off(network.name)
 
@@ -268,7 +277,7 @@ class SpeculationController:
         if not wanting or method is None:
             return {}
         asked = self._room_of(name, [s.request for s in wanting], room)
-        drafts: dict[str, Draft] = self._guard(name, lambda: method.propose(wanting, asked), {})
+        drafts: dict[str, Draft] = self._guard(name, lambda: method.propose(wanting, asked), {}, in_step=True)
         self.num_drafted += sum(map(len, drafts.values()))
         for request_id in drafts:
             self._drafters.setdefault(request_id, []).append(name)
@@ -278,14 +287,30 @@ class SpeculationController:
         most = self._most.get(name, self._max_draft_tokens)
         return {request.request_id: min(most, room[request.request_id]) for request in requests}
 
-    def _guard(self, name: str, work: Callable[[], T], otherwise: T) -> T:
-        """A draft is only a bet: whatever is wrong with it, the requests go on without."""
+    def _guard(self, name: str, work: Callable[[], T], otherwise: T, *, in_step: bool = False) -> T:
+        """A draft is only a bet: whatever is wrong with it, the requests go on without.
+
+        Args:
+            in_step: the engine frees memory and tries the step again if ``work`` lacks any. What lacks memory twice in
+                a row is switched off.
+
+        Raises:
+            Exception: what is wrong is the device, not the draft.
+        """
         try:
-            return work()
-        except Exception:
+            result = work()
+        except Exception as error:
+            if is_device_lost(error):
+                raise
+            if in_step and is_out_of_memory(error) and name not in self._lacked_memory:
+                self._lacked_memory.add(name)
+                raise
             logger.exception("the speculation method %s broke and is switched off", name)
             self._switch_off(name)
             return otherwise
+        if in_step:
+            self._lacked_memory.discard(name)
+        return result
 
     def _switch_off(self, name: str) -> None:
         self.num_failures += 1

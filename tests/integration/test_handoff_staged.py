@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 
 import pytest
@@ -12,12 +12,15 @@ from transformers import PreTrainedModel
 
 import engine.kv_cache
 from engine.batch import ForwardBatch
+from engine.errors import BatonError
+from engine.kv_copies import WatchedCopies
 from engine.model_runner import ModelRunner
 from tests.engine_runs import greedy
 from tests.integration.test_handoff_int8 import with_rounded_prompt
 from tests.integration.worker_pair import TIMEOUT_S, Runners, pair_config, worker_pair
 from tests.late_copies import LateCopies
 from tests.tiny_models import model_with_reference, random_prompts
+from tests.unit.engine.test_device_faults import LOST, OUT_OF_MEMORY
 
 PROMPTS = random_prompts((3, 9, 17, 30, 41))
 NUM_TOKENS = 16
@@ -43,9 +46,10 @@ def runners(reference: tuple[PreTrainedModel, list[list[int]]]) -> Iterator[Runn
 
 
 def copies_of(runner: ModelRunner) -> LateCopies:
-    copies = runner.cache._copies
-    assert isinstance(copies, LateCopies)
-    return copies
+    watched = runner.cache._copies
+    assert isinstance(watched, WatchedCopies)
+    assert isinstance(watched._queue, LateCopies)
+    return watched._queue
 
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
@@ -131,3 +135,50 @@ async def test_a_device_that_is_behind_is_waited_for_and_not_by_the_event_loop(
             assert (await pair.generate(PROMPTS[-1], greedy(NUM_TOKENS))).token_ids == reference[1][-1]
             await pair.settle()
         assert received.num_waits > num_waits
+
+
+COPY_PLACES = [
+    ("prefill", "mark"),
+    ("prefill", "fetch"),
+    ("decode", "mark"),
+    ("decode", "host_memory"),
+    ("decode", "bring"),
+    ("decode", "join"),
+]
+
+
+def break_copies(
+    monkeypatch: pytest.MonkeyPatch, copies: LateCopies, place: str, make: Callable[[], Exception]
+) -> None:
+    def fails(*args: object, **kwargs: object) -> None:
+        raise make()
+
+    monkeypatch.setattr(copies, place, fails)
+
+
+@pytest.mark.parametrize(("side", "place"), COPY_PLACES)
+async def test_a_device_that_is_lost_in_a_copy_ends_the_engine(
+    runners: Runners, monkeypatch: pytest.MonkeyPatch, side: str, place: str
+) -> None:
+    """A decode worker whose hand-offs all fail never runs a step, which would find out."""
+    config = pair_config(kv_transfer={"shared_memory": "off"}, speculation={"method": "none"})
+    async with worker_pair(runners, config) as pair:
+        break_copies(monkeypatch, copies_of(getattr(runners, side)), place, LOST["illegal-address"])
+        with pytest.raises(BatonError):
+            await pair.generate(PROMPTS[1], greedy(NUM_TOKENS))
+        async with asyncio.timeout(TIMEOUT_S):
+            await getattr(pair, side).engine.closed.wait()
+
+
+@pytest.mark.parametrize(("side", "place"), COPY_PLACES)
+async def test_a_copy_without_memory_fails_its_request_alone(
+    runners: Runners, reference: tuple[PreTrainedModel, list[list[int]]], side: str, place: str
+) -> None:
+    config = pair_config(kv_transfer={"shared_memory": "off"}, speculation={"method": "none"})
+    async with worker_pair(runners, config) as pair:
+        with pytest.MonkeyPatch.context() as patch:
+            break_copies(patch, copies_of(getattr(runners, side)), place, OUT_OF_MEMORY["torch"])
+            with pytest.raises(BatonError):
+                await pair.generate(PROMPTS[1], greedy(NUM_TOKENS))
+        assert (await pair.generate(PROMPTS[1], greedy(NUM_TOKENS))).token_ids == reference[1][1]
+        await pair.settle()

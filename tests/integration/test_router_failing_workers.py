@@ -7,8 +7,16 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.errors import BatonError, InternalError, WorkerLostError
-from tests.fake_workers import FakeCluster, FakeWorker, expected_tokens, failing, until
+from engine.errors import BatonError, InternalError, TransferError, WorkerLostError
+from tests.fake_workers import (
+    FakeCluster,
+    FakeWorker,
+    decode_some,
+    expected_tokens,
+    failing,
+    handoff_failed,
+    until,
+)
 
 NUM_REQUESTS = 300
 REQUESTS_PER_S = 100
@@ -50,6 +58,43 @@ async def test_a_request_that_fails_everywhere_reaches_two_workers_and_blames_no
             await cluster.run()
         assert sum(len(worker.requests) for worker in workers[1:]) - before == 2
     assert all(worker.is_accepting and worker.failures_in_a_row == 0 for worker in cluster.registry.workers)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 8])
+async def test_a_request_that_fails_everywhere_after_some_tokens_blames_none(cluster, num_tokens):
+    workers = await cluster.add_all(["p1", "d1", "d2", "d3"])
+    for _ in range(4):
+        for worker in workers[1:]:
+            worker.scripts = [decode_some(num_tokens, InternalError("ours"))]
+        with pytest.raises(InternalError, match="ours"):
+            await cluster.run(cluster.request("bad", max_tokens=40))
+    assert all(worker.is_accepting and worker.failures_in_a_row == 0 for worker in cluster.registry.workers)
+
+
+async def test_a_worker_that_takes_no_kv_does_not_attract_the_traffic(cluster):
+    await cluster.add_all(["p1", "p2", "d1", "d2"])
+    broken = cluster.workers["d1"]
+
+    async def prefill(worker, request):
+        yield await worker.first_token(request)
+        is_broken = request.handoff.peer == broken.address
+        yield handoff_failed(InternalError("ours")) if is_broken else worker.handoff_done()
+
+    async def waits_for_its_kv(worker, request):
+        await asyncio.sleep(0.05)
+        raise TransferError("the transfer failed")
+        yield
+
+    for worker in cluster.workers.values():
+        worker.pause_s = 0.005
+    broken.scripts = AlwaysFails(waits_for_its_kv)
+    for name in ("p1", "p2"):
+        cluster.workers[name].scripts = AlwaysFails(prefill)
+    for wave in range(NUM_WAVES):
+        results = await asyncio.gather(*(run_late(cluster, f"r{wave}-{index}") for index in range(WAVE)))
+        assert results == [expected_tokens(6)] * WAVE
+    assert len(broken.requests) < NUM_WAVES * WAVE / 3
+    assert all(cluster.registry.get(name).is_accepting for name in ("p1", "p2", "d2"))
 
 
 FAULTS = pytest.mark.parametrize(

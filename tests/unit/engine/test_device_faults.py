@@ -41,6 +41,10 @@ OUT_OF_MEMORY: dict[str, Callable[[], Exception]] = {
     "torch": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
     "driver": lambda: cuda_error("out of memory", 2),
     "cublas": lambda: RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    "cublas-handle": lambda: RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(h)`"),
+    "cudnn": lambda: RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    "triton": lambda: RuntimeError("Triton Error [CUDA]: out of memory"),
+    "driver-api": lambda: RuntimeError("CUDA driver error: out of memory"),
 }
 LOST: dict[str, Callable[[], Exception]] = {
     "illegal-address": lambda: cuda_error("an illegal memory access was encountered", 700),
@@ -53,6 +57,9 @@ LOST: dict[str, Callable[[], Exception]] = {
 }
 HARMLESS: dict[str, Callable[[], Exception]] = {
     "launch": lambda: cuda_error("too many resources requested for launch", 701),
+    "capture": lambda: cuda_error("operation not permitted when stream is capturing", 900),
+    "not-supported": lambda: cuda_error("operation not supported", 801),
+    "handle": lambda: cuda_error("invalid resource handle", 400),
     "no-kernel": lambda: cuda_error("no kernel image is available for execution on the device", 209),
     "bug": lambda: ValueError("a bug"),
 }

@@ -142,6 +142,19 @@ def test_cuda_copies_on_streams_of_their_own_behind_what_was_computed(device: De
     assert done[6:] == ["joined", "step 4"]
 
 
+def test_nothing_of_a_copy_that_fails_is_still_on_its_way(device: Device) -> None:
+    queue, done = CudaCopyQueue(torch.device("cuda")), list[str]()
+
+    def copy() -> None:
+        device.launch("scatter", lambda: done.append("scatter") or [])
+        raise torch.OutOfMemoryError("no room for the second group")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        queue.bring(copy, queue.mark(), 8)
+    assert done == ["scatter"]
+    assert queue.backlog() is None
+
+
 def test_a_thread_that_waits_for_cuda_sleeps_instead_of_spinning(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,16 +37,16 @@ def guess(confidences: Sequence[float]) -> Draft:
 class Drafter:
     """Always the same draft."""
 
-    def __init__(self, confidences: Sequence[float], token: int = 9, *, breaks: bool = False) -> None:
+    def __init__(self, confidences: Sequence[float], token: int = 9, *, error: Exception | None = None) -> None:
         self.confidences = tuple(confidences)
         self.token = token
-        self.breaks = breaks
+        self.error = error
         self.probs: torch.Tensor | None = None
         self.observed: list[VerifyResult] = []
 
     def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
-        if self.breaks:
-            raise RuntimeError("this draft model is broken")
+        if self.error is not None:
+            raise self.error
         draft = Draft((self.token,) * len(self.confidences), confidences=self.confidences, probs=self.probs)
         return {s.request.request_id: draft for s in plan if s.request.request_id in room}
 
@@ -364,12 +364,40 @@ class TestController:
         assert len(controller.propose([scheduled("a")], {"a": 8})["a"]) == 3
 
     def test_a_method_that_breaks_is_left_out(self) -> None:
-        good, bad = Drafter([0.9]), Drafter([0.9], breaks=True)
+        good, bad = Drafter([0.9]), Drafter([0.9], error=RuntimeError("this draft model is broken"))
         controller = SpeculationController({"bad": bad, "good": good}, ["bad", "good"], "auto", 4)
         assert controller.propose([scheduled("a")], {"a": 8})["a"].token_ids == (9,)
         assert controller.num_failures == 1
         controller.propose([scheduled("a")], {"a": 8})
         assert controller.num_failures == 1
+
+    def test_memory_that_a_method_lacks_is_freed_by_the_engine_once(self) -> None:
+        drafter = Drafter([0.9])
+        controller = SpeculationController({"one": drafter}, ["one"], "auto", 4)
+        for _ in range(2):
+            drafter.error = torch.OutOfMemoryError("no memory")
+            with pytest.raises(torch.OutOfMemoryError):
+                controller.propose([scheduled("a")], {"a": 8})
+            drafter.error = None
+            assert controller.propose([scheduled("a")], {"a": 8})["a"].token_ids == (9,)
+        assert controller.num_failures == 0
+
+    def test_a_method_that_lacks_memory_twice_in_a_row_is_left_out(self) -> None:
+        controller = SpeculationController(
+            {"one": Drafter([0.9], error=torch.OutOfMemoryError("no memory"))}, ["one"], "auto", 4
+        )
+        with pytest.raises(torch.OutOfMemoryError):
+            controller.propose([scheduled("a")], {"a": 8})
+        assert controller.propose([scheduled("a")], {"a": 8}) == {}
+        assert controller.num_failures == 1
+
+    def test_a_lost_device_is_not_the_methods_fault(self) -> None:
+        error = RuntimeError("CUDA error: an illegal memory access was encountered")
+        controller = SpeculationController({"one": Drafter([0.9], error=error)}, ["one"], "auto", 4)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="illegal memory access"):
+                controller.propose([scheduled("a")], {"a": 8})
+        assert controller.num_failures == 0
 
     def test_unknown_defaults_are_refused(self) -> None:
         with pytest.raises(ConfigError, match="ngram"):
