@@ -11,13 +11,15 @@ Ray's wheel lies there in pieces, so that a machine which takes little at a time
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.device_cluster.wheels import install
+from benchmarks.device_cluster.wheels import WheelsError, install
+
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:
@@ -25,17 +27,34 @@ def main() -> int:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--wheels", type=Path, help="folder of wheels for a machine that lacks Ray")
     own, options = parser.parse_known_args()
-    if importlib.util.find_spec("ray") is None:
-        if own.wheels is None:
-            sys.exit("Ray is not installed. Install baton, or run `make device-wheels` and add --wheels FOLDER.")
-        packages = install(own.wheels, Path(tempfile.gettempdir()) / "baton-device-wheels")
-        path = os.pathsep.join((str(packages), str(Path.cwd()), os.environ.get("PYTHONPATH", "")))
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, "PYTHONPATH": path})
+    try:
+        _provide_ray(own.wheels)
+    except (WheelsError, OSError) as error:
+        parser.error(str(error))
     # These need what the wheels bring.
     from benchmarks.device_cluster.parts import cluster_parts
     from benchmarks.device_run import __main__ as device_run
 
     return device_run.main(options, cluster_parts())
+
+
+def _provide_ray(wheels: Path | None) -> None:
+    """Makes Ray importable here and in every process that this one starts.
+
+    Raises:
+        WheelsError: it is not installed, and neither is it among the wheels.
+    """
+    if wheels is not None and not wheels.is_dir():
+        raise WheelsError(f"--wheels: {wheels} is not a folder. `make device-wheels` fills .device-wheels-cluster.")
+    if find_spec("ray") is not None:
+        return
+    if wheels is None:
+        raise WheelsError("Ray is not installed. Install baton, or run `make device-wheels` and add --wheels FOLDER.")
+    packages = str(install(wheels, Path(tempfile.gettempdir()) / f"baton-device-wheels-{os.getuid()}"))
+    sys.path.insert(0, packages)
+    os.environ["PYTHONPATH"] = os.pathsep.join((packages, str(_ROOT), os.environ.get("PYTHONPATH", "")))
+    if find_spec("ray") is None:
+        raise WheelsError(f"--wheels: {wheels} has no wheel of Ray. `make device-wheels` fills .device-wheels-cluster.")
 
 
 if __name__ == "__main__":

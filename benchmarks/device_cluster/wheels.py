@@ -1,7 +1,8 @@
 """Wheels that a bare GPU machine lacks, carried along in a folder; large ones in pieces.
 
-A wheel ``ray-….whl`` over the limit lies there as ``ray-….whl.part0``, ``ray-….whl.part1``, … ``make device-wheels``
-cuts it and :func:`install` joins it.
+A wheel ``ray-….whl`` over the limit lies there as ``ray-….whl.part0``, ``ray-….whl.part1``, … beside
+``ray-….whl.pieces``, which has their number and the SHA-256 of the whole. ``make device-wheels`` cuts it and
+:func:`install` joins it.
 
     python -m benchmarks.device_cluster.wheels cut FOLDER
 """
@@ -9,12 +10,22 @@ cuts it and :func:`install` joins it.
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 PIECE_BYTES = 48 * 2**20
-_PIECE = ".part"
+_PIECE, _PIECES = ".part", ".pieces"
+_AGAIN = "Run: make device-wheels"
+_MOST_ERROR = 600
+
+
+class WheelsError(Exception):
+    """A folder of wheels cannot be used."""
 
 
 def cut(folder: Path, piece_bytes: int = PIECE_BYTES) -> None:
@@ -22,9 +33,14 @@ def cut(folder: Path, piece_bytes: int = PIECE_BYTES) -> None:
     for wheel in sorted(folder.glob("*.whl")):
         if wheel.stat().st_size <= piece_bytes:
             continue
+        digest, count = hashlib.sha256(), 0
         with wheel.open("rb") as whole:
-            for number, piece in enumerate(iter(lambda: whole.read(piece_bytes), b"")):
-                wheel.with_name(f"{wheel.name}{_PIECE}{number}").write_bytes(piece)
+            while piece := whole.read(piece_bytes):
+                _piece(wheel, count).write_bytes(piece)
+                digest.update(piece)
+                count += 1
+        whole_is = {"num_pieces": count, "sha256": digest.hexdigest()}
+        wheel.with_name(wheel.name + _PIECES).write_text(json.dumps(whole_is), encoding="utf-8")
         wheel.unlink()
 
 
@@ -32,41 +48,70 @@ def join(folder: Path, target: Path) -> list[Path]:
     """All wheels of a folder; those in pieces are put together in ``target``.
 
     Raises:
-        FileNotFoundError: a piece is missing, or there is no wheel at all.
+        WheelsError: a piece is missing or damaged, or there is no wheel at all.
     """
     wheels = sorted(folder.glob("*.whl"))
-    pieces: dict[str, dict[int, Path]] = {}
-    for path in folder.glob(f"*.whl{_PIECE}*"):
-        name, _, number = path.name.rpartition(_PIECE)
-        pieces.setdefault(name, {})[int(number)] = path
-    for name, numbered in sorted(pieces.items()):
-        if missing := set(range(max(numbered) + 1)) - set(numbered):
-            raise FileNotFoundError(f"{folder} lacks {name}{_PIECE}{min(missing)}. Run: make device-wheels")
-        whole = target / name
-        with whole.open("wb") as file:
-            for _, path in sorted(numbered.items()):
-                file.write(path.read_bytes())
-        wheels.append(whole)
+    names = {path.name.rpartition(suffix)[0] for suffix in (_PIECE, _PIECES) for path in folder.glob(f"*.whl{suffix}*")}
+    for name in sorted(names):
+        wheels.append(target / name)
+        _join_one(folder / name, wheels[-1])
     if not wheels:
-        raise FileNotFoundError(f"{folder} holds no wheels. Run: make device-wheels")
+        raise WheelsError(f"{folder} holds no wheels. {_AGAIN}")
     return wheels
+
+
+def _join_one(wheel: Path, whole: Path) -> None:
+    try:
+        expected = json.loads(wheel.with_name(wheel.name + _PIECES).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise WheelsError(f"{wheel.parent} lacks {wheel.name}{_PIECES}. {_AGAIN}") from None
+    digest = hashlib.sha256()
+    with whole.open("wb") as file:
+        for number in range(expected["num_pieces"]):
+            path = _piece(wheel, number)
+            if not path.exists():
+                raise WheelsError(f"{wheel.parent} lacks {path.name}. {_AGAIN}")
+            piece = path.read_bytes()
+            digest.update(piece)
+            file.write(piece)
+    if digest.hexdigest() != expected["sha256"]:
+        raise WheelsError(f"A piece of {wheel.name} in {wheel.parent} is damaged. {_AGAIN}")
+
+
+def _piece(wheel: Path, number: int) -> Path:
+    return wheel.with_name(f"{wheel.name}{_PIECE}{number}")
 
 
 def install(folder: Path, target: Path) -> Path:
     """Installs the wheels of ``folder`` without a package index; returns the path to import them from.
 
+    A later call with the same wheels, unchanged, finds what an earlier one has installed in ``target``.
+
     Raises:
-        FileNotFoundError: see :func:`join`.
-        subprocess.CalledProcessError: pip refused a wheel, for which its output says why.
+        WheelsError: see :func:`join`; or pip refused a wheel.
     """
-    packages = target / "packages"
+    if not folder.is_dir():
+        raise WheelsError(f"{folder} is not a folder. {_AGAIN}")
+    packages = target / f"packages-{_fingerprint(folder.iterdir())}"
     if packages.exists():
         return packages
     target.mkdir(parents=True, exist_ok=True)
-    wheels = [str(wheel) for wheel in join(folder, target)]
     options = ["--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--disable-pip-version-check", "-q"]
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, "--target", str(packages), *wheels], check=True)
+    with TemporaryDirectory(dir=target) as scratch:
+        wheels = [str(wheel) for wheel in join(folder, Path(scratch))]
+        unfinished = Path(scratch) / "packages"
+        command = [sys.executable, "-m", "pip", "install", *options, "--target", str(unfinished), *wheels]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise WheelsError(f"pip cannot install the wheels in {folder}: {done.stderr.strip()[-_MOST_ERROR:]}")
+        unfinished.rename(packages)
     return packages
+
+
+def _fingerprint(files: Iterable[Path]) -> str:
+    """Differs where files or Pythons differ."""
+    stats = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files)
+    return hashlib.sha256(repr((sys.version, stats)).encode()).hexdigest()[:16]
 
 
 def main() -> None:

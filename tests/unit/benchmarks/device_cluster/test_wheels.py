@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.device_cluster.wheels import cut, install, join
+from benchmarks.device_cluster import __main__ as command
+from benchmarks.device_cluster.wheels import WheelsError, cut, install, join
 
 NAME = "tiny_thing-1.0-py3-none-any.whl"
 
@@ -51,7 +53,7 @@ def test_a_large_wheel_is_cut_into_pieces_that_join_to_the_same_bytes(tmp_path: 
     whole = write_wheel(source)
     cut(source, piece_bytes=1000)
     pieces = sorted(path.name for path in source.iterdir())
-    assert pieces == [f"{NAME}.part{number}" for number in range(-(-len(whole) // 1000))]
+    assert pieces == [*(f"{NAME}.part{number}" for number in range(-(-len(whole) // 1000))), f"{NAME}.pieces"]
     assert max(path.stat().st_size for path in source.iterdir()) == 1000
     [joined] = join(source, target)
     assert (joined.name, joined.read_bytes()) == (NAME, whole)
@@ -63,17 +65,60 @@ def test_a_small_wheel_stays_whole(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
 
 
-def test_a_missing_piece_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("missing", ["part1", "part2", "pieces"])
+def test_a_missing_piece_is_named(tmp_path: Path, missing: str) -> None:
     write_wheel(tmp_path)
     cut(tmp_path, piece_bytes=1000)
-    (tmp_path / f"{NAME}.part1").unlink()
-    with pytest.raises(FileNotFoundError, match=r"part1\. Run: make device-wheels"):
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{NAME}.{end}" for end in ("part0", "part1", "part2", "pieces")
+    }
+    (tmp_path / f"{NAME}.{missing}").unlink()
+    with pytest.raises(WheelsError, match=rf"{tmp_path} lacks {NAME}\.{missing}\. Run: make device-wheels"):
+        join(tmp_path, tmp_path)
+
+
+def test_a_damaged_piece_is_noticed(tmp_path: Path) -> None:
+    write_wheel(tmp_path)
+    cut(tmp_path, piece_bytes=1000)
+    (tmp_path / f"{NAME}.part2").write_bytes(b"half")
+    with pytest.raises(WheelsError, match="is damaged"):
         join(tmp_path, tmp_path)
 
 
 def test_a_folder_without_wheels_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="holds no wheels"):
-        join(tmp_path, tmp_path)
+    with pytest.raises(WheelsError, match="holds no wheels"):
+        install(tmp_path, tmp_path / "target")
+    with pytest.raises(WheelsError, match="no such is not a folder"):
+        install(tmp_path / "no such", tmp_path / "target")
+
+
+def test_an_install_that_failed_leaves_nothing_that_passes_for_a_whole_one(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / NAME).write_bytes(b"no wheel")
+    for _ in range(2):
+        with pytest.raises(WheelsError, match=f"pip cannot install the wheels in {source}: .*{NAME}"):
+            install(source, tmp_path / "target")
+    assert list((tmp_path / "target").iterdir()) == []
+
+
+@pytest.mark.parametrize("has_ray", [True, False])
+def test_a_folder_that_does_not_help_is_refused(
+    tmp_path: Path, has_ray: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether Ray is installed or not, and although a wheel of something else could be installed."""
+    monkeypatch.setattr(command, "find_spec", lambda name: object() if has_ray else None)
+    monkeypatch.setattr(command, "install", lambda folder, target: folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", "")
+    folder = tmp_path / "no such" if has_ray else tmp_path
+    with pytest.raises(WheelsError, match=f"--wheels: {folder} (is not a folder|has no wheel of Ray)"):
+        command._provide_ray(folder)
+    monkeypatch.setattr(sys, "argv", ["device_cluster", "--out", str(tmp_path), "--wheels", str(folder)])
+    with pytest.raises(SystemExit) as refused:
+        command.main()
+    assert refused.value.code == 2
+    assert str(folder) in capsys.readouterr().err
 
 
 def test_installed_wheels_can_be_imported(tmp_path: Path) -> None:
@@ -83,6 +128,11 @@ def test_installed_wheels_can_be_imported(tmp_path: Path) -> None:
     cut(source, piece_bytes=1000)
     packages = install(source, tmp_path / "target")
     assert install(source, tmp_path / "target") == packages
+    assert list((tmp_path / "target").iterdir()) == [packages]
+    shutil.rmtree(source)
+    source.mkdir()
+    write_wheel(source)
+    assert install(source, tmp_path / "target") != packages, "changed wheels are installed anew"
     code = f"import sys; sys.path.insert(0, {str(packages)!r}); import tiny_thing; print(tiny_thing.ANSWER)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "42"
