@@ -101,7 +101,7 @@ class PathPart(_ScratchPart):
 
     def _run(self, setting: Setting) -> Iterator[Row]:
         if self.name == "nixl" and importlib.util.find_spec("nixl") is None:
-            yield {"name": self.name, "note": "not run: nixl is not installed"}
+            yield {"name": self.name, "not_run": "nixl is not installed"}
             return
         sizes = sizes_for(setting)
         expected = json.loads((self.folder / "answers.json").read_text(encoding="utf-8"))

@@ -3,7 +3,10 @@
 Each part is a process of its own with its own time limit. Each result is one JSON line in ``DIR/report.jsonl`` that is
 on the disk before the next one is computed; a table follows each part, and what parts print is in ``DIR/log.txt``. A
 part that fails, hangs or breaks the device's context does not stop the others. SIGTERM and SIGINT end the part that
-runs and print what there is. Another run into the same folder appends; its rows have another ``run``.
+runs and print what there is; the run goes on after SIGHUP and without standard output. The exit status is 1 when a part
+failed or did not get its turn, or a result could not be written. A part that this machine cannot run does not count,
+and neither does a target that was missed; the summary shows both. Another run into the same folder appends; its rows
+have another ``run``.
 
 It runs from the working tree, with nothing installed but what is imported: torch 2.11 or newer, transformers 5.17 or
 newer, numpy, psutil, rich and, on a GPU, triton 3.6 or newer with a C compiler. ``--device cpu --shape tiny`` runs
@@ -29,43 +32,61 @@ from rich.console import Console
 from rich.text import Text
 
 from benchmarks.argument_types import HelpFormatter, over_zero
-from benchmarks.device_run.launch import PASSED, Launcher, prepare_process
+from benchmarks.device_run.launch import CANNOT_RUN, PASSED, Launcher, prepare_process
 from benchmarks.device_run.machine import MACHINE
 from benchmarks.device_run.part import PARTS, SHAPES, Part, Setting, device_named
 from benchmarks.device_run.report import Report
+from benchmarks.device_run.screen import Screen
 from benchmarks.device_run.tables import show_machine, show_part, show_summary
 
 _WIDTH = 120
 
 
 def main(options: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) -> int:
-    """Exit status 0 when all parts passed."""
-    arguments = _parser(parts).parse_args(options)
-    prepare_process(arguments.device)
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    """Exit status 0 when all parts passed or cannot run here, 2 when an option is wrong."""
+    parser = _parser(parts)
+    arguments = parser.parse_args(options)
     run = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
-    report, console = Report(arguments.out, run, "unknown"), Console(width=_WIDTH)
+    report, screen = Report(arguments.out, run, arguments.device), Screen(Console(width=_WIDTH))
+    try:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        report.open()
+    except OSError as error:
+        parser.error(f"argument --out: the report cannot be written: {error}")
+    prepare_process(arguments.device)
 
     def tell(part: Part, status: str) -> None:
+        if report.problem is not None:
+            screen.warn(f"{report.path} cannot be written: {report.problem}. Its last results are in the tables only.")
         if part is MACHINE and status == PASSED:
-            show_machine(console, report.rows(part.name))
+            screen.show(lambda console: show_machine(console, report.rows(part.name)))
         else:
-            show_part(console, part.title, status, report.rows(part.name))
+            screen.show(lambda console: show_part(console, part.title, status, report.rows(part.name)))
+
+    def summarize(console: Console) -> None:
+        console.rule(f"run {run}", characters="-", align="left")
+        show_summary(console, statuses, report.rows())
+        console.print(Text(f"results: {report.path}\nlog: {report.log_path}"))
 
     setting = Setting(device_named(arguments.device), arguments.shape)
     launcher = Launcher(setting, report, arguments.budget, tell, arguments.patience)
     launcher.stop_at_signals()
     statuses = launcher.run([part for part in parts if not arguments.only or part.name in arguments.only])
-    console.rule(f"run {run}", characters="-", align="left")
-    show_summary(console, statuses, report.rows())
-    console.print(Text(f"results: {report.path}\nlog: {report.log_path}"))
-    return 0 if all(status == PASSED for status in statuses.values()) else 1
+    screen.show(summarize)
+    is_good = all(status == PASSED or status.startswith(CANNOT_RUN) for status in statuses.values())
+    return 0 if is_good and report.problem is None else 1
+
+
+def _folder(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("must be a folder, got ''")
+    return Path(text)
 
 
 def _parser(parts: Sequence[Part]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     names = [part.name for part in parts]
-    parser.add_argument("--out", type=Path, required=True, help="folder of the report; made if need be")
+    parser.add_argument("--out", type=_folder, required=True, help="folder of the report; made if need be")
     parser.add_argument("--budget", type=over_zero, default=480.0, help="seconds for all parts together")
     parser.add_argument("--patience", type=over_zero, default=1.0, help="factor on each part's time limit")
     parser.add_argument("--only", choices=names, action="append", help="a part to run; may be given several times")

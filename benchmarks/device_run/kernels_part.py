@@ -17,7 +17,7 @@ from benchmarks.device_run.part import Row, Setting
 def run(setting: Setting) -> Iterator[Row]:
     """A row for each case: the worst error, its tolerance, and how much of the tolerance the worst number takes."""
     if importlib.util.find_spec("triton") is None:
-        yield {"name": "Triton", "note": "not run: triton is not installed"}
+        yield {"name": "Triton", "not_run": "triton is not installed"}
         return
     names = kernel_checks.names(setting)
     if setting.device.type == "cuda":

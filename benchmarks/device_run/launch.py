@@ -8,21 +8,25 @@ use is tried again from a fresh process, and all parts then run in fresh process
 from __future__ import annotations
 
 import importlib
+import json
 import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from types import FrameType
 
 from benchmarks.device_run.machine import MACHINE
 from benchmarks.device_run.one_part import TELL_WHERE, run_part
-from benchmarks.device_run.part import Part, Setting
+from benchmarks.device_run.part import Part, Row, Setting
 from benchmarks.device_run.report import Report
 
 PASSED = "passed"
+CANNOT_RUN = "not run here: "
+"""Begins the status of a part none of whose checks this machine can run, which is no failure."""
 _LEAST_S = 2.0
 """With less than this left of the budget, no part begins."""
 _POLL_S = 0.1
@@ -35,7 +39,6 @@ _SHARED_MODULES = (
     "engine.async_engine",
     "engine.model_runner",
 )
-_UNKNOWN = "unknown"
 
 
 def prepare_process(device: str) -> None:
@@ -81,12 +84,13 @@ class Launcher:
         self._stopped_by: signal.Signals | None = None
 
     def stop_at_signals(self) -> None:
-        """From now on, SIGTERM and SIGINT end the part that runs, and no other is begun."""
+        """From now on, SIGTERM and SIGINT end the part that runs, and no other is begun. SIGHUP is ignored."""
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
 
     def run(self, parts: Sequence[Part]) -> dict[str, str]:
-        """The status of each part by its name: ``passed``, or what went wrong."""
+        """The status of each part by its name: ``passed``, why it cannot run here, or what went wrong."""
         status = self._look_at_machine()
         if status != PASSED:
             return {MACHINE.name: status, **{part.name: self._tell(part, "not run: no device") for part in parts}}
@@ -98,37 +102,50 @@ class Launcher:
         if status != PASSED and self._setting.device.type == "cuda":
             self._context = multiprocessing.get_context("spawn")
             status = self._run_and_tell(MACHINE)
-        names = [row["name"] for row in self._report.rows(MACHINE.name) if "cpus" in row]
-        self._report.device = names[-1] if names else _UNKNOWN
         return status
 
     def _run_and_tell(self, part: Part) -> str:
         left_s = self._ends_s - time.monotonic()
+        limit_s = min(part.limit_s * self._patience, left_s)
         started_s, log_start = time.monotonic(), self._report.log_size()
         if self._stopped_by is not None:
             status = f"not run: stopped by {self._stopped_by.name}"
         elif left_s < _LEAST_S:
             status = "not run: no budget left"
         else:
-            status = self._run(part, min(part.limit_s * self._patience, left_s))
+            status = self._run(part, limit_s)
         log = [] if status == PASSED else self._report.log_tail(log_start, _LOG_LINES)
-        return self._tell(part, status, time.monotonic() - started_s, log)
+        return self._tell(part, status, limit_s, time.monotonic() - started_s, log)
 
-    def _tell(self, part: Part, status: str, wall_s: float = 0.0, log: Sequence[str] = ()) -> str:
+    def _tell(self, part: Part, status: str, limit_s: float = 0.0, wall_s: float = 0.0, log: Sequence[str] = ()) -> str:
         """Adds a part's last row."""
-        self._report.add(part.name, {"status": status, "limit_s": part.limit_s, "wall_s": wall_s, "log": log})
+        self._report.add(part.name, {"status": status, "limit_s": max(limit_s, 0.0), "wall_s": wall_s, "log": log})
         self._on_ended(part, status)
         return status
 
     def _run(self, part: Part, limit_s: float) -> str:
-        arguments = (part, self._setting, self._report)
+        rows, rows_of_part = self._context.Pipe()
+        num_before = len(self._report.rows(part.name))
+        arguments = (part, self._setting, self._report.log_path, rows_of_part)
         process = self._context.Process(target=run_part, args=arguments)  # type: ignore[attr-defined]
         process.start()
+        rows_of_part.close()
         with suppress(ProcessLookupError, PermissionError):  # it does the same; whichever comes first
             os.setpgid(process.pid, process.pid)
         ends_s = time.monotonic() + limit_s
-        while process.is_alive() and self._stopped_by is None and time.monotonic() < ends_s:
-            process.join(_POLL_S)
+        is_open, is_done = True, False
+        while self._stopped_by is None and time.monotonic() < ends_s:
+            if is_open and rows.poll(_POLL_S):
+                line = _receive(rows)
+                is_open, is_done = line is not None, is_done or line == b""
+                if line:
+                    self._add(part, json.loads(line))
+                    with suppress(OSError):  # the part has ended
+                        rows.send_bytes(b"reported")
+            elif not process.is_alive():
+                break
+            elif not is_open:
+                process.join(_POLL_S)
         is_late = process.is_alive() and self._stopped_by is None
         if is_late:
             with suppress(ProcessLookupError):
@@ -137,14 +154,41 @@ class Launcher:
         with suppress(ProcessLookupError):  # what it has started does not outlive it
             os.killpg(process.pid, signal.SIGKILL)
         process.join()
+        rows.close()
         if self._stopped_by is not None:
             return f"stopped by {self._stopped_by.name}"
         if is_late:
-            return f"killed at its limit of {limit_s:.0f} s"
+            return f"killed at its limit of {limit_s:.3g} s"
         code = process.exitcode
         if code < 0:
-            return f"killed by {signal.Signals(-code).name}"
-        return PASSED if code == 0 else "failed"
+            return f"killed by {_signal_name(-code)}"
+        if not is_done:
+            return f"ended by itself with exit status {code}"
+        results = self._report.rows(part.name)[num_before:]
+        if not all(row.get("ok", True) for row in results):
+            return "failed"
+        reasons = dict.fromkeys(row["not_run"] for row in results if "not_run" in row)
+        return CANNOT_RUN + "; ".join(reasons) if all("not_run" in row for row in results) else PASSED
+
+    def _add(self, part: Part, row: Row) -> None:
+        if part is MACHINE and "cpus" in row:
+            self._report.device = row["name"]  # for all rows from this one on
+        self._report.add(part.name, row)
 
     def _stop(self, number: int, _: FrameType | None) -> None:
         self._stopped_by = signal.Signals(number)
+
+
+def _receive(rows: Connection) -> bytes | None:
+    """The next message of a part, or ``None`` when it has ended."""
+    try:
+        return rows.recv_bytes()
+    except (EOFError, OSError):
+        return None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"

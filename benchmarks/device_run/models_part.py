@@ -19,4 +19,4 @@ def run(setting: Setting) -> Iterator[Row]:
         yield from Children(model_checks.__name__, processes_per_gpu()).run(names, setting)
         return
     yield from run_here(model_checks.__name__, names, setting)
-    yield {"name": "graphs", "note": "not run: needs CUDA"}
+    yield {"name": "graphs", "not_run": "needs CUDA"}

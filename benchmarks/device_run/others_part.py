@@ -80,7 +80,7 @@ def _fp8(setting: Setting) -> Iterator[Row]:
     """Steps of a model whose linear layers are fp8; on the CPU they are computed as slowly as they can be."""
     rate = fp8_matrix_rate(setting.device)
     if setting.device.type == "cuda" and rate is None:
-        yield {"name": "fp8 steps", "note": "not run: the card has no fp8"}
+        yield {"name": "fp8 steps", "not_run": "the card has no fp8"}
         return
     cases = [Case(1, 1, 1024), Case(64, 1, 1024), Case(1, 8192, 0)]
     if setting.is_tiny:
@@ -94,7 +94,7 @@ def _fp8(setting: Setting) -> Iterator[Row]:
     except NotImplementedError:
         if setting.device.type == "cuda":
             raise
-        yield {"name": "fp8 steps", "note": f"not run: torch {torch.__version__} has no fp8 products on the CPU"}
+        yield {"name": "fp8 steps", "not_run": f"torch {torch.__version__} has no fp8 products on the CPU"}
         return
     recorder = WatchedRecorder() if setting.device.type == "cuda" else None
     num_blocks = max(blocks_needed(case, _BLOCK_SIZE) for case in cases)

@@ -16,6 +16,8 @@ Some keys have a meaning of their own:
 
 * ``ok``: the verdict of a check; measurements have none. A row with a false one fails its part. A long table counts the
   rows that are right instead of showing them.
+* ``not_run``: why nothing was checked or measured. A part with no other rows did not run.
+* ``met``: whether a target was reached; false is counted and does not fail the part.
 * ``hidden``: true keeps the row out of the printed table. The report has it.
 * ``error``, ``traceback``, ``log``: why a check or a part failed.
 

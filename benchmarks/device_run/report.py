@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import numpy
+import torch
 
 from benchmarks.device_run.part import Row
 
@@ -15,52 +20,69 @@ LOG_NAME = "log.txt"
 
 
 class Report:
-    """Appends one run's rows to ``report.jsonl`` in a folder. Several processes may append, each whole lines.
+    """Appends one run's rows to ``report.jsonl`` in a folder, and keeps them.
 
     Args:
         folder: exists. Earlier runs in it stay.
         run: distinguishes this run's rows from those of earlier ones.
         device: the card's name.
+
+    Attributes:
+        problem: why the last rows could not be written; they are written with the next one if that has become possible.
     """
 
     def __init__(self, folder: Path, run: str, device: str) -> None:
         self.path = folder / REPORT_NAME
         self.log_path = folder / LOG_NAME
         self.device = device
+        self.problem: OSError | None = None
         self._run = run
+        self._rows: list[dict[str, Any]] = []
+        self._unwritten: list[bytes] = []
+
+    def open(self) -> None:
+        """Makes both files.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        for path in (self.path, self.log_path):
+            os.close(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644))
 
     def add(self, part: str, row: Row) -> None:
-        """Returns when the row is on the disk."""
+        """Returns when the row is on the disk, or ``problem`` says why it is not."""
         frame = {
             "run": self._run,
             "part": part,
             "device": self.device,
             "at": datetime.now(UTC).isoformat("T", "seconds"),
         }
-        line = (json.dumps({**frame, **row, **frame}, default=str) + "\n").encode()
+        framed = as_json({**frame, **row, **frame})
+        self._rows.append(framed)
+        self._unwritten.append((json.dumps(framed, allow_nan=False) + "\n").encode())
+        try:
+            self._write(b"".join(self._unwritten))
+        except OSError as error:
+            self.problem = error
+        else:
+            self.problem = None
+            self._unwritten.clear()
+
+    def _write(self, lines: bytes) -> None:
         descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             size = os.fstat(descriptor).st_size
-            if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a process was killed in the middle of its line
-                line = b"\n" + line
-            os.write(descriptor, line)
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":  # the last line was cut
+                lines = b"\n" + lines
+            while lines:
+                lines = lines[os.write(descriptor, lines) :]
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
     def rows(self, part: str | None = None) -> list[dict[str, Any]]:
-        """This run's rows of one part, or all. A line that was cut off is left out."""
-        if not self.path.exists():
-            return []
-        found = []
-        for line in self.path.read_text(encoding="utf-8", errors="replace").split("\n"):
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if isinstance(row, dict) and row.get("run") == self._run and part in (None, row.get("part")):
-                found.append(row)
-        return found
+        """This run's rows of one part, or all."""
+        return [row for row in self._rows if part in (None, row["part"])]
 
     def log_size(self) -> int:
         """Bytes of the log so far, for :meth:`log_tail`."""
@@ -73,3 +95,18 @@ class Report:
         with self.log_path.open("rb") as log:
             log.seek(start)
             return log.read().decode(errors="replace").splitlines()[-num_lines:]
+
+
+def as_json(value: Any) -> Any:
+    """The value with types that JSON has: NaN and infinity are null, and numbers of numpy and torch are Python's."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): as_json(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(each) for each in value]
+    if isinstance(value, (numpy.generic, torch.Tensor)):
+        return as_json(value.tolist())
+    return str(value)

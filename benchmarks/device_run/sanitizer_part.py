@@ -27,11 +27,11 @@ _BEGIN_S = 25.0
 def run(setting: Setting) -> Iterator[Row]:
     """A row for each case, then one for what the tool found. Where it cannot run, one row without ``ok`` says why."""
     if setting.device.type != "cuda":
-        yield {"name": _NAME, "note": "not run: needs CUDA"}
+        yield {"name": _NAME, "not_run": "needs CUDA"}
         return
     tool = shutil.which(_TOOL)
     if tool is None:
-        yield {"name": _NAME, "note": f"not run: {_TOOL} is not on the PATH; it comes with NVIDIA's CUDA toolkit"}
+        yield {"name": _NAME, "not_run": f"{_TOOL} is not on the PATH; it comes with NVIDIA's CUDA toolkit"}
         return
     cases = smallest(kernel_checks.attention_cases(setting.is_tiny, setting.seed), _NUM_CASES)
     with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +53,8 @@ def run(setting: Setting) -> Iterator[Row]:
             yield from failures
             yield found
         else:
-            yield {**found, "note": f"{found['note']}; {failures[0].get('error')}" if failures else found["note"]}
+            why = f"{found['not_run']}; {failures[0].get('error')}" if failures else found["not_run"]
+            yield {**found, "not_run": why}
 
 
 def summary(logs: list[str], num_cases: int) -> Row:
@@ -63,7 +64,7 @@ def summary(logs: list[str], num_cases: int) -> Row:
     row = {"name": _NAME, "cases": num_cases, "errors_found": sum(counts)}
     if not counts:
         # The tool cannot look at every device: a virtual machine may forbid it.
-        return {**row, "note": "not run to its end: " + " | ".join(line for line in lines[-6:] if line)}
+        return {**row, "not_run": "it did not run to its end: " + " | ".join(line for line in lines[-6:] if line)}
     if sum(counts):
         return {**row, "ok": False, "error": f"{sum(counts)} errors of memory", "traceback": lines[:_MOST_LINES]}
     return {**row, "ok": True}

@@ -50,13 +50,15 @@ def show_machine(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def show_summary(console: Console, statuses: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> None:
     """A line for each part."""
-    table = _table("part", "status", "s", "results", "wrong")
+    table = _table("part", "status", "s", "results", "wrong", "not run", "targets missed")
     for name, status in statuses.items():
         own = [row for row in rows if row.get("part") == name]
         results = [row for row in own if "status" not in row]
         wall_s = sum(row["wall_s"] for row in own if "status" in row)
         wrong = sum(row.get("ok") is False for row in results)
-        table.add_row(name, status, f"{wall_s:.1f}", str(len(results)), str(wrong))
+        not_run = sum("not_run" in row for row in results)
+        missed = sum(row.get("met") is False for row in results)
+        table.add_row(name, Text(status), f"{wall_s:.1f}", *map(str, (len(results) - not_run, wrong, not_run, missed)))
     console.print(table)
 
 

@@ -91,7 +91,7 @@ class Workload:
 def run(setting: Setting) -> Iterator[Row]:
     """A row for each layout of each workload, then one for each kind of batch."""
     if importlib.util.find_spec("triton") is None:
-        yield {"name": "triton", "note": "not run: triton is not installed"}
+        yield {"name": "triton", "not_run": "triton is not installed"}
         return
     from engine.attention.triton_paged import Tile
 
@@ -134,7 +134,7 @@ def _compare(
         if device.type == "cuda" or "InterpreterError" not in type(error).__name__:
             raise
         # Triton 3.6 interprets nothing with numpy 2.4 or newer.
-        yield {"name": sequences.name, "note": f"not run: Triton's interpreter fails here: {error}"}
+        yield {"name": sequences.name, "not_run": f"Triton's interpreter fails here: {error}"}
         return
     for tile in tiles:
         for num_programs in programs:

@@ -26,7 +26,8 @@ def test_every_part_passes_on_the_cpu(tmp_path: Path) -> None:
     )
     rows = [json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines()]
     statuses = {row["part"]: row["status"] for row in rows if "status" in row}
-    assert statuses == dict.fromkeys(["machine", *(part.name for part in PARTS)], "passed"), done.stdout
+    expected = dict.fromkeys(["machine", *(part.name for part in PARTS)], "passed")
+    assert statuses == expected | {"sanitizer": "not run here: needs CUDA"}, done.stdout
     assert done.returncode == 0, done.stderr
     assert len(done.stdout) < 12_000, "a GPU machine gives no more than that back"
     for part in PARTS:

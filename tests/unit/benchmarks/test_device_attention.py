@@ -149,7 +149,7 @@ def test_the_sanitizers_summary_is_parsed() -> None:
     assert "Invalid __global__ read of size 4 bytes" in found["traceback"]
     refused = summary(["========= Error: Device not supported\n"], 0)
     assert "ok" not in refused
-    assert "Device not supported" in refused["note"]
+    assert "Device not supported" in refused["not_run"]
 
 
 FAKE_TOOL = """#!{python}
@@ -177,5 +177,5 @@ def test_errors_that_the_sanitizer_counts_at_its_end_are_read(tmp_path: Path, mo
 
 def test_without_cuda_the_sanitizer_says_that_it_did_not_run() -> None:
     assert list(run_sanitizer(Setting(CPU, "tiny"))) == [
-        {"name": "compute-sanitizer memcheck", "note": "not run: needs CUDA"}
+        {"name": "compute-sanitizer memcheck", "not_run": "needs CUDA"}
     ]

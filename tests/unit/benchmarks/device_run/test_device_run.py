@@ -7,13 +7,16 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import psutil
 import pytest
+import torch
 import torch._dynamo
 from rich.console import Console
 
@@ -89,7 +92,7 @@ Launch = Callable[..., int]
 def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
     monkeypatch.setenv("DEVICE_RUN_REPORT", str(tmp_path / "report.jsonl"))
     monkeypatch.setattr(command, "prepare_process", lambda device: None)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
 
     def launch(*parts: Part, options: tuple[str, ...] = ()) -> int:
         return command.main(["--out", str(tmp_path), "--device", "cpu", "--shape", "tiny", *options], parts)
@@ -140,7 +143,7 @@ def test_whatever_a_part_does_the_next_one_runs(
         "machine": "passed",
         "wrong": "failed",
         "raising": "failed",
-        "hanging": "killed at its limit of 2 s",
+        "hanging": "killed at its limit of 1.5 s",
         "killed": "killed by SIGKILL",
         "silent": "failed",
         "good": "passed",
@@ -202,7 +205,7 @@ def test_a_second_run_appends_rows_with_an_id_of_its_own(launch: Launch, tmp_pat
         "machine",
         "good",
     ]
-    assert len(Report(tmp_path, runs[1], "").rows("wrong")) == 3
+    assert sum((row["run"], row["part"]) == (runs[1], "wrong") for row in rows_of(tmp_path)) == 3
 
 
 def test_a_row_after_a_truncated_line_starts_a_new_line(tmp_path: Path) -> None:
@@ -211,7 +214,140 @@ def test_a_row_after_a_truncated_line_starts_a_new_line(tmp_path: Path) -> None:
     with report.path.open("a") as file:
         file.write('{"half')
     report.add("a", {"name": "second", "part": "no row says which part it is of"})
-    assert [row["name"] for row in report.rows("a")] == ["first", "second"]
+    assert names(tmp_path, "a") == ["first", "second"]
+
+
+def ended_by_a_real_time_signal(setting: Setting) -> Iterator[Row]:
+    yield {"name": "before"}
+    os.kill(os.getpid(), signal.SIGRTMIN + 6)
+
+
+def exiting(setting: Setting) -> Iterator[Row]:
+    yield {"name": "before"}
+    sys.exit(0)
+
+
+def gone(setting: Setting) -> Iterator[Row]:
+    yield {"name": "before"}
+    os._exit(0)
+
+
+def test_a_part_that_ends_early_has_not_passed(launch: Launch, tmp_path: Path) -> None:
+    parts = [FakePart(ended_by_a_real_time_signal), FakePart(exiting), FakePart(gone), FakePart(good)]
+    assert launch(*parts) == 1
+    assert statuses(tmp_path) == {
+        "machine": "passed",
+        "ended_by_a_real_time_signal": f"killed by signal {signal.SIGRTMIN + 6}",
+        "exiting": "failed",
+        "gone": "ended by itself with exit status 0",
+        "good": "passed",
+    }
+
+
+def impossible(setting: Setting) -> Iterator[Row]:
+    yield {"name": "a", "not_run": "needs CUDA"}
+
+
+def partly(setting: Setting) -> Iterator[Row]:
+    yield {"name": "a", "not_run": "needs CUDA"}
+    yield {"name": "b", "met": False}
+
+
+def test_a_part_that_checked_nothing_has_not_passed(
+    launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch(FakePart(impossible), FakePart(partly)) == 0
+    assert statuses(tmp_path) == {"machine": "passed", "impossible": "not run here: needs CUDA", "partly": "passed"}
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["impossible", "not", "run", "here:", "needs", "CUDA", "0.0", "0", "0", "1", "0"] in [
+        [*line[:6], "0.0", *line[7:]] for line in lines
+    ]
+    assert ["1", "0", "1", "1"] in [line[-4:] for line in lines if line[:2] == ["partly", "passed"]]
+
+
+def hanging_up(setting: Setting) -> Iterator[Row]:
+    os.kill(os.getppid(), signal.SIGHUP)
+    yield {"name": "after"}
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), OSError(28, "No space left on device")])
+def test_a_run_goes_on_without_a_terminal(
+    error: BaseException,
+    launch: Launch,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Rich exits where standard output is a closed pipe."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Console, "print", fails)
+    assert launch(FakePart(hanging_up), FakePart(good)) == 0
+    assert statuses(tmp_path) == dict.fromkeys(("machine", "hanging_up", "good"), "passed")
+    assert capsys.readouterr().err.count("Tables cannot be printed") == 1
+
+
+def test_a_full_disk_ends_no_run(launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "report.jsonl").symlink_to("/dev/full")
+    assert launch(FakePart(printing), FakePart(raising), FakePart(good)) == 1
+    said = capsys.readouterr()
+    assert said.err.count("No space left on device") == 1
+    assert "the device is gone" in said.out
+    assert [line.split()[:2] for line in said.out.splitlines() if line.startswith(("printing", "good"))] == [
+        ["printing", "passed"],
+        ["good", "passed"],
+    ]
+
+
+def test_rows_that_could_not_be_written_whole_are_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = Report(tmp_path, "r", "cpu")
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda file, data: write(file, data[:7]))
+        report.add("a", {"name": "in pieces"})
+    with monkeypatch.context() as patch:
+
+        def fill(file: int, data: bytes) -> int:
+            if len(data) < 20:
+                raise OSError(28, "No space left on device")
+            return write(file, data[:-10])
+
+        patch.setattr(os, "write", fill)
+        report.add("a", {"name": "cut"})
+    assert report.problem is not None
+    report.add("a", {"name": "last"})
+    assert report.problem is None
+    assert names(tmp_path, "a") == ["in pieces", "cut", "last"]
+
+
+def test_the_report_is_json(tmp_path: Path) -> None:
+    report = Report(tmp_path, "r", "cpu")
+    figures = {"ms": float("nan"), "worst": numpy.float32("inf"), "ok": numpy.bool_(False), "mean": numpy.float32(1.5)}
+    report.add("a", {"name": "a", **figures, "all": [float("-inf"), torch.tensor(2)]})
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    row = json.loads(report.path.read_text(), parse_constant=refuse)
+    assert row == report.rows()[0]
+    assert (row["ms"], row["worst"], row["ok"], row["mean"], row["all"]) == (None, None, False, 1.5, [None, 2])
+
+
+@pytest.mark.parametrize("kind", ["empty", "file", "report is a folder"])
+def test_a_folder_that_cannot_hold_the_report_is_refused(
+    kind: str, launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = {"empty": "", "file": str(tmp_path / "file"), "report is a folder": str(tmp_path)}[kind]
+    (tmp_path / "file").touch()
+    (tmp_path / "report.jsonl").mkdir()
+    with pytest.raises(SystemExit) as refused:
+        launch(FakePart(good), options=("--out", out))
+    assert refused.value.code == 2
+    assert "argument --out: " in capsys.readouterr().err.splitlines()[-1]
 
 
 IS_FORKED = False
