@@ -36,7 +36,7 @@ status=0; \
 endef
 
 .PHONY: help setup demo test test-thorough test-cpu-kinds test-compile-matrix update-compile-table bench profile \
-	lint format proto clean
+	device-wheels lint format proto clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 30

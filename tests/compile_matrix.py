@@ -10,6 +10,7 @@ own assembler and gives the same code on every machine, and a tolerance would hi
 
 from __future__ import annotations
 
+import argparse
 import csv
 import itertools
 import sys
@@ -186,8 +187,8 @@ def _told(figures: Figures, capability: int) -> tuple[object, ...]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--update"]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--update", action="store_true", help="compile all variants and write their rows")
+    if parser.parse_args().update:
         update()
-    elif sys.argv[1:]:
-        sys.exit(f"Unknown arguments {sys.argv[1:]}. Known: --update, or none for a summary.")
     sys.stdout.writelines(f"{line}\n" for line in summary())

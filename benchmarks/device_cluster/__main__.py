@@ -1,8 +1,8 @@
 """Runs the whole product on one GPU: ``python -m benchmarks.device_cluster --out DIR [--wheels FOLDER]``.
 
 A router, a prefill worker and a decode worker that share the GPU (``gpus: 0.5`` each). Tokens of real requests are
-compared with the engine alone, with KV by every path; then TTFT, TPOT and tokens/s are measured. Parts, limits, report
-and options are those of ``benchmarks.device_run``.
+compared with the engine alone, with KV by every path, and TTFT, TPOT and tokens/s are measured. Each part is a process
+of its own, as in ``benchmarks.device_run``, and the report in ``DIR`` looks the same.
 
 On a machine without Ray, ``--wheels`` names the folder ``.device-wheels-cluster`` that ``make device-wheels`` filled.
 Ray's wheel lies there in pieces, so that a machine which takes little at a time can be given one after the other.
@@ -10,32 +10,31 @@ Ray's wheel lies there in pieces, so that a machine which takes little at a time
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
+from benchmarks.device_cluster.parts import cluster_parts
 from benchmarks.device_cluster.wheels import WheelsError, install
+from benchmarks.device_run.__main__ import main as main_of_parts
+from benchmarks.device_run.__main__ import make_parser
 
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:
-    """Exit status 0 when all parts passed."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--wheels", type=Path, help="folder of wheels for a machine that lacks Ray")
-    own, options = parser.parse_known_args()
-    try:
-        _provide_ray(own.wheels)
-    except (WheelsError, OSError) as error:
-        parser.error(str(error))
-    # These need what the wheels bring.
-    from benchmarks.device_cluster.parts import cluster_parts
-    from benchmarks.device_run import __main__ as device_run
-
-    return device_run.main(options, cluster_parts())
+    """Exit status 0 when all parts passed or cannot run here, 2 when an option is wrong."""
+    with tempfile.TemporaryDirectory(prefix="baton-device-cluster-") as folder:
+        parts = cluster_parts(Path(folder))
+        parser = make_parser(parts, __doc__)
+        parser.add_argument("--wheels", type=Path, help="folder of wheels for a machine that lacks Ray")
+        try:
+            _provide_ray(parser.parse_args().wheels)
+        except (WheelsError, OSError) as error:
+            parser.error(str(error))
+        return main_of_parts(parts=parts, parser=parser)
 
 
 def _provide_ray(wheels: Path | None) -> None:

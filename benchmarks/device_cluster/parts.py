@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import importlib.util
-import json
-import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from benchmarks.device_cluster.load import Load, send
-from benchmarks.device_cluster.model_folder import write_model
-from benchmarks.device_cluster.requests import DECODER, Asked, answer_alone, make_requests
-from benchmarks.device_run.part import SHAPES, Part, Row, Run, Setting
-from benchmarks.device_run.random_model import DTYPES
-from cluster.config import BatonConfig
-from cluster.launch import Cluster
+from benchmarks.device_run.part import Part, Run
 
 KV_PATHS: Mapping[str, dict[str, Any]] = {
     "shared_memory": {"shared_memory": "auto"},
@@ -31,171 +18,42 @@ KV_PATHS: Mapping[str, dict[str, Any]] = {
 }
 """The section ``kv_transfer`` of the configuration for each path."""
 
-_READ_BY_RECEIVER = ("shared_memory", "nixl")
-_CONCURRENCY = 8
+
+_ALONE = "alone"
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """
+class ClusterPart(Part):
+    """A function of :mod:`benchmarks.device_cluster.checks`, executed in a process of its own.
+
     Attributes:
-        exact_shape: shape of the model whose tokens are compared; it is float32, so that rounding decides nothing.
-        count, longest, max_tokens: number, longest prompt and output tokens of the requests that are compared.
-        concurrencies: requests at a time while speed is measured.
+        module: the function's name.
+        folder: holds the models, and the tokens of the engine alone; shared by the parts of a run.
     """
-
-    exact_shape: str
-    count: int
-    longest: int
-    max_tokens: int
-    concurrencies: tuple[int, ...]
-
-    def requests(self) -> list[Asked]:
-        """The requests whose tokens are compared."""
-        return make_requests(self.count, self.longest, self.max_tokens, SHAPES[self.exact_shape]["vocab_size"])
-
-
-_FULL = Sizes("small", count=32, longest=1500, max_tokens=64, concurrencies=(1, 8, 32))
-_TINY = Sizes("tiny", count=10, longest=96, max_tokens=8, concurrencies=(2,))
-
-
-def sizes_for(setting: Setting) -> Sizes:
-    """Few and small requests for a tiny model."""
-    return _TINY if setting.is_tiny else _FULL
-
-
-@dataclass(frozen=True, slots=True)
-class _ScratchPart(Part):
-    """A part that leaves or finds files in a folder that all parts of a run share."""
 
     folder: Path = field(default_factory=Path)
 
-
-class AlonePart(_ScratchPart):
-    """Writes the models, and the tokens of an engine that computes prompts and decodes, without a cluster."""
-
     def load(self) -> Run:
         """See :meth:`Part.load`."""
-        return self._run
+        from benchmarks.device_cluster import checks  # imports Ray, which the list of parts does without
 
-    def _run(self, setting: Setting) -> Iterator[Row]:
-        sizes = sizes_for(setting)
-        for shape in dict.fromkeys((sizes.exact_shape, setting.shape)):
-            started_s = time.monotonic()
-            write_model(self.folder / shape, shape, setting.device)
-            yield {"name": f"{shape} of random weights, {DTYPES[shape]}", "write_s": time.monotonic() - started_s}
-        asked = sizes.requests()
-        tokens = asyncio.run(
-            answer_alone(self.folder / sizes.exact_shape, DTYPES[sizes.exact_shape], setting.device, asked)
-        )
-        (self.folder / "answers.json").write_text(json.dumps(tokens), encoding="utf-8")
-        yield {"name": "tokens of the engine alone", "tokens": sum(map(len, tokens))}
+        return partial(getattr(checks, self.module), self)
 
 
-class PathPart(_ScratchPart):
-    """Compares a cluster's tokens with the engine's, with KV by the path that the part is named for."""
-
-    def load(self) -> Run:
-        """See :meth:`Part.load`."""
-        return self._run
-
-    def _run(self, setting: Setting) -> Iterator[Row]:
-        if self.name == "nixl" and importlib.util.find_spec("nixl") is None:
-            yield {"name": self.name, "not_run": "nixl is not installed"}
-            return
-        sizes = sizes_for(setting)
-        expected = json.loads((self.folder / "answers.json").read_text(encoding="utf-8"))
-        with _cluster(setting, self.folder / sizes.exact_shape, self.name) as (cluster, startup_s):
-            load = asyncio.run(send(cluster.endpoint, sizes.requests(), _CONCURRENCY))
-            row = _compare(self.name, load, expected, _metrics(cluster.endpoint))
-        yield row | {"startup_s": startup_s}
-
-
-class SpeedPart(_ScratchPart):
-    """Measures a cluster under a few loads, with KV by the default path."""
-
-    def load(self) -> Run:
-        """See :meth:`Part.load`."""
-        return self._run
-
-    def _run(self, setting: Setting) -> Iterator[Row]:
-        sizes = sizes_for(setting)
-        with _cluster(setting, self.folder / setting.shape, next(iter(KV_PATHS))) as (cluster, startup_s):
-            yield {"name": "start of both workers", "startup_s": startup_s}
-
-            def load(concurrency: int, seed: int) -> Load:
-                vocab_size = SHAPES[setting.shape]["vocab_size"]
-                asked = make_requests(4 * concurrency, sizes.longest, sizes.max_tokens, vocab_size, seed)
-                return asyncio.run(send(cluster.endpoint, asked, concurrency))
-
-            load(sizes.concurrencies[0], seed=0)  # warms up
-            for concurrency in sizes.concurrencies:
-                yield {"name": f"{concurrency} at a time", **load(concurrency, seed=concurrency).figures()}
-
-
-def cluster_parts(folder: Path | None = None) -> tuple[Part, ...]:
+def cluster_parts(folder: Path) -> tuple[Part, ...]:
     """All parts in their order. The most important come first, in case the budget does not last.
 
     Args:
-        folder: shared by all parts; by default one beside other temporary files.
+        folder: shared by all parts.
     """
-    shared = folder or Path(tempfile.gettempdir()) / "baton-device-cluster"
+    needs = (_ALONE,)
     default, *others = (
-        PathPart(name, 150, f"tokens of a 1 + 1 cluster, KV by {name}", "", folder=shared) for name in KV_PATHS
+        ClusterPart(name, 150, f"tokens of a 1 + 1 cluster, KV by {name}", "compare_tokens", needs, folder)
+        for name in KV_PATHS
     )
     return (
-        AlonePart("alone", 120, "models, and tokens of the engine alone", "", folder=shared),
+        ClusterPart(_ALONE, 120, "models, and tokens of the engine alone", "answer_without_cluster", (), folder),
         default,
-        SpeedPart("speed", 180, "speed of a 1 + 1 cluster", "", folder=shared),
+        ClusterPart("speed", 180, "speed of a 1 + 1 cluster", "measure_speed", needs, folder),
         *others,
     )
-
-
-@contextmanager
-def _cluster(setting: Setting, model: Path, path: str) -> Iterator[tuple[Cluster, float]]:
-    """A running 1 + 1 cluster whose workers share the GPU, and the seconds that it took to start."""
-    resources = {"cpus": 1.0, "gpus": 0.5 if setting.device.type == "cuda" else 0.0}
-    config = BatonConfig.from_dict(
-        {
-            "model": str(model),
-            "router": {"port": 0},
-            "routing": {"local_prefill": "never"},
-            "prefill": {"resources": resources},
-            "decode": {"resources": resources},
-            "engine": {"device": setting.device.type, "decoder": DECODER},
-            "kv_transfer": KV_PATHS[path],
-        }
-    )
-    started_s = time.monotonic()
-    cluster = Cluster.start(config, lambda line: None)
-    try:
-        yield cluster, time.monotonic() - started_s
-    finally:
-        cluster.stop()
-
-
-def _metrics(endpoint: str) -> dict[str, float]:
-    """Sums over label sets."""
-    sums: dict[str, float] = {}
-    for line in httpx.get(f"{endpoint}/metrics", timeout=30).text.splitlines():
-        if not line.startswith("#"):
-            name, _, value = line.rpartition(" ")
-            key = name.split("{")[0]
-            sums[key] = sums.get(key, 0.0) + float(value)
-    return sums
-
-
-def _compare(path: str, load: Load, expected: Sequence[Sequence[int]], metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Right if all tokens are those of the engine alone, and all KV went by the path."""
-    num_equal = sum(answer.token_ids == tokens for answer, tokens in zip(load.answers, expected, strict=True))
-    moved = metrics["baton_kv_transfer_bytes_total"]
-    read = metrics["baton_kv_transfer_shared_bytes_total"]
-    went_right = moved > 0 and read == (moved if path in _READ_BY_RECEIVER else 0)
-    return {
-        "name": path,
-        "ok": num_equal == len(expected) and went_right,
-        "equal": f"{num_equal}/{len(expected)}",
-        "kv_mib": moved / 2**20,
-        "read_mib": read / 2**20,
-        **load.figures(),
-    }

@@ -40,11 +40,20 @@ from benchmarks.device_run.screen import Screen
 from benchmarks.device_run.tables import show_machine, show_part, show_summary
 
 _WIDTH = 120
+_BUDGET_S = 480.0
 
 
-def main(options: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) -> int:
-    """Exit status 0 when all parts passed or cannot run here, 2 when an option is wrong."""
-    parser = _parser(parts)
+def main(
+    options: Sequence[str] | None = None,
+    parts: Sequence[Part] = PARTS,
+    parser: argparse.ArgumentParser | None = None,
+) -> int:
+    """Exit status 0 when all parts passed or cannot run here, 2 when an option is wrong.
+
+    Args:
+        parser: from :func:`make_parser` for the same parts, perhaps with further options.
+    """
+    parser = parser or make_parser(parts, __doc__)
     arguments = parser.parse_args(options)
     run = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
     report, screen = Report(arguments.out, run, arguments.device), Screen(Console(width=_WIDTH))
@@ -71,7 +80,7 @@ def main(options: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) ->
     setting = Setting(device_named(arguments.device), arguments.shape)
     launcher = Launcher(setting, report, arguments.budget, tell, arguments.patience)
     launcher.stop_at_signals()
-    statuses = launcher.run([part for part in parts if not arguments.only or part.name in arguments.only])
+    statuses = launcher.run(_chosen(parts, arguments.only or [part.name for part in parts]))
     screen.show(summarize)
     is_good = all(status == PASSED or status.startswith(CANNOT_RUN) for status in statuses.values())
     return 0 if is_good and report.problem is None else 1
@@ -83,13 +92,22 @@ def _folder(text: str) -> Path:
     return Path(text)
 
 
-def _parser(parts: Sequence[Part]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
+def _chosen(parts: Sequence[Part], names: Sequence[str]) -> list[Part]:
+    """The named parts and what they need, in their order."""
+    needed = {need for part in parts if part.name in names for need in part.needs}
+    return [part for part in parts if part.name in needed or part.name in names]
+
+
+def make_parser(parts: Sequence[Part], description: str | None) -> argparse.ArgumentParser:
+    """A parser for the options of a run, whose default budget is at least the sum of the parts' limits."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=HelpFormatter)
     names = [part.name for part in parts]
+    budget_s = max(_BUDGET_S, sum(part.limit_s for part in parts))
     parser.add_argument("--out", type=_folder, required=True, help="folder of the report; made if need be")
-    parser.add_argument("--budget", type=over_zero, default=480.0, help="seconds for all parts together")
+    parser.add_argument("--budget", type=over_zero, default=budget_s, help="seconds for all parts together")
     parser.add_argument("--patience", type=over_zero, default=1.0, help="factor on each part's time limit")
-    parser.add_argument("--only", choices=names, action="append", help="a part to run; may be given several times")
+    only_help = "a part to run, and those that it needs; may be given several times"
+    parser.add_argument("--only", choices=names, action="append", help=only_help)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="what to measure")
     parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b", help="of the models that are measured")
     return parser

@@ -36,11 +36,10 @@ def run(setting: Setting) -> Iterator[Row]:
     """One row, ``name`` being the card.
 
     Raises:
-        ConfigError: CUDA was asked for and is not there.
+        RuntimeError: CUDA was asked for and is not there.
     """
-    from engine.model_loader import pick_device  # it imports transformers, see benchmarks.device_run.launch
-
-    pick_device(setting.device.type)
+    if setting.device.type == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError("torch finds no GPU here. --device cpu --shape tiny tries the parts on the CPU.")
     compiler = shutil.which("gcc") or shutil.which("cc")
     row: dict[str, object] = {"name": setting.device_name, "python": platform.python_version()}
     row |= {name: _version(name) for name in _PACKAGES}

@@ -66,12 +66,14 @@ class Part:
     Attributes:
         limit_s: seconds after which the process and its children are killed.
         title: heads the part's table.
+        needs: names of parts that must run before it in the same run.
     """
 
     name: str
     limit_s: float
     title: str
     module: str
+    needs: tuple[str, ...] = ()
 
     def load(self) -> Run:
         """Imports the part. Call it only in the part's own process."""

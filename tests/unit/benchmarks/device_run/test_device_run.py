@@ -33,8 +33,8 @@ SHARED = (torch._dynamo, engine.model_loader)
 class FakePart(Part):
     """Runs a function of this file."""
 
-    def __init__(self, function: Run, limit_s: float = 10) -> None:
-        super().__init__(function.__name__, limit_s, f"the part {function.__name__}", "")
+    def __init__(self, function: Run, limit_s: float = 10, needs: tuple[str, ...] = ()) -> None:
+        super().__init__(function.__name__, limit_s, f"the part {function.__name__}", "", needs)
         object.__setattr__(self, "function", function)
 
     def load(self) -> Run:
@@ -193,6 +193,12 @@ def test_parts_beyond_the_budget_are_reported_as_not_run(
     assert launch(FakePart(hanging, 60), FakePart(good), options=("--budget", "5")) == 1
     assert statuses(tmp_path)["hanging"].startswith("killed at its limit of ")
     assert statuses(tmp_path)["good"] == "not run: no budget left"
+
+
+def test_a_part_runs_behind_those_that_it_needs(launch: Launch, tmp_path: Path) -> None:
+    needing = FakePart(printing, needs=("good",))
+    assert launch(FakePart(good), FakePart(wrong), needing, options=("--only", "printing")) == 0
+    assert list(statuses(tmp_path)) == ["machine", "good", "printing"]
 
 
 def test_a_second_run_appends_rows_with_an_id_of_its_own(launch: Launch, tmp_path: Path) -> None:

@@ -1,0 +1,150 @@
+"""The work of each part of :mod:`benchmarks.device_cluster.parts`: tokens by every way of KV, and speed. Needs Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.device_cluster.load import Load, send
+from benchmarks.device_cluster.model_folder import write_model
+from benchmarks.device_cluster.parts import KV_PATHS, ClusterPart
+from benchmarks.device_cluster.requests import DECODER, Asked, answer_alone, make_requests
+from benchmarks.device_run.part import SHAPES, Row, Setting
+from benchmarks.device_run.random_model import DTYPES
+from cluster.config import BatonConfig
+from cluster.launch import Cluster
+
+_READ_BY_RECEIVER = ("shared_memory", "nixl")
+_CONCURRENCY = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """
+    Attributes:
+        exact_shape: shape of the model whose tokens are compared; it is float32, so that rounding decides nothing.
+        count, longest, max_tokens: number, longest prompt and output tokens of the requests that are compared.
+        concurrencies: requests at a time while speed is measured.
+    """
+
+    exact_shape: str
+    count: int
+    longest: int
+    max_tokens: int
+    concurrencies: tuple[int, ...]
+
+    def requests(self) -> list[Asked]:
+        """The requests whose tokens are compared."""
+        return make_requests(self.count, self.longest, self.max_tokens, SHAPES[self.exact_shape]["vocab_size"])
+
+
+_FULL = Sizes("small", count=32, longest=1500, max_tokens=64, concurrencies=(1, 8, 32))
+_TINY = Sizes("tiny", count=10, longest=96, max_tokens=8, concurrencies=(2,))
+
+
+def sizes_for(setting: Setting) -> Sizes:
+    """Few and small requests for a tiny model."""
+    return _TINY if setting.is_tiny else _FULL
+
+
+def answer_without_cluster(part: ClusterPart, setting: Setting) -> Iterator[Row]:
+    """Writes the models, and the tokens of an engine that computes prompts and decodes, without a cluster."""
+    sizes = sizes_for(setting)
+    for shape in dict.fromkeys((sizes.exact_shape, setting.shape)):
+        started_s = time.monotonic()
+        write_model(part.folder / shape, shape, setting.device)
+        yield {"name": f"{shape} of random weights, {DTYPES[shape]}", "write_s": time.monotonic() - started_s}
+    asked = sizes.requests()
+    tokens = asyncio.run(
+        answer_alone(part.folder / sizes.exact_shape, DTYPES[sizes.exact_shape], setting.device, asked)
+    )
+    (part.folder / "answers.json").write_text(json.dumps(tokens), encoding="utf-8")
+    yield {"name": "tokens of the engine alone", "tokens": sum(map(len, tokens))}
+
+
+def compare_tokens(part: ClusterPart, setting: Setting) -> Iterator[Row]:
+    """Compares a cluster's tokens with the engine's, with KV by the path that the part is named for."""
+    if part.name == "nixl" and importlib.util.find_spec("nixl") is None:
+        yield {"name": part.name, "not_run": "nixl is not installed"}
+        return
+    sizes = sizes_for(setting)
+    expected = json.loads((part.folder / "answers.json").read_text(encoding="utf-8"))
+    with _cluster(setting, part.folder / sizes.exact_shape, part.name) as (cluster, startup_s):
+        load = asyncio.run(send(cluster.endpoint, sizes.requests(), _CONCURRENCY))
+        row = _compare(part.name, load, expected, _metrics(cluster.endpoint))
+    yield row | {"startup_s": startup_s}
+
+
+def measure_speed(part: ClusterPart, setting: Setting) -> Iterator[Row]:
+    """Measures a cluster under a few loads, with KV by the default path."""
+    sizes = sizes_for(setting)
+    with _cluster(setting, part.folder / setting.shape, next(iter(KV_PATHS))) as (cluster, startup_s):
+        yield {"name": "start of both workers", "startup_s": startup_s}
+
+        def load(concurrency: int, seed: int) -> Load:
+            vocab_size = SHAPES[setting.shape]["vocab_size"]
+            asked = make_requests(4 * concurrency, sizes.longest, sizes.max_tokens, vocab_size, seed)
+            return asyncio.run(send(cluster.endpoint, asked, concurrency))
+
+        load(sizes.concurrencies[0], seed=0)  # warms up
+        for concurrency in sizes.concurrencies:
+            yield {"name": f"{concurrency} at a time", **load(concurrency, seed=concurrency).figures()}
+
+
+@contextmanager
+def _cluster(setting: Setting, model: Path, path: str) -> Iterator[tuple[Cluster, float]]:
+    """A running 1 + 1 cluster whose workers share the GPU, and the seconds that it took to start."""
+    resources = {"cpus": 1.0, "gpus": 0.5 if setting.device.type == "cuda" else 0.0}
+    config = BatonConfig.from_dict(
+        {
+            "model": str(model),
+            "router": {"port": 0},
+            "routing": {"local_prefill": "never"},
+            "prefill": {"resources": resources},
+            "decode": {"resources": resources},
+            "engine": {"device": setting.device.type, "decoder": DECODER},
+            "kv_transfer": KV_PATHS[path],
+        }
+    )
+    started_s = time.monotonic()
+    cluster = Cluster.start(config, lambda line: None)
+    try:
+        yield cluster, time.monotonic() - started_s
+    finally:
+        cluster.stop()
+
+
+def _metrics(endpoint: str) -> dict[str, float]:
+    """Sums over label sets."""
+    sums: dict[str, float] = {}
+    for line in httpx.get(f"{endpoint}/metrics", timeout=30).text.splitlines():
+        if not line.startswith("#"):
+            name, _, value = line.rpartition(" ")
+            key = name.split("{")[0]
+            sums[key] = sums.get(key, 0.0) + float(value)
+    return sums
+
+
+def _compare(path: str, load: Load, expected: Sequence[Sequence[int]], metrics: Mapping[str, float]) -> dict[str, Any]:
+    """Right if all tokens are those of the engine alone, and all KV went by the path."""
+    num_equal = sum(answer.token_ids == tokens for answer, tokens in zip(load.answers, expected, strict=True))
+    moved = metrics["baton_kv_transfer_bytes_total"]
+    read = metrics["baton_kv_transfer_shared_bytes_total"]
+    went_right = moved > 0 and read == (moved if path in _READ_BY_RECEIVER else 0)
+    return {
+        "name": path,
+        "ok": num_equal == len(expected) and went_right,
+        "equal": f"{num_equal}/{len(expected)}",
+        "kv_mib": moved / 2**20,
+        "read_mib": read / 2**20,
+        **load.figures(),
+    }
