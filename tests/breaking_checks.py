@@ -23,3 +23,6 @@ def check(name: str, setting: Setting) -> Iterator[Row]:
         os._exit(3)
     if name == "hangs":
         time.sleep(600)
+    if name == "answers late":
+        time.sleep(3)
+        yield {"name": name, "ok": True}

@@ -21,11 +21,14 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from tempfile import TemporaryFile
 from typing import IO, Any, TypeAlias
 
+import psutil
+
 from benchmarks.device_run.part import Row, Setting, device_named
+from benchmarks.device_run.report import last_lines
 from engine.device_errors import check_device, is_device_lost, is_out_of_memory
 
 _MOST_PROCESSES = 12
@@ -50,7 +53,8 @@ class Children:
     Attributes:
         module: its full name.
         num_processes: children at a time.
-        limit_s: a process that takes longer for one check, once it has started, is killed.
+        limit_s: a process that takes longer for one check, once it has started, is killed with all that it started.
+            The check then gets a row that is not ``ok``.
         begin_s: seconds after the start until which checks may begin.
         wrapper: command that runs the child, such as a tool with its options.
         variables: added to its environment.
@@ -124,11 +128,14 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
+            errors="replace",
             env={**os.environ, "OMP_NUM_THREADS": "1", **how.variables},
         )
         if self._process.stdin is None or self._process.stdout is None:
             raise RuntimeError("the child has no pipes")
-        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        self._stdin = self._process.stdin
+        self._lines: SimpleQueue[str | None] = SimpleQueue()
+        threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True).start()
         self._is_ready = False
 
     def check(self, name: str, rows: _Rows) -> bool:
@@ -146,44 +153,63 @@ class _Child:
         return self._wait_for(_IS_USABLE, self._limit_s, name, rows)
 
     def _wait_for(self, key: str, limit_s: float, name: str, rows: _Rows) -> bool:
-        is_late = threading.Event()
+        ends_s = time.monotonic() + limit_s
+        while (left_s := ends_s - time.monotonic()) > 0:
+            try:
+                line = self._lines.get(timeout=left_s)
+            except Empty:
+                break
+            if line is None:
+                raise self._ended(f"exit status {self._wait()}")
+            answer = _answer_in(line)
+            if _ROW in answer:
+                rows.put((name, answer[_ROW]))
+            if key in answer:
+                return bool(answer[key])
+        self._kill()
+        raise self._ended(f"killed after {limit_s:g} s")
 
-        def kill() -> None:
-            is_late.set()
-            self._process.kill()
+    def _ended(self, why: str) -> _EndedError:
+        return _EndedError(f"the check's process ended ({why}): {self._last_words()}")
 
-        timer = threading.Timer(limit_s, kill)
-        timer.start()
+    def _wait(self) -> int:
+        """The exit status. A process that does not end by itself is killed."""
         try:
-            for line in self._stdout:
-                answer = _answer_in(line)
-                if _ROW in answer:
-                    rows.put((name, answer[_ROW]))
-                if key in answer:
-                    return bool(answer[key])
-        finally:
-            timer.cancel()
-        status = self._process.wait()
-        why = f"killed after {limit_s:g} s" if is_late.is_set() else f"exit status {status}"
-        raise _EndedError(f"the check's process ended ({why}): {self._last_words()}")
+            return self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            return self._process.wait()
+
+    def _kill(self) -> None:
+        """Kills the process and all that it started: a wrapper does not take the check along when it ends."""
+        try:
+            started = psutil.Process(self._process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            started = []
+        for process in started:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.kill()
 
     def end(self) -> None:
         """Returns when the process has ended."""
-        process = self._process
         with suppress(BrokenPipeError):
             self._stdin.close()
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        self._stdout.close()
+        self._wait()
         self._errors.close()
 
     def _last_words(self) -> str:
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").splitlines()
-        return " | ".join(lines[-_LAST_LINES:]) or "it printed no error"
+        return " | ".join(last_lines(self._errors, _LAST_LINES)) or "it printed no error"
+
+
+def _read(stdout: IO[str], lines: SimpleQueue[str | None]) -> None:
+    """Runs in a thread, since a process that outlives the check's may hold the pipe open."""
+    try:
+        with stdout:
+            for line in stdout:
+                lines.put(line)
+    finally:
+        lines.put(None)
 
 
 def _answer_in(line: str) -> dict[str, Any]:

@@ -32,7 +32,8 @@ _LEAST_S = 2.0
 _POLL_S = 0.1
 _TELL_S = 0.3
 """Time for a part that hangs to log where it does."""
-_LOG_LINES = 100
+_LOG_LINES = 400
+"""Enough for the stacks of all threads of a part that hangs."""
 _SHARED_MODULES = (
     "torch._dynamo",
     "transformers.models.llama.modeling_llama",

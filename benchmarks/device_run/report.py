@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy
 import torch
@@ -17,6 +17,7 @@ from benchmarks.device_run.part import Row
 
 REPORT_NAME = "report.jsonl"
 LOG_NAME = "log.txt"
+_MOST_TAIL = 64 * 1024
 
 
 class Report:
@@ -89,12 +90,18 @@ class Report:
         return self.log_path.stat().st_size if self.log_path.exists() else 0
 
     def log_tail(self, start: int, num_lines: int) -> list[str]:
-        """The last lines that were logged behind ``start``."""
-        if not self.log_path.exists():
+        """The last lines that were logged behind ``start``; none where the log is not a file but a device."""
+        if not self.log_path.is_file():
             return []
         with self.log_path.open("rb") as log:
-            log.seek(start)
-            return log.read().decode(errors="replace").splitlines()[-num_lines:]
+            return last_lines(log, num_lines, start)
+
+
+def last_lines(file: IO[bytes], num_lines: int, start: int = 0) -> list[str]:
+    """The last lines of a file behind the byte ``start``, out of at most its last 64 KiB."""
+    size = file.seek(0, os.SEEK_END)
+    begin = file.seek(max(start, size - _MOST_TAIL))
+    return file.read(max(size - begin, 0)).decode(errors="replace").splitlines()[-num_lines:]
 
 
 def as_json(value: Any) -> Any:

@@ -10,11 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from benchmarks.device_run.stacks import telling_lines
+
 _NOT_SHOWN = frozenset({"run", "part", "device", "at", "hidden", "traceback", "log", "ok", "name", "error"})
 _MOST_RIGHT = 8
 """Rows that were checked and are right, above which they are counted instead of shown."""
 _MOST_COLUMNS = 9
-_MOST_LOGGED = 8
 _MOST_ERROR, _MOST_CELL = 400, 90
 
 
@@ -36,7 +37,7 @@ def show_part(console: Console, title: str, status: str, rows: Sequence[Mapping[
     errors = [row for row in results if "error" in row]
     for row in errors:
         console.print(Text(f"{row.get('name')}: {_shortened(row['error'], _MOST_ERROR)}"))
-    for line in () if errors else _telling_lines(ended.get("log", ())):
+    for line in () if errors and status == "failed" else telling_lines(ended.get("log", ())):
         console.print(Text(f"  | {line}"), no_wrap=True, overflow="ellipsis")
 
 
@@ -64,12 +65,6 @@ def show_summary(console: Console, statuses: Mapping[str, str], rows: Sequence[M
 
 def _figures(row: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(key for key in row if key not in _NOT_SHOWN)
-
-
-def _telling_lines(log: Sequence[str]) -> Sequence[str]:
-    """The last lines of a log, or where a part hung: the beginning of the last thread's stack."""
-    stacks = [number for number, line in enumerate(log) if "most recent call first" in line]
-    return log[stacks[-1] :][:_MOST_LOGGED] if stacks else log[-_MOST_LOGGED:]
 
 
 def _show_group(console: Console, keys: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:

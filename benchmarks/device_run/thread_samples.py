@@ -14,7 +14,7 @@ from benchmarks.device_run.part import Row
 _INTERVAL_S = 0.002
 _MOST = 25
 _SHOWN = 3
-_ROOT = str(Path(__file__).resolve().parents[2])
+ROOT = str(Path(__file__).resolve().parents[2])
 _INSTALLED = "site-packages"
 """Packages may be installed below the project's folder."""
 
@@ -57,11 +57,12 @@ class ThreadSampler:
 
 def _own_function(frame: FrameType) -> str:
     at: FrameType | None = frame
-    while at is not None and not _is_own(at.f_code.co_filename):
+    while at is not None and not is_own(at.f_code.co_filename):
         at = at.f_back
     code = (at or frame).f_code
     return f"{Path(code.co_filename).name} {code.co_qualname}"
 
 
-def _is_own(file: str) -> bool:
-    return file.startswith(_ROOT) and _INSTALLED not in file
+def is_own(file: str) -> bool:
+    """Whether a source file is the project's."""
+    return file.startswith(ROOT) and _INSTALLED not in file

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+
+import psutil
 import pytest
 import torch
 
@@ -33,6 +36,23 @@ def test_a_check_that_hangs_costs_only_itself() -> None:
     rows = list(Children(breaking_checks.__name__, 1, limit_s=0.5).run(["hangs", "fine"], SETTING))
     assert [(row["name"], row["ok"]) for row in rows] == [("hangs", True), ("hangs", False), ("fine", True)]
     assert "killed after 0.5 s" in rows[1]["error"]
+
+
+def test_the_limit_holds_under_a_wrapper() -> None:
+    """The wrapper's end does not end the check's process, which holds the pipe."""
+    wrapper = ("sh", "-c", '"$@"; exit $?', "sh")
+    rows = list(Children(breaking_checks.__name__, 1, limit_s=0.5, wrapper=wrapper).run(["answers late"], SETTING))
+    assert [row["ok"] for row in rows] == [True, False]
+    assert "killed after 0.5 s" in rows[1]["error"]
+    while _lives(rows[0]["process"]):
+        time.sleep(0.01)
+
+
+def _lives(process: int) -> bool:
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_no_check_begins_after_begin_s() -> None:

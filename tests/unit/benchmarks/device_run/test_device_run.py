@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -56,10 +58,15 @@ def raising(setting: Setting) -> Iterator[Row]:
     raise RuntimeError("the device is gone")
 
 
+def hang() -> None:
+    time.sleep(600)
+
+
 def hanging(setting: Setting) -> Iterator[Row]:
     child = subprocess.Popen(["sleep", "600"])
     yield {"name": "before", "child": child.pid}
-    time.sleep(600)
+    threading.Thread(target=hang).start()
+    threading.Event().wait()
 
 
 def killed(setting: Setting) -> Iterator[Row]:
@@ -161,6 +168,7 @@ def test_whatever_a_part_does_the_next_one_runs(
     said = capsys.readouterr().out
     assert "the device is gone" in said
     assert "WRONG" in said
+    assert said.index("thread in hang,") < said.index("thread in hanging,"), "the thread that does not wait is first"
 
 
 def test_stopped_halfway_the_report_holds_every_finished_part(
@@ -328,6 +336,30 @@ def test_rows_that_could_not_be_written_whole_are_written_later(
     report.add("a", {"name": "last"})
     assert report.problem is None
     assert names(tmp_path, "a") == ["in pieces", "cut", "last"]
+
+
+def test_the_end_of_a_log_is_read_and_not_all_of_it(tmp_path: Path) -> None:
+    report = Report(tmp_path, "r", "cpu")
+    with report.log_path.open("wb") as log:
+        log.write(b"first\nsecond\n")
+        assert log.flush() or report.log_tail(6, 5) == ["second"]
+        log.truncate(2**40)  # takes no space
+        log.seek(0, os.SEEK_END)
+        log.write(b"\nbefore\nlast\n")
+    assert report.log_tail(0, 2) == ["before", "last"]
+    assert report.log_tail(report.log_size(), 2) == []
+    assert report.log_tail(report.log_size() + 1, 2) == []
+
+
+def test_a_log_without_an_end_has_no_last_lines(tmp_path: Path) -> None:
+    report = Report(tmp_path, "r", "cpu")
+    report.log_path.symlink_to("/dev/full")
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + 2**30, limits[1]))
+    try:
+        assert report.log_tail(report.log_size(), 5) == []
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def test_the_report_is_json(tmp_path: Path) -> None:
