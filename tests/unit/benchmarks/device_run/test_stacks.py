@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+from rich.console import Console
+
 from benchmarks.device_run.stacks import telling_lines
+from benchmarks.device_run.tables import show_part
 from benchmarks.device_run.thread_samples import ROOT
 
 LIBRARY = "/usr/lib/python3"
@@ -43,3 +47,11 @@ def test_many_threads_are_few_lines() -> None:
 
 def test_a_log_without_stacks_is_shown_from_its_end() -> None:
     assert telling_lines([str(number) for number in range(50)]) == [str(number) for number in range(42, 50)]
+
+
+def test_a_part_that_failed_and_then_hung_shows_both(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"name": "a", "ok": False, "error": "wrong numbers"}, {"status": "killed", "log": ENGINE}]
+    show_part(Console(width=80), "a part", "killed at its limit of 3 s", rows)
+    said = capsys.readouterr().out
+    assert "wrong numbers" in said
+    assert "thread in step" in said
