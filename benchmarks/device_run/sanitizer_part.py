@@ -22,6 +22,7 @@ _NAME = f"{_TOOL} memcheck"
 _MOST_LINES = 30
 _BEGIN_S = 25.0
 """Cases begin within this time, so that the process ends, and the tool counts its errors, within the part's limit."""
+_CASE_LIMIT_S = 15.0
 
 
 def run(setting: Setting) -> Iterator[Row]:
@@ -40,7 +41,7 @@ def run(setting: Setting) -> Iterator[Row]:
         wrapper = [tool, *(word for name, value in options.items() for word in (f"--{name}", value))]
         wrapper += ["--log-file", str(log)]
         variables = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-        children = Children(kernel_checks.__name__, 1, begin_s=_BEGIN_S, wrapper=wrapper, variables=variables)
+        children = Children(kernel_checks.__name__, 1, _CASE_LIMIT_S, _BEGIN_S, wrapper, variables)
         num_run, failures = 0, list[Row]()
         for row in children.run(cases, setting):
             if "worst_error" in row:
