@@ -13,15 +13,12 @@ import sys
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
 from benchmarks.device_run.part import Part, Row, Setting
 from benchmarks.device_run.report import as_json
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer as Buffer
 
 _PR_SET_PDEATHSIG = 1
 _TRACEBACK_LINES = 12
@@ -70,7 +67,7 @@ def _send(launcher: Connection, row: Row) -> None:
 class _LossyFile(io.FileIO):
     """Standard output of a part, which goes on when a full disk takes no more."""
 
-    def write(self, data: Buffer, /) -> int:
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except OSError:
