@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -13,9 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy
 import psutil
 import pytest
 import torch
@@ -25,8 +21,7 @@ from rich.console import Console
 import engine.model_loader
 from benchmarks.device_run import __main__ as command
 from benchmarks.device_run.part import PARTS, Part, Row, Run, Setting, device_named
-from benchmarks.device_run.report import Report
-from benchmarks.device_run.tables import show_part
+from tests.unit.benchmarks.device_run.report_rows import names, rows_of, statuses
 
 SHARED = (torch._dynamo, engine.model_loader)
 """Imported once, before processes are forked."""
@@ -107,24 +102,6 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
     yield launch
     for number, handler in handlers.items():
         signal.signal(number, handler)
-
-
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    rows = []
-    for line in (folder / "report.jsonl").read_text().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return rows
-
-
-def statuses(folder: Path) -> dict[str, str]:
-    return {row["part"]: row["status"] for row in rows_of(folder) if "status" in row}
-
-
-def names(folder: Path, part: str) -> list[str]:
-    return [row["name"] for row in rows_of(folder) if row["part"] == part and "name" in row]
 
 
 def test_good_parts_pass(launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,15 +199,6 @@ def test_a_second_run_appends_rows_with_an_id_of_its_own(launch: Launch, tmp_pat
     assert sum((row["run"], row["part"]) == (runs[1], "wrong") for row in rows_of(tmp_path)) == 3
 
 
-def test_a_row_after_a_truncated_line_starts_a_new_line(tmp_path: Path) -> None:
-    report = Report(tmp_path, "r", "cpu")
-    report.add("a", {"name": "first"})
-    with report.path.open("a") as file:
-        file.write('{"half')
-    report.add("a", {"name": "second", "part": "no row says which part it is of"})
-    assert names(tmp_path, "a") == ["first", "second"]
-
-
 def ended_by_a_real_time_signal(setting: Setting) -> Iterator[Row]:
     yield {"name": "before"}
     os.kill(os.getpid(), signal.SIGRTMIN + 6)
@@ -315,66 +283,6 @@ def test_a_full_disk_ends_no_run(launch: Launch, tmp_path: Path, capsys: pytest.
     ]
 
 
-def test_rows_that_could_not_be_written_whole_are_written_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    report = Report(tmp_path, "r", "cpu")
-    write = os.write
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", lambda file, data: write(file, data[:7]))
-        report.add("a", {"name": "in pieces"})
-    with monkeypatch.context() as patch:
-
-        def fill(file: int, data: bytes) -> int:
-            if len(data) < 20:
-                raise OSError(28, "No space left on device")
-            return write(file, data[:-10])
-
-        patch.setattr(os, "write", fill)
-        report.add("a", {"name": "cut"})
-    assert report.problem is not None
-    report.add("a", {"name": "last"})
-    assert report.problem is None
-    assert names(tmp_path, "a") == ["in pieces", "cut", "last"]
-
-
-def test_the_end_of_a_log_is_read_and_not_all_of_it(tmp_path: Path) -> None:
-    report = Report(tmp_path, "r", "cpu")
-    with report.log_path.open("wb") as log:
-        log.write(b"first\nsecond\n")
-        assert log.flush() or report.log_tail(6, 5) == ["second"]
-        log.truncate(2**40)  # takes no space
-        log.seek(0, os.SEEK_END)
-        log.write(b"\nbefore\nlast\n")
-    assert report.log_tail(0, 2) == ["before", "last"]
-    assert report.log_tail(report.log_size(), 2) == []
-    assert report.log_tail(report.log_size() + 1, 2) == []
-
-
-def test_a_log_without_an_end_has_no_last_lines(tmp_path: Path) -> None:
-    report = Report(tmp_path, "r", "cpu")
-    report.log_path.symlink_to("/dev/full")
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + 2**30, limits[1]))
-    try:
-        assert report.log_tail(report.log_size(), 5) == []
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
-
-
-def test_the_report_is_json(tmp_path: Path) -> None:
-    report = Report(tmp_path, "r", "cpu")
-    figures = {"ms": float("nan"), "worst": numpy.float32("inf"), "ok": numpy.bool_(False), "mean": numpy.float32(1.5)}
-    report.add("a", {"name": "a", **figures, "all": [float("-inf"), torch.tensor(2)]})
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(constant)
-
-    row = json.loads(report.path.read_text(), parse_constant=refuse)
-    assert row == report.rows()[0]
-    assert (row["ms"], row["worst"], row["ok"], row["mean"], row["all"]) == (None, None, False, 1.5, [None, 2])
-
-
 @pytest.mark.parametrize("kind", ["empty", "file", "report is a folder"])
 def test_a_folder_that_cannot_hold_the_report_is_refused(
     kind: str, launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -444,10 +352,3 @@ def test_torch_limits_the_memory_of_a_runs_gpu(monkeypatch: pytest.MonkeyPatch) 
     )
     torch.cuda.set_per_process_memory_fraction(0.5, device_named("cuda"))
     assert limits == [(0.5, 0)]
-
-
-def test_rows_of_the_same_figures_share_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"name": "first", "ms": 1.5}, {"name": "other", "share": 0.5}, {"name": "second", "ms": 2.5}]
-    show_part(Console(width=80), "a part", "passed", rows)
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
-    assert lines == [["ms"], ["first", "1.5"], ["second", "2.5"], ["share"], ["other", "0.5"]]
