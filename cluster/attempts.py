@@ -109,7 +109,7 @@ class Attempts:
             # While nothing is heard of a hand-off, either end may be the one that is gone.
             suspects = (prefill,) if watch.is_broken else (decode, prefill) if watch.is_open else (decode,)
             await _blame(journal, error, *suspects)
-            if isinstance(error, TransferError) and decode not in journal.accused:
+            if isinstance(error, TransferError):
                 journal.accused.append(decode)
             raise
         finally:

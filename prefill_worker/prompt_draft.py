@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 
 from engine.batch import ForwardBatch
-from engine.device_errors import is_device_lost, is_out_of_memory
+from engine.draft.faults import DraftFaults
 from engine.draft.network import DraftState
 from engine.drafts import Draft
 from engine.scheduler import ScheduledSequence
@@ -17,6 +17,8 @@ from engine.verification import VerifyResult
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
+
+_NAME = "draft"
 
 
 class PromptDraft:
@@ -27,7 +29,7 @@ class PromptDraft:
 
     def __init__(self, state: DraftState) -> None:
         self._state: DraftState | None = state
-        self._lacked_memory = False
+        self._faults = DraftFaults()
         self.num_failures = 0
 
     def export_state(self, request_id: str) -> bytes | None:
@@ -59,26 +61,22 @@ class PromptDraft:
     def _guarded(self, work: Callable[[DraftState], T], *, in_step: bool = False) -> T | None:
         """
         Args:
-            in_step: the engine frees memory and tries the step again if ``work`` lacks any. A draft that lacks memory
-                twice in a row is left out.
+            in_step: the engine tries the step again if ``work`` lacks memory.
 
         Raises:
-            Exception: what is wrong is the device, not the draft.
+            Exception: see :class:`DraftFaults`.
         """
         if self._state is None:
             return None
         try:
             result = work(self._state)
         except Exception as error:
-            if is_device_lost(error):
-                raise
-            if in_step and is_out_of_memory(error) and not self._lacked_memory:
-                self._lacked_memory = True
+            if self._faults.is_for_engine(_NAME, error, in_step=in_step):
                 raise
             logger.exception("the draft broke and is left out from now on")
             self.num_failures += 1
             self._state = None
             return None
         if in_step:
-            self._lacked_memory = False
+            self._faults.went_well(_NAME)
         return result

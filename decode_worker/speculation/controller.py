@@ -19,7 +19,7 @@ from decode_worker.speculation.draft_length import (
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.tree import reach_probabilities
 from engine.batch import ForwardBatch
-from engine.device_errors import is_device_lost, is_out_of_memory
+from engine.draft.faults import DraftFaults
 from engine.draft.network import DraftState
 from engine.drafts import Draft
 from engine.request import Request
@@ -106,7 +106,7 @@ class SpeculationController:
         self._whole = frozenset(whole)
         self._proposed_by: dict[str, str] = {}
         self._drafters: dict[str, list[str]] = {}
-        self._lacked_memory: set[str] = set()
+        self._faults = DraftFaults()
         self.num_failures = 0
         """Times that a method broke. Its requests went on without it."""
         self.counts: dict[str, MethodCounts] = {}
@@ -183,7 +183,7 @@ class SpeculationController:
             self.num_failures += 1
             self._guard(network.name, lambda: network.state.adopt(request, None, first_new), None)
         except Exception as error:
-            if is_device_lost(error):
+            if self._faults.is_for_engine(network.name, error, in_step=False):
                 raise
             logger.exception("the speculation method %s broke and is switched off", network.name)
             self._switch_off(network.name)
@@ -291,25 +291,21 @@ class SpeculationController:
         """A draft is only a bet: whatever is wrong with it, the requests go on without.
 
         Args:
-            in_step: the engine frees memory and tries the step again if ``work`` lacks any. What lacks memory twice in
-                a row is switched off.
+            in_step: the engine tries the step again if ``work`` lacks memory.
 
         Raises:
-            Exception: what is wrong is the device, not the draft.
+            Exception: see :class:`DraftFaults`.
         """
         try:
             result = work()
         except Exception as error:
-            if is_device_lost(error):
-                raise
-            if in_step and is_out_of_memory(error) and name not in self._lacked_memory:
-                self._lacked_memory.add(name)
+            if self._faults.is_for_engine(name, error, in_step=in_step):
                 raise
             logger.exception("the speculation method %s broke and is switched off", name)
             self._switch_off(name)
             return otherwise
         if in_step:
-            self._lacked_memory.discard(name)
+            self._faults.went_well(name)
         return result
 
     def _switch_off(self, name: str) -> None:
