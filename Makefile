@@ -45,7 +45,7 @@ setup: $(INSTALLED_RUNTIME)  ## create the environment in .venv and install bato
 	@$(BIN)/baton version
 
 demo: $(INSTALLED_RUNTIME)  ## start a cluster, send it real requests, print a table, shut it down
-	@$(BIN)/python -m cluster.demo $(ARGS)
+	@$(BIN)/python -m cluster.cli.demo $(ARGS)
 
 test: $(INSTALLED_TEST)  ## run the tests (ARGS="tests/unit -x" for some of them)
 	@$(BIN)/baton model pull smollm2-135m-instruct
@@ -102,7 +102,7 @@ format: $(INSTALLED_DEV)  ## rewrite the sources in the project's format
 	$(BIN)/ruff format .
 
 proto: $(INSTALLED_TEST)  ## generate the stubs in cluster/wire from proto/
-	$(BIN)/python -m cluster.wire.generate
+	$(BIN)/python -m baton.rpc.wire.generate
 
 clean:  ## remove the environment and everything generated, the model cache aside
 	rm -rf "$(VENV)" build dist out ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from baton.core.errors import ConfigError
+from baton.engine.models.model_loader import load_model, pick_device
+from baton.engine.models.model_source import resolve_model
+from baton.engine.runner.model_runner import KV_CACHES, ModelRunner
 from benchmarks.ceilings import measure_ceilings
 from benchmarks.engine_steps import Result, Work, cases_of, run_case, show
-from engine.errors import ConfigError
-from engine.model_loader import load_model, pick_device
-from engine.model_runner import KV_CACHES, ModelRunner
-from engine.model_source import resolve_model
 
 _BLOCK_SIZE = 16
 _GRAPHS = "graphs"

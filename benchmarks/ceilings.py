@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch.nn.functional import ScalingType, scaled_mm
 
-from engine.float32_products import has_bfloat16
+from baton.engine.models.float32_products import has_bfloat16
 
 _READ_BYTES = {"cpu": 512 * 2**20, "cuda": 4 * 2**30}
 # The larger a product, the better it is computed, up to a point that differs between machines.

@@ -21,22 +21,22 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from baton.core.drafts import ROOT, Draft
+from baton.core.request import Request, SamplingParams
+from baton.engine.kv_cache.block_manager import BlockManager
+from baton.engine.kv_cache.paged_cache import PagedKVCache
+from baton.engine.models.model_loader import LoadedModel, pick_device
+from baton.engine.models.model_source import resolve_model
+from baton.engine.runner.forward_pass import DECODERS, FUSED_WEIGHTS
+from baton.engine.runner.model_runner import KV_CACHES, ModelRunner
+from baton.engine.runner.served_model import load_served_model
+from baton.engine.scheduling.scheduler import ScheduledSequence
+from baton.process.cores import usable_cores
+from baton.process.worker_environment import become_like_a_worker
 from benchmarks.argument_types import HelpFormatter, at_least
 from benchmarks.ceilings import Ceilings, MemoryReader, measure_ceilings, median_ratio
 from benchmarks.context_slopes import Slope, measure_slopes, show_slopes
 from benchmarks.turns import in_turn
-from cluster.cores import usable_cores
-from cluster.worker_environment import become_like_a_worker
-from engine.block_manager import BlockManager
-from engine.drafts import ROOT, Draft
-from engine.forward_pass import DECODERS, FUSED_WEIGHTS
-from engine.kv_cache import PagedKVCache
-from engine.model_loader import LoadedModel, pick_device
-from engine.model_runner import KV_CACHES, ModelRunner
-from engine.model_source import resolve_model
-from engine.request import Request, SamplingParams
-from engine.scheduler import ScheduledSequence
-from engine.served_model import load_served_model
 
 _BLOCK_SIZE = 16
 _WIDTH = 110

@@ -27,9 +27,9 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from baton.client.router_client import RouterClient
+from baton.core.errors import BatonError, ConfigError
 from benchmarks.side_by_side import Server, running
-from cluster.client import RouterClient
-from engine.errors import BatonError, ConfigError
 
 _DATA = "data: "
 _TIMEOUT_S = 120.0

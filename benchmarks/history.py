@@ -21,8 +21,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from baton.core.errors import BatonError, ConfigError
 from benchmarks.history_figures import Figures, figures_of, is_better_lower
-from engine.errors import BatonError, ConfigError
 
 HISTORY = Path(__file__).parent / "history.jsonl"
 NOTICEABLE = 0.1

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from engine.errors import ConfigError
+from baton.core.errors import ConfigError
 
 Document = Mapping[str, Any]
 Figures = dict[str, float]

@@ -27,25 +27,25 @@ import torch
 import uvloop
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from cluster.kv_transfer.data_connection import SocketOption
-from cluster.kv_transfer.data_listener import DataListener
-from cluster.kv_transfer.grpc_service import KVTransferService
-from cluster.kv_transfer.grpc_transport import GrpcKVTransport
-from cluster.kv_transfer.local_memory import LocalMemory
-from cluster.kv_transfer.nixl_agent import NixlExport
-from cluster.kv_transfer.nixl_reader import NixlReader
-from cluster.kv_transfer.segment_mappings import SegmentMappings
-from cluster.kv_transfer.throttle import Throttle
-from cluster.kv_transfer_config import KVTransferConfig
-from cluster.rpc import create_server
+from baton.core.kv_spec import KVEncoding
+from baton.core.request import Request, SamplingParams
+from baton.engine.async_engine import AsyncEngine
+from baton.engine.kv_cache.paged_cache import PagedKVCache
+from baton.engine.models.model_loader import prepare_model
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.scheduling.scheduler import ScheduledSequence, SchedulerLimits
+from baton.kv_transfer.kv_transfer_config import KVTransferConfig
+from baton.kv_transfer.payload.data_connection import SocketOption
+from baton.kv_transfer.payload.data_listener import DataListener
+from baton.kv_transfer.payload.local_memory import LocalMemory
+from baton.kv_transfer.payload.nixl_agent import NixlExport
+from baton.kv_transfer.payload.nixl_reader import NixlReader
+from baton.kv_transfer.payload.segment_mappings import SegmentMappings
+from baton.kv_transfer.receiver import KVTransferService
+from baton.kv_transfer.sender import GrpcKVTransport
+from baton.kv_transfer.throttle import Throttle
+from baton.rpc.channel import create_server
 from decode_worker.kv_import import KVImporter
-from engine.async_engine import AsyncEngine
-from engine.kv_cache import PagedKVCache
-from engine.kv_spec import KVEncoding
-from engine.model_loader import prepare_model
-from engine.model_runner import ModelRunner
-from engine.request import Request, SamplingParams
-from engine.scheduler import ScheduledSequence, SchedulerLimits
 from prefill_worker.encoding_choice import EncodingChoice
 from prefill_worker.kv_export import ExportSummary, KVExporter
 

@@ -15,16 +15,16 @@ from dataclasses import asdict
 import torch
 from rich.console import Console
 
+from baton.core.drafts import Draft
+from baton.core.kv_spec import KVEncoding
+from baton.core.request import Request, SamplingParams
+from baton.engine.models.model_loader import load_model, pick_device
+from baton.engine.models.model_source import resolve_model
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.scheduling.scheduler import ScheduledSequence
+from baton.process.worker_environment import become_like_a_worker
 from benchmarks import quality_text
 from benchmarks.perplexity import Quality, show, windows_of
-from cluster.worker_environment import become_like_a_worker
-from engine.drafts import Draft
-from engine.kv_spec import KVEncoding
-from engine.model_loader import load_model, pick_device
-from engine.model_runner import ModelRunner
-from engine.model_source import resolve_model
-from engine.request import Request, SamplingParams
-from engine.scheduler import ScheduledSequence
 
 _BLOCK_SIZE = 16
 _WIDTH = 110

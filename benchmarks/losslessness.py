@@ -15,19 +15,19 @@ from dataclasses import dataclass, replace
 import torch
 from rich.table import Table
 
+from baton.core.errors import ConfigError, InternalError
+from baton.core.request import FinishReason, Request, SamplingParams
+from baton.engine.engine import Engine
+from baton.engine.kv_cache.block_manager import BlockManager
+from baton.engine.sampling.sampler import probabilities
+from baton.engine.sampling.verification import Verifier, sampling_row
+from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from benchmarks.chi_square import ChiSquare, chi_square
 from benchmarks.speculation_target import Target, load_target
-from cluster.config import BatonConfig
+from cluster.config.config import BatonConfig
 from decode_worker.speculation.controller import SpeculationController
 from decode_worker.speculation.registry import SpeculationLimits, create_controller
 from decode_worker.speculation.verification import create_verifier
-from engine.block_manager import BlockManager
-from engine.engine import Engine
-from engine.errors import ConfigError, InternalError
-from engine.request import FinishReason, Request, SamplingParams
-from engine.sampler import probabilities
-from engine.scheduler import Scheduler, SchedulerLimits
-from engine.verification import Verifier, sampling_row
 
 _LENGTH = 3
 _TREE_TOKENS = 4

@@ -26,11 +26,11 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.serve.latency import percentile
+from baton.bench.latency import percentile
 from benchmarks.speculation_workloads import WORKLOADS
-from cluster.config import BatonConfig, load_config
-from cluster.config_reading import parse_override
-from cluster.launch import Cluster
+from cluster.config.config import BatonConfig, load_config
+from cluster.config.config_reading import parse_override
+from cluster.controller.launch import Cluster
 
 _TIMEOUT_S = 300.0
 _NUM_NEIGHBOURS = 10

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from cluster.cache_messages import pack_cache_changes
-from cluster.prefix_index import PrefixIndex
-from cluster.prompt_hashes import prompt_hashes
-from engine.prefix_cache import HASH_BYTES
-from engine.prefix_events import CacheChanges, PrefixEvents
+from baton.core.prefix_events import CacheChanges, PrefixEvents
+from baton.engine.kv_cache.prefix_cache import HASH_BYTES
+from baton.rpc.cache_messages import pack_cache_changes
+from cluster.prefix_index.prefix_index import PrefixIndex
+from cluster.prefix_index.prompt_hashes import prompt_hashes
 
 _STEP_BLOCKS = 32  # 512 prompt tokens in blocks of 16
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from cluster.cores import usable_cores
-from engine.errors import ConfigError
-from engine.model_source import ModelSource
-from engine.tokenizer import Tokenizer
+from baton.core.errors import ConfigError
+from baton.engine.models.model_source import ModelSource
+from baton.engine.models.tokenizer import Tokenizer
+from baton.process.cores import usable_cores
 
 _DEFAULT_TEXT = Path(__file__).parent / "perplexity_text.txt"
 

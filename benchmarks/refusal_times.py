@@ -17,11 +17,11 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from baton.bench.latency import Summary
+from baton.core.errors import InternalError
+from baton.core.slo import INTERACTIVE, SLO_CLASS_HEADER
 from benchmarks.router_load.processes import RouterUnderTest, router_under_test
 from benchmarks.router_load.setup import Workers
-from benchmarks.serve.latency import Summary
-from cluster.slo import INTERACTIVE, SLO_CLASS_HEADER
-from engine.errors import InternalError
 
 _STEP_MS = 20.0
 _NUM_TOKENS = 50

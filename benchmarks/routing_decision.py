@@ -15,25 +15,25 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
-from benchmarks.serve.latency import percentile
-from cluster.config import DECODE, PREFILL
-from cluster.dispatcher import Dispatcher, Placement
-from cluster.generation import GenerationRequest
-from cluster.journal import Journal
+from baton.bench.latency import percentile
+from baton.core.request import SamplingParams
+from baton.core.timeline import Event, Timeline
+from baton.engine.kv_cache.prefix_cache import HASH_BYTES
+from baton.rpc.wire import worker_pb2
+from cluster.config.config import DECODE, PREFILL
 from cluster.latency.error_metrics import PredictionErrors
 from cluster.latency.estimates import WorkerTraits
-from cluster.latency.request_predictions import RequestPredictions
-from cluster.latency_model import LatencyModel
-from cluster.prefix_index import PrefixIndex
-from cluster.registry import WorkerInfo, WorkerRegistry
+from cluster.latency.latency_model import LatencyModel
+from cluster.prefix_index.prefix_index import PrefixIndex
+from cluster.registry.worker_client import WorkerClient
+from cluster.registry.workers import WorkerInfo, WorkerRegistry
+from cluster.requests.generation import GenerationRequest
+from cluster.requests.journal import Journal
+from cluster.routing.dispatcher import Dispatcher, Placement
 from cluster.routing.profile import build_profile
-from cluster.routing_config import RoutingConfig
-from cluster.routing_metrics import RoutingMetrics
-from cluster.wire import worker_pb2
-from cluster.worker_client import WorkerClient
-from engine.prefix_cache import HASH_BYTES
-from engine.request import SamplingParams
-from engine.timeline import Event, Timeline
+from cluster.routing.request_predictions import RequestPredictions
+from cluster.routing.routing_config import RoutingConfig
+from cluster.routing.routing_metrics import RoutingMetrics
 
 _POOLS = ((1, 1), (4, 4), (16, 48))
 _PROMPT_TOKENS = 2048

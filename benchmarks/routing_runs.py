@@ -26,13 +26,13 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from baton.bench.document import check_writable
+from baton.bench.option_text import known_name
+from baton.core.errors import ConfigError, InternalError
 from benchmarks.router_load.entry import parse_sizes
-from benchmarks.serve.document import check_writable
-from benchmarks.serve.option_text import known_name
-from cluster.config import load_config
-from cluster.launch import Cluster
-from engine.errors import ConfigError, InternalError
-from simulation.entry import ROUTERS as SIMULATED_ROUTERS
+from cluster.config.config import load_config
+from cluster.controller.launch import Cluster
+from cluster.simulation.entry import ROUTERS as SIMULATED_ROUTERS
 
 _TIMEOUT_S = 900.0
 _NUM_DOCUMENTS = 6

@@ -19,19 +19,19 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from baton.bench.document import check_writable
+from baton.bench.option_text import known_name, positive_number
+from baton.bench.traces import read_trace
+from baton.core.errors import ConfigError
 from benchmarks.parallel import mapping
-from benchmarks.serve.document import check_writable
-from benchmarks.serve.option_text import known_name, positive_number
-from benchmarks.serve.traces import read_trace
-from cluster.config import load_config
-from cluster.routing_config import DEFAULT_WEIGHTS
-from engine.errors import ConfigError
-from simulation.entry import ROUTERS
-from simulation.profile import DEFAULT_PROFILE, load_profile
-from simulation.replay import ReplaySettings, replay
-from simulation.report import ALL, percent
-from simulation.settings import longest_request
-from simulation.workload import make_arrivals
+from cluster.config.config import load_config
+from cluster.routing.routing_config import DEFAULT_WEIGHTS
+from cluster.simulation.entry import ROUTERS
+from cluster.simulation.profile import DEFAULT_PROFILE, load_profile
+from cluster.simulation.replay import ReplaySettings, replay
+from cluster.simulation.report import ALL, percent
+from cluster.simulation.settings import longest_request
+from cluster.simulation.workload import make_arrivals
 
 _PARTS = ("rates", "ablation", "overload")
 _OBJECTIVE = 0.9

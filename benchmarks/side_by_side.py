@@ -31,10 +31,10 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from baton.bench.document import read_serve_document
+from baton.core.errors import ConfigError
 from benchmarks.argument_types import HelpFormatter, at_least
-from benchmarks.serve.document import read_serve_document
-from cluster.cli_bench import load_benchmark
-from engine.errors import ConfigError
+from cluster.cli.cli_bench import load_benchmark
 
 _SIGMA = 0.8
 _WORDS_PER_TOKEN = 0.65
@@ -175,7 +175,7 @@ def measure(server: Server, load: Load, seed: int, folder: Path) -> dict[str, fl
         "--json": report,
     }
     words = [str(word) for option in options.items() for word in option]
-    command = [sys.executable, "-m", "cluster.cli", "bench", "serve", *words]
+    command = [sys.executable, "-m", "cluster.cli.cli", "bench", "serve", *words]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         said = f"{result.stdout[-2000:]}{result.stderr[-2000:]}"
@@ -276,7 +276,7 @@ def main() -> None:
     console = Console()
     loads = [load for load in LOADS if not arguments.loads or load.name in arguments.loads]
     try:
-        load_benchmark("benchmarks.serve.client:LoadClient")  # its libraries are missed before anything is started
+        load_benchmark("baton.bench.client:LoadClient")  # its libraries are missed before anything is started
         results = run_turns(arguments.servers, loads, arguments.rounds, arguments.log, console, arguments.together)
     except ConfigError as error:
         parser.exit(1, f"{error}\n")

@@ -21,18 +21,18 @@ import torch
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from benchmarks.serve.document import check_writable
+from baton.bench.document import check_writable
+from baton.core.errors import ConfigError
+from baton.engine.engine import Engine
+from baton.process.garbage import rare_collections
 from benchmarks.speculation_plot import HOW_TO_INSTALL, can_plot, plot
 from benchmarks.speculation_report import SpeculationReport
 from benchmarks.speculation_runs import Cell, CellResult, measure
 from benchmarks.speculation_target import EngineFactory, SpeculativeEngine, Target, load_target
 from benchmarks.speculation_workloads import WORKLOADS, Workload, check_names, load_workloads, parse_prompt_files
-from cluster.config import BatonConfig
-from cluster.garbage import rare_collections
+from cluster.config.config import BatonConfig
 from decode_worker.speculation.controller import NONE
 from decode_worker.speculation.registry import method_names
-from engine.engine import Engine
-from engine.errors import ConfigError
 
 JSON_NAME = "speculation.json"
 PLOT_NAME = "speculation.png"

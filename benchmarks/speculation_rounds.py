@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.batch import ForwardBatch
-from engine.drafts import Draft, depths_of
-from engine.scheduler import ScheduledSequence
-from engine.verification import Proposer, VerifyResult
+from baton.core.drafts import Draft, depths_of
+from baton.engine.batch.batch import ForwardBatch
+from baton.engine.sampling.verification import Proposer, VerifyResult
+from baton.engine.scheduling.scheduler import ScheduledSequence
 
 NO_METHOD = "none"
 
@@ -82,7 +82,7 @@ class RoundTally:
 
 
 class RoundMeter:
-    """Implements :class:`engine.verification.Proposer` around another one, which drafts while rounds are counted.
+    """Implements ``Proposer`` around another one, which drafts while rounds are counted.
 
     Prompts are computed before that, without drafts, as they are where prefill has workers of its own.
 

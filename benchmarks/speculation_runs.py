@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 
+from baton.core.errors import ConfigError, InternalError
+from baton.core.request import Request, SamplingParams
+from baton.engine.engine import Engine
 from benchmarks.speculation_rounds import RoundMeter, RoundTally, merged
-from engine.engine import Engine
-from engine.errors import ConfigError, InternalError
-from engine.request import Request, SamplingParams
 
 _SEED = 1000
 _STEPS_OF_A_TURN = 4

@@ -8,23 +8,23 @@ from dataclasses import dataclass
 import psutil
 import torch
 
+from baton.core.errors import ConfigError
+from baton.core.kv_spec import KVEncoding
+from baton.engine.draft.loading import LoadedDraft, load_draft
+from baton.engine.engine import Engine
+from baton.engine.kv_cache.block_manager import BlockManager
+from baton.engine.models.model_loader import LoadedModel, pick_device
+from baton.engine.models.model_source import resolve_model
+from baton.engine.models.tokenizer import Tokenizer
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.served_model import load_served_model
+from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.process.cores import usable_cores
 from benchmarks.speculation_rounds import RoundMeter
-from cluster.config import BatonConfig
-from cluster.cores import usable_cores
+from cluster.config.config import BatonConfig
 from decode_worker.speculation.assembly import assemble_speculation
 from decode_worker.speculation.controller import NONE, SpeculationController
 from decode_worker.speculation.registry import method_names
-from engine.block_manager import BlockManager
-from engine.draft.loading import LoadedDraft, load_draft
-from engine.engine import Engine
-from engine.errors import ConfigError
-from engine.kv_spec import KVEncoding
-from engine.model_loader import LoadedModel, pick_device
-from engine.model_runner import ModelRunner
-from engine.model_source import resolve_model
-from engine.scheduler import Scheduler, SchedulerLimits
-from engine.served_model import load_served_model
-from engine.tokenizer import Tokenizer
 
 _MOST_PREFILL_TOKENS = 16_384
 

@@ -10,8 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ConfigError
-from engine.tokenizer import Tokenizer
+from baton.core.errors import ConfigError
+from baton.engine.models.tokenizer import Tokenizer
 
 WORKLOADS = ("chat", "code", "summarise", "story")
 """``summarise`` has its text in the prompt, to be summarised, quoted or edited; ``story`` is the other extreme."""

@@ -15,15 +15,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from baton.engine.cpu.tables import Stage
+from baton.engine.models.model_loader import LoadedModel
+from baton.engine.models.model_source import resolve_model
+from baton.engine.runner.forward_pass import FUSED_WEIGHTS
+from baton.engine.runner.model_runner import KV_CACHES, ModelRunner
+from baton.engine.runner.served_model import load_served_model
+from baton.process.cores import usable_cores
+from baton.process.worker_environment import become_like_a_worker
 from benchmarks.engine_steps import Case, make_plan, write_everywhere
-from cluster.cores import usable_cores
-from cluster.worker_environment import become_like_a_worker
-from engine.forward_pass import FUSED_WEIGHTS
-from engine.fused.tables import Stage
-from engine.model_loader import LoadedModel
-from engine.model_runner import KV_CACHES, ModelRunner
-from engine.model_source import resolve_model
-from engine.served_model import load_served_model
 
 _BLOCK_SIZE = 16
 _WARM_UPS = 2

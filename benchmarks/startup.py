@@ -27,9 +27,9 @@ from typing import IO, Any
 from rich.console import Console
 from rich.table import Table
 
+from baton.core.errors import DeadlineError, WorkerLostError
+from baton.engine.models.model_cache import CACHE_VARIABLE, cache_dir
 from benchmarks.argument_types import at_least
-from engine.errors import DeadlineError, WorkerLostError
-from engine.model_cache import CACHE_VARIABLE, cache_dir
 
 _SHARED = ("models", "kernels")
 """Folders of the cache that runs have in common; a run of its own must not find another cluster's state."""
@@ -130,7 +130,7 @@ def start_once(config: Path | None, overrides: Sequence[str], timeout_s: float) 
     with _own_cache() as cache:
         started = datetime.now(UTC)
         process = subprocess.Popen(
-            [sys.executable, "-m", "cluster.cli", "up", *options],
+            [sys.executable, "-m", "cluster.cli.cli", "up", *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -20,17 +20,17 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from cluster.worker_environment import become_like_a_worker
-from engine.block_manager import BlockManager
-from engine.engine import Engine
-from engine.forward_pass import DECODERS
-from engine.model_loader import pick_device
-from engine.model_runner import ModelRunner
-from engine.model_source import resolve_model
-from engine.request import Request, SamplingParams
-from engine.scheduler import Scheduler, SchedulerLimits
-from engine.served_model import load_served_model
-from engine.verification import PlainSampling
+from baton.core.request import Request, SamplingParams
+from baton.engine.engine import Engine
+from baton.engine.kv_cache.block_manager import BlockManager
+from baton.engine.models.model_loader import pick_device
+from baton.engine.models.model_source import resolve_model
+from baton.engine.runner.forward_pass import DECODERS
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.served_model import load_served_model
+from baton.engine.sampling.verification import PlainSampling
+from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.process.worker_environment import become_like_a_worker
 
 _BLOCK_SIZE = 16
 _CHUNK_TOKENS = 512

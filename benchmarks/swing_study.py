@@ -22,19 +22,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from baton.bench.document import check_writable
+from baton.bench.option_text import known_name
+from baton.bench.traces import TraceRequest, read_trace
+from baton.core.errors import ConfigError
 from benchmarks.parallel import mapping
-from benchmarks.serve.document import check_writable
-from benchmarks.serve.option_text import known_name
-from benchmarks.serve.traces import TraceRequest, read_trace
-from cluster.config import DECODE, POOLS, PREFILL, BatonConfig, load_config
-from cluster.config_reading import parse_override
-from engine.errors import ConfigError
-from simulation.profile import DEFAULT_PROFILE, load_profile
-from simulation.replay import ReplayResult, ReplaySettings, replay
-from simulation.report import ReplayedRequest, percent, summarize
-from simulation.schedule import Schedule
-from simulation.settings import longest_request
-from simulation.workload import Arrival, make_arrivals
+from cluster.config.config import DECODE, POOLS, PREFILL, BatonConfig, load_config
+from cluster.config.config_reading import parse_override
+from cluster.simulation.profile import DEFAULT_PROFILE, load_profile
+from cluster.simulation.replay import ReplayResult, ReplaySettings, replay
+from cluster.simulation.report import ReplayedRequest, percent, summarize
+from cluster.simulation.schedule import Schedule
+from cluster.simulation.settings import longest_request
+from cluster.simulation.workload import Arrival, make_arrivals
 
 OBJECTIVE = 0.95
 MOST_HOURS = 1.25

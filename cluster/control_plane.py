@@ -13,23 +13,23 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from baton.explain.timelines import TimelineStore
 from cluster.admission.assembly import create_admission
-from cluster.autoscaler_loop import AutoscalerLoop, Offload, PoolControl
-from cluster.config import BatonConfig
-from cluster.dispatcher import Dispatcher
-from cluster.generation import ModelCard
+from cluster.autoscaling.autoscaler_loop import AutoscalerLoop, Offload, PoolControl
+from cluster.autoscaling.traffic import TrafficMeter
+from cluster.config.config import BatonConfig
+from cluster.dispatch.router import Router
 from cluster.latency.feed import SampleFeed
-from cluster.latency.request_predictions import RequestPredictions
+from cluster.latency.latency_model import LatencyModel
 from cluster.latency.store import FitStore
-from cluster.latency_model import LatencyModel
-from cluster.metrics import RouterMetrics
-from cluster.prefix_feed import PrefixFeed
-from cluster.prefix_index import PrefixIndex
-from cluster.registry import WorkerRegistry
-from cluster.router import Router
+from cluster.prefix_index.prefix_feed import PrefixFeed
+from cluster.prefix_index.prefix_index import PrefixIndex
+from cluster.registry.workers import WorkerRegistry
+from cluster.requests.generation import ModelCard
+from cluster.routing.dispatcher import Dispatcher
 from cluster.routing.profile import build_profile
-from cluster.timelines import TimelineStore
-from cluster.traffic import TrafficMeter
+from cluster.routing.request_predictions import RequestPredictions
+from cluster.telemetry.metrics import RouterMetrics
 
 
 class ControlPlane:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.garbage import imports_that_stay
-from cluster.without_torch import do_without_torch
+from baton.process.garbage import imports_that_stay
+from baton.process.without_torch import do_without_torch
 
 
 class RouterActor:
-    """Passes everything on to a :class:`cluster.router_host.RouterHost`, in a process that never loads torch."""
+    """Passes everything on to a :class:`cluster.router_process.RouterHost`, in a process that never loads torch."""
 
     def __init__(self, config: dict[str, Any], port: int, controller: Any) -> None:
         do_without_torch()
         with imports_that_stay():
-            from cluster.router_host import RouterHost
+            from cluster.router_process import RouterHost
 
         self._host = RouterHost(config, port, controller)
 

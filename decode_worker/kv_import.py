@@ -14,21 +14,21 @@ from typing import Any
 
 import torch
 
-from cluster.kv_transfer.base import PartHeader, Reservation, TransferOffer
-from cluster.kv_transfer.codec import checksum as compute_checksum
-from cluster.kv_transfer.pending_imports import PendingImport, PendingImports
-from cluster.rpc import as_baton_error
-from engine.async_engine import AsyncEngine
-from engine.errors import (
+from baton.core.errors import (
     ChecksumError,
     ContextLengthError,
     LayoutMismatchError,
     OutOfBlocksError,
     TransferError,
 )
-from engine.kv_copies import WorkMark
-from engine.kv_spec import KVEncoding
-from engine.request import Request, SamplingParams
+from baton.core.kv_spec import KVEncoding
+from baton.core.request import Request, SamplingParams
+from baton.engine.async_engine import AsyncEngine
+from baton.engine.kv_cache.kv_copies import WorkMark
+from baton.kv_transfer.base import PartHeader, Reservation, TransferOffer
+from baton.kv_transfer.codec import checksum as compute_checksum
+from baton.kv_transfer.pending_imports import PendingImport, PendingImports
+from baton.rpc.channel import as_baton_error
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +39,7 @@ class Import(PendingImport):
         next_token: for each layer, the position up to which KV has arrived; empty until there is room for it.
         takes_draft: whether the draft's KV and state come with the model's.
         encoding: that parts may have; they may be native all the same.
-        free_after: what the engine did with the blocks before; see :meth:`engine.kv_cache.PagedKVCache.mark`.
+        free_after: what the engine did with the blocks before; see ``PagedKVCache.mark``.
         brought: the last part that is on its way into the cache, or there; see ``import_bytes`` there.
     """
 
@@ -54,7 +54,7 @@ class Import(PendingImport):
 
 @dataclass(frozen=True, slots=True)
 class CachePlace:
-    """Implements :class:`cluster.kv_transfer.base.PartPlace` in the cache itself, or in memory that is copied there."""
+    """Implements :class:`baton.kv_transfer.base.PartPlace` in the cache itself, or in memory that is copied there."""
 
     views: list[memoryview]
     check: Callable[[], None]
@@ -67,7 +67,7 @@ def _check_sum(transfer_id: str, found: int, checksum: int) -> None:
 
 
 class KVImporter:
-    """Implements :class:`cluster.kv_transfer.base.KVSink` over a decode worker's engine.
+    """Implements :class:`baton.kv_transfer.base.KVSink` over a decode worker's engine.
 
     Args:
         claim_timeout_s: how long committed KV waits for its request, and a request for its KV.

@@ -9,28 +9,28 @@ from functools import partial
 
 import grpc.aio
 
-from cluster.cache_messages import DECODE_PAUSE_S, watch_messages
-from cluster.kv_transfer.data_listener import DataListener
-from cluster.kv_transfer.grpc_service import KVTransferService
-from cluster.kv_transfer.nixl_reader import NixlReader
-from cluster.kv_transfer.segment_mappings import SegmentMappings
-from cluster.role import WorkerContext
-from cluster.role_stats import fill_engine_stats, pack_step_samples
-from cluster.wire import worker_pb2, worker_pb2_grpc
+from baton.core.kv_spec import KVEncoding
+from baton.engine.async_engine import AsyncEngine
+from baton.engine.profile import profile_steps
+from baton.engine.scheduling.ordering import EarliestDeadlineFirst
+from baton.engine.scheduling.scheduler import SchedulerLimits
+from baton.kv_transfer.payload.data_listener import DataListener
+from baton.kv_transfer.payload.nixl_reader import NixlReader
+from baton.kv_transfer.payload.segment_mappings import SegmentMappings
+from baton.kv_transfer.receiver import KVTransferService
+from baton.rpc.cache_messages import DECODE_PAUSE_S, watch_messages
+from baton.rpc.wire import worker_pb2, worker_pb2_grpc
+from cluster.worker.role import WorkerContext
+from cluster.worker.role_stats import fill_engine_stats, pack_step_samples
 from decode_worker.kv_import import KVImporter
 from decode_worker.server import DecodeService
 from decode_worker.speculation.assembly import assemble_speculation
-from engine.async_engine import AsyncEngine
-from engine.kv_spec import KVEncoding
-from engine.ordering import EarliestDeadlineFirst
-from engine.scheduler import SchedulerLimits
-from engine.step_profile import profile_steps
 
 logger = logging.getLogger(__name__)
 
 
 class DecodeRole:
-    """Implements :class:`cluster.role.WorkerRole`."""
+    """Implements :class:`cluster.worker.role.WorkerRole`."""
 
     def __init__(self, context: WorkerContext) -> None:
         config, pool = context.config, context.pool

@@ -11,16 +11,16 @@ from typing import Any
 
 import grpc.aio
 
-from cluster.logs import RequestLog
-from cluster.messages import pack_events, pack_output, unpack_sequence
-from cluster.request_ids import request_id_of_call
-from cluster.rpc import reporting_errors
-from cluster.wire import worker_pb2, worker_pb2_grpc
+from baton.core.errors import TransferError
+from baton.core.logs import RequestLog
+from baton.core.request import Request
+from baton.core.request_ids import request_id_of_call
+from baton.core.timeline import Event
+from baton.engine.async_engine import AsyncEngine
+from baton.rpc.channel import reporting_errors
+from baton.rpc.conversions import pack_events, pack_output, unpack_sequence
+from baton.rpc.wire import worker_pb2, worker_pb2_grpc
 from decode_worker.kv_import import Import, KVImporter
-from engine.async_engine import AsyncEngine
-from engine.errors import TransferError
-from engine.request import Request
-from engine.timeline import Event
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ between counts (link, cap, receiver), and what a single part takes from end to e
 
 from __future__ import annotations
 
-from cluster.kv_transfer.base import Reservation
-from engine.kv_spec import KVEncoding
+from baton.core.kv_spec import KVEncoding
+from baton.kv_transfer.base import Reservation
 
 AUTO = "auto"
 BACK_TO_NATIVE = 1.25

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from engine.timeline import TransferPart
+from baton.core.timeline import TransferPart
 
 MAX_PARTS = 128
 

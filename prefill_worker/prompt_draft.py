@@ -8,12 +8,12 @@ from typing import TypeVar
 
 import torch
 
-from engine.batch import ForwardBatch
-from engine.draft.faults import DraftFaults
-from engine.draft.network import DraftState
-from engine.drafts import Draft
-from engine.scheduler import ScheduledSequence
-from engine.verification import VerifyResult
+from baton.core.drafts import Draft
+from baton.engine.batch.batch import ForwardBatch
+from baton.engine.draft.faults import DraftFaults
+from baton.engine.draft.network import DraftState
+from baton.engine.sampling.verification import VerifyResult
+from baton.engine.scheduling.scheduler import ScheduledSequence
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ _NAME = "draft"
 
 
 class PromptDraft:
-    """Implements :class:`engine.verification.Proposer` without ever proposing anything. Engine's thread only.
+    """Implements ``Proposer`` without ever proposing anything. Engine's thread only.
 
     A draft that breaks is left out from then on: prompts travel without its KV, and no request fails for it.
     """

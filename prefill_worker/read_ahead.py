@@ -9,10 +9,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from cluster.kv_transfer.base import PartBuffer, PartHeader, Payload, Pieces
-from engine.kv_cache import PagedKVCache
-from engine.kv_copies import WorkMark
-from engine.kv_spec import KVEncoding
+from baton.core.kv_spec import KVEncoding
+from baton.engine.kv_cache.kv_copies import WorkMark
+from baton.engine.kv_cache.paged_cache import PagedKVCache
+from baton.kv_transfer.base import PartBuffer, PartHeader, Payload, Pieces
 
 PARTS_AT_ONCE = 4
 """Each batch costs two changes of threads, which take as long as reading a part of a megabyte."""
@@ -56,7 +56,7 @@ async def read_parts(
 
     Args:
         buffer_for: gives the memory to read a part into, or None; without it, none is needed.
-        ready: what has computed the positions; see :meth:`engine.kv_cache.PagedKVCache.export_bytes`.
+        ready: what has computed the positions; see :meth:`baton.engine.kv_cache.paged_cache.PagedKVCache.export_bytes`.
     """
     if buffer_for is not None:
         async with aclosing(read_ahead(cache, block_ids, headers, buffer_for, ready)) as parts:

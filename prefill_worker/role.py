@@ -6,16 +6,16 @@ from collections.abc import AsyncGenerator
 
 import grpc.aio
 
-from cluster.cache_messages import watch_messages
-from cluster.kv_transfer.registry import create_transport
-from cluster.role import WorkerContext
-from cluster.role_stats import fill_engine_stats, pack_step_samples
-from cluster.wire import worker_pb2, worker_pb2_grpc
-from engine.async_engine import AsyncEngine
-from engine.draft.states import create_draft_state
-from engine.engine import always, never
-from engine.scheduler import SchedulerLimits
-from engine.step_profile import profile_steps
+from baton.engine.async_engine import AsyncEngine
+from baton.engine.draft.states import create_draft_state
+from baton.engine.engine import always, never
+from baton.engine.profile import profile_steps
+from baton.engine.scheduling.scheduler import SchedulerLimits
+from baton.kv_transfer.transports import create_transport
+from baton.rpc.cache_messages import watch_messages
+from baton.rpc.wire import worker_pb2, worker_pb2_grpc
+from cluster.worker.role import WorkerContext
+from cluster.worker.role_stats import fill_engine_stats, pack_step_samples
 from prefill_worker.encoding_choice import EncodingChoice
 from prefill_worker.kv_export import KVExporter, no_draft_state
 from prefill_worker.niceness import pick_niceness
@@ -25,7 +25,7 @@ from prefill_worker.server import PrefillService
 
 
 class PrefillRole:
-    """Implements :class:`cluster.role.WorkerRole`."""
+    """Implements :class:`cluster.worker.role.WorkerRole`."""
 
     def __init__(self, context: WorkerContext) -> None:
         config, pool, runner = context.config, context.pool, context.runner

@@ -12,15 +12,15 @@ from typing import Any
 
 import grpc.aio
 
-from cluster.logs import RequestLog
-from cluster.messages import pack_events, pack_output, pack_parts, unpack_sequence
-from cluster.request_ids import request_id_of_call
-from cluster.rpc import as_baton_error, reporting_errors
-from cluster.wire import worker_pb2, worker_pb2_grpc
-from engine.async_engine import AsyncEngine
-from engine.errors import BatonError
-from engine.request import FinishReason, TokenOutput
-from engine.timeline import Event
+from baton.core.errors import BatonError
+from baton.core.logs import RequestLog
+from baton.core.request import FinishReason, TokenOutput
+from baton.core.request_ids import request_id_of_call
+from baton.core.timeline import Event
+from baton.engine.async_engine import AsyncEngine
+from baton.rpc.channel import as_baton_error, reporting_errors
+from baton.rpc.conversions import pack_events, pack_output, pack_parts, unpack_sequence
+from baton.rpc.wire import worker_pb2, worker_pb2_grpc
 from prefill_worker.kv_export import ExportSummary, KVExporter
 
 logger = logging.getLogger(__name__)

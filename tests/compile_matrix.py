@@ -24,14 +24,14 @@ from unittest import mock
 import torch
 import triton
 
-from engine import fp8_kernels
-from engine.attention import triton_paged
-from engine.attention.base import AttentionVariant
-from engine.attention.paged_plan import PlannedBatch, make_plan
-from engine.attention_groups import Span
-from engine.drafts import ROOT
-from engine.kv_cache import PagedKVCache
-from engine.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
+from baton.core.drafts import ROOT
+from baton.core.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
+from baton.engine.attention import triton_paged
+from baton.engine.attention.base import AttentionVariant
+from baton.engine.attention.paged_plan import PlannedBatch, make_plan
+from baton.engine.batch.attention_groups import Span
+from baton.engine.kv_cache.paged_cache import PagedKVCache
+from baton.engine.models import fp8_kernels
 from tests.compile_figures import Figures, figures_of
 from tests.triton_launches import Launches
 

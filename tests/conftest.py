@@ -12,8 +12,8 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-from cluster.logs import PACKAGES
-from cluster.worker_environment import worker_variables
+from baton.core.logs import PACKAGES
+from baton.process.worker_environment import worker_variables
 from tests.cpu_kinds.process import take_on_kind
 
 os.environ.update(worker_variables())

@@ -10,16 +10,16 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engine.attention import triton_paged
-from engine.attention.paged_plan import PlannedBatch, PlanSize, StaticPlan
-from engine.attention.triton_paged import TritonPaged
-from engine.batch import ForwardBatch
-from engine.drafts import Draft
-from engine.forward_pass import TransformersForward
-from engine.kv_cache import TORCH_DTYPES, PagedKVCache
-from engine.model_loader import LoadedModel, prepare_model
-from engine.request import Request, SamplingParams
-from engine.scheduler import ScheduledSequence
+from baton.core.drafts import Draft
+from baton.core.request import Request, SamplingParams
+from baton.engine.attention import triton_paged
+from baton.engine.attention.paged_plan import PlannedBatch, PlanSize, StaticPlan
+from baton.engine.attention.triton_paged import TritonPaged
+from baton.engine.batch.batch import ForwardBatch
+from baton.engine.kv_cache.paged_cache import TORCH_DTYPES, PagedKVCache
+from baton.engine.models.model_loader import LoadedModel, prepare_model
+from baton.engine.runner.forward_pass import TransformersForward
+from baton.engine.scheduling.scheduler import ScheduledSequence
 from tests.triton_launches import Launches
 
 BLOCK_SIZE = 16
@@ -40,14 +40,14 @@ def without_kernels() -> Iterator[KernelLaunches]:
         launches = KernelLaunches(Launches(triton_paged.attend), Launches(triton_paged.merge))
         patch.setattr(triton_paged, "attend", launches.attend)
         patch.setattr(triton_paged, "merge", launches.merge)
-        patch.setattr("engine.model_runner.create_backend", lambda name, cache: TritonPaged(cache))
+        patch.setattr("baton.engine.runner.model_runner.create_backend", lambda name, cache: TritonPaged(cache))
         yield launches
 
 
 def prepared(model: PreTrainedModel) -> LoadedModel:
     """The model in float32 on the CPU, without changes that are made for some CPUs only."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.model_loader.speed_up_products", lambda network, device: None)
+        patch.setattr("baton.engine.models.model_loader.speed_up_products", lambda network, device: None)
         return prepare_model(model, "float32")
 
 
@@ -62,7 +62,7 @@ class Steps:
 
     Args:
         num_blocks: size of the cache.
-        num_programs: see :class:`engine.attention.triton_paged.TritonPaged`.
+        num_programs: see :class:`baton.engine.attention.triton_paged.TritonPaged`.
     """
 
     def __init__(self, loaded: LoadedModel, num_blocks: int = 64, num_programs: int | None = None) -> None:

@@ -32,7 +32,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 _VALUES = {"_local_scalar_dense", "equal", "allclose", "is_nonzero"}
 _SHAPES = {"nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount"}
 _INDEXED = {"index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_", "_unsafe_index_put"}
-_NO_CALLERS = (__file__, "/site-packages/torch/", str(_ROOT / "engine/downloads.py"))
+_NO_CALLERS = (__file__, "/site-packages/torch/", str(_ROOT / "baton/engine/device/downloads.py"))
 _FACTORIES = {"tensor", "as_tensor", "asarray", "new_tensor"}
 
 
@@ -43,14 +43,14 @@ class Kind(Enum):
     SHAPE = "has a shape that depends on values"
     DOWNLOAD = "copies to the host"
     UPLOAD = "copies out of pageable memory"
-    QUEUED_UPLOAD = "is copied from the host by engine.uploads"
+    QUEUED_UPLOAD = "is copied from the host by baton.engine.device.uploads"
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
     """
     Attributes:
-        place: file and function, as in ``engine/sampler.py:read``; of other packages without what lies above them.
+        place: file and function, as in ``baton/engine/sampling/sampler.py:read``; others without folders.
         line: of the file.
     """
 
@@ -112,7 +112,7 @@ class DeviceWaits:
 
     def note(self, kind: Kind, operation: str) -> None:
         path, function, line = _caller()
-        if kind is Kind.UPLOAD and path == "engine/uploads.py":
+        if kind is Kind.UPLOAD and path == "baton/engine/device/uploads.py":
             kind = Kind.QUEUED_UPLOAD
         self.found.append(Wait(kind, operation, f"{path}:{function}", line))
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from baton.core.drafts import ROOT, Draft
+from baton.core.request import Request, SamplingParams
+from baton.engine.engine import Engine
+from baton.engine.kv_cache.block_manager import BlockManager
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.sampling.verification import Proposer, VerifyResult
+from baton.engine.scheduling.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
 from decode_worker.speculation.verification import create_verifier
-from engine.block_manager import BlockManager
-from engine.drafts import ROOT, Draft
-from engine.engine import Engine
-from engine.model_runner import ModelRunner
-from engine.request import Request, SamplingParams
-from engine.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
-from engine.verification import Proposer, VerifyResult
 from tests.tiny_drafts import VOCAB
 
 MAX_DRAFT_TOKENS = 5

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedModel
 
+from baton.core.drafts import ROOT, Draft
+from baton.core.request import Request
+from baton.engine.batch.batch import ForwardBatch
+from baton.engine.sampling.logits import process_logits
+from baton.engine.sampling.verification import VerifyResult, sampling_row
+from baton.engine.scheduling.scheduler import ScheduledSequence
 from decode_worker.speculation.noise import draw_drafts
-from engine.batch import ForwardBatch
-from engine.drafts import ROOT, Draft
-from engine.logits import process_logits
-from engine.request import Request
-from engine.scheduler import ScheduledSequence
-from engine.verification import VerifyResult, sampling_row
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class NextTokenLogits:
 
 @dataclass(slots=True)
 class DrawingProposer:
-    """Implements :class:`engine.verification.Proposer`.
+    """Implements :class:`baton.engine.sampling.verification.Proposer`.
 
     Attributes:
         logits: the target's.

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedModel
 
+from baton.core.request import FinishReason, Request, SamplingParams, TokenOutput
+from baton.engine.engine import AheadRule, Engine, never
+from baton.engine.kv_cache.block_manager import BlockManager
+from baton.engine.models.model_loader import prepare_model
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from benchmarks.device_run.attention_world import poison
-from engine.block_manager import BlockManager
-from engine.engine import AheadRule, Engine, never
-from engine.model_loader import prepare_model
-from engine.model_runner import ModelRunner
-from engine.request import FinishReason, Request, SamplingParams, TokenOutput
-from engine.scheduler import Scheduler, SchedulerLimits
 
 BLOCK_SIZE = 4
 _MAX_STEPS = 20_000

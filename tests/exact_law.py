@@ -1,6 +1,6 @@
 """The exact distribution of what a program does with its uniform random numbers.
 
-While :func:`law_of` runs a program, ``engine.sampler.uniform`` returns numbers that are not known yet. Wherever the
+While ``law_of`` runs a program, ``uniform`` returns numbers that are not known yet. Wherever the
 program looks at one - by ``u < x``, or by drawing a token - it is run once for each way in which that can turn
 out, and the interval in which the number lies is narrowed. The lengths of the intervals are the probabilities: what the
 program does is integrated exactly, no sampling involved. One number keeps its interval through the run, so that noise
@@ -145,7 +145,7 @@ def _decided_by(search: Search) -> Iterator[None]:
         return torch.tensor([search.pick(number.key, row) for number, row in zip(noise, probs, strict=True)])
 
     with (
-        mock.patch.multiple("engine.sampler", uniform=uniform, draw=draw),
+        mock.patch.multiple("baton.engine.sampling.sampler", uniform=uniform, draw=draw),
         mock.patch.multiple("decode_worker.speculation.noise", uniform=uniform, draw=draw),
         mock.patch("decode_worker.speculation.acceptance_rules.uniform", uniform),
     ):

@@ -1,4 +1,4 @@
-"""Actor classes that stand in for :class:`cluster.worker_host.WorkerHost`, and a Ray to run them on."""
+"""Actor classes that stand in for :class:`cluster.worker.worker_host.WorkerHost`, and a Ray to run them on."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from unittest import mock
 
 import ray
 
-from cluster.config import BatonConfig
-from cluster.placement import hide_ungranted_gpus
-from cluster.worker_environment import LOCAL_RAY_VARIABLES
-from engine.errors import ConfigError
+from baton.core.errors import ConfigError
+from baton.process.worker_environment import LOCAL_RAY_VARIABLES
+from cluster.config.config import BatonConfig
+from cluster.controller.placement import hide_ungranted_gpus
 from tests.worker_infos import make_info
 
 _OBJECT_STORE_BYTES = 80 * 2**20

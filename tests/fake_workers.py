@@ -9,23 +9,23 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from cluster.config import DECODE, PREFILL, RouterConfig
-from cluster.dispatcher import Dispatcher
-from cluster.generation import GenerationRequest, ModelCard, TokenChunk
-from cluster.latency.request_predictions import RequestPredictions
-from cluster.latency_model import LatencyModel
-from cluster.messages import pack_events
-from cluster.metrics import RouterMetrics
-from cluster.registry import WorkerInfo, WorkerRegistry
-from cluster.router import Router
+from baton.core.errors import BatonError
+from baton.core.request import SamplingParams
+from baton.core.timeline import Event, Timeline
+from baton.explain.timelines import TimelineStore
+from baton.rpc.channel import abort_with, create_server
+from baton.rpc.conversions import pack_events
+from baton.rpc.wire import worker_pb2, worker_pb2_grpc
+from cluster.config.config import DECODE, PREFILL, RouterConfig
+from cluster.dispatch.router import Router
+from cluster.latency.latency_model import LatencyModel
+from cluster.registry.workers import WorkerInfo, WorkerRegistry
+from cluster.requests.generation import GenerationRequest, ModelCard, TokenChunk
+from cluster.routing.dispatcher import Dispatcher
 from cluster.routing.profile import build_profile
-from cluster.routing_config import RoutingConfig
-from cluster.rpc import abort_with, create_server
-from cluster.timelines import TimelineStore
-from cluster.wire import worker_pb2, worker_pb2_grpc
-from engine.errors import BatonError
-from engine.request import SamplingParams
-from engine.timeline import Event, Timeline
+from cluster.routing.request_predictions import RequestPredictions
+from cluster.routing.routing_config import RoutingConfig
+from cluster.telemetry.metrics import RouterMetrics
 from tests.open_entry import open_entry
 from tests.worker_infos import make_info
 

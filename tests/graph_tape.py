@@ -201,7 +201,7 @@ class Tape:
 
 
 class TapeRecorder:
-    """Implements :class:`engine.graph_recorder.Recorder`.
+    """Implements :class:`baton.engine.runner.graph_recorder.Recorder`.
 
     Attributes:
         tapes, runs: in the order of the recordings.

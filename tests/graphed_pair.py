@@ -9,16 +9,16 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from engine.attention.base import AttentionBackend
-from engine.batch import ForwardBatch
-from engine.cuda_graphs import Bucket, GraphedForward, make_buckets
-from engine.drafts import Draft
-from engine.forward_pass import ForwardPass, TransformersForward
-from engine.kv_cache import PagedKVCache
-from engine.kv_spec import KVEncoding
-from engine.model_loader import prepare_model
-from engine.request import Request, SamplingParams
-from engine.scheduler import ScheduledSequence
+from baton.core.drafts import Draft
+from baton.core.kv_spec import KVEncoding
+from baton.core.request import Request, SamplingParams
+from baton.engine.attention.base import AttentionBackend
+from baton.engine.batch.batch import ForwardBatch
+from baton.engine.kv_cache.paged_cache import PagedKVCache
+from baton.engine.models.model_loader import prepare_model
+from baton.engine.runner.cuda_graphs import Bucket, GraphedForward, make_buckets
+from baton.engine.runner.forward_pass import ForwardPass, TransformersForward
+from baton.engine.scheduling.scheduler import ScheduledSequence
 from tests.graph_tape import Tape, TapeRecorder
 from tests.plan_attention import PlanAttention, TapedPlanAttention
 from tests.tiny_models import VOCAB_SIZE, tiny_model

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from types import ModuleType
 
 _OURS = (
-    "engine.attention.triton_kernels",
-    "engine.attention.triton_paged",
-    "engine.attention.triton_probe",
-    "engine.fp8_kernels",
+    "baton.engine.attention.triton_kernels",
+    "baton.engine.attention.triton_paged",
+    "baton.engine.attention.triton_probe",
+    "baton.engine.models.fp8_kernels",
 )
 _SWITCH = "TRITON_INTERPRET"
 

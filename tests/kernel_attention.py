@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from engine.attention.base import AttentionVariant
-from engine.attention.paged_plan import PagedPlan, Segment
-from engine.attention.triton_paged import TritonPaged
-from engine.kv_cache import PagedKVCache
+from baton.engine.attention.base import AttentionVariant
+from baton.engine.attention.paged_plan import PagedPlan, Segment
+from baton.engine.attention.triton_paged import TritonPaged
+from baton.engine.kv_cache.paged_cache import PagedKVCache
 from tests.device_tensors import DeviceTensors, access_of, values_of
 from tests.plan_attention import PlanAttention
 from tests.stream_checker import Access

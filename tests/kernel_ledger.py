@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine.attention import triton_paged
+from baton.engine.attention import triton_paged
 
 _ALLOCATIONS = {"empty", "new_empty", "empty_strided", "new_empty_strided", "empty_like", "_unsafe_view"}
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm"}

@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager
 
 import torch
 
-from cluster.kv_transfer.base import PartHeader, TransferOffer, plan_parts
+from baton.core.kv_spec import KVCacheSpec, KVEncoding
+from baton.engine.async_engine import AsyncEngine
+from baton.engine.kv_cache.paged_cache import PagedKVCache
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.scheduling.scheduler import SchedulerLimits
+from baton.kv_transfer.base import PartHeader, TransferOffer, plan_parts
 from decode_worker.kv_import import Import, KVImporter
 from decode_worker.speculation.verification import SampleAndMatch
-from engine.async_engine import AsyncEngine
-from engine.kv_cache import PagedKVCache
-from engine.kv_spec import KVCacheSpec, KVEncoding
-from engine.model_runner import ModelRunner
-from engine.scheduler import SchedulerLimits
 from tests.engine_runs import build_runner
 from tests.tiny_models import random_prompts, tiny_model
 

@@ -23,7 +23,7 @@ class Mark:
 
 
 class LateCopies:
-    """Implements :class:`engine.kv_copies.CopyQueue` for a cache that lies in this process's memory all the same.
+    """Implements ``CopyQueue`` for a cache that lies in this process's memory all the same.
 
     Attributes:
         num_steps: counted by whoever wants to know at which step a mark was made.

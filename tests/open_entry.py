@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 
 from cluster.admission.admission import Admission
-from cluster.admission_config import AdmissionConfig
-from cluster.dispatcher import Dispatcher, Placement
-from cluster.metrics import RouterMetrics
-from cluster.registry import WorkerRegistry
+from cluster.admission.admission_config import AdmissionConfig
+from cluster.registry.workers import WorkerRegistry
+from cluster.routing.dispatcher import Dispatcher, Placement
+from cluster.telemetry.metrics import RouterMetrics
 
 
 def open_entry(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from engine.attention.base import AttentionBatch, AttentionVariant
-from engine.attention.paged_plan import PagedPlan, PlannedBatch, Segment, make_plan
-from engine.kv_cache import PagedKVCache
+from baton.engine.attention.base import AttentionBatch, AttentionVariant
+from baton.engine.attention.paged_plan import PagedPlan, PlannedBatch, Segment, make_plan
+from baton.engine.kv_cache.paged_cache import PagedKVCache
 from tests.graph_tape import TapeRecorder
 
 
 class PlanAttention:
-    """Implements :class:`engine.attention.base.AttentionBackend`, slowly."""
+    """Implements :class:`baton.engine.attention.base.AttentionBackend`, slowly."""
 
     takes_plans = True
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from engine.fused.quantization import quantize_linear, quantize_linear_int4
-from engine.fused.structure import Linear
-from engine.model_loader import LoadedModel, prepare_model
+from baton.engine.cpu.quantization import quantize_linear, quantize_linear_int4
+from baton.engine.cpu.structure import Linear
+from baton.engine.models.model_loader import LoadedModel, prepare_model
 
 
 def numbers_of(linear: Linear, num_rows: int, width: int) -> torch.Tensor:

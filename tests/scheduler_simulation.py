@@ -6,13 +6,13 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.block_manager import BlockManager
-from engine.drafts import Draft
-from engine.ordering import OrderingPolicy
-from engine.request import FinishReason, Request, RequestStatus, SamplingParams
-from engine.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
-from engine.step_costs import Pace
-from engine.urgency import NOT_URGENT, Urgency
+from baton.core.drafts import Draft
+from baton.core.request import FinishReason, Request, RequestStatus, SamplingParams
+from baton.core.step_costs import Pace
+from baton.core.urgency import NOT_URGENT, Urgency
+from baton.engine.kv_cache.block_manager import BlockManager
+from baton.engine.scheduling.ordering import OrderingPolicy
+from baton.engine.scheduling.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
 
 EOS = 1
 MAX_STEPS = 3_000

@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from benchmarks.serve.client import LoadClient
-from benchmarks.serve.endpoint import COMPLETIONS, Endpoint
-from benchmarks.serve.reference_server import MODEL, ReferenceServer, Schedule
-from benchmarks.serve.request_spec import RequestSpec
-from benchmarks.serve.runner import StageRun, run_stage
-from benchmarks.serve.stages import Stage
+from baton.bench.client import LoadClient
+from baton.bench.endpoint import COMPLETIONS, Endpoint
+from baton.bench.reference_server import MODEL, ReferenceServer, Schedule
+from baton.bench.request_spec import RequestSpec
+from baton.bench.runner import StageRun, run_stage
+from baton.bench.stages import Stage
 
 
 @asynccontextmanager

@@ -7,16 +7,16 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cluster.config import DECODE, PREFILL
-from cluster.kv_transfer.base import KVSink
-from cluster.kv_transfer.in_process import InProcessKVTransport
-from cluster.messages import pack_sequence
-from cluster.wire import worker_pb2
-from engine.request import SamplingParams
-from engine.urgency import NOT_URGENT, Urgency
-from simulation.limits import EngineLimits
-from simulation.profile import StepTimes, TimingProfile, TransferCosts
-from simulation.worker import SimulatedWorker, WorkerSettings
+from baton.core.request import SamplingParams
+from baton.core.urgency import NOT_URGENT, Urgency
+from baton.kv_transfer.base import KVSink
+from baton.kv_transfer.payload.in_process import InProcessKVTransport
+from baton.rpc.conversions import pack_sequence
+from baton.rpc.wire import worker_pb2
+from cluster.config.config import DECODE, PREFILL
+from cluster.simulation.limits import EngineLimits
+from cluster.simulation.profile import StepTimes, TimingProfile, TransferCosts
+from cluster.simulation.worker import SimulatedWorker, WorkerSettings
 
 STEP = StepTimes(
     fixed=10.0,

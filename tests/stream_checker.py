@@ -194,7 +194,7 @@ class Device:
         return replay
 
     def discard(self) -> None:
-        """Recordings share no memory that could be freed; see :class:`engine.graph_recorder.Recorder`."""
+        """Recordings share no memory that could be freed; see :class:`baton.engine.runner.graph_recorder.Recorder`."""
 
     def mark(self, stream: int) -> Operation:
         """Done when all is done that the stream holds now."""

@@ -17,18 +17,18 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
+from baton.core.request import Request, SamplingParams
+from baton.engine.async_engine import AsyncEngine, generate_all
+from baton.engine.attention import backends as registry
+from baton.engine.engine import AheadRule
+from baton.engine.models.model_loader import prepare_model
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.scheduling.scheduler import SchedulerLimits
+from baton.kv_transfer.base import PartBuffer, PartHeader, Payload, Pieces
+from baton.kv_transfer.codec import checksum
+from baton.kv_transfer.payload.in_process import InProcessKVTransport, InProcessSendStream
 from benchmarks.device_run.attention_world import poison
-from cluster.kv_transfer.base import PartBuffer, PartHeader, Payload, Pieces
-from cluster.kv_transfer.codec import checksum
-from cluster.kv_transfer.in_process import InProcessKVTransport, InProcessSendStream
 from decode_worker.kv_import import KVImporter
-from engine.async_engine import AsyncEngine, generate_all
-from engine.attention import registry
-from engine.engine import AheadRule
-from engine.model_loader import prepare_model
-from engine.model_runner import ModelRunner
-from engine.request import Request, SamplingParams
-from engine.scheduler import SchedulerLimits
 from prefill_worker.kv_export import KVExporter
 from tests.device_tensors import DeviceTensors, handle_of
 from tests.kernel_attention import KernelAttention

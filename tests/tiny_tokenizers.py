@@ -8,7 +8,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from engine.tokenizer import Tokenizer
+from baton.engine.models.tokenizer import Tokenizer
 
 CORPUS = ["hello world, the quick brown fox jumps over the lazy dog. 日本語 €uro 🙂 Grüße stop END"] * 20
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 import torch
 
+from baton.core.drafts import NO_DRAFT, ROOT, Draft
+from baton.core.request import Request, SamplingParams, TokenLogprobs
+from baton.engine.batch.batch import ForwardBatch
+from baton.engine.sampling.logits import process_logits
+from baton.engine.sampling.verification import Verifier, sampling_row
+from baton.engine.scheduling.scheduler import ScheduledSequence
 from decode_worker.speculation.noise import draw_drafts
 from decode_worker.speculation.verification import sampling_rows
-from engine.batch import ForwardBatch
-from engine.drafts import NO_DRAFT, ROOT, Draft
-from engine.logits import process_logits
-from engine.request import Request, SamplingParams, TokenLogprobs
-from engine.scheduler import ScheduledSequence
-from engine.verification import Verifier, sampling_row
 
 PROMPT = (0, 1)
 

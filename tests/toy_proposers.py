@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.batch import ForwardBatch
-from engine.drafts import ROOT, Draft
-from engine.scheduler import ScheduledSequence
-from engine.verification import VerifyResult
+from baton.core.drafts import ROOT, Draft
+from baton.engine.batch.batch import ForwardBatch
+from baton.engine.sampling.verification import VerifyResult
+from baton.engine.scheduling.scheduler import ScheduledSequence
 from tests.tiny_models import VOCAB_SIZE
 
 STYLES = ("right", "half right", "wrong", "random", "too long", "sometimes", "silent")
@@ -19,7 +19,7 @@ STYLES = ("right", "half right", "wrong", "random", "too long", "sometimes", "si
 
 @dataclass(slots=True)
 class Oracle:
-    """Implements :class:`engine.verification.Proposer`.
+    """Implements :class:`baton.engine.sampling.verification.Proposer`.
 
     Attributes:
         truth: each request's whole output, by its id.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.registry import WorkerInfo
+from cluster.registry.workers import WorkerInfo
 
 
 def make_info(worker_id: str, pool: str, address: str = "127.0.0.1:1", **changes: object) -> WorkerInfo:

@@ -20,8 +20,8 @@ from benchmarks.device_cluster.parts import KV_PATHS, ClusterPart
 from benchmarks.device_cluster.requests import DECODER, Asked, answer_alone, make_requests
 from benchmarks.device_run.part import SHAPES, Row, Setting
 from benchmarks.device_run.random_model import DTYPES
-from cluster.config import BatonConfig
-from cluster.launch import Cluster
+from cluster.config.config import BatonConfig
+from cluster.controller.launch import Cluster
 
 _READ_BY_RECEIVER = ("shared_memory", "nixl")
 _CONCURRENCY = 8

@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from baton.client.router_client import COMPLETION_PATH, RouterClient
 from benchmarks.device_cluster.requests import Asked
-from cluster.client import COMPLETION_PATH, RouterClient
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from engine.async_engine import AsyncEngine, generate_all
-from engine.model_loader import load_model
-from engine.model_runner import ModelRunner
-from engine.model_source import resolve_model
-from engine.request import Request, SamplingParams
-from engine.scheduler import SchedulerLimits
+from baton.core.request import Request, SamplingParams
+from baton.engine.async_engine import AsyncEngine, generate_all
+from baton.engine.models.model_loader import load_model
+from baton.engine.models.model_source import resolve_model
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.scheduling.scheduler import SchedulerLimits
 
 _BLOCK_SIZE = 16
 _CHUNK_TOKENS = 512

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import torch
 
+from baton.core.request import SamplingParams
+from baton.engine.engine import AheadRule, Engine, always, never
+from baton.engine.models.model_loader import LoadedModel, prepare_model
+from baton.engine.runner.cuda_graphs import make_buckets
+from baton.engine.runner.model_runner import ModelRunner
 from benchmarks.device_run.borrowed import build_engine, model_with_reference, random_prompts, run, run_tokens
 from benchmarks.device_run.part import Row
-from engine.cuda_graphs import make_buckets
-from engine.engine import AheadRule, Engine, always, never
-from engine.model_loader import LoadedModel, prepare_model
-from engine.model_runner import ModelRunner
-from engine.request import SamplingParams
 
 ARCHITECTURES = ("llama", "qwen3", "gemma2", "gpt_oss", "mixtral", "qwen3_moe", "deepseek_v2", "phi3")
 BLOCK_SIZE = 16

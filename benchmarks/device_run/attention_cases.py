@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 import torch
 
+from baton.core.drafts import ROOT
+from baton.core.kv_spec import KVEncoding
+from baton.engine.attention.base import AttentionBackend, AttentionVariant
+from baton.engine.attention.paged_plan import PlannedBatch, PlanSize, StaticPlan
+from baton.engine.batch.attention_groups import Span
+from baton.engine.kv_cache.paged_cache import PagedKVCache
 from benchmarks.device_run.attention_world import Shape, World
 from benchmarks.device_run.part import Row
-from engine.attention.base import AttentionBackend, AttentionVariant
-from engine.attention.paged_plan import PlannedBatch, PlanSize, StaticPlan
-from engine.attention_groups import Span
-from engine.drafts import ROOT
-from engine.kv_cache import PagedKVCache
-from engine.kv_spec import KVEncoding
 
 CreateBackend = Callable[[PagedKVCache], AttentionBackend]
 

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.attention.base import AttentionBackend, AttentionVariant
-from engine.attention_groups import AttentionGroup, Span, group_spans
-from engine.drafts import ROOT
-from engine.kv_cache import TORCH_DTYPES, PagedKVCache, slots_of
-from engine.kv_int8 import scales_of_rows
-from engine.kv_spec import SCALE_BYTES, KVCacheSpec, KVEncoding, LayerSpec
+from baton.core.drafts import ROOT
+from baton.core.kv_spec import SCALE_BYTES, KVCacheSpec, KVEncoding, LayerSpec
+from baton.engine.attention.base import AttentionBackend, AttentionVariant
+from baton.engine.batch.attention_groups import AttentionGroup, Span, group_spans
+from baton.engine.kv_cache.kv_int8 import scales_of_rows
+from baton.engine.kv_cache.paged_cache import TORCH_DTYPES, PagedKVCache, slots_of
 
 CPU = torch.device("cpu")
 _FLOAT32_ROUNDOFF = 2.0**-24
@@ -36,7 +36,7 @@ _SAFETY = 2.0
 
 @dataclass
 class Batch:
-    """Implements :class:`engine.attention.base.AttentionBatch`."""
+    """Implements :class:`baton.engine.attention.base.AttentionBatch`."""
 
     slots: torch.Tensor
     groups: list[AttentionGroup]

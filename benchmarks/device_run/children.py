@@ -27,9 +27,9 @@ from typing import IO, Any, TypeAlias
 
 import psutil
 
+from baton.engine.device.device_errors import check_device, is_device_lost, is_out_of_memory
 from benchmarks.device_run.part import Row, Setting, device_named
 from benchmarks.device_run.report import last_lines
-from engine.device_errors import check_device, is_device_lost, is_out_of_memory
 
 _MOST_PROCESSES = 12
 _IS_READY, _ROW, _IS_USABLE = "process is ready", "check row", "process is usable"

@@ -13,15 +13,15 @@ from itertools import pairwise
 
 import torch
 
+from baton.core.request import Request
+from baton.engine.engine import Engine
+from baton.engine.kv_cache.kv_copies import CopyQueue, CudaCopyQueue, WatchedCopies, WorkMark
+from baton.engine.kv_cache.paged_cache import PagedKVCache
+from baton.engine.models.model_loader import LoadedModel, prepare_model
+from baton.engine.runner.model_runner import ModelRunner
 from benchmarks.device_run.architecture_checks import make_runner
 from benchmarks.device_run.borrowed import LateCopies, build_engine, greedy, model_with_reference, random_prompts
 from benchmarks.device_run.part import Row
-from engine.engine import Engine
-from engine.kv_cache import PagedKVCache
-from engine.kv_copies import CopyQueue, CudaCopyQueue, WatchedCopies, WorkMark
-from engine.model_loader import LoadedModel, prepare_model
-from engine.model_runner import ModelRunner
-from engine.request import Request
 
 _LENGTHS = (61, 5, 17, 9, 26)
 _TRAVELLER, _NUM_AT_SENDER = 0, 3
@@ -35,7 +35,7 @@ _MOST_CYCLES = 1_000_000
 
 
 class SlowCopies:
-    """Implements :class:`engine.kv_copies.CopyQueue` by CUDA's, but each copy begins with a delay on the device."""
+    """Implements ``CopyQueue`` by CUDA's, but each copy begins with a delay on the device."""
 
     def __init__(self, queue: CopyQueue, delay: Callable[[], None]) -> None:
         self._queue = queue

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from baton.core.kv_spec import KVCacheSpec, LayerSpec
+from baton.engine.kv_cache.paged_cache import PagedKVCache
 from benchmarks.device_run.part import Row
-from engine.kv_cache import PagedKVCache
-from engine.kv_spec import KVCacheSpec, LayerSpec
 
 _BLOCK_SIZE = 16
 _REPEATS = 5

@@ -9,6 +9,20 @@ from typing import Any
 
 import torch
 
+from baton.core.request import FinishReason, Request, SamplingParams
+from baton.engine.batch.attention_groups import Span
+from baton.engine.draft.eagle.feature_state import FeatureState
+from baton.engine.draft.eagle.head import EagleHead, EagleSettings
+from baton.engine.draft.eagle.head_pass import ModuleHeadPass
+from baton.engine.draft.layers import LayerSettings
+from baton.engine.draft.target_shape import TargetShape
+from baton.engine.engine import Engine
+from baton.engine.kv_cache.block_manager import BlockManager
+from baton.engine.models.model_loader import prepare_model
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.sampling.logits import SamplingRow
+from baton.engine.sampling.sampler import QueuedSample, queue_sample
+from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from benchmarks.device_run.children import run_here
 from benchmarks.device_run.part import Row, Setting
 from benchmarks.device_run.random_model import DTYPES, make_model
@@ -18,20 +32,6 @@ from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.eagle import EagleProposer
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.verification import SampleAndMatch
-from engine.attention_groups import Span
-from engine.block_manager import BlockManager
-from engine.draft.eagle import EagleHead, EagleSettings
-from engine.draft.feature_state import FeatureState
-from engine.draft.head_pass import ModuleHeadPass
-from engine.draft.layers import LayerSettings
-from engine.draft.target_shape import TargetShape
-from engine.engine import Engine
-from engine.logits import SamplingRow
-from engine.model_loader import prepare_model
-from engine.model_runner import ModelRunner
-from engine.request import FinishReason, Request, SamplingParams
-from engine.sampler import QueuedSample, queue_sample
-from engine.scheduler import Scheduler, SchedulerLimits
 
 _BLOCK_SIZE = 16
 _DRAFT_TOKENS = 5

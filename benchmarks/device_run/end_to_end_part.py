@@ -8,15 +8,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from baton.core.request import Request, SamplingParams
+from baton.engine.async_engine import AsyncEngine
+from baton.engine.engine import always, never
+from baton.engine.models.model_loader import prepare_model
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.scheduling.scheduler import SchedulerLimits
 from benchmarks.device_run.part import Row, Setting
 from benchmarks.device_run.random_model import DTYPES, make_model
 from benchmarks.device_run.thread_samples import ThreadSampler
-from engine.async_engine import AsyncEngine
-from engine.engine import always, never
-from engine.model_loader import prepare_model
-from engine.model_runner import ModelRunner
-from engine.request import Request, SamplingParams
-from engine.scheduler import SchedulerLimits
 
 _BLOCK_SIZE = 16
 _ENGINE_THREAD = "baton-engine"

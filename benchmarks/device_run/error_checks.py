@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
+from baton.core.errors import WorkerLostError
+from baton.core.request import FinishReason, Request
+from baton.engine.loop import EngineLoop
+from baton.engine.models.model_loader import LoadedModel, prepare_model
 from benchmarks.device_run.architecture_checks import compared, make_runner
 from benchmarks.device_run.borrowed import build_engine, greedy, random_prompts, run, run_tokens, tiny_model
 from benchmarks.device_run.part import Row
-from engine.errors import WorkerLostError
-from engine.loop import EngineLoop
-from engine.model_loader import LoadedModel, prepare_model
-from engine.request import FinishReason, Request
 
 _PROMPTS = random_prompts((9, 4))
 _NUM_TOKENS = 6

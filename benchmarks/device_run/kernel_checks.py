@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
+from baton.engine.attention.base import AttentionBackend
+from baton.engine.attention.torch_sdpa import TorchSDPA
+from baton.engine.kv_cache.paged_cache import PagedKVCache
 from benchmarks.device_run.attention_cases import TINY, AttentionCase, Sizes, check_case, draw_cases
 from benchmarks.device_run.attention_world import CPU
 from benchmarks.device_run.part import Row, Setting
 from benchmarks.device_run.row_checks import check_fp8_rows, check_int8_rows
-from engine.attention.base import AttentionBackend
-from engine.attention.torch_sdpa import TorchSDPA
-from engine.kv_cache import PagedKVCache
 
 FP8_ROWS, INT8_ROWS = "rows to fp8", "rows to int8"
 ROWS = (FP8_ROWS, INT8_ROWS)
@@ -49,7 +49,7 @@ def check(name: str, setting: Setting) -> Iterator[Row]:
 
 def create_triton(cache: PagedKVCache) -> AttentionBackend:
     """A Triton backend. On the CPU, the interpreter must be on before Triton is imported."""
-    from engine.attention.triton_paged import TritonPaged  # not every platform has Triton
+    from baton.engine.attention.triton_paged import TritonPaged  # not every platform has Triton
 
     if cache.device.type == "cuda":
         return TritonPaged(cache)

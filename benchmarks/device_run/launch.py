@@ -37,8 +37,8 @@ _LOG_LINES = 400
 _SHARED_MODULES = (
     "torch._dynamo",
     "transformers.models.llama.modeling_llama",
-    "engine.async_engine",
-    "engine.model_runner",
+    "baton.engine.async_engine",
+    "baton.engine.runner.model_runner",
 )
 
 

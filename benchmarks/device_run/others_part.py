@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from baton.engine.models.model_loader import prepare_model
+from baton.engine.runner.model_runner import ModelRunner
 from benchmarks.ceilings import fp8_matrix_rate
 from benchmarks.device_run.ceilings_part import ceilings_of
 from benchmarks.device_run.children import run_here
@@ -26,8 +28,6 @@ from benchmarks.engine_steps import Case, Work
 from benchmarks.offline.baton_engine import generate_by
 from benchmarks.offline.protocol import Generate
 from benchmarks.offline.transformers_continuous_engine import generate_by as generate_by_transformers
-from engine.model_loader import prepare_model
-from engine.model_runner import ModelRunner
 
 _BLOCK_SIZE = 16
 _BUDGET_S = 0.3

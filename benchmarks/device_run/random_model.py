@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from baton.engine.kv_cache.paged_cache import PagedKVCache
 from benchmarks.device_run.part import SHAPES
-from engine.kv_cache import PagedKVCache
 
 DTYPES = {"llama-3.1-8b": "bfloat16", "small": "float32", "tiny": "float32"}
 """The dtype in which each shape is computed."""

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from baton.core.drafts import Draft
+from baton.core.request import Request, SamplingParams
+from baton.engine.batch.batch import ForwardBatch
+from baton.engine.runner.forward_pass import TransformersForward
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.sampling.verification import choose_tokens
+from baton.engine.scheduling.scheduler import ScheduledSequence
 from benchmarks.device_run.timing import WatchedRecorder, device_ms, host_ms, median_ms, medians
 from benchmarks.engine_steps import Case
-from engine.batch import ForwardBatch
-from engine.drafts import Draft
-from engine.forward_pass import TransformersForward
-from engine.model_runner import ModelRunner
-from engine.request import Request, SamplingParams
-from engine.scheduler import ScheduledSequence
-from engine.verification import choose_tokens
 
 
 def blocks_needed(case: Case, block_size: int) -> int:
@@ -142,7 +142,7 @@ class StepTimer:
 class _Ahead:
     """Each call queues a step with the tokens of the one before it as they are on the device, then reads those.
 
-    :class:`engine.engine.Engine` does the same when nothing is drafted. Returns the milliseconds since the last call.
+    ``Engine`` does the same when nothing is drafted. Returns the milliseconds since the last call.
     """
 
     def __init__(self, runner: ModelRunner, plan: list[ScheduledSequence]) -> None:

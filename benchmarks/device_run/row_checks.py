@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import torch
 
+from baton.engine.kv_cache import kv_int8
+from baton.engine.kv_cache.paged_cache import TORCH_DTYPES
 from benchmarks.device_run.attention_world import decoded
 from benchmarks.device_run.part import Row
-from engine import kv_int8
-from engine.kv_cache import TORCH_DTYPES
 
 _HALF_STEP = 1 / 16
 """Largest rounding error of e4m3, relative to the number; subnormal numbers have an absolute one."""
@@ -31,11 +31,11 @@ def _rows(num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -
 
 def check_fp8_rows(device: torch.device) -> Iterator[Row]:
     """Rows of several widths, dtypes and strides, by the Triton kernel on CUDA and by torch on the CPU."""
-    from engine.fp8_linear import LARGEST, LEAST, quantize_rows  # imports transformers
+    from baton.engine.models.fp8_linear import LARGEST, LEAST, quantize_rows  # imports transformers
 
     quantize = quantize_rows
     if device.type == "cuda":
-        from engine.fp8_kernels import quantize_rows_by_kernel  # imports Triton
+        from baton.engine.models.fp8_kernels import quantize_rows_by_kernel  # imports Triton
 
         quantize = quantize_rows_by_kernel
     for dtype_name, dtype in TORCH_DTYPES.items():

@@ -14,6 +14,17 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
+from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
+from baton.engine.draft.eagle.feature_state import FeatureState
+from baton.engine.draft.eagle.head import EagleHead
+from baton.engine.draft.medusa.heads import MedusaHeads, load_medusa
+from baton.engine.draft.medusa.medusa_state import MedusaState
+from baton.engine.draft.model.draft_model import DraftModel
+from baton.engine.draft.model.token_state import TokenState
+from baton.engine.draft.network import DraftNetwork
+from baton.engine.models.model_loader import prepare_model
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.sampling.verification import Proposer
 from benchmarks.device_run.architecture_checks import BLOCK_SIZE, NUM_BLOCKS, compared
 from benchmarks.device_run.attention_world import poison
 from benchmarks.device_run.borrowed import (
@@ -42,17 +53,6 @@ from decode_worker.speculation.medusa import MedusaProposer
 from decode_worker.speculation.ngram import NgramProposer
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.suffix import SuffixProposer
-from engine.draft.draft_model import DraftModel
-from engine.draft.eagle import EagleHead
-from engine.draft.eagle_checkpoint import load_eagle
-from engine.draft.feature_state import FeatureState
-from engine.draft.medusa import MedusaHeads, load_medusa
-from engine.draft.medusa_state import MedusaState
-from engine.draft.network import DraftNetwork
-from engine.draft.token_state import TokenState
-from engine.model_loader import prepare_model
-from engine.model_runner import ModelRunner
-from engine.verification import Proposer
 
 _TREE = EagleTreeSettings(top_k=2, max_depth=3, max_nodes=MAX_DRAFT_TOKENS, max_batch=8, max_chain=MAX_DRAFT_TOKENS)
 _MAX_MODEL_LEN = 120

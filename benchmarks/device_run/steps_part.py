@@ -12,6 +12,8 @@ from functools import partial
 
 import torch
 
+from baton.engine.models.model_loader import prepare_model
+from baton.engine.runner.model_runner import ModelRunner
 from benchmarks.device_run.ceilings_part import ceilings_of
 from benchmarks.device_run.kernel_tables import kernel_rows
 from benchmarks.device_run.part import Row, Setting
@@ -19,8 +21,6 @@ from benchmarks.device_run.random_model import DTYPES, fill_randomly, make_model
 from benchmarks.device_run.random_steps import StepTimer, StepTimes, blocks_needed
 from benchmarks.device_run.timing import WatchedRecorder
 from benchmarks.engine_steps import Case, Work
-from engine.model_loader import prepare_model
-from engine.model_runner import ModelRunner
 
 BLOCK_SIZE = 16
 _RESERVED_BYTES = 14 * 2**30

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from baton.core.kv_spec import KVCacheSpec, LayerSpec
+from baton.engine.attention.base import AttentionVariant
+from baton.engine.attention.paged_plan import PlannedBatch, make_plan
+from baton.engine.batch.attention_groups import Span
+from baton.engine.device.device_errors import is_device_lost
+from baton.engine.kv_cache.paged_cache import TORCH_DTYPES, PagedKVCache, slots_of
 from benchmarks.device_run.part import Row, Setting
 from benchmarks.device_run.random_model import fill_randomly
 from benchmarks.device_run.timing import graphed, median_ms
-from engine.attention.base import AttentionVariant
-from engine.attention.paged_plan import PlannedBatch, make_plan
-from engine.attention_groups import Span
-from engine.device_errors import is_device_lost
-from engine.kv_cache import TORCH_DTYPES, PagedKVCache, slots_of
-from engine.kv_spec import KVCacheSpec, LayerSpec
 
 if TYPE_CHECKING:
-    from engine.attention.triton_paged import Tile, TritonPaged
+    from baton.engine.attention.triton_paged import Tile, TritonPaged
 
 _BLOCK_SIZE = 16
 _BUDGET_S = 0.2
@@ -93,7 +93,7 @@ def run(setting: Setting) -> Iterator[Row]:
     if importlib.util.find_spec("triton") is None:
         yield {"name": "triton", "not_run": "triton is not installed"}
         return
-    from engine.attention.triton_paged import Tile
+    from baton.engine.attention.triton_paged import Tile
 
     tiny = setting.is_tiny
     heads = Heads(4, 2, 16, "float32") if tiny else Heads(32, 8, 128, "bfloat16")
@@ -125,7 +125,7 @@ def _compare(
     heads: Heads, sequences: Sequences, tiles: Sequence[Tile], programs: Sequence[int], device: torch.device
 ) -> Iterator[Row]:
     """All tiles with all numbers of programs; outputs are compared with those of the product's own layout."""
-    from engine.attention.triton_paged import TritonPaged
+    from baton.engine.attention.triton_paged import TritonPaged
 
     workload = Workload(heads, sequences, device)
     try:

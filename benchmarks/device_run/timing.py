@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from engine.graph_recorder import CudaGraphRecorder
+from baton.engine.runner.graph_recorder import CudaGraphRecorder
 
 
 def synchronize(device: torch.device) -> None:

@@ -22,10 +22,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from baton.core.errors import BatonError
+from baton.engine.models.model_source import resolve_model
 from benchmarks.ceilings import median_ratio
 from benchmarks.offline.processes import EngineProcess, started
-from engine.errors import BatonError
-from engine.model_source import resolve_model
 
 ENGINES = ("baton", "baton-int8", "baton-int4", "transformers", "transformers-continuous", "vllm", "llama-cpp")
 _FOREIGN = ("vllm", "llama-cpp")

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import torch
 
+from baton.core.request import Request, SamplingParams
+from baton.engine.engine import Engine, always, never
+from baton.engine.kv_cache.block_manager import BlockManager
+from baton.engine.models.model_loader import pick_device
+from baton.engine.models.model_source import resolve_model
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.served_model import load_served_model
+from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.process.cores import usable_cores
 from benchmarks.offline.protocol import Generate, serve
-from cluster.cores import usable_cores
-from engine.block_manager import BlockManager
-from engine.engine import Engine, always, never
-from engine.model_loader import pick_device
-from engine.model_runner import ModelRunner
-from engine.model_source import resolve_model
-from engine.request import Request, SamplingParams
-from engine.scheduler import Scheduler, SchedulerLimits
-from engine.served_model import load_served_model
 
 _BLOCK_SIZE = 16
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-from cluster.worker_environment import worker_variables
-from engine.errors import ConfigError
+from baton.core.errors import ConfigError
+from baton.process.worker_environment import worker_variables
 
 _LOAD_TIMEOUT_S = 600.0
 _JOB_TIMEOUT_S = 300.0

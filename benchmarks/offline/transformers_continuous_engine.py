@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
+from baton.process.cores import usable_cores
 from benchmarks.offline.protocol import Generate, serve
-from cluster.cores import usable_cores
 
 _PAGE_TOKENS = 16
 _NO_EOS = -1

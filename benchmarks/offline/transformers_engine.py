@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from baton.process.cores import usable_cores
 from benchmarks.offline.protocol import Generate, serve
-from cluster.cores import usable_cores
 
 
 def load(folder: str, dtype: str) -> Generate:

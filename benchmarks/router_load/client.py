@@ -11,13 +11,13 @@ from math import inf
 
 import aiohttp
 
+from baton.core.errors import InternalError
+from baton.core.request import SamplingParams
+from baton.rpc.conversions import pack_sequence
+from baton.rpc.wire import worker_pb2
 from benchmarks.router_load.processes import RouterUnderTest
-from cluster.config import PREFILL
-from cluster.messages import pack_sequence
-from cluster.wire import worker_pb2
-from cluster.worker_client import WorkerClient
-from engine.errors import InternalError
-from engine.request import SamplingParams
+from cluster.config.config import PREFILL
+from cluster.registry.worker_client import WorkerClient
 
 _REQUEST_TIMEOUT_S = 120.0
 _KEPT_IDLE_S = 2.0

@@ -14,6 +14,9 @@ from typing import Any
 import uvloop
 from rich.console import RenderableType
 
+from baton.bench.document import check_writable
+from baton.core.errors import ConfigError
+from baton.core.version import package_version
 from benchmarks.router_load.figures import median_figures
 from benchmarks.router_load.measure import (
     Figures,
@@ -27,9 +30,6 @@ from benchmarks.router_load.measure import (
 )
 from benchmarks.router_load.neighbours import NeighbourWatch
 from benchmarks.router_load.tables import render
-from benchmarks.serve.document import check_writable
-from cluster.version import package_version
-from engine.errors import ConfigError
 
 FORMAT = "baton-router-load"
 VERSION = 1

@@ -9,10 +9,10 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from baton.core.errors import ConfigError
 from benchmarks.router_load import command
 from benchmarks.router_load.command import RouterLoadSettings
 from benchmarks.router_load.measure import LatencySettings, Report
-from engine.errors import ConfigError
 
 _SIZE = re.compile(r"([1-9][0-9]{0,2})\+([1-9][0-9]{0,2})")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from benchmarks.serve.latency import Summary
+from baton.bench.latency import Summary
 
 
 def added_latency(through: Summary, directly: Summary) -> dict[str, float]:

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from baton.bench.latency import Summary
 from benchmarks.router_load.client import DirectLoad, StreamOutcome, http_load, open_loop
 from benchmarks.router_load.figures import added_latency, mib
 from benchmarks.router_load.processes import RouterUnderTest, router_under_test
 from benchmarks.router_load.setup import BLOCK_SIZE, Workers
-from benchmarks.serve.latency import Summary
 
 Figures = dict[str, Any]
 Report = Callable[[str], None]

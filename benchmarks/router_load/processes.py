@@ -15,12 +15,12 @@ from typing import Any
 
 import psutil
 
+from baton.core.errors import InternalError
+from baton.engine.models.model_cache import CACHE_VARIABLE
 from benchmarks.router_load.setup import Workers, write_setup
-from cluster.registry import WorkerInfo
-from engine.errors import InternalError
-from engine.model_cache import CACHE_VARIABLE
+from cluster.registry.workers import WorkerInfo
 
-_WORKERS_MODULE = "simulation.standalone"
+_WORKERS_MODULE = "cluster.simulation.standalone"
 _ROUTER_MODULE = "benchmarks.router_load.router_process"
 _READY_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 10.0

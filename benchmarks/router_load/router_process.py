@@ -19,12 +19,12 @@ from typing import Any
 import psutil
 import uvloop
 
+from baton.core.errors import BatonError
+from baton.process.without_torch import do_without_torch
 from benchmarks.router_load.stages import Timeline, stage_summaries
 from cluster.autoscaling.observation import PoolCounts
-from cluster.config import POOLS, BatonConfig, load_config
-from cluster.router_host import RouterHost
-from cluster.without_torch import do_without_torch
-from engine.errors import BatonError
+from cluster.config.config import POOLS, BatonConfig, load_config
+from cluster.router_process import RouterHost
 
 _MOST_TIMELINES = 300
 """Each takes milliseconds to write down."""

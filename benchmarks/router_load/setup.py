@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.config import BatonConfig
-from engine.model_source import resolve_model
+from baton.engine.models.model_source import resolve_model
+from cluster.config.config import BatonConfig
 
 BLOCK_SIZE = 16
 """Tokens."""

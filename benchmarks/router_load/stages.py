@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 
-from benchmarks.serve.latency import Summary
-from engine.timeline import Event
+from baton.bench.latency import Summary
+from baton.core.timeline import Event
 
 Timeline = Mapping[str, float]
 """Name of an event → milliseconds since the request came."""

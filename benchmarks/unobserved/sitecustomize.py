@@ -39,9 +39,9 @@ def _blind_engine(module: ModuleType) -> None:
 
 _BLINDED: dict[str, Callable[[ModuleType], None]] = {
     "prometheus_client.metrics": _blind_prometheus,
-    "cluster.worker_client": _blind_client,
-    "cluster.timelines": _blind_store,
-    "engine.engine": _blind_engine,
+    "cluster.registry.worker_client": _blind_client,
+    "baton.explain.timelines": _blind_store,
+    "baton.engine.engine": _blind_engine,
 }
 
 

@@ -16,26 +16,26 @@ from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any, Generic, TypeVar
 
+from baton.core.errors import OverloadedError
+from baton.core.slo import BUILTIN_CLASSES, SloClass
+from baton.core.timeline import Event
+from baton.core.timers import RESOLUTION_S
 from cluster.admission import refusals
+from cluster.admission.admission_config import AdmissionConfig
+from cluster.admission.admission_metrics import AdmissionMetrics
+from cluster.admission.admitted import AdmittedWork
 from cluster.admission.alarm import Alarm
 from cluster.admission.asking import Asking
 from cluster.admission.contracts import Dispatcher, Placement
 from cluster.admission.gathering import Gatherer
 from cluster.admission.holding_room import HoldingRoom
-from cluster.admission.metrics import AdmissionMetrics
-from cluster.admission.outcomes import AdmittedWork
 from cluster.admission.room import RoomCheck, Shortage, check_room, routes_with_room
 from cluster.admission.shortages import Shortages
 from cluster.admission.waiting_line import Ticket, WaitingLine
 from cluster.admission.waiting_time import Blockage
 from cluster.admission.worker_wait import WorkerWait
-from cluster.admission_config import AdmissionConfig
-from cluster.journal import Journal
+from cluster.requests.journal import Journal
 from cluster.routing.base import Preference, RouteDecision
-from cluster.slo import BUILTIN_CLASSES, SloClass
-from cluster.timers import RESOLUTION_S
-from engine.errors import OverloadedError
-from engine.timeline import Event
 
 PlacementT = TypeVar("PlacementT", bound=Placement)
 

@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from baton.core.slo import SloClass
+from baton.core.urgency import Urgency
 from cluster.admission.waiting_line import Ticket
-from cluster.journal import Journal
-from cluster.slo import SloClass
-from engine.urgency import Urgency
+from cluster.requests.journal import Journal
 
 T = TypeVar("T")
 

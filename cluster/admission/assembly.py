@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 
 from cluster.admission.admission import Admission
+from cluster.admission.admission_metrics import AdmissionMetrics
 from cluster.admission.gathering import Gatherer
-from cluster.admission.metrics import AdmissionMetrics
-from cluster.config import PREFILL, BatonConfig
-from cluster.dispatcher import Dispatcher, Placement
-from cluster.latency_model import LatencyModel
-from cluster.registry import WorkerRegistry
+from cluster.config.config import PREFILL, BatonConfig
+from cluster.latency.latency_model import LatencyModel
+from cluster.registry.workers import WorkerRegistry
+from cluster.routing.dispatcher import Dispatcher, Placement
 
 
 def create_admission(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from cluster.journal import Journal
+from cluster.requests.journal import Journal
 from cluster.routing.base import Preference, RouteDecision
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cluster.latency_model import LatencyModel
+from cluster.latency.latency_model import LatencyModel
 from cluster.routing.base import RouteDecision
 
 LONGEST_MS = 20.0

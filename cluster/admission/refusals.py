@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from baton.core.errors import OverloadedError
+from baton.core.slo import SloClass
 from cluster.admission.room import RoomCheck, Shortage
 from cluster.routing.base import RouteDecision
-from cluster.slo import SloClass
-from engine.errors import OverloadedError
 
 _LONGEST_RETRY_S = 600.0
 

@@ -17,9 +17,9 @@ from math import inf
 
 import numpy as np
 
+from baton.core.slo import SloClass
 from cluster.admission.safety_margin import Factors
 from cluster.routing.base import Bools, Candidates, RouteDecision
-from cluster.slo import SloClass
 
 
 class Shortage(StrEnum):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import exp
 from statistics import NormalDist
 
-from cluster.slo import SloClass
+from baton.core.slo import SloClass
 
 LARGEST_FACTOR = 3.0
 _STEP = 0.06

@@ -17,7 +17,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Generic, TypeVar
 
-from engine.urgency import Urgency
+from baton.core.urgency import Urgency
 
 T = TypeVar("T")
 _MOST_CREDIT = 2.0

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from baton.core.errors import NoWorkerError
+from baton.core.timers import is_over
 from cluster.admission.contracts import Dispatcher, Placement
 from cluster.admission.refusals import stopping
-from cluster.journal import Journal
+from cluster.requests.journal import Journal
 from cluster.routing.base import Preference, RouteDecision
-from cluster.timers import is_over
-from engine.errors import NoWorkerError
 
 _LONGEST_S = 0.5
 """Suspects become usable again with time alone, so nobody waits for a change longer than this."""

@@ -13,7 +13,7 @@ from cluster.autoscaling.costs import PoolCosts
 from cluster.autoscaling.decode_capacity import decode_forecast
 from cluster.autoscaling.demand import ClassDemand, Demand
 from cluster.autoscaling.prefill_capacity import prefill_forecast
-from cluster.config import DECODE, PREFILL
+from cluster.config.config import DECODE, PREFILL
 
 ENOUGH_REQUESTS = 50
 LOCAL_SHARES = (0.0, 0.1, 0.25, 0.5, 0.75)

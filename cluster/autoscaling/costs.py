@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cluster.latency.calibration import RegimeCalibration
-from cluster.latency_model import LatencyModel
-from cluster.registry import WorkerInfo
+from cluster.latency.latency_model import LatencyModel
+from cluster.registry.workers import WorkerInfo
 
 _REFERENCE_TOKENS = 256
 _REFERENCE_BATCH = 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cluster.slo import SloClass
+from baton.core.slo import SloClass
 
 _NOTHING = 1e-9
 """Requests per second that are none: one in thirty years, or what rounding leaves."""

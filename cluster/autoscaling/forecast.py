@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import sqrt
 
-from cluster.slo import SloClass
+from baton.core.slo import SloClass
 
 MAX_UTILISATION = 0.9
 """Beyond it, queues grow faster than any forecast: arrivals come in bursts."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from cluster.autoscaling.limits import PoolLimits, ScalingLimits
 from cluster.autoscaling.observation import PoolCounts
 from cluster.autoscaling.requirement import Requirement
+from cluster.autoscaling.scaling_limits import PoolLimits, ScalingLimits
 
 _FIRST_BACKOFF_S = 60.0
 _MAX_BACKOFF_S = 900.0

@@ -9,10 +9,10 @@ from math import ceil, sqrt
 from cluster.autoscaling.decode_capacity import decode_forecast
 from cluster.autoscaling.demand import Demand
 from cluster.autoscaling.forecast import PoolForecast, fewest_workers
-from cluster.autoscaling.limits import PoolLimits, ScalingLimits
 from cluster.autoscaling.observation import Observation, PoolObservation
 from cluster.autoscaling.prefill_capacity import prefill_forecast
-from cluster.config import DECODE, POOLS, PREFILL
+from cluster.autoscaling.scaling_limits import PoolLimits, ScalingLimits
+from cluster.config.config import DECODE, POOLS, PREFILL
 
 MIN_REQUESTS = 8
 ENOUGH_S = 120.0

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from cluster.autoscaling.forecast import PoolForecast
-from cluster.autoscaling.limits import PoolLimits, ScalingLimits
 from cluster.autoscaling.observation import Observation, PoolCounts
 from cluster.autoscaling.pool_rules import PoolState, Reason, Sizing
 from cluster.autoscaling.requirement import MIN_REQUESTS, Requirement
 from cluster.autoscaling.role_change import RoleChange
-from cluster.config import DECODE, PREFILL
+from cluster.autoscaling.scaling_limits import PoolLimits, ScalingLimits
+from cluster.config.config import DECODE, PREFILL
 
 
 def explain_pool(

@@ -1,1 +1,1 @@
-"""What :mod:`cluster.latency_model` is made of: fits, queues, calibration, and the books of its own error. No torch."""
+"""What ``latency_model`` is made of: fits, queues, calibration, and the books of its own error. No torch."""

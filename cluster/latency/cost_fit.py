@@ -17,9 +17,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from baton.core.step_outliers import TRUSTED_SAMPLES, OutlierGuard
 from cluster.latency.robust_fit import Floats, fit
 from cluster.latency.sample_window import Features, SampleWindow
-from engine.step_outliers import TRUSTED_SAMPLES, OutlierGuard
 
 _GROUP_PRIOR_WEIGHT = 0.005
 _MEASURED_PRIOR_WEIGHT = 1.0

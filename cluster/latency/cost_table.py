@@ -1,4 +1,4 @@
-"""Costs on many workers at once: what :mod:`cluster.latency_model` knows of them, on columns."""
+"""Costs on many workers at once: what :mod:`cluster.latency.latency_model` knows of them, on columns."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class PromptQueue:
 
     Attributes:
         tokens: uncached prompt tokens ahead, those in the step under way included.
-        attention_pairs: of these tokens, as in :class:`engine.step_samples.StepSample`.
+        attention_pairs: of these tokens, as in :class:`baton.core.step_samples.StepSample`.
         prompts: how many prompts they belong to.
         elapsed_ms: since the step under way began, as far as one knows.
         decoding: sequences that decode on the worker; each of them takes a token of every step's budget.

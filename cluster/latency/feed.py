@@ -6,13 +6,13 @@ import asyncio
 import logging
 import time
 
+from baton.core.errors import BatonError
+from baton.core.step_samples import StepSample
+from baton.rpc.wire import worker_pb2
 from cluster.latency.estimates import WorkerTraits
+from cluster.latency.latency_model import LatencyModel
 from cluster.latency.store import FitStore
-from cluster.latency_model import LatencyModel
-from cluster.registry import Worker, WorkerInfo, WorkerRegistry
-from cluster.wire import worker_pb2
-from engine.errors import BatonError
-from engine.step_samples import StepSample
+from cluster.registry.workers import Worker, WorkerInfo, WorkerRegistry
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
 
+from baton.core.urgency import NOT_URGENT, Urgency
 from cluster.latency.estimates import EMPTY_QUEUE, PromptQueue, attention_pairs
-from engine.urgency import NOT_URGENT, Urgency
 
 
 @dataclass(frozen=True, slots=True, eq=False)

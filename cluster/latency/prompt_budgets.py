@@ -1,11 +1,11 @@
-""":func:`engine.chunk_budget.prompt_budget` for many workers at once; a test keeps the two equal."""
+""":func:`baton.core.chunk_budget.prompt_budget` for many workers at once; a test keeps the two equal."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from baton.core.chunk_budget import HEADROOM, MIN_PROMPT_TOKENS, SMALLEST_SHARE
 from cluster.latency.robust_fit import Floats
-from engine.chunk_budget import HEADROOM, MIN_PROMPT_TOKENS, SMALLEST_SHARE
 
 
 def prompt_budgets(
@@ -20,7 +20,7 @@ def prompt_budgets(
     """Prompt tokens that share a step with what decodes, ``[num_workers]``, as are all arguments but two.
 
     Args:
-        coefficients: ``[num_features, num_workers]``, in the order of :class:`engine.step_costs.StepCosts`.
+        coefficients: ``[num_features, num_workers]``, in the order of :class:`baton.core.step_costs.StepCosts`.
         tpot_targets_s: the strictest of the sequences that decode; 0: none.
         rates: ``[num_workers, 2]``: tokens per round and drafted tokens of each of them.
         starts: prompt tokens that are computed already.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from engine.non_negative import solve_non_negative
+from baton.core.non_negative import solve_non_negative
 
 Floats = npt.NDArray[np.float64]
 

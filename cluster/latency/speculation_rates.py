@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.step_samples import StepSample
+from baton.core.step_samples import StepSample
 
 _KEEP = 0.985
 """Of what is known, with each further step: the last 70 or so count."""

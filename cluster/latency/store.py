@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
 
-from engine.model_cache import cache_dir
-from engine.step_costs import STEP_PRIOR
+from baton.core.step_costs import STEP_PRIOR
+from baton.engine.models.model_cache import cache_dir
 
 logger = logging.getLogger(__name__)
 
@@ -27,14 +27,14 @@ class FitStore:
     """One small file per kind of worker. Whatever is wrong with a file, it costs a warning and no more.
 
     Args:
-        folder: default: ``latency`` in :func:`engine.model_cache.cache_dir`.
+        folder: default: ``latency`` in :func:`baton.engine.models.model_cache.cache_dir`.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or cache_dir() / "latency"
 
     def load(self, kind: Kind) -> tuple[float, ...]:
-        """Coefficients for :meth:`cluster.latency_model.LatencyModel.add_worker`; empty when there are none."""
+        """Coefficients for :meth:`cluster.latency.latency_model.LatencyModel.add_worker`; empty when there are none."""
         file = self._file(kind)
         try:
             return _read(json.loads(file.read_text(encoding="utf-8")), kind)

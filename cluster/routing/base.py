@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from baton.core.slo import STANDARD, SloClass
+from baton.core.urgency import NOT_URGENT, Urgency
 from cluster.latency.estimates import EMPTY_QUEUE, UNKNOWN_FORECAST, PromptQueue, RouteForecast
-from cluster.slo import STANDARD, SloClass
-from engine.urgency import NOT_URGENT, Urgency
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]

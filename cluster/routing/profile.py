@@ -22,10 +22,10 @@ from cluster.routing.base import (
     Scorer,
     WorkerSnapshot,
 )
+from cluster.routing.policies import FILTERS, PICKERS, SCORERS
 from cluster.routing.record import routing_record
-from cluster.routing.registry import FILTERS, PICKERS, SCORERS
+from cluster.routing.routing_config import RoutingConfig
 from cluster.routing.scan import LocalPrefill, Scan, count_routes, routes
-from cluster.routing_config import RoutingConfig
 
 
 class RoutingProfile:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from baton.core.timeline import Timeline
 from cluster.routing.base import Candidates, Floats, Ints
-from engine.timeline import Timeline
 
 _SHOWN = 5
 _ROOM = "room"

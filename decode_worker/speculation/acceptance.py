@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from engine.request import Request
+from baton.core.request import Request
 
 _PRIOR_WEIGHT = 4.0
 _MAX_WEIGHT = 60.0

@@ -13,12 +13,12 @@ from typing import ClassVar, Protocol
 import numpy as np
 import torch
 
+from baton.core.drafts import ROOT, Draft, depths_of
+from baton.engine.device.uploads import upload
+from baton.engine.sampling.logits import SamplingRow
+from baton.engine.sampling.sampler import uniform
 from decode_worker.speculation.noise import PLAIN, RECOVER, coin_stream, draw_from
 from decode_worker.speculation.tree import children_of
-from engine.drafts import ROOT, Draft, depths_of
-from engine.logits import SamplingRow
-from engine.sampler import uniform
-from engine.uploads import upload
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.config import SpeculationConfig
+from baton.engine.draft.loading import LoadedDraft
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.sampling.verification import Verifier
+from cluster.config.config import SpeculationConfig
 from decode_worker.speculation.controller import SpeculationController
 from decode_worker.speculation.registry import SpeculationLimits, create_controller
 from decode_worker.speculation.verification import create_verifier
-from engine.draft.loading import LoadedDraft
-from engine.model_runner import ModelRunner
-from engine.verification import Verifier
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from engine.downloads import fetch, is_on_host
+from baton.engine.device.downloads import fetch, is_on_host
 
 _LIMITS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9)
 _EDGES = (0.0, *_LIMITS, 1.0)

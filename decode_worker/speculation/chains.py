@@ -9,17 +9,17 @@ from typing import Protocol
 
 import torch
 
+from baton.core.drafts import Draft
+from baton.core.request import Request
+from baton.engine.device.downloads import fetch
+from baton.engine.device.uploads import take_rows
+from baton.engine.sampling.logits import process_logits
+from baton.engine.sampling.sampler import probabilities
+from baton.engine.sampling.verification import VerifyResult, sampling_row
 from decode_worker.speculation.acceptance import AcceptanceTracker, DepthAcceptance, num_right
 from decode_worker.speculation.certainty import bucket_of, likeliest, prior_of
 from decode_worker.speculation.draft_length import DraftPasses, Outlook
 from decode_worker.speculation.noise import draw_drafts
-from engine.downloads import fetch
-from engine.drafts import Draft
-from engine.logits import process_logits
-from engine.request import Request
-from engine.sampler import probabilities
-from engine.uploads import take_rows
-from engine.verification import VerifyResult, sampling_row
 
 _DEEPEST_KEY = 4
 _PRIOR_AT_DEPTH = 0.5
@@ -50,7 +50,7 @@ class Chain:
 
     Attributes:
         room: most tokens that it may have.
-        probs: one ``[vocab_size]`` per token if they are drawn; see :class:`engine.drafts.Draft`.
+        probs: one ``[vocab_size]`` per token if they are drawn; see :class:`baton.core.drafts.Draft`.
         kinds: of the tokens, from which the confidences come.
         survival: the chance that all of them are accepted.
     """

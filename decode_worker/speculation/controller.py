@@ -9,6 +9,13 @@ from typing import TypeVar
 
 import torch
 
+from baton.core.drafts import Draft
+from baton.core.request import Request
+from baton.engine.batch.batch import ForwardBatch
+from baton.engine.draft.faults import DraftFaults
+from baton.engine.draft.network import DraftState
+from baton.engine.sampling.verification import Proposer, VerifyResult
+from baton.engine.scheduling.scheduler import ScheduledSequence
 from decode_worker.speculation.draft_length import (
     DraftingPolicy,
     DraftPasses,
@@ -18,13 +25,6 @@ from decode_worker.speculation.draft_length import (
 )
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.tree import reach_probabilities
-from engine.batch import ForwardBatch
-from engine.draft.faults import DraftFaults
-from engine.draft.network import DraftState
-from engine.drafts import Draft
-from engine.request import Request
-from engine.scheduler import ScheduledSequence
-from engine.verification import Proposer, VerifyResult
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class MethodCounts:
 
 
 class SpeculationController:
-    """Implements :class:`engine.verification.Proposer` over several methods.
+    """Implements :class:`baton.engine.sampling.verification.Proposer` over several methods.
 
     Args:
         methods: without a network, by name.
@@ -142,7 +142,7 @@ class SpeculationController:
         return chosen
 
     def leaves_alone(self, plan: Sequence[ScheduledSequence]) -> bool:
-        """An :data:`engine.engine.AheadRule`: nobody drafts for these sequences, and no network follows them."""
+        """An :data:`baton.engine.engine.AheadRule`: nobody drafts for these sequences, and no network follows them."""
         return self._network is None and all(self._chosen_method(s.request) == NONE for s in plan)
 
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
@@ -172,7 +172,7 @@ class SpeculationController:
         return self._proposed_by.get(request_id)
 
     def adopt(self, request: Request, state: bytes | None, first_new: int) -> None:
-        """A request comes with its prompt's KV; see :meth:`engine.draft.network.DraftState.adopt`."""
+        """A request comes with its prompt's KV; see :meth:`baton.engine.draft.network.DraftState.adopt`."""
         if self._network is None:
             return
         network = self._network.method

@@ -18,11 +18,11 @@ from itertools import accumulate
 from math import log, log1p
 from typing import Protocol
 
+from baton.core.drafts import Draft
+from baton.core.request import Request
+from baton.engine.sampling.verification import Proposer
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.tree import reach_probabilities
-from engine.drafts import Draft
-from engine.request import Request
-from engine.verification import Proposer
 
 # What speculation must promise beyond plain decoding before it begins, and half of it to go on: what is believed of
 # costs is off by a few percent, and the passes of a network come on top of what is known of the step.

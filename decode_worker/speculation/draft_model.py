@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from baton.core.drafts import Draft
+from baton.core.request import Request
+from baton.engine.batch.batch import ForwardBatch
+from baton.engine.draft.model.token_state import TokenState
+from baton.engine.sampling.verification import VerifyResult
+from baton.engine.scheduling.scheduler import ScheduledSequence
 from decode_worker.speculation.chains import Chain, ChainDrafter, VocabularyMap
 from decode_worker.speculation.draft_length import DraftPasses, Outlook
 from decode_worker.speculation.method import DraftMethod
-from engine.batch import ForwardBatch
-from engine.draft.token_state import TokenState
-from engine.drafts import Draft
-from engine.request import Request
-from engine.scheduler import ScheduledSequence
-from engine.verification import VerifyResult
 
 # Who lacks no more than this reads it with its first pass; longer gaps are closed before.
 _MAX_MISSING = 16

@@ -10,17 +10,17 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from baton.core.drafts import Draft
+from baton.core.request import Request
+from baton.engine.batch.attention_groups import Span
+from baton.engine.batch.batch import ForwardBatch
+from baton.engine.device.uploads import take_rows
+from baton.engine.draft.eagle.feature_state import FeatureState, WaitingRows
+from baton.engine.sampling.verification import VerifyResult
+from baton.engine.scheduling.scheduler import ScheduledSequence
 from decode_worker.speculation.chains import Chain, ChainDrafter, VocabularyMap
 from decode_worker.speculation.draft_length import DraftPasses, Outlook
 from decode_worker.speculation.method import DraftMethod
-from engine.attention_groups import Span
-from engine.batch import ForwardBatch
-from engine.draft.feature_state import FeatureState, WaitingRows
-from engine.drafts import Draft
-from engine.request import Request
-from engine.scheduler import ScheduledSequence
-from engine.uploads import take_rows
-from engine.verification import VerifyResult
 
 
 class EagleProposer(DraftMethod):

@@ -22,23 +22,23 @@ from itertools import compress
 
 import torch
 
+from baton.core.drafts import ROOT, Draft, depths_of
+from baton.core.errors import ConfigError
+from baton.core.request import Request, SamplingParams
+from baton.engine.batch.attention_groups import Span
+from baton.engine.batch.batch import ForwardBatch
+from baton.engine.device.downloads import fetch
+from baton.engine.device.uploads import take_rows
+from baton.engine.draft.eagle.feature_state import FeatureState, WaitingRows
+from baton.engine.sampling.logits import SamplingRow, process_logits
+from baton.engine.sampling.verification import VerifyResult, sampling_row
+from baton.engine.scheduling.scheduler import ScheduledSequence
 from decode_worker.speculation.acceptance import AcceptanceTracker, DepthAcceptance
 from decode_worker.speculation.certainty import bucket_of, prior_of
 from decode_worker.speculation.chains import VocabularyMap
 from decode_worker.speculation.draft_length import DraftPasses, NetworkProposer, Outlook
 from decode_worker.speculation.method import DraftMethod
 from decode_worker.speculation.tree import GrowingTree, best_nodes, confidences_of, is_prefix, reindexed, tried
-from engine.attention_groups import Span
-from engine.batch import ForwardBatch
-from engine.downloads import fetch
-from engine.draft.feature_state import FeatureState, WaitingRows
-from engine.drafts import ROOT, Draft, depths_of
-from engine.errors import ConfigError
-from engine.logits import SamplingRow, process_logits
-from engine.request import Request, SamplingParams
-from engine.scheduler import ScheduledSequence
-from engine.uploads import take_rows
-from engine.verification import VerifyResult, sampling_row
 
 _DEEPEST_KIND = 4
 _PRIOR_AT_DEPTH = 0.6

@@ -27,16 +27,16 @@ from typing import Literal
 
 import torch
 
+from baton.core.drafts import ROOT, Draft
+from baton.core.errors import ConfigError
+from baton.core.request import Request
+from baton.engine.batch.batch import ForwardBatch
+from baton.engine.device.uploads import take_rows
+from baton.engine.sampling.verification import VerifyResult
+from baton.engine.scheduling.scheduler import ScheduledSequence
 from decode_worker.speculation.acceptance import AcceptanceTracker
 from decode_worker.speculation.method import DraftMethod
 from decode_worker.speculation.tree import merge_paths
-from engine.batch import ForwardBatch
-from engine.drafts import ROOT, Draft
-from engine.errors import ConfigError
-from engine.request import Request
-from engine.scheduler import ScheduledSequence
-from engine.uploads import take_rows
-from engine.verification import VerifyResult
 
 Source = Literal["text", "found", "window"]
 _Key = tuple[Source, int, int]
@@ -204,7 +204,7 @@ class _State:
 
 
 class LookaheadProposer(DraftMethod):
-    """Implements :class:`engine.verification.Proposer`. A draft has its n-grams first, then the window.
+    """Implements :class:`baton.engine.sampling.verification.Proposer`. A draft has its n-grams first, then the window.
 
     Nodes of the window are rarely accepted; they are worth their place by what their rows of the logits say. Where
     only a part of a draft is verified, the columns that are left out start anew.

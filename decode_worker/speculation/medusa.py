@@ -13,19 +13,19 @@ from dataclasses import dataclass
 
 import torch
 
+from baton.core.drafts import Draft
+from baton.core.request import Request
+from baton.engine.batch.batch import ForwardBatch
+from baton.engine.device.downloads import fetch
+from baton.engine.draft.medusa.heads import MAX_RANKS
+from baton.engine.draft.medusa.medusa_state import MedusaState
+from baton.engine.sampling.verification import VerifyResult
+from baton.engine.scheduling.scheduler import ScheduledSequence
 from decode_worker.speculation.acceptance import AcceptanceTracker, kind_of
 from decode_worker.speculation.certainty import bucket_of, prior_of
 from decode_worker.speculation.draft_length import DraftPasses, Outlook
 from decode_worker.speculation.method import DraftMethod
 from decode_worker.speculation.tree import best_choices, is_prefix, static_tree, tried
-from engine.batch import ForwardBatch
-from engine.downloads import fetch
-from engine.draft.medusa import MAX_RANKS
-from engine.draft.medusa_state import MedusaState
-from engine.drafts import Draft
-from engine.request import Request
-from engine.scheduler import ScheduledSequence
-from engine.verification import VerifyResult
 
 # Of one pass, before anything was seen.
 _PRIOR_ACCEPTED = 0.8

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from baton.core.drafts import Draft
+from baton.core.request import Request
+from baton.engine.sampling.verification import VerifyResult
+from baton.engine.scheduling.scheduler import ScheduledSequence
 from decode_worker.speculation.acceptance import AcceptanceTracker, num_right
 from decode_worker.speculation.method import DraftMethod
 from decode_worker.speculation.suffix_automaton import Match, continuation
-from engine.drafts import Draft
-from engine.request import Request
-from engine.scheduler import ScheduledSequence
-from engine.verification import VerifyResult
 
 _NGRAM_LENGTHS = (5, 4, 3, 2)
 _PRIOR = 0.5
@@ -39,7 +39,7 @@ class _Index:
 
 
 class NgramProposer(DraftMethod):
-    """Implements :class:`engine.verification.Proposer`."""
+    """Implements :class:`baton.engine.sampling.verification.Proposer`."""
 
     name = "ngram"
 

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.logits import SamplingRow
-from engine.sampler import draw, uniform
-from engine.uploads import take_rows, upload
+from baton.engine.device.uploads import take_rows, upload
+from baton.engine.sampling.logits import SamplingRow
+from baton.engine.sampling.sampler import draw, uniform
 
 PLAIN = 0
 RECOVER = 1
@@ -49,9 +49,9 @@ def draw_drafts(probs: torch.Tensor, rows: Sequence[SamplingRow], num_siblings: 
     """Draws what a draft guesses, so that :class:`~.acceptance_rules.ResidualRule` can verify it.
 
     Args:
-        probs: ``[num_rows, vocab_size]``: the draft's logits behind ``engine.logits.process_logits`` with ``rows`` and
+        probs: ``[num_rows, vocab_size]``: the draft's logits behind ``process_logits`` with ``rows`` and
             a softmax. The same numbers go into ``Draft.probs``, once for each sibling.
-        rows: ``engine.verification.sampling_row`` of the drafted path so far.
+        rows: ``baton.engine.sampling.verification.sampling_row`` of the drafted path so far.
         num_siblings: different tokens to draw for each row.
 
     Returns:

@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton.core.errors import ConfigError
+from baton.engine.draft.eagle.feature_state import FeatureState
+from baton.engine.draft.loading import LoadedDraft
+from baton.engine.draft.medusa.medusa_state import MedusaState
+from baton.engine.draft.model.token_state import TokenState
+from baton.engine.draft.network import DraftState
+from baton.engine.draft.references import DRAFT_METHODS, check_method
+from baton.engine.draft.states import create_draft_state
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.sampling.verification import Proposer
 from decode_worker.speculation.controller import AUTO, NONE, NetworkMethod, SpeculationController
 from decode_worker.speculation.draft_length import DraftPasses, NetworkProposer
 from decode_worker.speculation.draft_model import DraftModelProposer
@@ -14,16 +24,6 @@ from decode_worker.speculation.medusa import MedusaProposer
 from decode_worker.speculation.ngram import NgramProposer
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.suffix import SuffixProposer
-from engine.draft.feature_state import FeatureState
-from engine.draft.loading import LoadedDraft
-from engine.draft.medusa_state import MedusaState
-from engine.draft.network import DraftState
-from engine.draft.references import DRAFT_METHODS, check_method
-from engine.draft.states import create_draft_state
-from engine.draft.token_state import TokenState
-from engine.errors import ConfigError
-from engine.model_runner import ModelRunner
-from engine.verification import Proposer
 
 _MODEL_FREE = ("lookahead", "ngram", "suffix")
 # What `auto` tries before a network; n-grams are a special case of suffixes.

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from baton.core.drafts import Draft
+from baton.core.request import Request
+from baton.engine.sampling.verification import VerifyResult
+from baton.engine.scheduling.scheduler import ScheduledSequence
 from decode_worker.speculation.acceptance import AcceptanceTracker, num_right
 from decode_worker.speculation.method import DraftMethod
 from decode_worker.speculation.suffix_automaton import Match, SuffixAutomaton, continuation
-from engine.drafts import Draft
-from engine.request import Request
-from engine.scheduler import ScheduledSequence
-from engine.verification import VerifyResult
 
 _MIN_MATCH = 2
 _MAX_CORPUS_TOKENS = 32_768
@@ -41,7 +41,7 @@ class _Sequence:
 
 
 class SuffixProposer(DraftMethod):
-    """Implements :class:`engine.verification.Proposer`.
+    """Implements :class:`baton.engine.sampling.verification.Proposer`.
 
     Args:
         remembers_outputs: also draft from the outputs of earlier requests.

@@ -15,8 +15,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.drafts import ROOT, Draft
-from engine.errors import ConfigError
+from baton.core.drafts import ROOT, Draft
+from baton.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,15 +18,15 @@ from collections.abc import Sequence
 
 import torch
 
+from baton.core.drafts import ROOT
+from baton.core.errors import ConfigError
+from baton.engine.batch.batch import ForwardBatch
+from baton.engine.device.uploads import take_rows
+from baton.engine.sampling.logits import SamplingRow
+from baton.engine.sampling.sampler import SampledToken, logprobs_at, probabilities, sample
+from baton.engine.sampling.verification import Verifier, VerifyResult, logprobs_of, sampling_row
+from baton.engine.scheduling.scheduler import ScheduledSequence
 from decode_worker.speculation.acceptance_rules import AcceptanceRule, ResidualRule, TypicalRule
-from engine.batch import ForwardBatch
-from engine.drafts import ROOT
-from engine.errors import ConfigError
-from engine.logits import SamplingRow
-from engine.sampler import SampledToken, logprobs_at, probabilities, sample
-from engine.scheduler import ScheduledSequence
-from engine.uploads import take_rows
-from engine.verification import Verifier, VerifyResult, logprobs_of, sampling_row
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ ACCEPTANCES = (MATCH, RESIDUAL, TYPICAL)
 
 
 class SampleAndMatch:
-    """Implements :class:`engine.verification.Verifier`."""
+    """Implements :class:`baton.engine.sampling.verification.Verifier`."""
 
     def verify(self, batch: ForwardBatch, logits: torch.Tensor) -> list[VerifyResult]:
         """Draws a token on every row in one call, then follows the draws through each draft."""
@@ -45,7 +45,7 @@ class SampleAndMatch:
 
 
 class RuleVerifier:
-    """Implements :class:`engine.verification.Verifier`: a rule where it applies, sample-and-match everywhere else.
+    """Implements ``Verifier``: a rule where it applies, sample-and-match everywhere else.
 
     Greedy requests always match, and so do drafts that bring nothing for the rule to go by. A rule decides on the host,
     which waits for the device at each decision.

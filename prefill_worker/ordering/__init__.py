@@ -1,1 +1,1 @@
-"""Order of the prompts that wait for prefill: names of the policies of :mod:`engine.ordering`."""
+"""Order of the prompts that wait for prefill: names of the policies of :mod:`baton.engine.scheduling.ordering`."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.errors import ConfigError
-from engine.ordering import ArrivalOrder, EarliestDeadlineFirst, OrderingPolicy
+from baton.core.errors import ConfigError
+from baton.engine.scheduling.ordering import ArrivalOrder, EarliestDeadlineFirst, OrderingPolicy
 
 _POLICIES: dict[str, Callable[[], OrderingPolicy]] = {"edf": EarliestDeadlineFirst, "fcfs": ArrivalOrder}
 

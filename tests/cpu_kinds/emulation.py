@@ -1,7 +1,7 @@
 """AVX-512 and AMX on CPUs that lack them: the fused decoder's instructions in terms of what every x86 CPU can.
 
 LLVM itself splits vectors that are too wide for a CPU. What names an instruction goes through
-:meth:`engine.fused.emitter.Emitter.call`, which is replaced here. Results are those of the instructions, but for the
+``Emitter.call``, which is replaced here. Results are those of the instructions, but for the
 approximation of a reciprocal, of which both have 14 bits.
 """
 
@@ -17,8 +17,8 @@ import torch
 from llvmlite import ir
 from numba.core import cgutils
 
-from engine.fused import emitter, tiles
-from engine.fused.emitter import F32, I16, I32, I64, PTR, BFloat, Emitter
+from baton.engine.cpu import emitter, tiles
+from baton.engine.cpu.emitter import F32, I16, I32, I64, PTR, BFloat, Emitter
 from tests.cpu_kinds.kinds import CpuKind
 from tests.cpu_kinds.matrix_unit import define_symbols
 

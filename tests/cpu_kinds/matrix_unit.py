@@ -12,7 +12,7 @@ import llvmlite.binding
 import numpy as np
 from numba import cfunc, njit, types
 
-from engine.fused.vectors import float_of_bits, pointer_to
+from baton.engine.cpu.vectors import float_of_bits, pointer_to
 
 _CONFIGURATION, _TILE, _ROW = 64, 1024, 64
 _STATE = _CONFIGURATION + 8 * _TILE

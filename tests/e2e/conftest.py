@@ -15,8 +15,8 @@ import httpx
 import pytest
 import ray
 
-from cluster.config import BatonConfig
-from cluster.launch import Cluster, connect
+from cluster.config.config import BatonConfig
+from cluster.controller.launch import Cluster, connect
 
 MODEL = "smollm2-135m-instruct"
 _SETTLE_TIMEOUT_S = 30.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from cluster.cli import run
+from cluster.cli.cli import run
 from tests.e2e.conftest import EXACT, MODEL, RunningCluster
 
 SETTINGS = EXACT

@@ -18,11 +18,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster.worker_environment import worker_variables
-from engine.model_cache import cache_dir
+from baton.engine.models.model_cache import cache_dir
+from baton.process.worker_environment import worker_variables
 
 ROOT = Path(__file__).parents[2]
-BATON = [sys.executable, "-m", "cluster.cli"]
+BATON = [sys.executable, "-m", "cluster.cli.cli"]
 _OF_THE_TESTS = {"BATON_ENDPOINT", "OMP_NUM_THREADS", *worker_variables()}
 """Variables that a user's shell does not have."""
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.config import BatonConfig
+from cluster.config.config import BatonConfig
 from tests.e2e.conftest import MODEL, RunningCluster, start
 from tests.grafana import Series, dashboard_expressions, problems, rule_expressions
 

@@ -17,12 +17,12 @@ import ray
 import yaml
 from ray.cluster_utils import Cluster as RayCluster
 
-from cluster.config import POOLS, BatonConfig, load_config
-from cluster.launch import Cluster
-from cluster.placement import ACCELERATOR_LABEL
-from cluster.registry import WorkerInfo
-from cluster.worker_pool import WorkerPool
-from engine.errors import DeadlineError
+from baton.core.errors import DeadlineError
+from cluster.config.config import POOLS, BatonConfig, load_config
+from cluster.controller.launch import Cluster
+from cluster.controller.placement import ACCELERATOR_LABEL
+from cluster.controller.worker_pool import WorkerPool
+from cluster.registry.workers import WorkerInfo
 from tests.fake_hosts import FakeHost, like_baton_s_own, placement_of
 from tests.tiny_tokenizers import write_model_folder
 

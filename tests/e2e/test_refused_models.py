@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from transformers import MambaConfig, MambaForCausalLM
 
-from cluster.config import BatonConfig
-from engine.errors import UnsupportedModelError
+from baton.core.errors import UnsupportedModelError
+from cluster.config.config import BatonConfig
 from tests.e2e.conftest import start
 from tests.tiny_drafts import tiny_eagle3
 from tests.tiny_tokenizers import byte_level_tokenizer

@@ -7,7 +7,7 @@ import json
 
 import httpx
 
-from cluster.config import BatonConfig
+from cluster.config.config import BatonConfig
 from tests.e2e.conftest import MODEL, start
 
 SETTINGS = {"simulation": {"profile": "h100-8b", "workers_per_process": 2}, "router": {"port": 0}}

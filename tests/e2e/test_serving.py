@@ -13,8 +13,8 @@ import psutil
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from engine.default_model import ensure_default_model
-from engine.tokenizer import Tokenizer
+from baton.engine.models.default_model import ensure_default_model
+from baton.engine.models.tokenizer import Tokenizer
 from tests.bad_inputs import BadInput, bad_inputs
 from tests.e2e.conftest import EXACT, MODEL, RunningCluster
 
@@ -233,7 +233,7 @@ def test_two_hundred_requests_of_mixed_lengths(cluster: RunningCluster, thorough
                     command = [
                         sys.executable,
                         "-m",
-                        "cluster.cli",
+                        "cluster.cli.cli",
                         "scale",
                         "--no-wait",
                         "--endpoint",

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from baton.core.request import Request, SamplingParams
+from baton.engine.draft.loading import LoadedDraft, load_draft
+from baton.engine.draft.medusa.heads import load_medusa
+from baton.engine.engine import Engine
+from baton.engine.kv_cache.block_manager import BlockManager
+from baton.engine.models.model_loader import LoadedModel, load_model
+from baton.engine.models.model_source import resolve_model
+from baton.engine.models.tokenizer import Tokenizer
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from decode_worker.speculation.registry import SpeculationLimits, create_controller
 from decode_worker.speculation.verification import create_verifier
-from engine.block_manager import BlockManager
-from engine.draft.loading import LoadedDraft, load_draft
-from engine.draft.medusa import load_medusa
-from engine.engine import Engine
-from engine.model_loader import LoadedModel, load_model
-from engine.model_runner import ModelRunner
-from engine.model_source import resolve_model
-from engine.request import Request, SamplingParams
-from engine.scheduler import Scheduler, SchedulerLimits
-from engine.tokenizer import Tokenizer
 from tests.medusa_copies import write_copies_of_the_lm_head
 
 NUM_TOKENS = 32

@@ -11,18 +11,18 @@ import torch
 from rich.console import Console
 from transformers import LlamaConfig
 
+from baton.core.errors import ConfigError
+from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
+from baton.engine.draft.loading import LoadedDraft
+from baton.engine.models.model_loader import prepare_model
 from benchmarks import speculation
 from benchmarks.speculation import SpeculationSettings, run_on
 from benchmarks.speculation_plot import HOW_TO_INSTALL, plot
 from benchmarks.speculation_report import SpeculationReport
 from benchmarks.speculation_target import EngineFactory, Target
 from benchmarks.speculation_workloads import Workload
-from cluster import cli
-from cluster.config import BatonConfig
-from engine.draft.eagle_checkpoint import load_eagle
-from engine.draft.loading import LoadedDraft
-from engine.errors import ConfigError
-from engine.model_loader import prepare_model
+from cluster.cli import cli
+from cluster.config.config import BatonConfig
 from tests.tiny_drafts import VOCAB, tiny_eagle3, tiny_target
 from tests.tiny_models import build_model
 from tests.tiny_tokenizers import byte_level_tokenizer

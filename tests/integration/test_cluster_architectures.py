@@ -7,18 +7,18 @@ from contextlib import aclosing
 
 import pytest
 
-from cluster.config import RouterConfig
-from cluster.dispatcher import Dispatcher
-from cluster.generation import GenerationRequest, ModelCard
-from cluster.latency.request_predictions import RequestPredictions
-from cluster.latency_model import LatencyModel
-from cluster.metrics import RouterMetrics
-from cluster.registry import WorkerInfo, WorkerRegistry
-from cluster.router import Router
+from baton.core.timeline import Timeline
+from baton.explain.timelines import TimelineStore
+from cluster.config.config import RouterConfig
+from cluster.dispatch.router import Router
+from cluster.latency.latency_model import LatencyModel
+from cluster.registry.workers import WorkerInfo, WorkerRegistry
+from cluster.requests.generation import GenerationRequest, ModelCard
+from cluster.routing.dispatcher import Dispatcher
 from cluster.routing.profile import build_profile
-from cluster.routing_config import RoutingConfig
-from cluster.timelines import TimelineStore
-from engine.timeline import Timeline
+from cluster.routing.request_predictions import RequestPredictions
+from cluster.routing.routing_config import RoutingConfig
+from cluster.telemetry.metrics import RouterMetrics
 from tests.engine_runs import greedy
 from tests.fake_workers import until
 from tests.integration.worker_pair import HostedWorker, Runners, worker_pair

@@ -16,10 +16,10 @@ import transformers
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from engine.errors import ConfigError, UnsupportedModelError
-from engine.model_loader import load_model, prepare_model
-from engine.model_runner import ModelRunner
-from engine.model_source import ModelSource
+from baton.core.errors import ConfigError, UnsupportedModelError
+from baton.engine.models.model_loader import load_model, prepare_model
+from baton.engine.models.model_source import ModelSource
+from baton.engine.runner.model_runner import ModelRunner
 from tests.engine_runs import BLOCK_SIZE, build_engine, build_runner, greedy, run, run_tokens
 from tests.tiny_models import CONFIGS, WINDOW, build_model, model_with_reference, random_prompts, tiny_model
 

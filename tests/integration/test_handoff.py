@@ -12,13 +12,13 @@ from dataclasses import replace
 import pytest
 from transformers import PreTrainedModel
 
-from cluster.messages import unpack_events
-from engine.async_engine import AsyncEngine, generate_all
-from engine.errors import ContextLengthError, InvalidRequestError, LayoutMismatchError, TransferError, rebuild_error
-from engine.model_runner import ModelRunner
-from engine.request import FinishReason, Request, SamplingParams
-from engine.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
-from engine.timeline import Event
+from baton.core.errors import ContextLengthError, InvalidRequestError, LayoutMismatchError, TransferError, rebuild_error
+from baton.core.request import FinishReason, Request, SamplingParams
+from baton.core.timeline import Event
+from baton.engine.async_engine import AsyncEngine, generate_all
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.scheduling.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
+from baton.rpc.conversions import unpack_events
 from tests.engine_runs import BLOCK_SIZE, build_runner, greedy
 from tests.integration.worker_pair import TIMEOUT_S, Answer, Runners, WorkerPair, pair_config, worker_pair
 from tests.tiny_models import model_with_reference, random_prompts, tiny_model

@@ -10,8 +10,8 @@ from contextlib import aclosing
 import pytest
 from transformers import PreTrainedModel
 
-from cluster.wire import worker_pb2
-from engine.errors import BatonError, WorkerLostError
+from baton.core.errors import BatonError, WorkerLostError
+from baton.rpc.wire import worker_pb2
 from tests.engine_runs import greedy
 from tests.integration.worker_pair import TIMEOUT_S, Answer, HostedWorker, Runners, WorkerPair, pair_config, worker_pair
 from tests.tiny_models import model_with_reference, random_prompts

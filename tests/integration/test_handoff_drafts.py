@@ -10,15 +10,15 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from baton.core.drafts import Draft
+from baton.core.errors import BatonError
+from baton.core.request import SamplingParams
+from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
+from baton.engine.draft.loading import LoadedDraft
+from baton.engine.draft.medusa.heads import load_medusa
+from baton.engine.draft.model.draft_model import DraftModel
+from baton.engine.models.model_loader import prepare_model
 from decode_worker.speculation.draft_length import DraftPasses, VerificationPolicy
-from engine.draft.draft_model import DraftModel
-from engine.draft.eagle_checkpoint import load_eagle
-from engine.draft.loading import LoadedDraft
-from engine.draft.medusa import load_medusa
-from engine.drafts import Draft
-from engine.errors import BatonError
-from engine.model_loader import prepare_model
-from engine.request import SamplingParams
 from tests.drafting import Recording
 from tests.integration.worker_pair import Answer, Runners, WorkerPair, pair_config, worker_pair
 from tests.tiny_drafts import (

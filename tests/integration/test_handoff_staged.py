@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-import engine.kv_cache
-from engine.batch import ForwardBatch
-from engine.errors import BatonError
-from engine.kv_copies import WatchedCopies
-from engine.model_runner import ModelRunner
+import baton.engine.kv_cache.paged_cache
+from baton.core.errors import BatonError
+from baton.engine.batch.batch import ForwardBatch
+from baton.engine.kv_cache.kv_copies import WatchedCopies
+from baton.engine.runner.model_runner import ModelRunner
 from tests.engine_runs import greedy
 from tests.integration.test_handoff_int8 import with_rounded_prompt
 from tests.integration.worker_pair import TIMEOUT_S, Runners, pair_config, worker_pair
@@ -41,7 +41,7 @@ def reference() -> tuple[PreTrainedModel, list[list[int]]]:
 @pytest.fixture(scope="module")
 def runners(reference: tuple[PreTrainedModel, list[list[int]]]) -> Iterator[Runners]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine.kv_cache, "copy_queue_for", lambda device: LateCopies())
+        patch.setattr(baton.engine.kv_cache.paged_cache, "copy_queue_for", lambda device: LateCopies())
         yield Runners.of(reference[0])
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.kv_spec import KVEncoding
+from baton.core.kv_spec import KVEncoding
 from tests.engine_runs import build_engine, build_runner, greedy, run_tokens
 from tests.integration.test_handoff_drafts import PARAMS, eagle, prompts, settings
 from tests.integration.worker_pair import Runners, pair_config, worker_pair

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from cluster.prefix_feed import PrefixFeed
-from cluster.prefix_index import PrefixIndex
-from cluster.registry import WorkerInfo, WorkerRegistry
+from baton.core.request import SamplingParams
+from cluster.prefix_index.prefix_feed import PrefixFeed
+from cluster.prefix_index.prefix_index import PrefixIndex
+from cluster.registry.workers import WorkerInfo, WorkerRegistry
 from decode_worker import role
-from engine.request import SamplingParams
 from tests.engine_runs import BLOCK_SIZE
 from tests.integration.worker_pair import HostedWorker, Runners, WorkerPair, pair_config, worker_pair
 from tests.tiny_models import VOCAB_SIZE, tiny_model

@@ -9,22 +9,22 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from cluster.config import RouterConfig
-from cluster.dispatcher import Dispatcher
-from cluster.generation import GenerationRequest, ModelCard
-from cluster.latency.request_predictions import RequestPredictions
-from cluster.latency_model import LatencyModel
-from cluster.metrics import RouterMetrics
-from cluster.prefix_feed import PrefixFeed
-from cluster.prefix_index import PrefixIndex
-from cluster.registry import WorkerRegistry
-from cluster.router import Router
+from baton.core.request import SamplingParams
+from baton.core.timeline import Event, Timeline
+from baton.explain.timelines import TimelineStore
+from cluster.config.config import RouterConfig
+from cluster.dispatch.router import Router
+from cluster.latency.latency_model import LatencyModel
+from cluster.prefix_index.prefix_feed import PrefixFeed
+from cluster.prefix_index.prefix_index import PrefixIndex
+from cluster.registry.workers import WorkerRegistry
+from cluster.requests.generation import GenerationRequest, ModelCard
+from cluster.routing.dispatcher import Dispatcher
 from cluster.routing.profile import build_profile
-from cluster.routing_config import DEFAULT_WEIGHTS, RoutingConfig
-from cluster.timelines import TimelineStore
+from cluster.routing.request_predictions import RequestPredictions
+from cluster.routing.routing_config import DEFAULT_WEIGHTS, RoutingConfig
+from cluster.telemetry.metrics import RouterMetrics
 from decode_worker import role
-from engine.request import SamplingParams
-from engine.timeline import Event, Timeline
 from tests.engine_runs import BLOCK_SIZE
 from tests.integration.worker_pair import TIMEOUT_S, HostedWorker, Runners, worker_pair
 from tests.open_entry import open_entry

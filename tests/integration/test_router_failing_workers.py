@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.errors import BatonError, InternalError, TransferError, WorkerLostError
+from baton.core.errors import BatonError, InternalError, TransferError, WorkerLostError
 from tests.fake_workers import (
     FakeCluster,
     FakeWorker,

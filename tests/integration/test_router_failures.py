@@ -8,9 +8,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from cluster.wire import worker_pb2
-from engine.critical_path import Stage, critical_path
-from engine.errors import (
+from baton.core.errors import (
     ChecksumError,
     ContextLengthError,
     DeadlineError,
@@ -21,6 +19,8 @@ from engine.errors import (
     TransferError,
     WorkerLostError,
 )
+from baton.explain.critical_path import Stage, critical_path
+from baton.rpc.wire import worker_pb2
 from tests.fake_workers import (
     TIMEOUT_S,
     FakeCluster,

@@ -13,12 +13,12 @@ import psutil
 import pytest
 from rich.console import Console
 
+from baton.core.errors import InternalError
 from benchmarks.router_load import measure, processes
 from benchmarks.router_load.command import RouterLoadSettings, run
 from benchmarks.router_load.measure import LatencySettings
 from benchmarks.router_load.processes import RouterUnderTest, router_under_test
 from benchmarks.router_load.setup import Workers
-from engine.errors import InternalError
 from tests.tiny_tokenizers import write_model_folder
 
 

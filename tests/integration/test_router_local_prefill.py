@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from cluster.messages import pack_events
-from cluster.routing_config import RoutingConfig
-from cluster.wire import worker_pb2
-from engine.errors import InvalidRequestError, OutOfBlocksError, TransferError
-from engine.timeline import Event
+from baton.core.errors import InvalidRequestError, OutOfBlocksError, TransferError
+from baton.core.timeline import Event
+from baton.rpc.conversions import pack_events
+from baton.rpc.wire import worker_pb2
+from cluster.routing.routing_config import RoutingConfig
 from tests.fake_workers import FakeCluster, FakeWorker, batch, decode_some, expected_tokens, failing, hang, until
 
 

@@ -8,14 +8,14 @@ from math import inf
 
 import pytest
 
-from cluster.wire import worker_pb2
-from engine.errors import (
+from baton.core.errors import (
     DeadlineError,
     NoWorkerError,
     OverloadedError,
     TransferError,
 )
-from engine.request import FinishReason
+from baton.core.request import FinishReason
+from baton.rpc.wire import worker_pb2
 from tests.fake_workers import (
     BYTES_MOVED,
     CACHED_TOKENS,

@@ -18,24 +18,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-import engine.batch
-import engine.kv_copies
+import baton.engine.batch.batch
+import baton.engine.kv_cache.kv_copies
+from baton.core.request import SamplingParams
+from baton.engine.device.downloads import Download
+from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
+from baton.engine.draft.eagle.feature_state import FeatureState
+from baton.engine.engine import Engine, always, never
+from baton.engine.kv_cache.block_manager import BlockManager
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.kv_cache.kv_copies import CudaCopyQueue, WorkMark
+from baton.engine.models.model_loader import prepare_model
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from decode_worker.kv_import import Import, KVImporter
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.eagle import EagleProposer
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.verification import SampleAndMatch
-from engine.block_manager import BlockManager
-from engine.block_pool import BlockPool
-from engine.downloads import Download
-from engine.draft.eagle_checkpoint import load_eagle
-from engine.draft.feature_state import FeatureState
-from engine.engine import Engine, always, never
-from engine.kv_copies import CudaCopyQueue, WorkMark
-from engine.model_loader import prepare_model
-from engine.model_runner import ModelRunner
-from engine.request import SamplingParams
-from engine.scheduler import Scheduler, SchedulerLimits
 from prefill_worker.kv_export import ComputedStep
 from tests.device_tensors import DeviceTensors
 from tests.engine_runs import build_engine, build_runner, run
@@ -155,7 +155,7 @@ def model() -> Model:
 
 @pytest.fixture(autouse=True)
 def _copies_may_soon_be_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine.kv_copies, "MOST_BEHIND_BYTES", 4096)
+    monkeypatch.setattr(baton.engine.kv_cache.kv_copies, "MOST_BEHIND_BYTES", 4096)
 
 
 @settings(max_examples=4)
@@ -223,14 +223,14 @@ def test_draft_passes_change_no_token(make: Callable[[], TinyDraft], tmp_path: P
 def bring_at_once(queue: CudaCopyQueue, copy: Callable[[], None], after: WorkMark, num_bytes: int) -> WorkMark:
     with torch.cuda.stream(queue._incoming):
         copy()
-        brought = engine.kv_copies._record(queue._incoming)
+        brought = baton.engine.kv_cache.kv_copies._record(queue._incoming)
     return brought
 
 
 def fetch_at_once(queue: CudaCopyQueue, copy: Callable[[], None], after: WorkMark) -> None:
     with torch.cuda.stream(queue._outgoing):
         copy()
-        done = engine.kv_copies._record(queue._outgoing)
+        done = baton.engine.kv_cache.kv_copies._record(queue._outgoing)
     queue.wait(done)
 
 
@@ -298,7 +298,11 @@ FAULTS: dict[str, tuple[Case, Sequence[tuple[Any, str, Any]], str]] = {
         [(BlockPool, "lease", lease_nothing), (BlockPool, "end_lease", lambda pool, lease_id: None)],
         f"writes what was read by {OUTGOING}|{OUTGOING}.* reads what was written by index_copy_|At index . diff",
     ),
-    "a pinned buffer is used again before it is copied": (TIGHT, [(engine.batch, "upload", OneStage())], "not numbers"),
+    "a pinned buffer is used again before it is copied": (
+        TIGHT,
+        [(baton.engine.batch.batch, "upload", OneStage())],
+        "not numbers",
+    ),
     "tokens are read before they are there": (TIGHT, [(Download, "read", read_at_once)], "the token id -1"),
 }
 

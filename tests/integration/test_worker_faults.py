@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.errors import BatonError, InternalError
+from baton.core.errors import BatonError, InternalError
 from tests.engine_runs import greedy
 from tests.integration.worker_pair import Runners, WorkerPair, pair_config, worker_pair
 from tests.tiny_models import random_prompts, tiny_model

@@ -15,21 +15,21 @@ from typing import Any
 import grpc.aio
 from transformers import PreTrainedModel
 
+from baton.core.errors import rebuild_error
+from baton.core.request import FinishReason, SamplingParams, TokenLogprobs
+from baton.engine.async_engine import AsyncEngine
+from baton.engine.draft.loading import LoadedDraft
+from baton.engine.models.model_loader import prepare_model
+from baton.engine.runner.model_runner import ModelRunner
+from baton.rpc.channel import create_server
+from baton.rpc.conversions import pack_sequence, unpack_finish_reason, unpack_logprobs
+from baton.rpc.wire import worker_pb2, worker_pb2_grpc
 from benchmarks.device_run.attention_world import poison
-from cluster.config import BatonConfig
-from cluster.messages import pack_sequence, unpack_finish_reason, unpack_logprobs
-from cluster.role import WorkerContext
-from cluster.rpc import create_server
-from cluster.wire import worker_pb2, worker_pb2_grpc
-from cluster.worker_client import WorkerClient
-from cluster.worker_service import WorkerService
+from cluster.config.config import BatonConfig
+from cluster.registry.worker_client import WorkerClient
+from cluster.worker.role import WorkerContext
+from cluster.worker.worker_service import WorkerService
 from decode_worker.role import DecodeRole
-from engine.async_engine import AsyncEngine
-from engine.draft.loading import LoadedDraft
-from engine.errors import rebuild_error
-from engine.model_loader import prepare_model
-from engine.model_runner import ModelRunner
-from engine.request import FinishReason, SamplingParams, TokenLogprobs
 from prefill_worker.role import PrefillRole
 from tests.engine_runs import BLOCK_SIZE, build_runner
 

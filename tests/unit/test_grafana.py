@@ -9,12 +9,12 @@ import promql_parser
 import pytest
 import yaml
 
-from cluster.cluster_metrics import ClusterFigures, PoolFigures
-from cluster.config import POOLS
-from cluster.metrics import RouterMetrics
-from cluster.role_change import AskedBy
-from cluster.wire import worker_pb2
-from engine.errors import error_classes
+from baton.core.errors import error_classes
+from baton.rpc.wire import worker_pb2
+from cluster.config.config import POOLS
+from cluster.config.role_change_obstacle import AskedBy
+from cluster.telemetry.cluster_metrics import ClusterFigures, PoolFigures
+from cluster.telemetry.metrics import RouterMetrics
 from tests.grafana import (
     FOLDER,
     Expression,
@@ -135,7 +135,7 @@ def test_errors_of_ours_count_as_failures_and_those_of_clients_do_not() -> None:
     [pattern] = re.findall(r'outcome=~"([^"]+)"', expression)
     at_start = {"unsupported_model", "invalid_config"}
     for code, cls in error_classes().items():
-        if cls.__module__ == "engine.errors" and code not in at_start:
+        if cls.__module__ == "baton.core.errors" and code not in at_start:
             assert bool(re.fullmatch(pattern, code)) == (cls.http_status >= 500), code
 
 

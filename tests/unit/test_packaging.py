@@ -15,7 +15,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from cluster.config import load_config
+from cluster.config.config import load_config
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("benchmarks", "cluster", "decode_worker", "engine", "prefill_worker", "simulation", "training")
@@ -104,7 +104,7 @@ def test_nothing_of_the_tests_is_installed():
 
 def test_the_command_is_installed():
     (command,) = metadata.entry_points(group="console_scripts", name="baton")
-    assert command.value == "cluster.command:main"
+    assert command.value == "cluster.cli.command:main"
 
 
 def test_the_license_is_the_one_declared():

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from baton.core.errors import ConfigError
 from benchmarks import attention_steps
 from benchmarks.ceilings import Ceilings
-from engine.errors import ConfigError
 from tests.tiny_models import tiny_model
 
 SMALL = ["--device", "cpu", "--dtype", "float32", "--contexts", "8", "--batches", "2", "--verify", "3", "--trees", "4"]

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 
+from baton.core.kv_spec import KVEncoding
+from baton.engine.attention.base import AttentionVariant
+from baton.engine.attention.torch_sdpa import TorchSDPA
+from baton.engine.kv_cache.paged_cache import PagedKVCache
 from benchmarks.device_run.attention_cases import TINY, AttentionCase, Sizes, check_case, draw_cases, smallest
 from benchmarks.device_run.attention_world import CPU
 from benchmarks.device_run.part import Setting, device_named
 from benchmarks.device_run.row_checks import check_fp8_rows, check_int8_rows
 from benchmarks.device_run.sanitizer_part import run as run_sanitizer
 from benchmarks.device_run.sanitizer_part import summary
-from engine.attention.base import AttentionVariant
-from engine.attention.torch_sdpa import TorchSDPA
-from engine.kv_cache import PagedKVCache
-from engine.kv_spec import KVEncoding
 
 SIZES = replace(TINY, dtypes=("float32",), windows=(7,))
 CASES = draw_cases(24, SIZES)
@@ -124,7 +124,8 @@ def test_rows_pass(check: Callable[[torch.device], Any]) -> None:
 
 
 def test_rows_that_are_truncated_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine import fp8_linear, kv_int8
+    from baton.engine.kv_cache import kv_int8
+    from baton.engine.models import fp8_linear
 
     def truncated(vectors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         numbers, scales = quantized(vectors)

@@ -7,6 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from baton.engine.attention.torch_sdpa import TorchSDPA
+from baton.engine.engine import Engine
+from baton.engine.kv_cache.paged_cache import PagedKVCache
+from baton.engine.runner.model_runner import ModelRunner
 from benchmarks.device_run import model_checks
 from benchmarks.device_run.architecture_checks import compared
 from benchmarks.device_run.borrowed import CONFIGS
@@ -14,10 +18,6 @@ from benchmarks.device_run.children import run_here
 from benchmarks.device_run.copy_checks import check_interleavings
 from benchmarks.device_run.copy_rates import measure_rates
 from benchmarks.device_run.part import Setting
-from engine.attention.torch_sdpa import TorchSDPA
-from engine.engine import Engine
-from engine.kv_cache import PagedKVCache
-from engine.model_runner import ModelRunner
 
 CPU = torch.device("cpu")
 SETTING = Setting(CPU, "tiny")
@@ -49,7 +49,7 @@ def test_attention_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_overlap_that_forgets_a_token_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.batch.ForwardBatch.take_tokens", lambda *_: None)
+    monkeypatch.setattr("baton.engine.batch.batch.ForwardBatch.take_tokens", lambda *_: None)
     assert {row["name"] for row in failures("llama")} == {
         "llama: eager, overlapped",
         "llama: eager, overlapped, seeded",

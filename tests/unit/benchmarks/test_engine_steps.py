@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from baton.core.drafts import ROOT
+from baton.engine.models.model_loader import LoadedModel, prepare_model
+from baton.engine.runner.model_runner import KV_CACHES
 from benchmarks.ceilings import Ceilings
 from benchmarks.engine_steps import Case, Work, make_plan, make_runners, step_of
-from engine.drafts import ROOT
-from engine.model_loader import LoadedModel, prepare_model
-from engine.model_runner import KV_CACHES
 from tests.tiny_models import tiny_model
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.core.errors import ConfigError
 from benchmarks.history import (
     HISTORY,
     Change,
@@ -22,7 +23,6 @@ from benchmarks.history import (
     this_machine,
 )
 from benchmarks.history_figures import figures_of, is_better_lower
-from engine.errors import ConfigError
 
 SMALL = Machine("x86_64", 2, ("avx2", "avx512f"))
 LARGE = replace(SMALL, cores=64)

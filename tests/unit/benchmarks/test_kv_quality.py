@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from baton.core.kv_spec import KVEncoding
+from baton.engine.models.model_loader import prepare_model
+from baton.engine.runner.model_runner import ModelRunner
 from benchmarks.kv_quality import log_probs_behind, measure
 from benchmarks.perplexity import log_probs_of
-from engine.kv_spec import KVEncoding
-from engine.model_loader import prepare_model
-from engine.model_runner import ModelRunner
 from tests.tiny_models import random_prompts, tiny_model
 
 

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
+from baton.core.errors import ConfigError
+from baton.engine.batch.batch import ForwardBatch
+from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
+from baton.engine.draft.loading import LoadedDraft
+from baton.engine.models.model_loader import prepare_model
+from baton.engine.sampling.verification import VerifyResult
 from benchmarks.losslessness import Case, LosslessnessSettings, _Bench, group_sizes, run
 from benchmarks.speculation_target import Target
-from cluster.config import BatonConfig
+from cluster.config.config import BatonConfig
 from decode_worker.speculation.verification import SampleAndMatch
-from engine.batch import ForwardBatch
-from engine.draft.eagle_checkpoint import load_eagle
-from engine.draft.loading import LoadedDraft
-from engine.errors import ConfigError
-from engine.model_loader import prepare_model
-from engine.verification import VerifyResult
 from tests.tiny_drafts import tiny_eagle3, tiny_target
 
 

@@ -7,9 +7,9 @@ from math import exp
 import pytest
 import torch
 
+from baton.engine.models.model_loader import prepare_model
+from baton.engine.runner.model_runner import ModelRunner
 from benchmarks.perplexity import Precision, log_probs_of, measure, windows_of
-from engine.model_loader import prepare_model
-from engine.model_runner import ModelRunner
 from tests.tiny_models import random_prompts, tiny_model
 
 

@@ -8,6 +8,8 @@ from prometheus_client import generate_latest
 from rich.console import Console
 from typer.main import get_command
 
+from baton.bench.lengths import parse_lengths
+from baton.core.slo import STANDARD
 from benchmarks import routing_runs
 from benchmarks.routing_runs import (
     ROUTERS,
@@ -21,11 +23,9 @@ from benchmarks.routing_runs import (
     read_outcome,
     render,
 )
-from benchmarks.serve.lengths import parse_lengths
-from cluster.cli import app
-from cluster.config import load_config
-from cluster.metrics import RouterMetrics
-from cluster.slo import STANDARD
+from cluster.cli.cli import app
+from cluster.config.config import load_config
+from cluster.telemetry.metrics import RouterMetrics
 
 STAGE = {
     "latencies": {"ttft_ms": {"p50": 100.0}, "tpot_ms": {"p50": 10.0}, "itl_ms": {"p99": 30.0}},

@@ -18,8 +18,8 @@ from benchmarks.routing_study import (
     rate_replays,
     rates_line,
 )
-from cluster.config import load_config
-from cluster.routing_config import DEFAULT_WEIGHTS
+from cluster.config.config import load_config
+from cluster.routing.routing_config import DEFAULT_WEIGHTS
 
 
 @pytest.mark.parametrize(

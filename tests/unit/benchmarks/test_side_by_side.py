@@ -13,8 +13,8 @@ import httpx
 import pytest
 from rich.console import Console
 
+from baton.core.errors import ConfigError
 from benchmarks.side_by_side import FIGURES, Load, Server, main, median_interval, prompts, render, run_turns, running
-from engine.errors import ConfigError
 
 LOAD = Load("two", 2, 40, 4, 4)
 
@@ -28,7 +28,7 @@ def free_port() -> int:
 def reference(name: str, tpot_ms: int) -> Server:
     port = free_port()
     python = shlex.quote(sys.executable)
-    command = f"{python} -m benchmarks.serve.reference_server --port {port} --ttft-ms 10 --tpot-ms {tpot_ms}"
+    command = f"{python} -m baton.bench.reference_server --port {port} --ttft-ms 10 --tpot-ms {tpot_ms}"
     return Server(name, command, f"http://127.0.0.1:{port}/v1")
 
 
@@ -93,7 +93,7 @@ def test_what_is_no_server_is_refused(text: str) -> None:
 def test_a_library_that_is_missing_is_told_before_any_server_starts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delitem(sys.modules, "benchmarks.serve.client", raising=False)
+    monkeypatch.delitem(sys.modules, "baton.bench.client", raising=False)
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     monkeypatch.setattr("benchmarks.side_by_side.run_turns", lambda *_: pytest.fail("servers were started"))
     monkeypatch.setattr(sys, "argv", ["side_by_side", *("one=http://127.0.0.1:9/v1=true",) * 2])

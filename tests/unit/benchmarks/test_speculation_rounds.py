@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from baton.core.drafts import NO_DRAFT, ROOT, Draft
+from baton.core.request import Request
+from baton.engine.engine import Engine
+from baton.engine.kv_cache.block_manager import BlockManager
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from benchmarks.speculation_rounds import NO_METHOD, RoundMeter, RoundTally, merged
 from benchmarks.speculation_runs import Cell, RunResult, measure, run_batch
 from decode_worker.speculation.verification import SampleAndMatch
-from engine.block_manager import BlockManager
-from engine.drafts import NO_DRAFT, ROOT, Draft
-from engine.engine import Engine
-from engine.model_runner import ModelRunner
-from engine.request import Request
-from engine.scheduler import Scheduler, SchedulerLimits
 from tests.engine_runs import build_engine, build_runner, greedy
 from tests.tiny_models import random_prompts, tiny_model
 from tests.toy_proposers import Oracle

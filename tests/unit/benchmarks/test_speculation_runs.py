@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from baton.core.errors import InternalError
+from baton.core.request import Request, SamplingParams, TokenOutput
 from benchmarks import speculation_runs
 from benchmarks.speculation_runs import Cell, CellResult, RunResult, run_batch
-from engine.errors import InternalError
-from engine.request import Request, SamplingParams, TokenOutput
 
 
 class ScriptedEngine:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.core.errors import ConfigError
 from benchmarks.speculation_workloads import (
     WORKLOADS,
     Workload,
@@ -13,7 +14,6 @@ from benchmarks.speculation_workloads import (
     load_workloads,
     parse_prompt_files,
 )
-from engine.errors import ConfigError
 from tests.tiny_tokenizers import byte_level_tokenizer
 
 

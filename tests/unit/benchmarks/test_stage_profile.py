@@ -6,11 +6,11 @@ import time
 
 import pytest
 
+from baton.engine.cpu.tables import Stage
+from baton.engine.models.model_loader import LoadedModel, prepare_model
+from baton.engine.runner.model_runner import ModelRunner
 from benchmarks.engine_steps import Case, make_plan
 from benchmarks.stage_profile import products_of, show, stage_times
-from engine.fused.tables import Stage
-from engine.model_loader import LoadedModel, prepare_model
-from engine.model_runner import ModelRunner
 from tests.tiny_models import tiny_model
 
 

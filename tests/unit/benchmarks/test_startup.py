@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from baton.core.errors import WorkerLostError
 from benchmarks.startup import Said, Startup, figures_of, phases_of
-from engine.errors import WorkerLostError
 
 STARTED = datetime(2026, 1, 1, tzinfo=UTC)
 SAID = [

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from baton.engine.models.model_loader import prepare_model
+from baton.engine.runner.model_runner import ModelRunner
 from benchmarks.step_profile import Profile, blocks_needed, decoding_engine, profile_steps
-from engine.model_loader import prepare_model
-from engine.model_runner import ModelRunner
 from tests.tiny_models import tiny_model
 
 

@@ -7,8 +7,9 @@ from itertools import pairwise
 import pytest
 from rich.console import Console
 
+from baton.bench.traces import TraceRequest
+from baton.core.errors import ConfigError
 from benchmarks import swing_study
-from benchmarks.serve.traces import TraceRequest
 from benchmarks.swing_study import (
     Load,
     PhaseOutcome,
@@ -21,7 +22,6 @@ from benchmarks.swing_study import (
     verdict,
     worker_hours,
 )
-from engine.errors import ConfigError
 
 SIZES = [
     (0.0, "prefill", 1),

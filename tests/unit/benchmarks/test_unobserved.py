@@ -13,15 +13,15 @@ import benchmarks
 
 _FOLDER = Path(benchmarks.__file__).parent / "unobserved"
 _PROGRAM = """
-import engine.engine, engine.steps
-from cluster.metrics import RouterMetrics
-from cluster.timelines import TimelineStore
-from engine.timeline import Event, Timeline
+import baton.engine.engine, baton.core.steps
+from cluster.telemetry.metrics import RouterMetrics
+from baton.explain.timelines import TimelineStore
+from baton.core.timeline import Event, Timeline
 metrics, store, timeline = RouterMetrics(), TimelineStore(4), Timeline("r")
 timeline.record(Event.RECEIVED)
 metrics.observe_prompt(7)
 store.add(timeline)
-print(engine.engine.add_share is engine.steps.add_share)
+print(baton.engine.engine.add_share is baton.core.steps.add_share)
 print(metrics.registry.get_sample_value("baton_prompt_tokens_total"), len(store), len(timeline.events))
 """
 

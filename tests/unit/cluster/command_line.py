@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from cluster import cli
+from cluster.cli import cli
 from tests.unit.cluster.fake_router import FakeRouter, running
 
 ROOT = Path(__file__).parents[3]
-# Takes the place of cluster.launch in processes that the tests start.
+# Takes the place of cluster.controller.launch in processes that the tests start.
 FAKE_LAUNCH = """
 import os, sys, time, types
-from engine.errors import BatonError
+from baton.core.errors import BatonError
 
 class Cluster:
     endpoint = "http://127.0.0.1:5"
@@ -36,9 +36,9 @@ class Cluster:
     def stop(self):
         print("stopped cleanly", flush=True)
 
-module = types.ModuleType("cluster.launch")
+module = types.ModuleType("cluster.controller.launch")
 module.Cluster = Cluster
-sys.modules["cluster.launch"] = module
+sys.modules["cluster.controller.launch"] = module
 """
 
 

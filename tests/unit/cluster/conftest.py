@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from cluster.gateway import create_app
-from cluster.openai_api.limits import GatewayLimits
+from cluster.gateway.gateway import create_app
+from cluster.gateway.openai.limits import GatewayLimits
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import TEXT, FakeAdmin, FakeGenerator, say, serve
 

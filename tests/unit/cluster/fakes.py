@@ -11,10 +11,10 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from cluster.generation import GenerationRequest, ModelCard, TokenChunk
-from engine.errors import BatonError, NotFoundError, NoWorkerError
-from engine.request import FinishReason, TokenLogprobs
-from engine.tokenizer import Tokenizer
+from baton.core.errors import BatonError, NotFoundError, NoWorkerError
+from baton.core.request import FinishReason, TokenLogprobs
+from baton.engine.models.tokenizer import Tokenizer
+from cluster.requests.generation import GenerationRequest, ModelCard, TokenChunk
 
 MODEL = "tiny/model"
 TEXT = "hello world, the quick brown fox"

@@ -9,25 +9,25 @@ from dataclasses import dataclass, field
 
 from fastapi import FastAPI
 
-from cluster.cluster_metrics import ClusterFigures
-from cluster.config import DECODE, POOLS, RouterConfig
-from cluster.dispatcher import Dispatcher
-from cluster.gateway import create_app
-from cluster.generation import ModelCard
-from cluster.latency.request_predictions import RequestPredictions
-from cluster.latency_model import LatencyModel
-from cluster.metrics import RouterMetrics
-from cluster.metrics_page import MetricsPage
-from cluster.openai_api.limits import GatewayLimits
-from cluster.registry import WorkerRegistry
-from cluster.router import Router
+from baton.core.errors import TransferError, WorkerLostError
+from baton.explain.timelines import TimelineStore
+from baton.rpc.wire import worker_pb2
+from cluster.config.config import DECODE, POOLS, RouterConfig
+from cluster.dispatch.router import Router
+from cluster.gateway.gateway import create_app
+from cluster.gateway.openai.limits import GatewayLimits
+from cluster.latency.latency_model import LatencyModel
+from cluster.registry.worker_client import WorkerClient
+from cluster.registry.workers import WorkerRegistry
+from cluster.requests.generation import ModelCard
 from cluster.routing.base import RouteChooser
+from cluster.routing.dispatcher import Dispatcher
 from cluster.routing.profile import build_profile
-from cluster.routing_config import RoutingConfig
-from cluster.timelines import TimelineStore
-from cluster.wire import worker_pb2
-from cluster.worker_client import WorkerClient
-from engine.errors import TransferError, WorkerLostError
+from cluster.routing.request_predictions import RequestPredictions
+from cluster.routing.routing_config import RoutingConfig
+from cluster.telemetry.cluster_metrics import ClusterFigures
+from cluster.telemetry.metrics import RouterMetrics
+from cluster.telemetry.metrics_page import MetricsPage
 from tests.open_entry import open_entry
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, FakeAdmin

@@ -9,10 +9,10 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from cluster.gateway import create_app
-from cluster.http_metrics import HttpMetrics
-from cluster.openai_api.limits import GatewayLimits
-from engine.errors import DeadlineError, OverloadedError
+from baton.core.errors import DeadlineError, OverloadedError
+from cluster.gateway.gateway import create_app
+from cluster.gateway.openai.limits import GatewayLimits
+from cluster.telemetry.http_metrics import HttpMetrics
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, say
 
@@ -100,10 +100,10 @@ async def test_paths_are_counted_by_route(http: httpx.AsyncClient, registry: Col
 
 
 async def test_every_request_leaves_one_line(http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "cluster.http_edge"):
+    with caplog.at_level(logging.INFO, "cluster.gateway.http_edge"):
         await http.post(COMPLETIONS, json={**COMPLETION, "model": "my secret"}, headers={"X-Request-Id": "mine"})
         await http.get("/my-secret?my=secret", headers={"X-Request-Id": "other"})
-    first, second = (vars(record) for record in caplog.records if record.name == "cluster.http_edge")
+    first, second = (vars(record) for record in caplog.records if record.name == "cluster.gateway.http_edge")
     assert (first["request_id"], first["endpoint"], first["status"], first["code"]) == (
         *("mine", COMPLETIONS, 404),
         "model_not_found",
@@ -113,8 +113,8 @@ async def test_every_request_leaves_one_line(http: httpx.AsyncClient, caplog: py
 
 
 async def test_probes_are_no_news(http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG, "cluster.http_edge"):
+    with caplog.at_level(logging.DEBUG, "cluster.gateway.http_edge"):
         for path in ("/health", "/metrics", "/ready", "/v1/models"):
             await http.get(path)
-    levels = [record.levelno for record in caplog.records if record.name == "cluster.http_edge"]
+    levels = [record.levelno for record in caplog.records if record.name == "cluster.gateway.http_edge"]
     assert levels == [logging.DEBUG] * 3 + [logging.INFO]

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.admin import AdminBackend
+from baton.process.without_torch import do_without_torch
+from cluster.gateway.admin import AdminBackend
 from cluster.router_actor import RouterActor
-from cluster.router_host import RouterHost
-from cluster.without_torch import do_without_torch
-from cluster.worker_actor import WorkerActor
-from cluster.worker_host import WorkerHost
+from cluster.router_process import RouterHost
+from cluster.worker.worker_actor import WorkerActor
+from cluster.worker.worker_host import WorkerHost
 from tests.tiny_tokenizers import byte_level_tokenizer
 
 
@@ -31,7 +31,7 @@ def run(code: str, *arguments: str) -> str:
 def test_starting_a_cluster_loads_nothing_that_only_workers_or_the_router_need() -> None:
     """Neither `baton up` nor the controller; seconds of each would come one after the other."""
     others = ("torch", "transformers", "numba", "fastapi", "uvicorn")
-    loaded = run(f"import sys, cluster.launch; print([name for name in {others} if name in sys.modules])")
+    loaded = run(f"import sys, cluster.controller.launch; print([name for name in {others} if name in sys.modules])")
     assert loaded == "[]"
 
 
@@ -109,9 +109,9 @@ def test_a_router_reads_and_writes_text_without_torch(tmp_path: Path) -> None:
     byte_level_tokenizer().save(tmp_path)
     code = """
 import sys
-from cluster.without_torch import do_without_torch
+from baton.process.without_torch import do_without_torch
 do_without_torch()
-from engine.tokenizer import Tokenizer
+from baton.engine.models.tokenizer import Tokenizer
 tokenizer = Tokenizer.load(sys.argv[1])
 assert sys.modules["torch"] is None
 print(tokenizer.decode(tokenizer.encode("all of it, ä, 😀")))
@@ -122,7 +122,7 @@ print(tokenizer.decode(tokenizer.encode("all of it, ä, 😀")))
 def test_what_is_imported_is_never_collected_and_all_later_things_are() -> None:
     code = """
 import gc
-from cluster.garbage import imports_that_stay
+from baton.process.garbage import imports_that_stay
 before = gc.get_freeze_count()
 with imports_that_stay():
     assert not gc.isenabled()

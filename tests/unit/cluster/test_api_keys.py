@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.api_keys import ApiKey, ApiKeyConfig, ApiKeys, digest_of
-from cluster.config import BatonConfig, load_config
-from engine.errors import ConfigError, InvalidApiKeyError
+from baton.core.errors import ConfigError, InvalidApiKeyError
+from cluster.config.config import BatonConfig, load_config
+from cluster.gateway.api_keys import ApiKey, ApiKeyConfig, ApiKeys, digest_of
 
 KEY = "sk-0123456789abcdef"
 OTHER = "sk-another-key-of-somebody"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.attainment import WINDOWS, AttainmentTracker, SlidingWindow
+from cluster.telemetry.attainment import WINDOWS, AttainmentTracker, SlidingWindow
 
 
 class Clock:

@@ -10,22 +10,22 @@ import threading
 import pytest
 from prometheus_client import CollectorRegistry
 
-from cluster.autoscaler import AutoscalerState, ScalingPlan, plan
-from cluster.autoscaler_config import AutoscalerConfig
-from cluster.autoscaler_loop import AutoscalerLoop
+from baton.core.slo import INTERACTIVE
+from baton.core.step_samples import StepSample
+from baton.core.urgency import Urgency
 from cluster.autoscaling.advice import Advice
+from cluster.autoscaling.autoscaler import AutoscalerState, ScalingPlan, plan
+from cluster.autoscaling.autoscaler_config import AutoscalerConfig
+from cluster.autoscaling.autoscaler_loop import AutoscalerLoop
+from cluster.autoscaling.autoscaling_metrics import AutoscalerMetrics
 from cluster.autoscaling.demand import Demand
-from cluster.autoscaling.metrics import AutoscalerMetrics
 from cluster.autoscaling.observation import PoolCounts
-from cluster.config import DECODE, POOLS, PREFILL
+from cluster.autoscaling.traffic import TrafficMeter
+from cluster.config.config import DECODE, POOLS, PREFILL
 from cluster.latency.feed import traits_of
+from cluster.latency.latency_model import LatencyModel
 from cluster.latency.ledger import WorkLedger
-from cluster.latency_model import LatencyModel
-from cluster.registry import WorkerRegistry
-from cluster.slo import INTERACTIVE
-from cluster.traffic import TrafficMeter
-from engine.step_samples import StepSample
-from engine.urgency import Urgency
+from cluster.registry.workers import WorkerRegistry
 from tests.worker_infos import make_info
 
 WORKERS = ("prefill-1", "decode-1")

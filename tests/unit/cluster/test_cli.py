@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.cli_up import check_configuration
-from cluster.config import BatonConfig
-from cluster.state import RunState, read_state, write_state
+from baton.client.local_cluster import RunState, read_state, write_state
+from cluster.cli.cli_up import check_configuration
+from cluster.config.config import BatonConfig
 from tests.unit.cluster.command_line import baton, environment, router
 
 __all__ = ["baton", "environment", "router"]  # fixtures
@@ -20,7 +20,7 @@ __all__ = ["baton", "environment", "router"]  # fixtures
 
 def start_up(*arguments: str, **variables: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "cluster.cli", "up", "-c", "config.yaml", *arguments],
+        [sys.executable, "-m", "cluster.cli.cli", "up", "-c", "config.yaml", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -220,9 +220,12 @@ def test_no_configuration_check_fetches_anything(monkeypatch):
     def fetch(*arguments, **options):
         raise AssertionError("something was fetched")
 
-    for name in ("engine.model_source.ensure_default_model", "engine.model_source.ensure_converted"):
+    for name in (
+        "baton.engine.models.model_source.ensure_default_model",
+        "baton.engine.models.model_source.ensure_converted",
+    ):
         monkeypatch.setattr(name, fetch)
-    monkeypatch.setattr("engine.draft.checkpoint_files.snapshot_download", fetch)
+    monkeypatch.setattr("baton.engine.draft.checkpoint_files.snapshot_download", fetch)
     for draft in ("auto", "none", "owner/head", "small.gguf", "smollm2-135m-instruct"):
         for model in ("smollm2-135m-instruct", "owner/model", "model.gguf"):
             check_configuration(BatonConfig.from_dict({"model": model, "speculation": {"draft": draft}}))

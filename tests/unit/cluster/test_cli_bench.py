@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.cli_bench import integers, names, numbers
-from engine.errors import ConfigError
+from baton.core.errors import ConfigError
+from cluster.cli.cli_bench import integers, names, numbers
 
 
 def test_lists_are_read_without_repetitions() -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cluster import cli
-from cluster.cli_explain import render_timeline
-from cluster.slo import STANDARD, SloResult, SloVerdict, target_attributes
-from cluster.timelines import TimelineStore
-from engine.timeline import Timeline
+from baton.core.slo import STANDARD, SloResult, SloVerdict, target_attributes
+from baton.core.timeline import Timeline
+from baton.explain.timelines import TimelineStore
+from cluster.cli import cli
+from cluster.cli.cli_explain import render_timeline
 from tests.unit.cluster.fake_router import FakeRouter, running
 from tests.unit.engine.test_critical_path import served
 

@@ -6,9 +6,9 @@ from httpx import Request, Response
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 
-from cluster import cli, cli_model
-from engine.errors import ConfigError
-from engine.model_cache import ModelUnavailableError
+from baton.core.errors import ConfigError
+from baton.engine.models.model_cache import ModelUnavailableError
+from cluster.cli import cli, cli_model
 from tests.tiny_gguf import write_gguf
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from cluster import cli_scale
-from engine.errors import DeadlineError
+from baton.core.errors import DeadlineError
+from cluster.cli import cli_scale
 
 NO_PLACE = "A decode worker asks for 9 CPUs, and Ray has not started it yet.\n  here: too few CPUs"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cluster.cli_slo import queue_sentence, slo_sentence, slo_table
+from cluster.cli.cli_slo import queue_sentence, slo_sentence, slo_table
 
 TARGETS = {"slo_class": "interactive", "slo_ttft_target_ms": 1000.0, "slo_tpot_target_ms": 50.0}
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from cluster.cli_submit import _Batch
+from cluster.cli.cli_submit import _Batch
 from tests.unit.cluster.command_line import baton, environment, router
 
 __all__ = ["baton", "environment", "router"]  # fixtures

@@ -7,8 +7,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 
-from cluster.cli_view import in_words, render_status
-from cluster.slo_metrics import SloMetrics
+from cluster.cli.cli_view import in_words, render_status
+from cluster.telemetry.slo_metrics import SloMetrics
 from tests.unit.cluster.fake_router import FakeRouter, running
 
 

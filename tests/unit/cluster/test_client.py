@@ -3,9 +3,9 @@
 import httpx
 import pytest
 
-from cluster.client import CHAT_PATH, COMPLETION_PATH, ResponseError, RouterClient, RouterUnreachableError
-from cluster.state import RunState, clear_state, find_endpoint, read_state, state_file, write_state
-from engine.errors import ConfigError, ContextLengthError, OverloadedError, WorkerLostError
+from baton.client.local_cluster import RunState, clear_state, find_endpoint, read_state, state_file, write_state
+from baton.client.router_client import CHAT_PATH, COMPLETION_PATH, ResponseError, RouterClient, RouterUnreachableError
+from baton.core.errors import ConfigError, ContextLengthError, OverloadedError, WorkerLostError
 from tests.unit.cluster.fake_router import FakeRouter, running
 
 

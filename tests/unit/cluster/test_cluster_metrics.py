@@ -8,8 +8,8 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.cluster_metrics import ClusterCollector, ClusterFigures, PoolFigures
-from cluster.wire import worker_pb2
+from baton.rpc.wire import worker_pb2
+from cluster.telemetry.cluster_metrics import ClusterCollector, ClusterFigures, PoolFigures
 
 POOL = PoolFigures(
     target=2,

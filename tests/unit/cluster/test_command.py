@@ -12,13 +12,13 @@ from importlib.abc import MetaPathFinder
 
 class Interrupts(MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == "cluster.cli":
+        if name == "cluster.cli.cli":
             os.kill(os.getpid(), signal.SIGINT)
 
 {before}
 sys.meta_path.insert(0, Interrupts())
 sys.argv = ["baton", "version"]
-from cluster.command import main
+from cluster.cli.command import main
 main()
 """
 

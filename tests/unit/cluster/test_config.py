@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import BatonConfig, load_config
-from cluster.config_reading import parse_override
-from engine.errors import ConfigError
+from baton.core.errors import ConfigError
+from cluster.config.config import BatonConfig, load_config
+from cluster.config.config_reading import parse_override
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 

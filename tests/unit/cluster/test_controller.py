@@ -17,9 +17,9 @@ import pytest
 import ray
 from ray.exceptions import RayTaskError
 
-from cluster.config import BatonConfig
-from cluster.controller import Controller
-from engine.errors import BatonError
+from baton.core.errors import BatonError
+from cluster.config.config import BatonConfig
+from cluster.controller.controller import Controller
 from tests.fake_hosts import HangingHost, MisconfiguredHost, OtherLayoutHost, ServingHost, small_ray
 from tests.fake_workers import expected_tokens
 from tests.tiny_tokenizers import write_model_folder

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.cores import usable_cores
+from baton.process.cores import usable_cores
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,10 @@ import pytest
 import typer
 from rich.console import Console
 
-from cluster import demo
-from cluster.config import BatonConfig
-from cluster.demo_report import Measurement, cost_table
-from engine.errors import BatonError
+from baton.core.errors import BatonError
+from cluster.cli import demo
+from cluster.cli.demo_report import Measurement, cost_table
+from cluster.config.config import BatonConfig
 from tests.unit.cluster.command_line import ROOT
 from tests.unit.cluster.fake_router import FakeRouter, running
 
@@ -101,11 +101,11 @@ def test_prompts_are_handed_over_unless_the_file_says_otherwise(cluster, monkeyp
 
 def test_make_demo_shows_the_hand_off(cluster, monkeypatch):
     """As the Makefile calls it: a file that spells every key out would leave local prefill on."""
-    recipe = next(line for line in (ROOT / "Makefile").read_text().splitlines() if "cluster.demo" in line)
+    recipe = next(line for line in (ROOT / "Makefile").read_text().splitlines() if "cluster.cli.demo" in line)
     words = recipe.replace("$(ARGS)", "").split()
     started: list[BatonConfig] = []
     monkeypatch.setattr(demo, "start_cluster", lambda config, report: started.append(config) or cluster)
-    monkeypatch.setattr("sys.argv", words[words.index("cluster.demo") :])
+    monkeypatch.setattr("sys.argv", words[words.index("cluster.cli.demo") :])
     monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit) as caught:
         demo.main()

@@ -8,24 +8,24 @@ from typing import Any, Literal
 import pytest
 from prometheus_client import CollectorRegistry
 
-from cluster.config import DECODE, PREFILL
-from cluster.dispatcher import Dispatcher
-from cluster.generation import GenerationRequest
-from cluster.journal import Journal
+from baton.core.errors import NoWorkerError
+from baton.core.request import SamplingParams
+from baton.core.slo import BATCH, INTERACTIVE
+from baton.core.timeline import Event, Timeline
+from baton.core.urgency import Urgency
+from baton.rpc.wire import worker_pb2
+from cluster.config.config import DECODE, PREFILL
 from cluster.latency.error_metrics import PredictionErrors
-from cluster.latency.request_predictions import RequestPredictions
-from cluster.latency_model import LatencyModel
-from cluster.registry import WorkerRegistry
+from cluster.latency.latency_model import LatencyModel
+from cluster.registry.workers import WorkerRegistry
+from cluster.requests.generation import GenerationRequest
+from cluster.requests.journal import Journal
 from cluster.routing.base import Preference, RouteDecision, RoutingRequest, WorkerSnapshot
+from cluster.routing.dispatcher import Dispatcher
 from cluster.routing.profile import build_profile
-from cluster.routing_config import RoutingConfig
-from cluster.routing_metrics import RoutingMetrics
-from cluster.slo import BATCH, INTERACTIVE
-from cluster.wire import worker_pb2
-from engine.errors import NoWorkerError
-from engine.request import SamplingParams
-from engine.timeline import Event, Timeline
-from engine.urgency import Urgency
+from cluster.routing.request_predictions import RequestPredictions
+from cluster.routing.routing_config import RoutingConfig
+from cluster.routing.routing_metrics import RoutingMetrics
 from tests.worker_infos import make_info
 
 PROMPT = tuple(range(100))

@@ -6,20 +6,20 @@ import asyncio
 
 import pytest
 
-from cluster.dispatcher import Dispatcher
-from cluster.generation import GenerationRequest
-from cluster.journal import Journal
-from cluster.latency.request_predictions import RequestPredictions
-from cluster.latency_model import LatencyModel
-from cluster.metrics import RouterMetrics
-from cluster.registry import WorkerRegistry
+from baton.core.errors import BatonError, DeadlineError, NoWorkerError
+from baton.core.request import SamplingParams
+from baton.core.timeline import Timeline
+from cluster.latency.latency_model import LatencyModel
+from cluster.registry.workers import WorkerRegistry
+from cluster.requests.generation import GenerationRequest
+from cluster.requests.journal import Journal
 from cluster.routing.base import Preference, RouteDecision
+from cluster.routing.dispatcher import Dispatcher
 from cluster.routing.profile import build_profile
-from cluster.routing_config import RoutingConfig
-from engine.errors import BatonError, DeadlineError, NoWorkerError
-from engine.request import SamplingParams
-from engine.timeline import Timeline
-from simulation.virtual_loop import run_virtually
+from cluster.routing.request_predictions import RequestPredictions
+from cluster.routing.routing_config import RoutingConfig
+from cluster.simulation.virtual_loop import run_virtually
+from cluster.telemetry.metrics import RouterMetrics
 from tests.open_entry import open_entry
 
 WAIT_S = 5.0

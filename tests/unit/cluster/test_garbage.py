@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.garbage import rare_collections, spare_pauses
+from baton.process.garbage import rare_collections, spare_pauses
 
 
 @pytest.fixture(autouse=True)

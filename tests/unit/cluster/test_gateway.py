@@ -11,11 +11,11 @@ import httpx
 import openai
 import pytest
 
-from cluster.gateway import create_app
-from cluster.generation import GenerationRequest, TokenChunk
-from cluster.openai_api.limits import GatewayLimits
-from engine.errors import OverloadedError, WorkerLostError
-from engine.request import FinishReason
+from baton.core.errors import OverloadedError, WorkerLostError
+from baton.core.request import FinishReason
+from cluster.gateway.gateway import create_app
+from cluster.gateway.openai.limits import GatewayLimits
+from cluster.requests.generation import GenerationRequest, TokenChunk
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, TEXT, FakeAdmin, FakeGenerator, Step, eventually, say
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.errors import BatonError, ConfigError
+from baton.core.errors import BatonError, ConfigError
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator
 

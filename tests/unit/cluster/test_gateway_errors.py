@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from cluster.gateway import create_app
-from cluster.generation import TokenChunk
-from cluster.openai_api.limits import GatewayLimits
+from cluster.gateway.gateway import create_app
+from cluster.gateway.openai.limits import GatewayLimits
+from cluster.requests.generation import TokenChunk
 from tests.bad_inputs import BadInput, bad_inputs
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import CONTEXT_LENGTH, MODEL, TEXT, FakeAdmin, FakeGenerator

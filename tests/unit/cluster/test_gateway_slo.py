@@ -10,12 +10,12 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from cluster.api_keys import ApiKeyConfig, ApiKeys
-from cluster.gateway import create_app
-from cluster.http_metrics import HttpMetrics
-from cluster.openai_api.limits import GatewayLimits
+from baton.core.slo import BUILTIN_CLASSES, INTERACTIVE, SloClasses
+from cluster.gateway.api_keys import ApiKeyConfig, ApiKeys
+from cluster.gateway.gateway import create_app
+from cluster.gateway.openai.limits import GatewayLimits
 from cluster.routing.base import Preference, RouteDecision, RoutingRequest, WorkerSnapshot
-from cluster.slo import BUILTIN_CLASSES, INTERACTIVE, SloClasses
+from cluster.telemetry.http_metrics import HttpMetrics
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, say
 from tests.unit.cluster.instant_cluster import InstantCluster
@@ -181,7 +181,7 @@ async def test_the_access_log_names_class_and_owner_and_no_key(
         await locked.post(COMPLETIONS, json=COMPLETION, headers=bearer(BATCH_KEY))
         await locked.post(COMPLETIONS, json=COMPLETION, headers=bearer("a-key-that-is-wrong"))
         await locked.post(COMPLETIONS, json=COMPLETION, headers={**bearer(KEY), HEADER: "made-up-class"})
-    lines = [vars(record) for record in caplog.records if record.name == "cluster.http_edge"]
+    lines = [vars(record) for record in caplog.records if record.name == "cluster.gateway.http_edge"]
     assert [(line.get("slo_class"), line.get("api_key"), line["status"]) for line in lines] == [
         ("batch", "crawler", 200),
         (None, None, 401),
@@ -208,9 +208,9 @@ async def test_what_became_of_a_request_is_in_metrics_log_and_timeline(
             for stream in (False, True):
                 body = {**COMPLETION, "stream": stream}
                 assert (await http.post(COMPLETIONS, json=body, headers={HEADER: "batch"})).status_code == 200
-    answered = [vars(record) for record in caplog.records if record.name == "cluster.http_edge"]
+    answered = [vars(record) for record in caplog.records if record.name == "cluster.gateway.http_edge"]
     assert [(line["slo_class"], line["slo_met"]) for line in answered] == [("batch", True)] * 2
-    [ended, _] = [vars(record) for record in caplog.records if record.name == "cluster.router"]
+    [ended, _] = [vars(record) for record in caplog.records if record.name == "cluster.dispatch.router"]
     assert (ended["slo_class"], ended["slo_result"], ended["slo_ttft_target_ms"]) == ("batch", "met", 60_000.0)
     assert 0 < ended["slo_ttft_margin_ms"] < 60_000
     assert 0 < ended["slo_tpot_margin_ms"] < 500
@@ -263,7 +263,7 @@ async def test_a_request_that_is_turned_away_is_a_miss(
     cluster: InstantCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = await cluster.start(max_inflight=1)
-    with caplog.at_level(logging.INFO, "cluster.http_edge"):
+    with caplog.at_level(logging.INFO, "cluster.gateway.http_edge"):
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as http:
             response = await http.post(COMPLETIONS, json={**COMPLETION, "prompt": ["a", "b"]})
     assert response.status_code == 429
@@ -272,7 +272,7 @@ async def test_a_request_that_is_turned_away_is_a_miss(
     assert value("baton_slo_requests_total", {"slo_class": "standard", "result": "rejected"}) == 2
     assert value("baton_slo_requests_total", {"slo_class": "standard", "result": "excluded"}) == 0
     assert value("baton_slo_attainment_ratio", {"slo_class": "standard", "window": "1m"}) == 0.0
-    [line] = [vars(record) for record in caplog.records if record.name == "cluster.http_edge"]
+    [line] = [vars(record) for record in caplog.records if record.name == "cluster.gateway.http_edge"]
     assert line["slo_met"] is False
 
 

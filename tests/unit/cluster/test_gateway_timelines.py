@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from cluster.gateway import create_app
-from cluster.openai_api.limits import GatewayLimits
-from engine.timeline import Event
+from baton.core.timeline import Event
+from cluster.gateway.gateway import create_app
+from cluster.gateway.openai.limits import GatewayLimits
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, eventually, say, serve
 

@@ -13,8 +13,8 @@ import uvicorn
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
-from cluster.http_protocol import timed_protocol
-from cluster.request_times import ArrivalTimes, RequestTimesMiddleware, arrival_of, call_when_over
+from cluster.gateway.http_protocol import timed_protocol
+from cluster.gateway.request_times import ArrivalTimes, RequestTimesMiddleware, arrival_of, call_when_over
 from tests.unit.cluster.fakes import eventually
 
 _BUSY_S = 0.4

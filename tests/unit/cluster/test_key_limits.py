@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.api_keys import ApiKey, ApiKeyConfig, ApiKeys, KeyLimits
-from cluster.config import BatonConfig
-from cluster.gateway import create_app
-from cluster.generation import GenerationRequest
-from cluster.http_edge import error_response
-from cluster.key_limits import KeyLimiter, TokenBucket
-from cluster.openai_api.limits import GatewayLimits
-from engine.errors import ConfigError, OverloadedError, RateLimitError
+from baton.core.errors import ConfigError, OverloadedError, RateLimitError
+from cluster.config.config import BatonConfig
+from cluster.gateway.api_keys import ApiKey, ApiKeyConfig, ApiKeys, KeyLimits
+from cluster.gateway.gateway import create_app
+from cluster.gateway.http_edge import error_response
+from cluster.gateway.key_limits import KeyLimiter, TokenBucket
+from cluster.gateway.openai.limits import GatewayLimits
+from cluster.requests.generation import GenerationRequest
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, Step, eventually, say
 

@@ -7,10 +7,10 @@ import os
 import pytest
 import ray
 
-from cluster.config import BatonConfig
-from cluster.launch import Cluster, connect
-from cluster.worker_environment import worker_variables
-from engine.errors import ConfigError
+from baton.core.errors import ConfigError
+from baton.process.worker_environment import worker_variables
+from cluster.config.config import BatonConfig
+from cluster.controller.launch import Cluster, connect
 
 
 @pytest.mark.parametrize("raised", [Exception("The current node timed out during startup."), OSError("no space")])

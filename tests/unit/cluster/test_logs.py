@@ -8,8 +8,8 @@ import warnings
 
 import pytest
 
-from cluster.config import LogConfig
-from cluster.logs import PACKAGES, JsonFormatter, RequestLog, configure_logging, describe_fault
+from baton.core.logs import PACKAGES, JsonFormatter, RequestLog, configure_logging, describe_fault
+from cluster.config.config import LogConfig
 
 
 @pytest.fixture(autouse=True)
@@ -25,10 +25,10 @@ def _restore():
 
 def test_a_json_line_says_who_and_when(capsys):
     configure_logging(LogConfig(level="info", json=True), "decode-1")
-    logging.getLogger("cluster.router").info("request %s ended", "r1")
+    logging.getLogger("cluster.dispatch.router").info("request %s ended", "r1")
     line = json.loads(capsys.readouterr().err)
     assert line["message"] == "request r1 ended"
-    assert (line["process"], line["level"], line["logger"]) == ("decode-1", "info", "cluster.router")
+    assert (line["process"], line["level"], line["logger"]) == ("decode-1", "info", "cluster.dispatch.router")
     assert line["time"].endswith("+00:00")
 
 
@@ -69,8 +69,8 @@ def test_an_exception_stays_on_its_line(capsys):
 
 def test_text_lines_name_the_process(capsys):
     configure_logging(LogConfig(), "controller")
-    logging.getLogger("cluster.controller").warning("careful")
-    assert "WARNING controller cluster.controller: careful" in capsys.readouterr().err
+    logging.getLogger("cluster.controller.controller").warning("careful")
+    assert "WARNING controller cluster.controller.controller: careful" in capsys.readouterr().err
 
 
 def test_the_level_is_kept(capsys):
@@ -93,7 +93,7 @@ def test_what_cannot_be_json_is_shown_all_the_same():
 
 def test_fields_stand_beside_the_message(capsys):
     configure_logging(LogConfig(level="info", json=True), "router")
-    log = RequestLog(logging.getLogger("cluster.router"), "chatcmpl-1")
+    log = RequestLog(logging.getLogger("cluster.dispatch.router"), "chatcmpl-1")
     log.info("a request ended", extra={"outcome": "stop", "seconds": 1.5})
     line = json.loads(capsys.readouterr().err)
     assert (line["request_id"], line["outcome"], line["seconds"]) == ("chatcmpl-1", "stop", 1.5)
@@ -102,8 +102,8 @@ def test_fields_stand_beside_the_message(capsys):
 
 def test_text_lines_have_the_fields_behind_the_message(capsys):
     configure_logging(LogConfig(level="info"), "router")
-    RequestLog(logging.getLogger("cluster.router"), "r1").info("ended", extra={"outcome": "stop"})
-    assert capsys.readouterr().err.endswith("INFO router cluster.router: ended [outcome=stop request_id=r1]\n")
+    RequestLog(logging.getLogger("cluster.dispatch.router"), "r1").info("ended", extra={"outcome": "stop"})
+    assert capsys.readouterr().err.endswith("INFO router cluster.dispatch.router: ended [outcome=stop request_id=r1]\n")
 
 
 def test_fields_cannot_displace_what_every_line_says(capsys):

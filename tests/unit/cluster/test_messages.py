@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster import messages
-from cluster.wire import worker_pb2
-from engine.errors import InvalidRequestError
-from engine.request import MAX_LOGPROBS, FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
-from engine.timeline import Event
+from baton.core.errors import InvalidRequestError
+from baton.core.request import MAX_LOGPROBS, FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
+from baton.core.timeline import Event
+from baton.rpc import conversions as messages
+from baton.rpc.wire import worker_pb2
 
 token_ids = st.integers(0, 2**32 - 1)
 float32 = st.floats(-100, 100, width=32)

@@ -8,10 +8,10 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.metrics import RouterMetrics
-from cluster.wire import worker_pb2
-from engine.errors import error_classes
-from engine.timeline import Event, Timeline
+from baton.core.errors import error_classes
+from baton.core.timeline import Event, Timeline
+from baton.rpc.wire import worker_pb2
+from cluster.telemetry.metrics import RouterMetrics
 
 RESERVED_SUFFIXES = ("_total", "_sum", "_count", "_bucket", "_info")
 UNITS = ("seconds", "bytes", "tokens")

@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
-from cluster.cluster_metrics import ClusterFigures
-from cluster.metrics import RouterMetrics
-from cluster.metrics_page import MetricsPage
-from cluster.wire import worker_pb2
+from baton.rpc.wire import worker_pb2
+from cluster.telemetry.cluster_metrics import ClusterFigures
+from cluster.telemetry.metrics import RouterMetrics
+from cluster.telemetry.metrics_page import MetricsPage
 
 
 class Cluster:

@@ -19,17 +19,17 @@ from openai.types.chat import (
     completion_create_params as chat_completion_create_params,
 )
 
-from cluster.generation import ModelCard
-from cluster.openai_api.limits import GatewayLimits
-from cluster.openai_api.parameters import ACCEPTED, CHAT_IGNORED, COMPLETION_IGNORED, REFUSED_UNLESS, check_known
-from cluster.openai_api.plan import GenerationPlan, Planner
-from cluster.openai_api.prompts import check_messages
-from cluster.openai_api.responses import MIN_LOGPROB, ChatFormat, ChoiceOutput, CompletionFormat, Usage
-from cluster.openai_api.sampling import choice_seed, resolve_seed
-from cluster.openai_api.schemas import BaseRequest, ChatCompletionRequest, CompletionRequest, parse_request
-from cluster.output_processor import OutputDelta, TokenEntry
-from engine.errors import BatonError, InvalidRequestError
-from engine.request import SEED_LIMIT, FinishReason, TokenLogprobs
+from baton.core.errors import BatonError, InvalidRequestError
+from baton.core.request import SEED_LIMIT, FinishReason, TokenLogprobs
+from cluster.gateway.openai.limits import GatewayLimits
+from cluster.gateway.openai.parameters import ACCEPTED, CHAT_IGNORED, COMPLETION_IGNORED, REFUSED_UNLESS, check_known
+from cluster.gateway.openai.plan import GenerationPlan, Planner
+from cluster.gateway.openai.prompts import check_messages
+from cluster.gateway.openai.responses import MIN_LOGPROB, ChatFormat, ChoiceOutput, CompletionFormat, Usage
+from cluster.gateway.openai.sampling import choice_seed, resolve_seed
+from cluster.gateway.openai.schemas import BaseRequest, ChatCompletionRequest, CompletionRequest, parse_request
+from cluster.gateway.output_processor import OutputDelta, TokenEntry
+from cluster.requests.generation import ModelCard
 from tests.tiny_tokenizers import byte_level_tokenizer
 
 TOKENIZER = byte_level_tokenizer()

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from cluster.generation import TokenChunk
-from cluster.output_processor import OutputDelta, OutputProcessor
+from cluster.gateway.output_processor import OutputDelta, OutputProcessor
+from cluster.requests.generation import TokenChunk
 from tests.unit.cluster.fakes import MODEL
 from tests.unit.cluster.instant_cluster import TOKENIZER, InstantCluster, call_app
 
@@ -62,9 +62,9 @@ async def test_what_another_sequence_ended_is_no_cancellation(
 async def test_the_end_of_a_sequence_is_one_line_with_its_figures(
     cluster: InstantCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, "cluster.router"):
+    with caplog.at_level(logging.INFO, "cluster.dispatch.router"):
         assert await post(cluster) == 200
-    [line] = [vars(record) for record in caplog.records if record.name == "cluster.router"]
+    [line] = [vars(record) for record in caplog.records if record.name == "cluster.dispatch.router"]
     assert (line["levelno"], line["outcome"], line["output_tokens"]) == (logging.INFO, "length", 4)
     assert line["duration_ms"] >= line["ttft_ms"] >= 0
     assert line["request_id"].startswith("cmpl-")
@@ -76,5 +76,5 @@ async def test_failures_of_ours_are_warnings(cluster: InstantCluster, caplog: py
         cluster.registry.drain(worker.info.worker_id)
     body = json.dumps({"model": MODEL, "prompt": "hello", "max_tokens": 4}).encode()
     assert await call_app(app, "POST", "/v1/completions", body) == 503
-    [line] = [vars(record) for record in caplog.records if record.name == "cluster.router"]
+    [line] = [vars(record) for record in caplog.records if record.name == "cluster.dispatch.router"]
     assert (line["levelno"], line["outcome"]) == (logging.WARNING, "no_worker_available")

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.generation import TokenChunk
-from cluster.output_processor import OutputDelta, OutputProcessor, StopConditions, StopMatcher
-from engine.errors import InternalError
-from engine.request import FinishReason, TokenLogprobs
+from baton.core.errors import InternalError
+from baton.core.request import FinishReason, TokenLogprobs
+from cluster.gateway.output_processor import OutputDelta, OutputProcessor, StopConditions, StopMatcher
+from cluster.requests.generation import TokenChunk
 from tests.tiny_tokenizers import byte_level_tokenizer
 
 TOKENIZER = byte_level_tokenizer()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.config import ResourcesConfig
-from cluster.placement import Node, actor_options, describe_request, explain_pending, living_nodes
+from cluster.config.config import ResourcesConfig
+from cluster.controller.placement import Node, actor_options, describe_request, explain_pending, living_nodes
 
 GIB = 2**30
 H100 = Node("10.0.0.1", {"CPU": 16.0, "GPU": 8.0, "memory": 64.0 * GIB}, {"ray.io/accelerator-type": "H100"})

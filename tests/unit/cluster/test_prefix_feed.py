@@ -8,16 +8,16 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 
-from cluster import prefix_feed
-from cluster.cache_messages import pack_cache_changes
-from cluster.metrics import RouterMetrics
-from cluster.prefix_feed import PrefixFeed
-from cluster.prefix_index import PrefixIndex
-from cluster.prompt_hashes import prompt_hashes
-from cluster.registry import Worker
-from cluster.wire import worker_pb2
-from engine.errors import BatonError, InternalError, WorkerLostError
-from engine.prefix_events import CacheChanges
+from baton.core.errors import BatonError, InternalError, WorkerLostError
+from baton.core.prefix_events import CacheChanges
+from baton.rpc.cache_messages import pack_cache_changes
+from baton.rpc.wire import worker_pb2
+from cluster.prefix_index import prefix_feed
+from cluster.prefix_index.prefix_feed import PrefixFeed
+from cluster.prefix_index.prefix_index import PrefixIndex
+from cluster.prefix_index.prompt_hashes import prompt_hashes
+from cluster.registry.workers import Worker
+from cluster.telemetry.metrics import RouterMetrics
 from tests.unit.cluster.fakes import eventually
 from tests.worker_infos import make_info
 
@@ -29,7 +29,7 @@ Said = worker_pb2.CacheEvents | BatonError | None
 
 
 class TalkingClient:
-    """Stands for :class:`cluster.worker_client.WorkerClient`. None ends a stream."""
+    """Stands for :class:`cluster.registry.worker_client.WorkerClient`. None ends a stream."""
 
     def __init__(self) -> None:
         self.num_streams = 0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster import prompt_hashes as module
-from cluster.prompt_hashes import PromptHasher, prompt_hashes
-from engine.block_manager import BlockManager
-from engine.request import Request, SamplingParams
+from baton.core.request import Request, SamplingParams
+from baton.engine.kv_cache.block_manager import BlockManager
+from cluster.prefix_index import prompt_hashes as module
+from cluster.prefix_index.prompt_hashes import PromptHasher, prompt_hashes
 
 
 @given(tokens=st.lists(st.integers(0, 2**32 - 1), max_size=40), block_size=st.integers(1, 7))

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from cluster.config import DECODE, PREFILL
-from cluster.registry import WorkerInfo, WorkerRegistry
+from cluster.config.config import DECODE, PREFILL
+from cluster.registry.workers import WorkerInfo, WorkerRegistry
 from tests.worker_infos import make_info
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.request_ids import new_call_id, request_id_of_call
+from baton.core.request_ids import new_call_id, request_id_of_call
 
 
 def test_every_attempt_has_a_name_of_its_own() -> None:

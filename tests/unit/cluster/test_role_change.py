@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from cluster.config import DECODE, PREFILL, BatonConfig
-from cluster.controller import Controller
-from cluster.role_change import AskedBy, role_change_obstacle
-from cluster.worker_pool import WorkerPool
-from engine.errors import InvalidRequestError
+from baton.core.errors import InvalidRequestError
+from cluster.config.config import DECODE, PREFILL, BatonConfig
+from cluster.config.role_change_obstacle import AskedBy, role_change_obstacle
+from cluster.controller.controller import Controller
+from cluster.controller.worker_pool import WorkerPool
 from tests.fake_hosts import FakeHost, UnchangingHost, small_ray
 from tests.unit.cluster.test_worker_pool import READY_S, Listener, ids_in, until
 from tests.worker_infos import make_info
@@ -195,7 +195,7 @@ def ids_of(controller: Controller, pool: str) -> list[str]:
 
 def test_fake_hosts_have_what_workers_have():
     """Else the tests above would say nothing of real ones."""
-    from cluster.worker_host import WorkerHost
+    from cluster.worker.worker_host import WorkerHost
 
     def methods(cls: type) -> set[str]:
         return {name for name, value in vars(cls).items() if callable(value) and not name.startswith("_")}

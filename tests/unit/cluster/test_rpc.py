@@ -13,8 +13,7 @@ import grpc.aio
 import pytest
 from ray.exceptions import RayTaskError
 
-from cluster.rpc import create_channel, create_server, error_from_rpc, reporting_errors
-from engine.errors import (
+from baton.core.errors import (
     BatonError,
     DeadlineError,
     InternalError,
@@ -23,6 +22,7 @@ from engine.errors import (
     WorkerLostError,
     error_classes,
 )
+from baton.rpc.channel import create_channel, create_server, error_from_rpc, reporting_errors
 
 logger = logging.getLogger(__name__)
 

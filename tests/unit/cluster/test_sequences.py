@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from cluster.generation import GenerationRequest, TokenChunk
-from cluster.outcomes import ENDED_BY
-from cluster.sequences import SequenceSpec, run_sequences
-from engine.errors import BatonError, WorkerLostError
-from engine.request import FinishReason, SamplingParams
-from engine.timeline import Timeline
+from baton.core.errors import BatonError, WorkerLostError
+from baton.core.outcomes import ENDED_BY
+from baton.core.request import FinishReason, SamplingParams
+from baton.core.timeline import Timeline
+from cluster.gateway.sequences import SequenceSpec, run_sequences
+from cluster.requests.generation import GenerationRequest, TokenChunk
 
 Script = Callable[[], AsyncGenerator[TokenChunk]]
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from ray.exceptions import RayError
 
-from cluster.config import BatonConfig
-from cluster.pool_member import PoolMember
-from cluster.shared_processes import SharedProcesses
-from cluster.worker_pool import WorkerPool
+from cluster.config.config import BatonConfig
+from cluster.controller.pool_member import PoolMember
+from cluster.controller.shared_processes import SharedProcesses
+from cluster.controller.worker_pool import WorkerPool
 from tests.fake_hosts import FakeHost, small_ray
 from tests.unit.cluster.test_worker_pool import Listener, ids_in, until
 from tests.worker_infos import make_info

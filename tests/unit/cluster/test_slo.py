@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.outcomes import CANCELLED, FINISHED, REJECTED
-from cluster.slo import BATCH, INTERACTIVE, STANDARD, SloClass, SloClasses, SloResult, judge, target_attributes
-from engine.errors import InvalidRequestError, error_classes
-from engine.timeline import Event, Timeline
+from baton.core.errors import InvalidRequestError, error_classes
+from baton.core.outcomes import CANCELLED, FINISHED, REJECTED
+from baton.core.slo import BATCH, INTERACTIVE, STANDARD, SloClass, SloClasses, SloResult, judge, target_attributes
+from baton.core.timeline import Event, Timeline
 
 GOLD = SloClass("gold", 0.2, 0.01, percentile=99.0, priority=9, queue_deadline_s=0.0)
 FLEX = SloClass("flex", 30.0, 1.0, percentile=50.0, priority=-1, queue_deadline_s=60.0)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.config import BatonConfig, load_config
-from cluster.config_section import format_duration, parse_duration_s
-from cluster.slo import BATCH, BUILTIN_CLASSES, INTERACTIVE, STANDARD
-from engine.errors import ConfigError
+from baton.core.config_section import format_duration, parse_duration_s
+from baton.core.errors import ConfigError
+from baton.core.slo import BATCH, BUILTIN_CLASSES, INTERACTIVE, STANDARD
+from cluster.config.config import BatonConfig, load_config
 
 
 def config(**slo: object) -> BatonConfig:

@@ -8,8 +8,8 @@ import math
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from cluster.slo import BUILTIN_CLASSES, INTERACTIVE, STANDARD, SloResult, SloVerdict
-from cluster.slo_metrics import SloMetrics
+from baton.core.slo import BUILTIN_CLASSES, INTERACTIVE, STANDARD, SloResult, SloVerdict
+from cluster.telemetry.slo_metrics import SloMetrics
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from cluster.gateway import create_app
-from cluster.generation import TokenChunk
-from cluster.openai_api.limits import GatewayLimits
-from engine.errors import DeadlineError
+from baton.core.errors import DeadlineError
+from cluster.gateway.gateway import create_app
+from cluster.gateway.openai.limits import GatewayLimits
+from cluster.requests.generation import TokenChunk
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, eventually, serve
 
@@ -45,7 +45,7 @@ def read_all(connection: socket.socket) -> bytes:
 async def test_who_stops_reading_is_cut_off_when_the_time_of_the_request_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cluster.sse._LAST_WORDS_S", 0.05)
+    monkeypatch.setattr("cluster.gateway.sse._LAST_WORDS_S", 0.05)
     generator = FakeGenerator(TOKENIZER, lambda _: [TokenChunk((40,) * 500)] * 100_000)
     app = create_app(generator, TOKENIZER, FakeAdmin(), GatewayLimits(request_timeout_s=0.1))
     async with serve(app) as url:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from cluster.stop_signals import StopSignals, signals_deferred
+from baton.process.stop_signals import StopSignals, signals_deferred
 
 BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 

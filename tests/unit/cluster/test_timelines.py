@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.timelines import TimelineStore
-from engine.errors import NotFoundError
-from engine.timeline import Event, Timeline
+from baton.core.errors import NotFoundError
+from baton.core.timeline import Event, Timeline
+from baton.explain.timelines import TimelineStore
 
 
 def timeline(request_id: str, group: str | None = None) -> Timeline:

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from cluster.config import BatonConfig, TelemetryConfig
-from cluster.generation import FinishedRequest, GenerationRequest
-from cluster.tracing import NoTracer, OtlpTracer, SeldomFilter, create_tracer
-from engine.errors import ConfigError
-from engine.request import SamplingParams
-from engine.timeline import Event, Timeline
+from baton.core.errors import ConfigError
+from baton.core.request import SamplingParams
+from baton.core.timeline import Event, Timeline
+from cluster.config.config import BatonConfig, TelemetryConfig
+from cluster.requests.generation import FinishedRequest, GenerationRequest
+from cluster.telemetry.tracing import NoTracer, OtlpTracer, SeldomFilter, create_tracer
 from tests.unit.engine.test_critical_path import served
 
 PROMPT = (11, 12, 13, 14)

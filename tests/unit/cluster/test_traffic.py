@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from cluster.generation import GenerationRequest
-from cluster.journal import Journal
-from cluster.slo import BATCH, INTERACTIVE
-from cluster.traffic import TrafficMeter
-from engine.request import SamplingParams
-from engine.timeline import Timeline
+from baton.core.request import SamplingParams
+from baton.core.slo import BATCH, INTERACTIVE
+from baton.core.timeline import Timeline
+from cluster.autoscaling.traffic import TrafficMeter
+from cluster.requests.generation import GenerationRequest
+from cluster.requests.journal import Journal
 
 
 class Traffic:

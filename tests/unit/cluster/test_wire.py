@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.wire import kv_pb2, worker_pb2
-from cluster.wire.generate import SCHEMAS, generate
+from baton.rpc.wire import kv_pb2, worker_pb2
+from baton.rpc.wire.generate import SCHEMAS, generate
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -40,5 +40,5 @@ def test_a_schema_that_does_not_compile_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_stubs_belong_to_the_package_and_to_no_top_level_module() -> None:
-    assert kv_pb2.DESCRIPTOR.name == "cluster/wire/kv.proto"
-    assert worker_pb2.DESCRIPTOR.name == "cluster/wire/worker.proto"
+    assert kv_pb2.DESCRIPTOR.name == "baton/rpc/wire/kv.proto"
+    assert worker_pb2.DESCRIPTOR.name == "baton/rpc/wire/worker.proto"

@@ -7,11 +7,11 @@ from contextlib import aclosing
 
 import pytest
 
-from cluster.config import DECODE, PREFILL
-from cluster.wire import worker_pb2
-from cluster.worker_client import WorkerClient
-from engine.errors import ChecksumError, DeadlineError, WorkerLostError
-from engine.timeline import Event, Timeline
+from baton.core.errors import ChecksumError, DeadlineError, WorkerLostError
+from baton.core.timeline import Event, Timeline
+from baton.rpc.wire import worker_pb2
+from cluster.config.config import DECODE, PREFILL
+from cluster.registry.worker_client import WorkerClient
 from tests.fake_workers import FakeWorker, decode_some, expected_tokens, failing, for_ever, hang
 
 TIMEOUT_S = 10.0
@@ -136,7 +136,7 @@ async def test_a_clock_is_measured_once_in_a_while(client, worker):
 
 
 async def test_a_failed_measurement_is_an_error_and_soon_repeated(client, worker, monkeypatch):
-    monkeypatch.setattr("cluster.worker_client._RETRY_SYNC_AFTER_S", 0.0)
+    monkeypatch.setattr("cluster.registry.worker_client._RETRY_SYNC_AFTER_S", 0.0)
     await worker.die()
     with pytest.raises(WorkerLostError):
         await client.sync_clock()

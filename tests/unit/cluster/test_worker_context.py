@@ -7,9 +7,9 @@ from typing import cast
 
 import pytest
 
-from cluster.config import BatonConfig
-from cluster.role import WorkerContext
-from engine.model_runner import ModelRunner
+from baton.engine.runner.model_runner import ModelRunner
+from cluster.config.config import BatonConfig
+from cluster.worker.role import WorkerContext
 
 
 @pytest.mark.parametrize(

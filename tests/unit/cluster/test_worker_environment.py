@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from cluster.worker_environment import become_like_a_worker, worker_variables
+from baton.process.worker_environment import become_like_a_worker, worker_variables
 
 _SHOW = """
 import json, os, sys
-from cluster.worker_environment import become_like_a_worker
+from baton.process.worker_environment import become_like_a_worker
 become_like_a_worker()
 print(json.dumps([os.getpid(), sys.argv[1:], {name: os.environ.get(name) for name in sys.argv[1:]}]))
 """

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.config import BatonConfig
-from cluster.registry import WorkerInfo
-from cluster.worker_memory import limit_memory, plan_memory
-from engine.attention.torch_sdpa import TorchSDPA
-from engine.batch import ForwardBatch
-from engine.errors import ConfigError, UnsupportedModelError
-from engine.memory_budget import MemoryBudget
-from engine.model_loader import LoadedModel, prepare_model
-from engine.model_runner import ModelRunner
+from baton.core.errors import ConfigError, UnsupportedModelError
+from baton.core.memory_budget import MemoryBudget
+from baton.engine.attention.torch_sdpa import TorchSDPA
+from baton.engine.batch.batch import ForwardBatch
+from baton.engine.models.model_loader import LoadedModel, prepare_model
+from baton.engine.runner.model_runner import ModelRunner
+from cluster.config.config import BatonConfig
+from cluster.registry.workers import WorkerInfo
+from cluster.worker.worker_memory import limit_memory, plan_memory
 from tests.tiny_models import tiny_model
 from tests.worker_infos import make_info
 
@@ -26,7 +26,7 @@ POOLS = {"chunk_tokens": 40, "max_num_seqs": 8}
 
 
 class FakeMemory:
-    """Implements :class:`engine.device_memory.DeviceMemory`: every step has the same peak.
+    """Implements :class:`baton.engine.runner.device_memory.DeviceMemory`: every step has the same peak.
 
     Args:
         others: bytes that other processes hold.
@@ -55,10 +55,10 @@ class FakeMemory:
 
 @pytest.fixture(autouse=True)
 def _small_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("engine.device_memory", "cluster.worker_memory"):
+    for module in ("baton.engine.runner.device_memory", "cluster.worker.worker_memory"):
         monkeypatch.setattr(f"{module}.CONTEXT_BYTES", MIB)
-    monkeypatch.setattr("engine.device_memory._BYTES_PER_GRAPH", 1000)
-    monkeypatch.setattr("engine.device_memory._SIDE_WORKSPACE_BYTES", MIB)
+    monkeypatch.setattr("baton.engine.runner.device_memory._BYTES_PER_GRAPH", 1000)
+    monkeypatch.setattr("baton.engine.runner.device_memory._SIDE_WORKSPACE_BYTES", MIB)
 
 
 @pytest.fixture(scope="module")

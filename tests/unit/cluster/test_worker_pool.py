@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import ray
 
-from cluster.config import BatonConfig
-from cluster.registry import WorkerInfo
-from cluster.worker_pool import WorkerPool, _short_reason
-from engine.errors import ConfigError, DeadlineError, InternalError, LayoutMismatchError, WorkerLostError
+from baton.core.errors import ConfigError, DeadlineError, InternalError, LayoutMismatchError, WorkerLostError
+from cluster.config.config import BatonConfig
+from cluster.controller.worker_pool import WorkerPool, _short_reason
+from cluster.registry.workers import WorkerInfo
 from tests.fake_hosts import (
     CrashingHost,
     DyingHost,

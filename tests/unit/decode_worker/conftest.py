@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from engine.model_runner import ModelRunner
+from baton.engine.runner.model_runner import ModelRunner
 from tests.kv_receiver import PROMPT, Receiver, SourceKV, receiver_runner, running_receiver
 
 

@@ -9,11 +9,11 @@ import time
 import pytest
 import torch
 
-from cluster.kv_transfer.base import PartHeader
-from cluster.kv_transfer.codec import checksum
-from engine.errors import ChecksumError, OutOfBlocksError, TransferError
-from engine.model_runner import ModelRunner
-from engine.request import Request, SamplingParams
+from baton.core.errors import ChecksumError, OutOfBlocksError, TransferError
+from baton.core.request import Request, SamplingParams
+from baton.engine.runner.model_runner import ModelRunner
+from baton.kv_transfer.base import PartHeader
+from baton.kv_transfer.codec import checksum
 from tests.kv_receiver import NUM_BLOCKS, PROMPT, Receiver, SourceKV, running_receiver
 
 NUM_PROMPT_BLOCKS = 6

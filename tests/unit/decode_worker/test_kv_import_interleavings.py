@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from cluster.kv_transfer.codec import checksum
-from engine.errors import BatonError
-from engine.model_runner import ModelRunner
+from baton.core.errors import BatonError
+from baton.engine.runner.model_runner import ModelRunner
+from baton.kv_transfer.codec import checksum
 from tests.kv_receiver import Receiver, SourceKV, running_receiver
 from tests.tiny_models import random_prompts
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from engine.errors import OutOfBlocksError
-from engine.request import Request, SamplingParams
+from baton.core.errors import OutOfBlocksError
+from baton.core.request import Request, SamplingParams
 from tests.kv_receiver import NUM_BLOCKS, Receiver, SourceKV
 from tests.tiny_models import random_prompts
 

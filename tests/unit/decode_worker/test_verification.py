@@ -9,16 +9,16 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from baton.core.drafts import Draft
+from baton.core.request import FinishReason, Request, SamplingParams
+from baton.engine.async_engine import AsyncEngine
+from baton.engine.engine import Engine
+from baton.engine.kv_cache.block_manager import BlockManager
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.sampling.verification import Proposer
+from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from decode_worker.speculation.controller import SpeculationController
 from decode_worker.speculation.verification import SampleAndMatch
-from engine.async_engine import AsyncEngine
-from engine.block_manager import BlockManager
-from engine.drafts import Draft
-from engine.engine import Engine
-from engine.model_runner import ModelRunner
-from engine.request import FinishReason, Request, SamplingParams
-from engine.scheduler import Scheduler, SchedulerLimits
-from engine.verification import Proposer
 from tests.engine_runs import Outcome, build_engine, build_runner, greedy, run
 from tests.tiny_models import VOCAB_SIZE, random_prompts, tiny_model
 from tests.toy_proposers import STYLES, Oracle

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from baton.core.drafts import NO_DRAFT, ROOT, Draft
+from baton.core.errors import ConfigError
+from baton.core.request import Request, SamplingParams
+from baton.engine.sampling.verification import VerifyResult, sampling_row
+from baton.engine.scheduling.scheduler import ScheduledSequence
 from decode_worker.speculation import acceptance_rules, noise
 from decode_worker.speculation.acceptance_rules import ResidualRule, TypicalRule, Verdict
 from decode_worker.speculation.noise import coin_stream, draft_stream, draw_drafts
 from decode_worker.speculation.verification import RuleVerifier, SampleAndMatch, create_verifier, sampling_rows
-from engine.drafts import NO_DRAFT, ROOT, Draft
-from engine.errors import ConfigError
-from engine.request import Request, SamplingParams
-from engine.scheduler import ScheduledSequence
-from engine.verification import VerifyResult, sampling_row
 from tests.toy_language import Table, ToyDrafter, batch_of, logits_of
 
 _TABLE = Table(6, seed=3)

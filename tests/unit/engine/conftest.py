@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from engine import float32_products
+from baton.engine.models import float32_products
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -21,7 +21,7 @@ def one_torch_thread() -> Iterator[None]:
 
 @pytest.fixture
 def multiplied(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
-    """Dtypes of the weights of products that :mod:`engine.float32_products` makes, in their order."""
+    """Dtypes of the weights of products that :mod:`baton.engine.models.float32_products` makes, in their order."""
     found: list[torch.dtype] = []
 
     def noted(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.batch import ForwardBatch
-from engine.drafts import Draft
-from engine.request import Request, SamplingParams
-from engine.scheduler import ScheduledSequence
+from baton.core.drafts import Draft
+from baton.core.request import Request, SamplingParams
+from baton.engine.batch.batch import ForwardBatch
+from baton.engine.scheduling.scheduler import ScheduledSequence
 
 CPU = torch.device("cpu")
 

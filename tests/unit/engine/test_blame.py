@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from engine.blame import explain
-from engine.blame_texts import reason_for, wait_reason
-from engine.critical_path import Stage
-from engine.timeline import Event, FailedAttempt, Timeline, TransferPart
+from baton.core.timeline import Event, FailedAttempt, Timeline, TransferPart
+from baton.explain.blame import explain
+from baton.explain.blame_texts import reason_for, wait_reason
+from baton.explain.critical_path import Stage
 from tests.unit.engine.test_critical_path import add_step, served
 
 

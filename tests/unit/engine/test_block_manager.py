@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.block_manager import BlockManager
-from engine.errors import OutOfBlocksError
-from engine.request import Request, SamplingParams
+from baton.core.errors import OutOfBlocksError
+from baton.core.request import Request, SamplingParams
+from baton.engine.kv_cache.block_manager import BlockManager
 
 SIZE = 4
 

@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
 
-from engine.block_pool import BlockPool
-from engine.errors import OutOfBlocksError
+from baton.core.errors import OutOfBlocksError
+from baton.engine.kv_cache.block_pool import BlockPool
 
 NUM_BLOCKS = 8
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.critical_path import Stage, critical_path, stage_times, within
-from engine.step_log import StepLog
-from engine.timeline import Event, FailedAttempt, Timeline
+from baton.core.step_log import StepLog
+from baton.core.timeline import Event, FailedAttempt, Timeline
+from baton.explain.critical_path import Stage, critical_path, stage_times, within
 
 
 def add_step(log: StepLog, started_s: float, ended_s: float, *, index: int = 1, **changes: float) -> None:

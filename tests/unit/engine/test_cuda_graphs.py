@@ -15,16 +15,16 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.attention import registry
-from engine.attention.paged_plan import StaticPlan
-from engine.attention_groups import Span
-from engine.batch import ForwardBatch
-from engine.cuda_graphs import Bucket, GraphedForward, make_buckets
-from engine.drafts import ROOT
-from engine.errors import ConfigError
-from engine.kv_spec import KVEncoding
-from engine.model_loader import prepare_model
-from engine.model_runner import ModelRunner
+from baton.core.drafts import ROOT
+from baton.core.errors import ConfigError
+from baton.core.kv_spec import KVEncoding
+from baton.engine.attention import backends as registry
+from baton.engine.attention.paged_plan import StaticPlan
+from baton.engine.batch.attention_groups import Span
+from baton.engine.batch.batch import ForwardBatch
+from baton.engine.models.model_loader import prepare_model
+from baton.engine.runner.cuda_graphs import Bucket, GraphedForward, make_buckets
+from baton.engine.runner.model_runner import ModelRunner
 from tests.engine_runs import build_engine, run_tokens
 from tests.graph_tape import FreedMemoryError, TapeRecorder
 from tests.graphed_pair import (

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from engine import default_model
-from engine.default_model import default_model_folder, ensure_default_model
-from engine.model_cache import ModelUnavailableError, cache_dir
+from baton.engine.models import default_model
+from baton.engine.models.default_model import default_model_folder, ensure_default_model
+from baton.engine.models.model_cache import ModelUnavailableError, cache_dir
 
 GGUF = b"not really a model"
 
@@ -204,7 +204,8 @@ def test_the_cache_folder_follows_the_environment(tmp_path, monkeypatch):
 
 
 def test_importing_it_costs_no_torch():
-    code = "import sys, engine.default_model; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    loaded = "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    code = f"import sys, baton.engine.models.default_model; {loaded}"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3]).returncode == 0
 
 

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-import engine.engine
-import engine.verification
+import baton.engine.engine
+import baton.engine.sampling.verification
+from baton.core.errors import WorkerLostError
+from baton.core.request import FinishReason, Request, SamplingParams
+from baton.engine.async_engine import AsyncEngine, generate_all
+from baton.engine.device.device_errors import DeviceLostError, is_device_lost, is_out_of_memory
+from baton.engine.engine import Engine, always, never
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.sampling.sampler import QueuedSample
+from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from decode_worker.speculation.verification import SampleAndMatch
-from engine.async_engine import AsyncEngine, generate_all
-from engine.device_errors import DeviceLostError, is_device_lost, is_out_of_memory
-from engine.engine import Engine, always, never
-from engine.errors import WorkerLostError
-from engine.model_runner import ModelRunner
-from engine.request import FinishReason, Request, SamplingParams
-from engine.sampler import QueuedSample
-from engine.scheduler import Scheduler, SchedulerLimits
 from tests.engine_runs import Outcome, build_engine, build_runner, greedy, run
 from tests.tiny_models import random_prompts, tiny_model
 from tests.toy_proposers import Oracle
@@ -117,13 +117,17 @@ class FaultyRun:
         oracle = Oracle({f"request-{index}": tokens for index, tokens in enumerate(self.truth)}, "half right", "tree")
         drafts: dict[str, Any] = {} if ahead else {"proposer": oracle, "verifier": SampleAndMatch()}
         engine_ = Engine(self.runner, scheduler, runs_ahead=always if ahead else never, **drafts)
-        self.patch.setattr(engine.engine, "free_cached_memory", lambda device: self._count_freed(fault))
+        self.patch.setattr(baton.engine.engine, "free_cached_memory", lambda device: self._count_freed(fault))
         if place in ("build_batch", "forward", "keep_accepted"):
             self.patch.setattr(self.runner, place, fault.before(getattr(self.runner, place)))
         elif place == "sample" and not ahead:
             self.patch.setattr(SampleAndMatch, "verify", fault.before(SampleAndMatch.verify))
         elif place == "sample":
-            self.patch.setattr(engine.verification, "queue_sample", fault.before(engine.verification.queue_sample))
+            self.patch.setattr(
+                baton.engine.sampling.verification,
+                "queue_sample",
+                fault.before(baton.engine.sampling.verification.queue_sample),
+            )
         elif place == "read":
             self.patch.setattr(QueuedSample, "read", fault.before(QueuedSample.read))
         else:
@@ -236,7 +240,7 @@ def test_an_error_that_says_nothing_is_followed_by_a_look_at_the_device(
     def fails(device: torch.device) -> None:
         raise LOST["illegal-address"]()
 
-    monkeypatch.setattr(engine.engine, "check_device", fails)
+    monkeypatch.setattr(baton.engine.engine, "check_device", fails)
     with pytest.raises(DeviceLostError, match="illegal memory access"):
         run(step, PROMPTS, PARAMS)
 
@@ -249,7 +253,7 @@ def test_a_device_without_memory_for_the_look_at_it_is_not_lost(
     def fails(device: torch.device) -> None:
         raise OUT_OF_MEMORY["torch"]()
 
-    monkeypatch.setattr(engine.engine, "check_device", fails)
+    monkeypatch.setattr(baton.engine.engine, "check_device", fails)
     assert check_others(run(step, PROMPTS, PARAMS), expected) >= 1
 
 

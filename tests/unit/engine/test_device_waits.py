@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.torch_sdpa import TorchSDPA
-from engine.drafts import ROOT, Draft
-from engine.forward_pass import TransformersForward
+from baton.core.drafts import ROOT, Draft
+from baton.engine.attention.torch_sdpa import TorchSDPA
+from baton.engine.runner.forward_pass import TransformersForward
 from tests.device_steps import KernelLaunches, Steps, on_device, prepared, without_kernels
 from tests.device_waits import DeviceWaits, Kind
 from tests.tiny_models import CONFIGS, tiny_model

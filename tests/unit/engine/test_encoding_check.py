@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cluster.config import BatonConfig
-from cluster.worker_host import with_checked_encoding
-from engine.errors import UnsupportedModelError
-from engine.kv_spec import KVEncoding
-from engine.model_loader import prepare_model
-from engine.model_runner import ModelRunner
+from baton.core.errors import UnsupportedModelError
+from baton.core.kv_spec import KVEncoding
+from baton.engine.models.model_loader import prepare_model
+from baton.engine.runner.model_runner import ModelRunner
+from cluster.config.config import BatonConfig
+from cluster.worker.worker_host import with_checked_encoding
 from tests.fused_dtypes import FUSED_DTYPES
 from tests.tiny_models import tiny_model
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.block_manager import BlockManager
-from engine.draft.eagle import FINAL_HIDDEN
-from engine.errors import UnsupportedModelError
-from engine.feature_tap import FeatureTap
-from engine.request import Request, SamplingParams
-from engine.scheduler import ScheduledSequence
+from baton.core.errors import UnsupportedModelError
+from baton.core.request import Request, SamplingParams
+from baton.engine.batch.hidden_states import FeatureTap
+from baton.engine.draft.eagle.head import FINAL_HIDDEN
+from baton.engine.kv_cache.block_manager import BlockManager
+from baton.engine.scheduling.scheduler import ScheduledSequence
 from tests.engine_runs import BLOCK_SIZE, build_runner
 from tests.tiny_models import tiny_model
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from engine import float32_products
-from engine.float32_products import LEAST_ROWS, has_bfloat16, speed_up_products
+from baton.engine.models import float32_products
+from baton.engine.models.float32_products import LEAST_ROWS, has_bfloat16, speed_up_products
 
 CPU = torch.device("cpu")
 

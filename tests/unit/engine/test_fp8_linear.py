@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from engine.errors import ConfigError, UnsupportedModelError
-from engine.fp8_linear import LARGEST, Fp8Linear, check_device, make_linears_fp8, quantize_rows
-from engine.model_loader import LoadedModel, prepare_model
-from engine.model_runner import ModelRunner
+from baton.core.errors import ConfigError, UnsupportedModelError
+from baton.engine.models.fp8_linear import LARGEST, Fp8Linear, check_device, make_linears_fp8, quantize_rows
+from baton.engine.models.model_loader import LoadedModel, prepare_model
+from baton.engine.runner.model_runner import ModelRunner
 from tests.interpreted_triton import interpreted_triton
 from tests.tiny_models import tiny_model
 from tests.triton_launches import Launches
@@ -155,7 +155,7 @@ def test_the_kernel_quantizes_rows() -> None:
     pytest.importorskip("triton")
     rows = exact_rows(9, 100)
     with interpreted_triton():
-        from engine.fp8_kernels import quantize_rows_by_kernel
+        from baton.engine.models.fp8_kernels import quantize_rows_by_kernel
 
         for taken in (rows, rows[:, ::3], rows[::2], torch.zeros(2, 5)):
             items, scales = quantize_rows_by_kernel(taken)
@@ -166,7 +166,7 @@ def test_the_kernel_quantizes_rows() -> None:
 
 def test_the_kernel_compiles_and_rounds_in_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    fp8_kernels = import_module("engine.fp8_kernels")
+    fp8_kernels = import_module("baton.engine.models.fp8_kernels")
     launches = Launches(fp8_kernels.quantize_row)
     monkeypatch.setattr(fp8_kernels, "quantize_row", launches)
     for width in (576, 14336):

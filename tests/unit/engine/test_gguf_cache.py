@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from engine import gguf_cache
-from engine.errors import ConfigError, UnsupportedModelError
-from engine.gguf_cache import ensure_converted
-from engine.model_cache import ModelUnavailableError
+from baton.core.errors import ConfigError, UnsupportedModelError
+from baton.engine.models import gguf_cache
+from baton.engine.models.gguf_cache import ensure_converted
+from baton.engine.models.model_cache import ModelUnavailableError
 from tests.tiny_gguf import write_gguf
 
 

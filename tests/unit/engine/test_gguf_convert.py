@@ -5,8 +5,8 @@ import torch
 from gguf import GGMLQuantizationType
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from engine.errors import UnsupportedModelError
-from engine.gguf_convert import convert_gguf
+from baton.core.errors import UnsupportedModelError
+from baton.engine.models.gguf_convert import convert_gguf
 from tests.tiny_gguf import HEAD_DIM, HEADS, HIDDEN, write_gguf
 
 

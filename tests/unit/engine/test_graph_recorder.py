@@ -11,11 +11,16 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from engine.attention import registry
-from engine.cuda_graphs import make_buckets
-from engine.graph_recorder import CudaGraphRecorder, ForwardWaitsError, RecordingError, RecordingMemoryError
-from engine.model_loader import prepare_model
-from engine.model_runner import ModelRunner
+from baton.engine.attention import backends as registry
+from baton.engine.models.model_loader import prepare_model
+from baton.engine.runner.cuda_graphs import make_buckets
+from baton.engine.runner.graph_recorder import (
+    CudaGraphRecorder,
+    ForwardWaitsError,
+    RecordingError,
+    RecordingMemoryError,
+)
+from baton.engine.runner.model_runner import ModelRunner
 from tests.engine_runs import build_engine, run_tokens
 from tests.fake_cuda_graphs import PLACES, FakeCuda
 from tests.graph_tape import TapeRecorder

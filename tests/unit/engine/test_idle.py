@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 
-from engine.engine import Engine
-from engine.loop import EngineLoop
-from engine.request import Request
+from baton.core.request import Request
+from baton.engine.engine import Engine
+from baton.engine.loop import EngineLoop
 from tests.engine_runs import build_engine, build_runner, greedy
 from tests.tiny_models import tiny_model
 

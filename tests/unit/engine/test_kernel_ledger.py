@@ -19,10 +19,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from engine.attention.base import ATTENTION_NAME, paged_attention
-from engine.attention_probe import AttentionLayer
-from engine.kv_spec import KVEncoding, LayerSpec
-from engine.model_loader import LoadedModel
+from baton.core.kv_spec import KVEncoding, LayerSpec
+from baton.engine.attention.base import ATTENTION_NAME, paged_attention
+from baton.engine.models.attention_probe import AttentionLayer
+from baton.engine.models.model_loader import LoadedModel
 from tests.device_steps import Steps
 from tests.kernel_ledger import KernelLedger
 

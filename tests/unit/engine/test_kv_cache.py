@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import kv_int8
-from engine.errors import UnsupportedModelError
-from engine.kv_cache import TORCH_DTYPES, PagedKVCache, slots_of
-from engine.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
+from baton.core.errors import UnsupportedModelError
+from baton.core.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
+from baton.engine.kv_cache import kv_int8
+from baton.engine.kv_cache.paged_cache import TORCH_DTYPES, PagedKVCache, slots_of
 
 CPU = torch.device("cpu")
 LAYERS = (LayerSpec(2, 3, 3), LayerSpec(1, 5, 2), LayerSpec(2, 4, 1))

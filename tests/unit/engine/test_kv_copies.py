@@ -8,9 +8,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from engine.kv_cache import TORCH_DTYPES, PagedKVCache
-from engine.kv_copies import MOST_BEHIND_BYTES, CudaCopyQueue, copy_queue_for
-from engine.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
+from baton.core.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
+from baton.engine.kv_cache.kv_copies import MOST_BEHIND_BYTES, CudaCopyQueue, copy_queue_for
+from baton.engine.kv_cache.paged_cache import TORCH_DTYPES, PagedKVCache
 from tests.fake_cuda import fake_cuda
 from tests.late_copies import LateCopies
 from tests.stream_checker import Access, Device, Schedule

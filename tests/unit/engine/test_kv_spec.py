@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
+from baton.core.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
 
 SPEC = KVCacheSpec("abc", "bfloat16", 16, (LayerSpec(2, 64, 64), LayerSpec(2, 64, 32)))
 CHANGES = {

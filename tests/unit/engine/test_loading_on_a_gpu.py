@@ -11,26 +11,26 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cluster.cores import usable_cores
-from cluster.worker_host import engine_threads
-from engine.device_memory import CudaMemory
-from engine.errors import UnsupportedModelError
-from engine.model_loader import LoadedModel, load_model, pick_device, prepare_model
-from engine.model_runner import ModelRunner
-from engine.model_source import ModelSource
+from baton.core.errors import UnsupportedModelError
+from baton.engine.models.model_loader import LoadedModel, load_model, pick_device, prepare_model
+from baton.engine.models.model_source import ModelSource
+from baton.engine.runner.device_memory import CudaMemory
+from baton.engine.runner.model_runner import ModelRunner
+from baton.process.cores import usable_cores
+from cluster.worker.worker_host import engine_threads
 from tests.tiny_models import tiny_model
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 _RUNNER_ON_META = """
 import sys
-from engine.model_loader import prepare_model
-from engine.model_runner import ModelRunner
+from baton.engine.models.model_loader import prepare_model
+from baton.engine.runner.model_runner import ModelRunner
 from tests.tiny_models import tiny_model
 loaded = prepare_model(tiny_model("llama"), "float32")
 loaded.model.to("meta")
 ModelRunner(loaded, 4, 16)
-print([name for name in sys.modules if name == "numba" or name.startswith("engine.fused")])
+print([name for name in sys.modules if name == "numba" or name.startswith("baton.engine.cpu")])
 """
 
 
@@ -63,7 +63,9 @@ def on_meta() -> LoadedModel:
 def test_a_model_elsewhere_than_on_the_cpu_asks_for_no_fused_decoder(
     on_meta: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "engine.fused.decoder", None)  # an import of it would fail, with another message
+    monkeypatch.setitem(
+        sys.modules, "baton.engine.cpu.decoder", None
+    )  # an import of it would fail, with another message
     assert not ModelRunner(on_meta, 4, 16, decoder="auto").is_fused
     with pytest.raises(UnsupportedModelError, match=r"^the fused decoder computes on the CPU$"):
         ModelRunner(on_meta, 4, 16, decoder="fused")

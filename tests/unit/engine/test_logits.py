@@ -14,8 +14,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from engine.logits import SamplingRow, process_logits
-from engine.request import SamplingParams
+from baton.core.request import SamplingParams
+from baton.engine.sampling.logits import SamplingRow, process_logits
 
 VOCAB_SIZE = 50
 NEG_INF = float("-inf")

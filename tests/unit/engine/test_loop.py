@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from engine.batch import ForwardBatch
-from engine.engine import Engine
-from engine.errors import WorkerLostError
-from engine.loop import EngineLoop
-from engine.model_runner import ModelRunner
-from engine.request import FinishReason, Request, SamplingParams, TokenOutput
+from baton.core.errors import WorkerLostError
+from baton.core.request import FinishReason, Request, SamplingParams, TokenOutput
+from baton.engine.batch.batch import ForwardBatch
+from baton.engine.engine import Engine
+from baton.engine.loop import EngineLoop
+from baton.engine.runner.model_runner import ModelRunner
 from tests.engine_runs import build_engine, build_runner, greedy, run_tokens
 from tests.tiny_models import random_prompts, tiny_model
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine.errors import ConfigError
-from engine.memory_budget import DeviceMemoryUse, MemoryBudget, divide_memory
+from baton.core.errors import ConfigError
+from baton.core.memory_budget import DeviceMemoryUse, MemoryBudget, divide_memory
 
 GIB = 2**30
 BLOCK_BYTES = 2 * 2**20

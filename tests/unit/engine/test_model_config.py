@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.errors import ConfigError
-from engine.model_config import check_context_length, read_model_config, stated_context_length
+from baton.core.errors import ConfigError
+from baton.engine.models.model_config import check_context_length, read_model_config, stated_context_length
 
 
 @pytest.mark.parametrize(

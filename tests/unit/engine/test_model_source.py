@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine import model_source
-from engine.errors import ConfigError
-from engine.model_source import is_hub_id, resolve_model
+from baton.core.errors import ConfigError
+from baton.engine.models import model_source
+from baton.engine.models.model_source import is_hub_id, resolve_model
 
 
 @pytest.mark.parametrize("reference", ["smollm2-135m-instruct", "default"])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.non_negative import solve_non_negative
+from baton.core.non_negative import solve_non_negative
 
 numbers = st.floats(-10.0, 10.0)
 

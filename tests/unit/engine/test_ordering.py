@@ -7,10 +7,10 @@ from math import inf
 
 import pytest
 
-from engine.ordering import ArrivalOrder, EarliestDeadlineFirst, OrderingPolicy
-from engine.request import Request, RequestStatus, SamplingParams
-from engine.urgency import Urgency
-from engine.waiting_queue import WaitingQueue
+from baton.core.request import Request, RequestStatus, SamplingParams
+from baton.core.urgency import Urgency
+from baton.engine.scheduling.ordering import ArrivalOrder, EarliestDeadlineFirst, OrderingPolicy
+from baton.engine.scheduling.waiting_queue import WaitingQueue
 
 
 def request(name: str, arrival_s: float = 0.0, urgency: Urgency | None = None, *, preempted: bool = False) -> Request:

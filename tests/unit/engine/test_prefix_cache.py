@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.prefix_cache import PrefixCache, hash_blocks
+from baton.engine.kv_cache.prefix_cache import PrefixCache, hash_blocks
 
 SIZE = 4
 token_lists = st.lists(st.integers(0, 2), max_size=20)

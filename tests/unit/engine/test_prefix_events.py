@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine import prefix_events
-from engine.prefix_cache import PrefixCache
-from engine.prefix_events import CacheChanges, PrefixEvents, PrefixReader, watch
+from baton.core import prefix_events
+from baton.core.prefix_events import CacheChanges, PrefixEvents, PrefixReader, watch
+from baton.engine.kv_cache.prefix_cache import PrefixCache
 
 TIMEOUT_S = 10.0
 PAUSE_S = 0.001

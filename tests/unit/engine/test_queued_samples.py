@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.logits import SamplingRow, process_logits
-from engine.request import SamplingParams
-from engine.sampler import QueuedSample, queue_sample, sample
+from baton.core.request import SamplingParams
+from baton.engine.sampling.logits import SamplingRow, process_logits
+from baton.engine.sampling.sampler import QueuedSample, queue_sample, sample
 from tests.device_waits import DeviceWaits, Kind
 
 VOCAB_SIZE = 300  # more than top-p sorts at first
@@ -66,7 +66,7 @@ def test_the_outcome_is_that_of_the_host(rows: list[SamplingRow], seed: int, has
     if has_ties:
         logits = logits.round()
     processed, drawn = process_logits(logits, rows), sample(logits, rows)
-    with mock.patch("engine.logits.is_on_host", return_value=False):
+    with mock.patch("baton.engine.sampling.logits.is_on_host", return_value=False):
         assert torch.equal(process_logits(logits, rows), processed)
-        with mock.patch("engine.sampler.is_on_host", return_value=False):
+        with mock.patch("baton.engine.sampling.sampler.is_on_host", return_value=False):
             assert [token.token_id for token in sample(logits, rows)] == [token.token_id for token in drawn]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import InvalidRequestError
-from engine.request import FinishReason, Request, RequestStatus, SamplingParams, check_token_ids
+from baton.core.errors import InvalidRequestError
+from baton.core.request import FinishReason, Request, RequestStatus, SamplingParams, check_token_ids
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import sampler
-from engine.logits import SamplingRow, process_logits
-from engine.request import SEED_LIMIT, SamplingParams
-from engine.sampler import draw, sample, uniform
+from baton.core.request import SEED_LIMIT, SamplingParams
+from baton.engine.sampling import sampler
+from baton.engine.sampling.logits import SamplingRow, process_logits
+from baton.engine.sampling.sampler import draw, sample, uniform
 
 
 def row(position: int, **params: float | int | None) -> SamplingRow:

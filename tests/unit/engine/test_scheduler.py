@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.block_manager import BlockManager
-from engine.errors import ContextLengthError
-from engine.ordering import ArrivalOrder, EarliestDeadlineFirst, OrderingPolicy
-from engine.request import FinishReason, Request, RequestStatus, SamplingParams
-from engine.scheduler import Scheduler, SchedulerLimits
-from engine.step_costs import Pace
-from engine.urgency import NOT_URGENT, Urgency
+from baton.core.errors import ContextLengthError
+from baton.core.request import FinishReason, Request, RequestStatus, SamplingParams
+from baton.core.step_costs import Pace
+from baton.core.urgency import NOT_URGENT, Urgency
+from baton.engine.kv_cache.block_manager import BlockManager
+from baton.engine.scheduling.ordering import ArrivalOrder, EarliestDeadlineFirst, OrderingPolicy
+from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from tests.scheduler_simulation import EOS, Arrival, Simulation, advance, shape
 
 arrivals_of = st.lists(

@@ -10,13 +10,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engine import model_runner, served_model
-from engine.errors import ConfigError
-from engine.float32_products import LEAST_ROWS
-from engine.model_loader import LoadedModel, load_model, own_logits
-from engine.model_runner import ModelRunner
-from engine.model_source import ModelSource
-from engine.served_model import load_served_model
+from baton.core.errors import ConfigError
+from baton.engine.models.float32_products import LEAST_ROWS
+from baton.engine.models.model_loader import LoadedModel, load_model, own_logits
+from baton.engine.models.model_source import ModelSource
+from baton.engine.runner import model_runner, served_model
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.served_model import load_served_model
 from tests.tiny_models import tiny_model
 
 CPU = torch.device("cpu")
@@ -72,7 +72,7 @@ def test_float32_checkpoints_stay_what_they_are(tmp_path: Path) -> None:
 
 
 def test_float32_without_numba(source: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "engine.fused.decoder", None)
+    monkeypatch.setitem(sys.modules, "baton.engine.cpu.decoder", None)
     assert load_served_model(source, "auto", CPU).dtype_name == "float32"
 
 

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from engine.step_cost_fit import StepCostFit
-from engine.step_costs import STEP_PRIOR, StepCosts
-from engine.step_samples import StepSample
+from baton.core.step_costs import STEP_PRIOR, StepCosts
+from baton.core.step_samples import StepSample
+from baton.engine.scheduling.step_cost_fit import StepCostFit
 
 CPU = StepCosts(18.0, 0.35, 2e-4, 0.5, 8e-4, 0.4)
 GPU = StepCosts(8.0, 0.02, 2e-6, 0.02, 1e-5, 0.01)

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.step_log import StepLog
+from baton.core.step_log import StepLog
 
 
 def log_of(gaps_s: list[float], limit: int = 256, num_slowest: int = 8) -> StepLog:

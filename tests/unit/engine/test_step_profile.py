@@ -10,17 +10,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from baton.core.chunk_budget import prompt_budget
+from baton.core.step_outliers import is_outlier
+from baton.core.step_samples import StepSample
+from baton.engine.async_engine import AsyncEngine
+from baton.engine.batch.batch import ForwardBatch
+from baton.engine.profile import profile_steps
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.scheduling.scheduler import SchedulerLimits
+from baton.engine.scheduling.step_cost_fit import StepCostFit
 from cluster.latency.estimates import WorkerTraits
-from cluster.latency_model import LatencyModel
-from engine.async_engine import AsyncEngine
-from engine.batch import ForwardBatch
-from engine.chunk_budget import prompt_budget
-from engine.model_runner import ModelRunner
-from engine.scheduler import SchedulerLimits
-from engine.step_cost_fit import StepCostFit
-from engine.step_outliers import is_outlier
-from engine.step_profile import profile_steps
-from engine.step_samples import StepSample
+from cluster.latency.latency_model import LatencyModel
 from tests.engine_runs import build_runner
 from tests.tiny_models import tiny_model
 from tests.toy_proposers import Oracle
@@ -91,7 +91,7 @@ async def profile(
     proposer, fit = Recording(defaultdict(list), "silent"), StepCostFit()
     engine = AsyncEngine(runner, LIMITS, proposer=proposer)  # type: ignore[arg-type]
     engine.measured_listeners.append(fit.observe)
-    for module in ("engine.engine", "engine.step_profile"):
+    for module in ("baton.engine.engine", "baton.engine.profile"):
         monkeypatch.setattr(f"{module}.time", runner)
     engine.start()
     try:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from engine.async_engine import AsyncEngine, generate_all
-from engine.request import Request
-from engine.scheduler import SchedulerLimits
-from engine.step_profile import profile_steps
-from engine.step_samples import StepSample, StepSamples
+from baton.core.request import Request
+from baton.core.step_samples import StepSample, StepSamples
+from baton.engine.async_engine import AsyncEngine, generate_all
+from baton.engine.profile import profile_steps
+from baton.engine.scheduling.scheduler import SchedulerLimits
 from tests.engine_runs import build_engine, build_runner, greedy, run
 from tests.tiny_models import tiny_model
 

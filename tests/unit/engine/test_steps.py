@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from engine.model_runner import ModelRunner
-from engine.request import Request
-from engine.steps import MAX_PENDING_STEPS, EngineStep, StepShare, add_share
+from baton.core.request import Request
+from baton.core.steps import MAX_PENDING_STEPS, EngineStep, StepShare, add_share
+from baton.engine.runner.model_runner import ModelRunner
 from tests.engine_runs import build_engine, build_runner, greedy
 from tests.tiny_models import tiny_model
 

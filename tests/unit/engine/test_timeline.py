@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from engine.timeline import SPANS, Event, Timeline
+from baton.core.timeline import SPANS, Event, Timeline
 
 # Seconds on some monotonic clock, in the order of a request that goes well.
 TIMES = {event: 1000.0 + 0.5 * index for index, event in enumerate(Event)}

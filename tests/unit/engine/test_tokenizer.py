@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import InvalidRequestError
-from engine.tokenizer import Tokenizer
+from baton.core.errors import InvalidRequestError
+from baton.engine.models.tokenizer import Tokenizer
 from tests.tiny_tokenizers import byte_level_tokenizer, sentencepiece_tokenizer
 
 BYTE_LEVEL = byte_level_tokenizer()
@@ -140,7 +140,9 @@ def test_missing_chat_template_is_named() -> None:
 
 
 def test_importing_the_module_does_not_import_transformers() -> None:
-    code = "import sys, engine.tokenizer; sys.exit('transformers' in sys.modules or 'torch' in sys.modules)"
+    code = (
+        "import sys, baton.engine.models.tokenizer; sys.exit('transformers' in sys.modules or 'torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.uploads import take_rows, upload_numbers
+from baton.engine.device.uploads import take_rows, upload_numbers
 
 CPU = torch.device("cpu")
 

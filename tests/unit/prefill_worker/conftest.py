@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.model_runner import ModelRunner
+from baton.engine.runner.model_runner import ModelRunner
 from tests.engine_runs import build_runner
 from tests.kv_receiver import receiver_runner
 from tests.tiny_models import tiny_model

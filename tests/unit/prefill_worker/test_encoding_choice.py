@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.kv_transfer.base import Reservation
-from engine.kv_spec import KVEncoding
+from baton.core.kv_spec import KVEncoding
+from baton.kv_transfer.base import Reservation
 from prefill_worker.encoding_choice import BACK_TO_NATIVE, EncodingChoice, Link, Passage, Speed
 
 INT8 = (KVEncoding.INT8,)

@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from cluster.kv_transfer.base import KVSendStream, PartHeader, Payload, Reservation, TransferOffer
-from cluster.kv_transfer.grpc_transport import GrpcKVTransport
-from cluster.kv_transfer.in_process import InProcessKVTransport
-from cluster.kv_transfer.local_memory import LocalMemory
-from cluster.kv_transfer.segment_mappings import SegmentMappings
-from engine.async_engine import AsyncEngine
-from engine.engine import AheadRule, always, never
-from engine.errors import BatonError, LayoutMismatchError, OutOfBlocksError, TransferError
-from engine.model_runner import ModelRunner
-from engine.request import FinishReason, Request
-from engine.scheduler import SchedulerLimits
-from engine.timeline import Event
+from baton.core.errors import BatonError, LayoutMismatchError, OutOfBlocksError, TransferError
+from baton.core.request import FinishReason, Request
+from baton.core.timeline import Event
+from baton.engine.async_engine import AsyncEngine
+from baton.engine.engine import AheadRule, always, never
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.scheduling.scheduler import SchedulerLimits
+from baton.kv_transfer.base import KVSendStream, PartHeader, Payload, Reservation, TransferOffer
+from baton.kv_transfer.payload.in_process import InProcessKVTransport
+from baton.kv_transfer.payload.local_memory import LocalMemory
+from baton.kv_transfer.payload.segment_mappings import SegmentMappings
+from baton.kv_transfer.sender import GrpcKVTransport
 from prefill_worker.encoding_choice import EncodingChoice
 from prefill_worker.kv_export import ExportSummary, KVExporter
 from tests.engine_runs import BLOCK_SIZE, greedy

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 import pytest
 import torch
 
-from cluster.kv_transfer.grpc_transport import GrpcKVTransport
-from cluster.kv_transfer.in_process import InProcessKVTransport
-from cluster.kv_transfer.local_memory import LocalMemory
-from cluster.kv_transfer.segment_mappings import SegmentMappings
-from cluster.kv_transfer.throttle import Throttle
-from engine.kv_spec import KVCacheSpec, KVEncoding
-from engine.model_runner import ModelRunner
+from baton.core.kv_spec import KVCacheSpec, KVEncoding
+from baton.engine.runner.model_runner import ModelRunner
+from baton.kv_transfer.payload.in_process import InProcessKVTransport
+from baton.kv_transfer.payload.local_memory import LocalMemory
+from baton.kv_transfer.payload.segment_mappings import SegmentMappings
+from baton.kv_transfer.sender import GrpcKVTransport
+from baton.kv_transfer.throttle import Throttle
 from prefill_worker.encoding_choice import EncodingChoice
 from tests.kv_receiver import Receiver, running_receiver
 from tests.tiny_models import random_prompts

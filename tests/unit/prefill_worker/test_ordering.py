@@ -6,9 +6,9 @@ from typing import get_args
 
 import pytest
 
-from cluster.config import PrefillConfig
-from engine.errors import ConfigError
-from engine.ordering import ArrivalOrder, EarliestDeadlineFirst
+from baton.core.errors import ConfigError
+from baton.engine.scheduling.ordering import ArrivalOrder, EarliestDeadlineFirst
+from cluster.config.config import PrefillConfig
 from prefill_worker.ordering.registry import create_ordering
 
 

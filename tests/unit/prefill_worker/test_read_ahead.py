@@ -10,9 +10,9 @@ from contextlib import aclosing
 import pytest
 import torch
 
-from cluster.kv_transfer.base import PartHeader, Payload, Pieces
-from engine.kv_cache import PagedKVCache
-from engine.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
+from baton.core.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
+from baton.engine.kv_cache.paged_cache import PagedKVCache
+from baton.kv_transfer.base import PartHeader, Payload, Pieces
 from prefill_worker.read_ahead import PARTS_AT_ONCE, ReadPart, read_ahead, read_parts
 
 BLOCKS = (4, 2)

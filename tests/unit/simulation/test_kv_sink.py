@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from cluster.kv_transfer.base import TransferOffer
-from engine.errors import OutOfBlocksError, TransferError
-from engine.kv_spec import KVCacheSpec
-from simulation.virtual_loop import run_virtually
-from simulation.worker import SimulatedWorker
+from baton.core.errors import OutOfBlocksError, TransferError
+from baton.core.kv_spec import KVCacheSpec
+from baton.kv_transfer.base import TransferOffer
+from cluster.simulation.virtual_loop import run_virtually
+from cluster.simulation.worker import SimulatedWorker
 from tests.simulated import lone_worker, prompt
 
 

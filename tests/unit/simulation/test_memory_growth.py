@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from simulation.memory_growth import MemorySettings, main, measure
+from benchmarks.memory_growth import MemorySettings, main, measure
 
 
 def test_virtual_requests_are_served_and_the_heap_is_looked_at():

@@ -5,11 +5,11 @@ import os
 
 import pytest
 
+from baton.core.errors import ConfigError
 from cluster.latency.store import FitStore
-from engine.errors import ConfigError
-from simulation.fitting import fitted_profile, newest_fits, profile_text
-from simulation.profile import load_profile, profile_names
-from simulation.timing import StepWork
+from cluster.simulation.fitting import fitted_profile, newest_fits, profile_text
+from cluster.simulation.profile import load_profile, profile_names
+from cluster.simulation.timing import StepWork
 from tests.simulated import make_profile
 
 

@@ -5,15 +5,15 @@ import json
 import pytest
 from rich.console import Console
 
-from benchmarks.serve.latency import Summary
-from benchmarks.serve.traces import TraceRequest
-from cluster.config import BatonConfig
-from engine.errors import ConfigError
-from simulation.compare import compare, comparison_table, measured_requests, read_stage
-from simulation.entry import fit_profile, simulate
-from simulation.replay import ReplaySettings, replay
-from simulation.report import percentiles, table
-from simulation.workload import make_arrivals
+from baton.bench.latency import Summary
+from baton.bench.traces import TraceRequest
+from baton.core.errors import ConfigError
+from cluster.config.config import BatonConfig
+from cluster.simulation.compare import compare, comparison_table, measured_requests, read_stage
+from cluster.simulation.entry import fit_profile, simulate
+from cluster.simulation.replay import ReplaySettings, replay
+from cluster.simulation.report import percentiles, table
+from cluster.simulation.workload import make_arrivals
 from tests.simulated import make_profile
 
 CONFIG = {"prefill": {"workers": 2}, "decode": {"workers": 3, "kv_blocks": 512}}

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.serve.traces import TraceRequest
-from cluster.config import BatonConfig
-from simulation.profile import StepTimes, TransferCosts
-from simulation.replay import ReplaySettings, replay
-from simulation.workload import make_arrivals
+from baton.bench.traces import TraceRequest
+from cluster.config.config import BatonConfig
+from cluster.simulation.profile import StepTimes, TransferCosts
+from cluster.simulation.replay import ReplaySettings, replay
+from cluster.simulation.workload import make_arrivals
 from tests.simulated import make_profile
 
 LAPTOP = make_profile(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulation.timing import Leap, Noise
+from cluster.simulation.timing import Leap, Noise
 
 milliseconds = st.floats(0.01, 1e3)
 growths = st.one_of(st.just(0.0), st.floats(1e-6, 10.0))

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from simulation.virtual_loop import VirtualDeadlockError, run_virtually
+from cluster.simulation.virtual_loop import VirtualDeadlockError, run_virtually
 
 
 def test_timers_fire_in_order_at_their_times():

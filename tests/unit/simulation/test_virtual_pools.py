@@ -3,9 +3,9 @@
 import asyncio
 from collections import Counter
 
-from cluster.config import DECODE, PREFILL
-from simulation.virtual_loop import run_virtually
-from simulation.virtual_pools import PoolActions, VirtualPools
+from cluster.config.config import DECODE, PREFILL
+from cluster.simulation.virtual_loop import run_virtually
+from cluster.simulation.virtual_pools import PoolActions, VirtualPools
 
 START_S = 30.0
 

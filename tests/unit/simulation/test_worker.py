@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.core.errors import ContextLengthError, DeadlineError, OutOfBlocksError
+from baton.core.urgency import Urgency
+from baton.rpc.wire import worker_pb2
 from cluster.latency.feed import unpack_step_samples
-from cluster.wire import worker_pb2
-from engine.errors import ContextLengthError, DeadlineError, OutOfBlocksError
-from engine.urgency import Urgency
-from simulation.limits import EngineLimits
-from simulation.profile import SpeculationRate
-from simulation.virtual_loop import run_virtually
+from cluster.simulation.limits import EngineLimits
+from cluster.simulation.profile import SpeculationRate
+from cluster.simulation.virtual_loop import run_virtually
 from tests.simulated import STEP, Pair, generate, lone_worker, make_profile, make_settings, prompt, sequence
 
 

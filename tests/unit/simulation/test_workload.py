@@ -2,10 +2,10 @@
 
 import pytest
 
-from benchmarks.serve.traces import TraceRequest
-from engine.errors import ConfigError
-from simulation.schedule import parse_schedule
-from simulation.workload import MeasuredRequest, PromptTokens, make_arrivals, repeat_arrivals
+from baton.bench.traces import TraceRequest
+from baton.core.errors import ConfigError
+from cluster.simulation.schedule import parse_schedule
+from cluster.simulation.workload import MeasuredRequest, PromptTokens, make_arrivals, repeat_arrivals
 
 SHARES = {"standard": 1.0}
 

@@ -12,19 +12,19 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from engine.model_loader import LoadedModel, prepare_model
-from engine.tokenizer import Tokenizer
+from baton.engine.models.model_loader import LoadedModel, prepare_model
+from baton.engine.models.tokenizer import Tokenizer
+from baton.train.card import CardFacts
+from baton.train.dataset import AnswerDataset, Sample
+from baton.train.draft_model import DraftModelMethod
+from baton.train.eagle3 import Eagle3Method
+from baton.train.medusa import MedusaMethod
+from baton.train.run import Method, TrainingResult
+from baton.train.run import train as train_method
+from baton.train.settings import DraftModelSettings, Eagle3Settings, MedusaSettings, TrainingSettings
+from baton.train.trainer import Progress
 from tests.tiny_drafts import VOCAB, tiny_target
 from tests.tiny_tokenizers import byte_level_tokenizer
-from training.card import CardFacts
-from training.dataset import AnswerDataset, Sample
-from training.draft_model import DraftModelMethod
-from training.eagle3 import Eagle3Method
-from training.medusa import MedusaMethod
-from training.run import Method, TrainingResult
-from training.run import train as train_method
-from training.settings import DraftModelSettings, Eagle3Settings, MedusaSettings, TrainingSettings
-from training.trainer import Progress
 
 PROMPT_TOKENS = 5
 ANSWER_TOKENS = 20

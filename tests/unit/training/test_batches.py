@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from training.batches import epoch_batches, make_rows, num_rows_of, split_samples
-from training.dataset import Sample
-from training.target import SampleStates
+from baton.train.batches import epoch_batches, make_rows, num_rows_of, split_samples
+from baton.train.dataset import Sample
+from baton.train.target import SampleStates
 
 
 def states_that_name_positions(sample: Sample) -> SampleStates:

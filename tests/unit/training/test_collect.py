@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from engine.engine import Engine
-from engine.errors import ConfigError, InternalError
-from engine.model_loader import LoadedModel, prepare_model
-from engine.request import FinishReason, TokenOutput
-from engine.tokenizer import Tokenizer
+from baton.core.errors import ConfigError, InternalError
+from baton.core.request import FinishReason, TokenOutput
+from baton.engine.engine import Engine
+from baton.engine.models.model_loader import LoadedModel, prepare_model
+from baton.engine.models.tokenizer import Tokenizer
+from baton.train import collect
+from baton.train.collect import Collector, CollectSettings
+from baton.train.dataset import AnswerDataset
+from baton.train.prompts import ChatFormat, PlainFormat, PromptFormat
+from baton.train.stopping import StoppedError
+from baton.train.target_engine import answering_engine
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.training.conftest import sharp_target
-from training import collect
-from training.collect import Collector, CollectSettings
-from training.dataset import AnswerDataset
-from training.prompts import ChatFormat, PlainFormat, PromptFormat
-from training.stopping import StoppedError
-from training.target_engine import answering_engine
 
 PROMPTS = tuple(f"hello {word} {number}" for word in ("fox", "dog", "lazy") for number in range(6))
 Collect = Callable[..., AnswerDataset]

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from cluster import cli
-from engine.draft.loading import load_draft
-from engine.model_loader import prepare_model
-from engine.tokenizer import Tokenizer
+from baton.engine.draft.loading import load_draft
+from baton.engine.models.model_loader import prepare_model
+from baton.engine.models.tokenizer import Tokenizer
+from baton.train import trainer
+from baton.train.dataset import AnswerDataset
+from baton.train.display import Display
+from cluster.cli import cli
 from tests.tiny_drafts import tiny_eagle3
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.training.conftest import sharp_target
-from training import trainer
-from training.dataset import AnswerDataset
-from training.display import Display
 
 Baton = Callable[..., tuple[int, str, str]]
 KINDS = {

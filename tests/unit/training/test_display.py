@@ -7,9 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from training import display
-from training.display import Display
-from training.trainer import Progress
+from baton.train import display
+from baton.train.display import Display
+from baton.train.trainer import Progress
 
 
 class Clock:

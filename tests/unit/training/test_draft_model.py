@@ -10,26 +10,26 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from baton.core.errors import ConfigError
+from baton.engine.draft.model.draft_model import DraftModel, load_draft_model
+from baton.engine.draft.model.token_state import TokenState
+from baton.engine.models.model_loader import LoadedModel, prepare_model
+from baton.engine.models.tokenizer import Tokenizer
+from baton.engine.runner.model_runner import ModelRunner
+from baton.train.dataset import Sample
+from baton.train.draft_init import draft_config, initial_draft
+from baton.train.draft_model import evaluate
+from baton.train.run import HeldOut, TrainingData, TrainingResult
+from baton.train.settings import DraftModelSettings
+from baton.train.states import LiveStates
+from baton.train.target import FrozenTarget
 from benchmarks.device_run.attention_world import poison
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.draft_model import DraftModelProposer
 from decode_worker.speculation.step_cost import StepCost
-from engine.draft.draft_model import DraftModel, load_draft_model
-from engine.draft.token_state import TokenState
-from engine.errors import ConfigError
-from engine.model_loader import LoadedModel, prepare_model
-from engine.model_runner import ModelRunner
-from engine.tokenizer import Tokenizer
 from tests.drafting import Recording, engine_over, requests_for, run
 from tests.tiny_drafts import tiny_draft_lm
 from tests.unit.training.conftest import sharp_target
-from training.dataset import Sample
-from training.draft_init import draft_config, initial_draft
-from training.draft_model import evaluate
-from training.run import HeldOut, TrainingData, TrainingResult
-from training.settings import DraftModelSettings
-from training.states import LiveStates
-from training.target import FrozenTarget
 
 Train = Callable[..., TrainingResult]
 MakeSettings = Callable[..., DraftModelSettings]

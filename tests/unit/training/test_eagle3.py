@@ -14,17 +14,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.default_model import DEFAULT_MODEL_NAME
-from engine.draft.eagle_checkpoint import load_eagle
-from engine.draft.references import default_draft
-from engine.errors import ConfigError
-from engine.model_loader import LoadedModel
+from baton.core.errors import ConfigError
+from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
+from baton.engine.draft.references import default_draft
+from baton.engine.models.default_model import DEFAULT_MODEL_NAME
+from baton.engine.models.model_loader import LoadedModel
+from baton.train.dataset import AnswerDataset
+from baton.train.run import TrainingResult
+from baton.train.settings import Eagle3Settings
+from baton.train.stopping import StoppedError
+from baton.train.trainer import Progress
 from tests.unit.training.conftest import FEW_SAMPLES
-from training.dataset import AnswerDataset
-from training.run import TrainingResult
-from training.settings import Eagle3Settings
-from training.stopping import StoppedError
-from training.trainer import Progress
 
 MakeDataset = Callable[..., AnswerDataset]
 MakeSettings = Callable[..., Eagle3Settings]

@@ -12,23 +12,23 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
+from baton.core.errors import ConfigError
+from baton.engine.draft.medusa.heads import MedusaHeads, load_medusa
+from baton.engine.draft.medusa.medusa_state import MedusaState
+from baton.engine.models.model_loader import LoadedModel, prepare_model
+from baton.engine.runner.model_runner import ModelRunner
+from baton.train.batches import make_rows
+from baton.train.dataset import Sample
+from baton.train.medusa import evaluate, initial_heads
+from baton.train.run import TrainingResult
+from baton.train.settings import MedusaSettings
+from baton.train.target import FrozenTarget
 from benchmarks.device_run.attention_world import poison
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.medusa import MedusaProposer
 from decode_worker.speculation.step_cost import StepCost
-from engine.draft.medusa import MedusaHeads, load_medusa
-from engine.draft.medusa_state import MedusaState
-from engine.errors import ConfigError
-from engine.model_loader import LoadedModel, prepare_model
-from engine.model_runner import ModelRunner
 from tests.drafting import Recording, engine_over, requests_for, run
 from tests.unit.training.conftest import answers_of, sharp_target
-from training.batches import make_rows
-from training.dataset import Sample
-from training.medusa import evaluate, initial_heads
-from training.run import TrainingResult
-from training.settings import MedusaSettings
-from training.target import FrozenTarget
 
 Train = Callable[..., TrainingResult]
 MakeSettings = Callable[..., MedusaSettings]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.soft_loss import SoftTargets, soft_loss
+from baton.train.soft_loss import SoftTargets, soft_loss
 
 
 @pytest.mark.parametrize("tv_weight", [0.0, 0.3, 1.0])

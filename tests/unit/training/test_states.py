@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.model_loader import LoadedModel
-from training.dataset import Sample
-from training.states import CachedStates, JoinedStates, LiveStates
-from training.target import FrozenTarget
+from baton.engine.models.model_loader import LoadedModel
+from baton.train.dataset import Sample
+from baton.train.states import CachedStates, JoinedStates, LiveStates
+from baton.train.target import FrozenTarget
 
 LAYERS = (2, 4, 5)
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from training.tree_evaluation import RankCounts
+from baton.train.tree_evaluation import RankCounts
 
 MISS = 2
 

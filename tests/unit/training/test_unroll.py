@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.draft.eagle import EagleHead
-from engine.model_loader import LoadedModel
-from training.batches import make_rows
-from training.dataset import Sample
-from training.head_init import head_settings, initial_head
-from training.settings import Eagle3Settings
-from training.target import FrozenTarget
-from training.unroll import unroll
+from baton.engine.draft.eagle.head import EagleHead
+from baton.engine.models.model_loader import LoadedModel
+from baton.train.batches import make_rows
+from baton.train.dataset import Sample
+from baton.train.head_init import head_settings, initial_head
+from baton.train.settings import Eagle3Settings
+from baton.train.target import FrozenTarget
+from baton.train.unroll import unroll
 
 NUM_STEPS = 4
 

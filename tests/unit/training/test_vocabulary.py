@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 import torch
 
-from engine.errors import ConfigError
-from training.dataset import Sample
-from training.vocabulary import choose_vocabulary, count_answer_tokens, coverage, draft_ids_of, offsets_of
+from baton.core.errors import ConfigError
+from baton.train.dataset import Sample
+from baton.train.vocabulary import choose_vocabulary, count_answer_tokens, coverage, draft_ids_of, offsets_of
 
 
 def test_prompts_do_not_count() -> None:

@@ -18,12 +18,12 @@ import torch
 import torch._dynamo
 from rich.console import Console
 
-import engine.model_loader
+import baton.engine.models.model_loader
 from benchmarks.device_run import __main__ as command
 from benchmarks.device_run.part import PARTS, Part, Row, Run, Setting, device_named
 from tests.unit.benchmarks.device_run.report_rows import names, rows_of, statuses
 
-SHARED = (torch._dynamo, engine.model_loader)
+SHARED = (torch._dynamo, baton.engine.models.model_loader)
 """Imported once, before processes are forked."""
 
 

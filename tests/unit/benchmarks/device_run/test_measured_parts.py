@@ -75,7 +75,7 @@ def test_a_layout_that_fails_does_not_stop_the_next(monkeypatch: pytest.MonkeyPa
                 raise RuntimeError("PassManager::run failed")
             return query * (2.0 if self.number == 4 else 1.0)
 
-    monkeypatch.setattr("engine.attention.triton_paged.TritonPaged", Attends)
+    monkeypatch.setattr("baton.engine.attention.triton_paged.TritonPaged", Attends)
     broken, too_large, wrong, right = tiles_part.run(SETTING)
     assert (broken["ok"], broken["error"]) == (False, "RuntimeError: PTXAS error")
     assert too_large["note"] == "RuntimeError: PassManager::run failed"

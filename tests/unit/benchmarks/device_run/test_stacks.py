@@ -27,9 +27,9 @@ IDLE = ["Thread 0x01 (most recent call first):", f'  File "{LIBRARY}/threading.p
 
 def test_every_thread_is_shown_and_the_engine_first() -> None:
     assert telling_lines(["before", *IDLE, *ENGINE, *MAIN]) == [
-        "thread in step, engine/loop.py:0",
-        "called by step, engine/loop.py:1",
-        "called by step, engine/loop.py:2",
+        "thread in step, baton/engine/loop.py:0",
+        "called by step, baton/engine/loop.py:1",
+        "called by step, baton/engine/loop.py:2",
         "thread in run, benchmarks/device_run/end_to_end_part.py:40",
         "called by _run, benchmarks/device_run/launch.py:30",
         f"thread in wait, {LIBRARY}/threading.py:355",

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from baton.core.errors import ConfigError
 from benchmarks.offline import llama_cpp_engine
 from benchmarks.offline.__main__ import Case, main, render, run_rounds
 from benchmarks.offline.processes import started
-from engine.errors import ConfigError
 
 ENGINE = """
 import sys

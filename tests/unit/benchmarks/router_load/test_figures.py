@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from baton.bench.latency import Summary
+from baton.core.errors import ConfigError
+from baton.core.timeline import Event
 from benchmarks.router_load.entry import parse_sizes
 from benchmarks.router_load.figures import added_latency, growth_per_thousand, median_figures
 from benchmarks.router_load.stages import stage_summaries
-from benchmarks.serve.latency import Summary
-from engine.errors import ConfigError
-from engine.timeline import Event
 
 
 def test_upper_percentiles_are_not_relieved_by_the_workers_own_bad_moments():

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from benchmarks.serve.arrivals import intended_times, replayed_times
-from engine.errors import ConfigError
+from baton.bench.arrivals import intended_times, replayed_times
+from baton.core.errors import ConfigError
 
 
 def gaps(process: str, burstiness: float = 1.0) -> np.ndarray:

@@ -9,13 +9,13 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.serve.client import LoadClient
-from benchmarks.serve.endpoint import CHAT, COMPLETIONS, Endpoint
-from benchmarks.serve.event_stream import EventSplitter, has_text
-from benchmarks.serve.reference_server import MODEL, Schedule
-from benchmarks.serve.request_spec import RequestSpec
-from benchmarks.serve.sample import UNFINISHED, Sample
-from benchmarks.serve.stages import Bounds, Stage
+from baton.bench.client import LoadClient
+from baton.bench.endpoint import CHAT, COMPLETIONS, Endpoint
+from baton.bench.event_stream import EventSplitter, has_text
+from baton.bench.reference_server import MODEL, Schedule
+from baton.bench.request_spec import RequestSpec
+from baton.bench.sample import UNFINISHED, Sample
+from baton.bench.stages import Bounds, Stage
 from tests.serving_reference import run_against, serving
 
 SPEC = RequestSpec("one two three", 3, 6)

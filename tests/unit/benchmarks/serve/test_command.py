@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from benchmarks.serve import command
-from benchmarks.serve.charts import Chart, Series
-from benchmarks.serve.document import environment
-from benchmarks.serve.png_report import write_png
-from benchmarks.serve.reference_server import ReferenceServer, Schedule
-from benchmarks.serve.session import without_interruption
-from benchmarks.serve.stage_result import evaluate
-from cluster.cli import run
+from baton.bench import command
+from baton.bench.charts import Chart, Series
+from baton.bench.document import environment
+from baton.bench.png_report import write_png
+from baton.bench.reference_server import ReferenceServer, Schedule
+from baton.bench.session import without_interruption
+from baton.bench.stage_result import evaluate
+from cluster.cli.cli import run
 from tests.serving_reference import serving
 
 
@@ -196,7 +196,7 @@ def test_sources_that_are_not_installed_have_an_environment(monkeypatch):
     def missing(name):
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("cluster.version.version", missing)
+    monkeypatch.setattr("baton.core.version.version", missing)
     assert environment()["packages"]["baton-serve"] == "unknown"
 
 

@@ -4,11 +4,11 @@ import orjson
 import pytest
 from aiohttp import web
 
-from benchmarks.serve.discovery import TargetError, count_prompt, describe_endpoint, find_model, settle
-from benchmarks.serve.endpoint import Endpoint
-from benchmarks.serve.request_spec import RequestSpec
-from benchmarks.serve.settings import TargetSettings
-from engine.errors import ConfigError
+from baton.bench.discovery import TargetError, count_prompt, describe_endpoint, find_model, settle
+from baton.bench.endpoint import Endpoint
+from baton.bench.request_spec import RequestSpec
+from baton.bench.settings import TargetSettings
+from baton.core.errors import ConfigError
 from tests.serving_reference import serving
 
 TOKEN = b'data: {"choices": [{"text": "a"}]}\n\n'

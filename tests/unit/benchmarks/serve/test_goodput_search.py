@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.serve.goodput_search import SearchLimits, search_goodput, wilson_interval
+from baton.bench.goodput_search import SearchLimits, search_goodput, wilson_interval
 
 
 def server(capacity: float, num_requests: int = 200):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.serve.reference_server import Schedule
+from baton.bench.reference_server import Schedule
 from tests.unit.benchmarks.serve.test_command import bench, reference
 
 __all__ = ["reference"]  # a fixture

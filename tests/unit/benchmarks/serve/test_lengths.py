@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.serve.lengths import Lognormal, parse_lengths
-from engine.errors import ConfigError
+from baton.bench.lengths import Lognormal, parse_lengths
+from baton.core.errors import ConfigError
 
 
 def draws(text: str, count: int = 20_000) -> np.ndarray:

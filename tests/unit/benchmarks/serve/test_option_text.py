@@ -2,9 +2,9 @@
 
 import pytest
 
-from benchmarks.serve.option_text import duration_s
-from cluster.config_section import parse_duration_s
-from engine.errors import ConfigError
+from baton.bench.option_text import duration_s
+from baton.core.config_section import parse_duration_s
+from baton.core.errors import ConfigError
 
 
 @pytest.mark.parametrize("text", ["500ms", "2s", "1.5 s", ".5s", "10min", "10m", "1h", "250us", "3", "2S"])

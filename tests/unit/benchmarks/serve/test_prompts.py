@@ -2,9 +2,9 @@
 
 import pytest
 
-from benchmarks.serve.endpoint import CHAT, COMPLETIONS
-from benchmarks.serve.lengths import Fixed, Uniform
-from benchmarks.serve.prompts import (
+from baton.bench.endpoint import CHAT, COMPLETIONS
+from baton.bench.lengths import Fixed, Uniform
+from baton.bench.prompts import (
     PromptWriter,
     Segment,
     calibrated_writer,
@@ -12,10 +12,10 @@ from benchmarks.serve.prompts import (
     single_token_words,
     writer_for_tokenizer,
 )
-from benchmarks.serve.scaling import LengthLimits
-from benchmarks.serve.workload import FileWorkload, SyntheticWorkload, read_prompts
-from engine.errors import ConfigError
-from engine.tokenizer import Tokenizer
+from baton.bench.scaling import LengthLimits
+from baton.bench.workload import FileWorkload, SyntheticWorkload, read_prompts
+from baton.core.errors import ConfigError
+from baton.engine.models.tokenizer import Tokenizer
 from tests.tiny_tokenizers import byte_level_tokenizer
 
 

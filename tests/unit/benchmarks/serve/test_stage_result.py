@@ -2,13 +2,13 @@
 
 import pytest
 
-from benchmarks.serve.latency import Summary, percentile_ms
-from benchmarks.serve.runner import StageRun
-from benchmarks.serve.sample import Sample
-from benchmarks.serve.slo import Slo, parse_slo
-from benchmarks.serve.stage_result import evaluate
-from benchmarks.serve.stages import Bounds, Stage
-from engine.errors import ConfigError
+from baton.bench.latency import Summary, percentile_ms
+from baton.bench.runner import StageRun
+from baton.bench.sample import Sample
+from baton.bench.slo import Slo, parse_slo
+from baton.bench.stage_result import evaluate
+from baton.bench.stages import Bounds, Stage
+from baton.core.errors import ConfigError
 
 
 def answered(at_s: float, ttft_s: float = 0.1, gap_s: float = 0.1, chunks: int = 3, **values) -> Sample:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.serve.goodput_search import RateVerdict
-from benchmarks.serve.runner import StageRun
-from benchmarks.serve.sample import Sample
-from benchmarks.serve.stage_result import StageResult, evaluate
-from benchmarks.serve.stages import Bounds, Stage
-from benchmarks.serve.sweep_charts import sweep_charts
+from baton.bench.goodput_search import RateVerdict
+from baton.bench.runner import StageRun
+from baton.bench.sample import Sample
+from baton.bench.stage_result import StageResult, evaluate
+from baton.bench.stages import Bounds, Stage
+from baton.bench.sweep_charts import sweep_charts
 
 
 def answered(at_s: float, ttft_s: float, gap_s: float) -> Sample:

@@ -7,12 +7,12 @@ import pytest
 from aiohttp import web
 from huggingface_hub import constants
 
-from benchmarks.serve import target_tokenizer
-from benchmarks.serve.endpoint import Endpoint
-from benchmarks.serve.settings import TargetSettings
-from benchmarks.serve.target_tokenizer import find_tokenizer, find_tokenizer_aside
-from engine.errors import ConfigError
-from engine.tokenizer import Tokenizer
+from baton.bench import target_tokenizer
+from baton.bench.endpoint import Endpoint
+from baton.bench.settings import TargetSettings
+from baton.bench.target_tokenizer import find_tokenizer, find_tokenizer_aside
+from baton.core.errors import ConfigError
+from baton.engine.models.tokenizer import Tokenizer
 from tests.serving_reference import serving
 from tests.tiny_tokenizers import byte_level_tokenizer
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.serve.prompts import PromptWriter
-from benchmarks.serve.scaling import LengthLimits, check_room, make_limits, scale_to_longest
-from benchmarks.serve.traces import TraceRequest, cut_trace, read_trace
-from benchmarks.serve.workload import TraceWorkload, block_segments
-from engine.errors import ConfigError
+from baton.bench.prompts import PromptWriter
+from baton.bench.scaling import LengthLimits, check_room, make_limits, scale_to_longest
+from baton.bench.traces import TraceRequest, cut_trace, read_trace
+from baton.bench.workload import TraceWorkload, block_segments
+from baton.core.errors import ConfigError
 
 MOONCAKE = [
     {"timestamp": 1000, "input_length": 1100, "output_length": 5, "hash_ids": [7, 8, 9]},

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 
+from baton.core.request import FinishReason, SamplingParams
+from baton.core.slo import BUILTIN_CLASSES, SloClass
+from baton.core.timeline import Event, Timeline
 from cluster.admission.admission import Admission
-from cluster.admission.metrics import AdmissionMetrics
-from cluster.admission_config import AdmissionConfig
-from cluster.config import DECODE
-from cluster.generation import GenerationRequest
-from cluster.journal import Journal
+from cluster.admission.admission_config import AdmissionConfig
+from cluster.admission.admission_metrics import AdmissionMetrics
+from cluster.config.config import DECODE
+from cluster.requests.generation import GenerationRequest
+from cluster.requests.journal import Journal
 from cluster.routing.base import Preference, RouteDecision
-from cluster.slo import BUILTIN_CLASSES, SloClass
-from engine.request import FinishReason, SamplingParams
-from engine.timeline import Event, Timeline
 
 PROMPT_MS = 100.0
 TOKEN_MS, TOKEN_MS_PER_SEQUENCE = 10.0, 2.0

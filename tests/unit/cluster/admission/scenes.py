@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from cluster.slo import SloClass
-from simulation.virtual_loop import run_virtually
+from baton.core.slo import SloClass
+from cluster.simulation.virtual_loop import run_virtually
 from tests.unit.cluster.admission.fake_cluster import FakePlacement, Scene
 
 USUAL = SloClass("standard", ttft_s=3.0, tpot_s=0.1, percentile=95.0, priority=1, queue_deadline_s=15.0)

@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from cluster.admission_config import AdmissionConfig
-from cluster.journal import Journal
+from baton.core.errors import OverloadedError
+from baton.core.slo import INTERACTIVE, STANDARD, SloClass
+from baton.core.timeline import Event
+from baton.core.urgency import Urgency
+from cluster.admission.admission_config import AdmissionConfig
+from cluster.requests.journal import Journal
 from cluster.routing.base import Preference, RouteDecision
-from cluster.slo import INTERACTIVE, STANDARD, SloClass
-from engine.errors import OverloadedError
-from engine.timeline import Event
-from engine.urgency import Urgency
 from tests.unit.cluster.admission.fake_cluster import OUTPUT_TOKENS, PROMPT_MS, FakePlacement, Scene
 from tests.unit.cluster.admission.scenes import LAX, PATIENT, SHORT, TIGHT, USUAL, fill, play
 

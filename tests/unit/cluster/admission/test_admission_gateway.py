@@ -8,21 +8,21 @@ from collections.abc import AsyncIterator, Sequence
 import httpx
 import pytest
 
+from baton.core.request import SamplingParams
+from baton.core.slo import INTERACTIVE
+from baton.core.timeline import Timeline
+from baton.explain.timelines import TimelineStore
 from cluster.admission.assembly import create_admission
-from cluster.config import BatonConfig
-from cluster.dispatcher import Dispatcher
-from cluster.gateway import create_app
-from cluster.generation import GenerationRequest, ModelCard
-from cluster.journal import Journal
-from cluster.latency.request_predictions import RequestPredictions
-from cluster.latency_model import LatencyModel
-from cluster.openai_api.limits import GatewayLimits
-from cluster.router import Router
+from cluster.config.config import BatonConfig
+from cluster.dispatch.router import Router
+from cluster.gateway.gateway import create_app
+from cluster.gateway.openai.limits import GatewayLimits
+from cluster.latency.latency_model import LatencyModel
+from cluster.requests.generation import GenerationRequest, ModelCard
+from cluster.requests.journal import Journal
 from cluster.routing.base import Preference, RouteDecision, RoutingRequest, WorkerSnapshot
-from cluster.slo import INTERACTIVE
-from cluster.timelines import TimelineStore
-from engine.request import SamplingParams
-from engine.timeline import Timeline
+from cluster.routing.dispatcher import Dispatcher
+from cluster.routing.request_predictions import RequestPredictions
 from tests.unit.cluster.fakes import MODEL, FakeAdmin
 from tests.unit.cluster.instant_cluster import CONTEXT_LENGTH, TOKENIZER, InstantCluster
 

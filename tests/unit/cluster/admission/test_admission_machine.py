@@ -8,11 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cluster.admission_config import AdmissionConfig
-from cluster.journal import Journal
-from cluster.slo import SloClass
-from engine.errors import NoWorkerError, OverloadedError
-from simulation.virtual_loop import VirtualEventLoop
+from baton.core.errors import NoWorkerError, OverloadedError
+from baton.core.slo import SloClass
+from cluster.admission.admission_config import AdmissionConfig
+from cluster.requests.journal import Journal
+from cluster.simulation.virtual_loop import VirtualEventLoop
 from tests.unit.cluster.admission.fake_cluster import PROMPT_MS, FakePlacement, Scene
 
 URGENT = SloClass("urgent", 0.5, 0.03, percentile=95.0, priority=2, queue_deadline_s=0.0)

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from cluster.admission_config import AdmissionConfig
-from cluster.slo import SloClass
-from engine.errors import OverloadedError
+from baton.core.errors import OverloadedError
+from baton.core.slo import SloClass
+from cluster.admission.admission_config import AdmissionConfig
 from tests.unit.cluster.admission.fake_cluster import PROMPT_MS, Scene
 from tests.unit.cluster.admission.scenes import PATIENT, USUAL, play
 

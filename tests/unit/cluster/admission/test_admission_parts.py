@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.core.request import FinishReason, SamplingParams
+from baton.core.slo import INTERACTIVE, SloClass
+from baton.core.timeline import Event, Timeline
+from cluster.admission.admitted import AdmittedWork
 from cluster.admission.gathering import LONGEST_MS, ArrivalGaps, Gatherer, GatherView, gather_ms
-from cluster.admission.outcomes import AdmittedWork
 from cluster.admission.refusals import no_room
 from cluster.admission.room import Shortage, check_room
 from cluster.admission.safety_margin import LARGEST_FACTOR, ClassMargins, Factors, SafetyMargin
 from cluster.admission.waiting_time import WorkUnderWay, predicted_wait_s
-from cluster.generation import GenerationRequest
-from cluster.journal import Journal
 from cluster.latency.estimates import WorkerTraits
-from cluster.latency_model import LatencyModel
+from cluster.latency.latency_model import LatencyModel
+from cluster.requests.generation import GenerationRequest
+from cluster.requests.journal import Journal
 from cluster.routing.base import RouteDecision
-from cluster.slo import INTERACTIVE, SloClass
-from engine.request import FinishReason, SamplingParams
-from engine.timeline import Event, Timeline
 
 NO_MARGIN = Factors()
 milliseconds = st.floats(0.1, 1e5)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from baton.core.errors import NoWorkerError, OverloadedError
+from baton.core.slo import INTERACTIVE, STANDARD
+from cluster.admission.admission_config import AdmissionConfig
 from cluster.admission.gathering import Gatherer
-from cluster.admission_config import AdmissionConfig
-from cluster.journal import Journal
+from cluster.requests.journal import Journal
 from cluster.routing.base import Preference, RouteDecision
-from cluster.slo import INTERACTIVE, STANDARD
-from engine.errors import NoWorkerError, OverloadedError
 from tests.unit.cluster.admission.fake_cluster import PROMPT_MS, FakePlacement, Scene
 from tests.unit.cluster.admission.scenes import MODEST, PATIENT, fill, play
 

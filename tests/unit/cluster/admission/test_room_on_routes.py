@@ -10,24 +10,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.core.errors import OverloadedError
+from baton.core.request import SamplingParams
+from baton.core.slo import INTERACTIVE
+from baton.core.timeline import Event, Timeline
 from cluster.admission.assembly import create_admission
 from cluster.admission.room import check_room, routes_with_room
 from cluster.admission.safety_margin import LARGEST_FACTOR, Factors
-from cluster.config import BatonConfig
-from cluster.dispatcher import Dispatcher, Placement
-from cluster.generation import GenerationRequest
-from cluster.journal import Journal
+from cluster.config.config import BatonConfig
 from cluster.latency.estimates import WorkerTraits
-from cluster.latency.request_predictions import RequestPredictions
-from cluster.latency_model import LatencyModel
-from cluster.metrics import RouterMetrics
-from cluster.registry import WorkerRegistry
+from cluster.latency.latency_model import LatencyModel
+from cluster.registry.workers import WorkerRegistry
+from cluster.requests.generation import GenerationRequest
+from cluster.requests.journal import Journal
 from cluster.routing.base import RouteDecision, RoutingRequest, WorkerSnapshot
+from cluster.routing.dispatcher import Dispatcher, Placement
 from cluster.routing.profile import build_profile
-from cluster.slo import INTERACTIVE
-from engine.errors import OverloadedError
-from engine.request import SamplingParams
-from engine.timeline import Event, Timeline
+from cluster.routing.request_predictions import RequestPredictions
+from cluster.telemetry.metrics import RouterMetrics
 from tests.unit.cluster.routing.worlds import decode_pools, make_candidates, prefill_pools, requests
 from tests.worker_infos import make_info
 

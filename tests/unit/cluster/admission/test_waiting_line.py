@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.core.urgency import Urgency
 from cluster.admission.waiting_line import Ticket, WaitingLine
-from engine.urgency import Urgency
 
 PRIORITIES = {"high": 2, "middle": 1, "low": 0}
 

@@ -10,20 +10,20 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cluster.autoscaler import AutoscalerState, plan
+from baton.core.request import SamplingParams
+from baton.core.slo import INTERACTIVE
+from baton.core.timeline import Timeline
+from cluster.autoscaling.autoscaler import AutoscalerState, plan
 from cluster.autoscaling.decode_capacity import decode_forecast
 from cluster.autoscaling.demand import ClassDemand, Demand, PromptGroup
 from cluster.autoscaling.forecast import fewest_workers
-from cluster.autoscaling.limits import ScalingLimits
 from cluster.autoscaling.observation import Observation, PoolCounts, PoolObservation
 from cluster.autoscaling.prefill_capacity import prefill_forecast
-from cluster.config import DECODE, POOLS, PREFILL
-from cluster.generation import GenerationRequest
-from cluster.journal import Journal
-from cluster.slo import INTERACTIVE
-from cluster.traffic import TrafficMeter
-from engine.request import SamplingParams
-from engine.timeline import Timeline
+from cluster.autoscaling.scaling_limits import ScalingLimits
+from cluster.autoscaling.traffic import TrafficMeter
+from cluster.config.config import DECODE, POOLS, PREFILL
+from cluster.requests.generation import GenerationRequest
+from cluster.requests.journal import Journal
 from tests.unit.cluster.autoscaling.scenarios import COSTS
 
 START_S = 20.0

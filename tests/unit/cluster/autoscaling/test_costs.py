@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.core.step_samples import StepSample
 from cluster.autoscaling.costs import MIN_STEP_SAMPLES, ModelCosts, costs_of
-from cluster.config import DECODE, PREFILL
+from cluster.config.config import DECODE, PREFILL
 from cluster.latency.feed import traits_of
-from cluster.latency_model import LatencyModel
-from cluster.registry import WorkerInfo
-from engine.step_samples import StepSample
+from cluster.latency.latency_model import LatencyModel
+from cluster.registry.workers import WorkerInfo
 from tests.worker_infos import make_info
 
 ratios = st.lists(st.floats(0.2, 5.0), max_size=30)

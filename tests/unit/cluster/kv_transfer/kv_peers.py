@@ -9,15 +9,15 @@ import asyncio
 import sys
 import threading
 
-from cluster.kv_transfer.base import PartHeader, Reservation, TransferOffer
-from cluster.kv_transfer.grpc_service import KVTransferService
-from cluster.kv_transfer.grpc_transport import GrpcKVTransport
-from cluster.kv_transfer.local_memory import LocalMemory
-from cluster.kv_transfer.nixl_agent import NixlExport
-from cluster.kv_transfer.segment_mappings import SegmentMappings
-from cluster.kv_transfer.shared_segment import SharedSegment
-from cluster.rpc import create_server
-from engine.kv_spec import KVCacheSpec, LayerSpec
+from baton.core.kv_spec import KVCacheSpec, LayerSpec
+from baton.kv_transfer.base import PartHeader, Reservation, TransferOffer
+from baton.kv_transfer.payload.local_memory import LocalMemory
+from baton.kv_transfer.payload.nixl_agent import NixlExport
+from baton.kv_transfer.payload.segment_mappings import SegmentMappings
+from baton.kv_transfer.payload.shared_segment import SharedSegment
+from baton.kv_transfer.receiver import KVTransferService
+from baton.kv_transfer.sender import GrpcKVTransport
+from baton.rpc.channel import create_server
 
 PART_BYTES = 64 * 1024
 NUM_PARTS = 1000

@@ -13,8 +13,7 @@ from unittest.mock import patch
 import grpc.aio
 import pytest
 
-from cluster.kv_transfer import striped_socket
-from cluster.kv_transfer.base import (
+from baton.kv_transfer.base import (
     KVSendStream,
     KVSink,
     KVTransport,
@@ -24,19 +23,20 @@ from cluster.kv_transfer.base import (
     Reservation,
     TransferOffer,
 )
-from cluster.kv_transfer.data_listener import DataListener
-from cluster.kv_transfer.grpc_service import SILENCE_S, KVTransferService
-from cluster.kv_transfer.grpc_transport import METHOD, SERVICE, GrpcKVTransport, GrpcSendStream
-from cluster.kv_transfer.in_process import InProcessKVTransport
-from cluster.kv_transfer.local_memory import LocalMemory
-from cluster.kv_transfer.nixl_agent import NixlExport
-from cluster.kv_transfer.nixl_reader import NixlReader
-from cluster.kv_transfer.segment_layout import SEGMENT_NAME
-from cluster.kv_transfer.segment_mappings import SegmentMappings
-from cluster.kv_transfer.shared_segment import SharedSegment
-from cluster.kv_transfer.throttle import Throttle
-from cluster.rpc import ERROR_KEY, create_channel, create_server
-from cluster.wire.kv_pb2 import KVReply
+from baton.kv_transfer.payload import striped_socket
+from baton.kv_transfer.payload.data_listener import DataListener
+from baton.kv_transfer.payload.in_process import InProcessKVTransport
+from baton.kv_transfer.payload.local_memory import LocalMemory
+from baton.kv_transfer.payload.nixl_agent import NixlExport
+from baton.kv_transfer.payload.nixl_reader import NixlReader
+from baton.kv_transfer.payload.segment_layout import SEGMENT_NAME
+from baton.kv_transfer.payload.segment_mappings import SegmentMappings
+from baton.kv_transfer.payload.shared_segment import SharedSegment
+from baton.kv_transfer.receiver import SILENCE_S, KVTransferService
+from baton.kv_transfer.sender import METHOD, SERVICE, GrpcKVTransport, GrpcSendStream
+from baton.kv_transfer.throttle import Throttle
+from baton.rpc.channel import ERROR_KEY, create_channel, create_server
+from baton.rpc.wire.kv_pb2 import KVReply
 from tests.kv_receiver import SourceKV
 
 NIXL = pytest.param("nixl", marks=pytest.mark.nixl)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.kv_transfer.nixl_agent import NixlAgent, ReadState
+from baton.kv_transfer.payload.nixl_agent import NixlAgent, ReadState
 
 
 class SlowAgent(NixlAgent):

@@ -7,10 +7,10 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.kv_transfer.codec import checksum, decode_frame, encode_frame, encoding_name, encoding_of, pack_header
-from cluster.wire.kv_pb2 import KVCommit, KVFrame, KVReserve
-from engine.errors import TransferError
-from engine.kv_spec import KVEncoding
+from baton.core.errors import TransferError
+from baton.core.kv_spec import KVEncoding
+from baton.kv_transfer.codec import checksum, decode_frame, encode_frame, encoding_name, encoding_of, pack_header
+from baton.rpc.wire.kv_pb2 import KVCommit, KVFrame, KVReserve
 
 uint32 = st.integers(0, 2**32 - 1)
 uint64 = st.integers(0, 2**64 - 1)

@@ -10,15 +10,15 @@ from contextlib import asynccontextmanager
 import grpc.aio
 import pytest
 
-from cluster.kv_transfer import grpc_transport
-from cluster.kv_transfer.base import PartHeader, Pieces
-from cluster.kv_transfer.codec import checksum, encode_frame, encode_head, pack_header
-from cluster.kv_transfer.data_connection import connect
-from cluster.kv_transfer.grpc_transport import METHOD, SERVICE, GrpcKVTransport, GrpcSendStream
-from cluster.kv_transfer.raw_socket import ByteStream, RawSocket
-from cluster.rpc import create_channel
-from cluster.wire.kv_pb2 import KVCommit, KVConnection, KVFrame, KVPart, KVReply, KVReserve
-from engine.errors import ChecksumError, TransferError
+from baton.core.errors import ChecksumError, TransferError
+from baton.kv_transfer import sender as grpc_transport
+from baton.kv_transfer.base import PartHeader, Pieces
+from baton.kv_transfer.codec import checksum, encode_frame, encode_head, pack_header
+from baton.kv_transfer.payload.data_connection import connect
+from baton.kv_transfer.payload.raw_socket import ByteStream, RawSocket
+from baton.kv_transfer.sender import METHOD, SERVICE, GrpcKVTransport, GrpcSendStream
+from baton.rpc.channel import create_channel
+from baton.rpc.wire.kv_pb2 import KVCommit, KVConnection, KVFrame, KVPart, KVReply, KVReserve
 from tests.kv_receiver import Receiver, SourceKV
 from tests.tiny_models import random_prompts
 from tests.unit.cluster.kv_transfer.links import Link, kv_server, link, send_all

@@ -10,12 +10,12 @@ from contextlib import ExitStack
 
 import pytest
 
-from cluster.kv_transfer import data_connection, data_listener
-from cluster.kv_transfer.codec import Introduction
-from cluster.kv_transfer.data_connection import connect
-from cluster.kv_transfer.data_listener import DataListener
-from cluster.kv_transfer.raw_socket import ByteStream, RawSocket
-from cluster.wire.kv_pb2 import KVConnection
+from baton.kv_transfer.codec import Introduction
+from baton.kv_transfer.payload import data_connection, data_listener
+from baton.kv_transfer.payload.data_connection import connect
+from baton.kv_transfer.payload.data_listener import DataListener
+from baton.kv_transfer.payload.raw_socket import ByteStream, RawSocket
+from baton.rpc.wire.kv_pb2 import KVConnection
 
 
 @pytest.fixture

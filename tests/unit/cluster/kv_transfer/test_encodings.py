@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.kv_transfer.base import PartHeader, Payload, Reservation, TransferOffer
-from cluster.kv_transfer.codec import checksum, encode_frame, pack_header
-from cluster.wire.kv_pb2 import KVFrame, KVPart, KVReserve
-from engine.errors import TransferError
-from engine.kv_spec import KVEncoding
-from engine.model_runner import ModelRunner
+from baton.core.errors import TransferError
+from baton.core.kv_spec import KVEncoding
+from baton.engine.runner.model_runner import ModelRunner
+from baton.kv_transfer.base import PartHeader, Payload, Reservation, TransferOffer
+from baton.kv_transfer.codec import checksum, encode_frame, pack_header
+from baton.rpc.wire.kv_pb2 import KVFrame, KVPart, KVReserve
 from tests.kv_receiver import Receiver, SourceKV, running_receiver
 from tests.tiny_models import random_prompts
 from tests.unit.cluster.kv_transfer.links import TRANSPORTS, Link, RecordingSink, link, send_all, talk

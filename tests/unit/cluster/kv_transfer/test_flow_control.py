@@ -8,14 +8,14 @@ from typing import get_args
 
 import pytest
 
-from cluster.kv_transfer.base import KVSendStream, PartHeader, TransferOffer
-from cluster.kv_transfer.codec import pack_header
-from cluster.kv_transfer.registry import create_transport
-from cluster.kv_transfer.throttle import Throttle
-from cluster.kv_transfer_config import KVTransferConfig
-from cluster.rpc import MAX_MESSAGE_BYTES
-from engine.errors import ConfigError, InternalError, OutOfBlocksError, WorkerLostError
-from engine.kv_spec import KVCacheSpec, LayerSpec
+from baton.core.errors import ConfigError, InternalError, OutOfBlocksError, WorkerLostError
+from baton.core.kv_spec import KVCacheSpec, LayerSpec
+from baton.kv_transfer.base import KVSendStream, PartHeader, TransferOffer
+from baton.kv_transfer.codec import pack_header
+from baton.kv_transfer.kv_transfer_config import KVTransferConfig
+from baton.kv_transfer.throttle import Throttle
+from baton.kv_transfer.transports import create_transport
+from baton.rpc.channel import MAX_MESSAGE_BYTES
 from tests.unit.cluster.kv_transfer.links import TRANSPORTS, RecordingSink, link
 
 SPEC = KVCacheSpec("model", "float32", 4, (LayerSpec(1, 4, 4),))

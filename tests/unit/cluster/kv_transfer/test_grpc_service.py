@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from cluster.kv_transfer.codec import encode_frame, pack_header
-from cluster.wire.kv_pb2 import KVCommit, KVFrame, KVReserve
-from engine.errors import LayoutMismatchError, TransferError
+from baton.core.errors import LayoutMismatchError, TransferError
+from baton.kv_transfer.codec import encode_frame, pack_header
+from baton.rpc.wire.kv_pb2 import KVCommit, KVFrame, KVReserve
 from tests.kv_receiver import Receiver, SourceKV
 from tests.tiny_models import random_prompts
 from tests.unit.cluster.kv_transfer.links import Link, link, send_all, talk

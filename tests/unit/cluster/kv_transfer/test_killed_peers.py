@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from cluster.kv_transfer.base import PartHeader
-from cluster.kv_transfer.grpc_transport import GrpcKVTransport
-from cluster.kv_transfer.local_memory import LocalMemory
-from cluster.kv_transfer.nixl_reader import NixlReader
-from cluster.kv_transfer.segment_layout import SEGMENT_NAME
-from cluster.kv_transfer.segment_mappings import SegmentMappings
-from cluster.wire.kv_pb2 import KVSegment, KVSlot
-from engine.errors import TransferError, WorkerLostError
+from baton.core.errors import TransferError, WorkerLostError
+from baton.kv_transfer.base import PartHeader
+from baton.kv_transfer.payload.local_memory import LocalMemory
+from baton.kv_transfer.payload.nixl_reader import NixlReader
+from baton.kv_transfer.payload.segment_layout import SEGMENT_NAME
+from baton.kv_transfer.payload.segment_mappings import SegmentMappings
+from baton.kv_transfer.sender import GrpcKVTransport
+from baton.rpc.wire.kv_pb2 import KVSegment, KVSlot
 from tests.unit.cluster.kv_transfer.kv_peers import CONTENT, PART_BYTES, send_shared
 from tests.unit.cluster.kv_transfer.links import (
     RecordingSink,

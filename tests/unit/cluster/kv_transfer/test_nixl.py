@@ -10,16 +10,16 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from cluster.kv_transfer import nixl_agent, nixl_reader
-from cluster.kv_transfer.grpc_transport import GrpcKVTransport
-from cluster.kv_transfer.local_memory import LocalMemory
-from cluster.kv_transfer.nixl_agent import NixlAgent, NixlExport, ReadState
-from cluster.kv_transfer.nixl_reader import NixlReader
-from cluster.kv_transfer.registry import create_transport
-from cluster.kv_transfer.segment_mappings import SegmentMappings
-from cluster.kv_transfer.shared_segment import SharedSegment
-from cluster.wire.kv_pb2 import KVNixl, KVSegment, KVSlot
-from engine.errors import ConfigError, TransferError
+from baton.core.errors import ConfigError, TransferError
+from baton.kv_transfer.payload import nixl_agent, nixl_reader
+from baton.kv_transfer.payload.local_memory import LocalMemory
+from baton.kv_transfer.payload.nixl_agent import NixlAgent, NixlExport, ReadState
+from baton.kv_transfer.payload.nixl_reader import NixlReader
+from baton.kv_transfer.payload.segment_mappings import SegmentMappings
+from baton.kv_transfer.payload.shared_segment import SharedSegment
+from baton.kv_transfer.sender import GrpcKVTransport
+from baton.kv_transfer.transports import create_transport
+from baton.rpc.wire.kv_pb2 import KVNixl, KVSegment, KVSlot
 from tests.kv_receiver import Receiver, SourceKV
 from tests.unit.cluster.kv_transfer.links import kv_server, send_all
 from tests.unit.cluster.kv_transfer.slow_agent import SlowAgent

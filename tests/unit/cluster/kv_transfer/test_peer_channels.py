@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from cluster.kv_transfer import peer_channels
-from cluster.kv_transfer.peer_channels import PeerChannels
-from engine.errors import WorkerLostError
+from baton.core.errors import WorkerLostError
+from baton.kv_transfer import peer_channels
+from baton.kv_transfer.peer_channels import PeerChannels
 
 
 class FakeChannel:

@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.kv_transfer.base import PartHeader, plan_parts
-from engine.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
+from baton.core.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
+from baton.kv_transfer.base import PartHeader, plan_parts
 
 layers = st.lists(
     st.builds(LayerSpec, st.integers(1, 8), st.integers(1, 64), st.integers(1, 64)), min_size=1, max_size=6

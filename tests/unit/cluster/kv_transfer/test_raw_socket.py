@@ -13,7 +13,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.kv_transfer.raw_socket import RawSocket
+from baton.kv_transfer.payload.raw_socket import RawSocket
 
 
 @contextmanager

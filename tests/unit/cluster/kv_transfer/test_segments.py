@@ -16,12 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
-from cluster.kv_transfer.local_memory import LocalMemory, SlotsInFlight
-from cluster.kv_transfer.segment_layout import GENERATION_BYTES, MAX_SLOTS, SEGMENT_NAME, TOKEN_BYTES, SegmentLayout
-from cluster.kv_transfer.segment_mappings import MappedSegment, SegmentMappings
-from cluster.kv_transfer.shared_segment import SharedSegment, Slot
-from cluster.wire.kv_pb2 import KVSegment, KVSlot
-from engine.errors import TransferError
+from baton.core.errors import TransferError
+from baton.kv_transfer.payload.local_memory import LocalMemory, SlotsInFlight
+from baton.kv_transfer.payload.segment_layout import (
+    GENERATION_BYTES,
+    MAX_SLOTS,
+    SEGMENT_NAME,
+    TOKEN_BYTES,
+    SegmentLayout,
+)
+from baton.kv_transfer.payload.segment_mappings import MappedSegment, SegmentMappings
+from baton.kv_transfer.payload.shared_segment import SharedSegment, Slot
+from baton.rpc.wire.kv_pb2 import KVSegment, KVSlot
 from tests.unit.cluster.kv_transfer.links import num_mappings, num_mappings_before
 
 PAGE = mmap.PAGESIZE

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from cluster.kv_transfer.base import KVSendStream, PartBuffer, PartHeader
-from cluster.kv_transfer.codec import checksum, encode_frame, pack_header
-from cluster.kv_transfer.grpc_transport import GrpcKVTransport
-from cluster.kv_transfer.local_memory import LocalMemory
-from cluster.kv_transfer.segment_mappings import SegmentMappings
-from cluster.kv_transfer.shared_segment import SharedSegment, Slot
-from cluster.wire.kv_pb2 import KVFrame, KVReserve, KVSegment, KVSlot
+from baton.core.errors import ChecksumError, TransferError
+from baton.core.kv_spec import KVCacheSpec
+from baton.kv_transfer.base import KVSendStream, PartBuffer, PartHeader
+from baton.kv_transfer.codec import checksum, encode_frame, pack_header
+from baton.kv_transfer.payload.local_memory import LocalMemory
+from baton.kv_transfer.payload.segment_mappings import SegmentMappings
+from baton.kv_transfer.payload.shared_segment import SharedSegment, Slot
+from baton.kv_transfer.sender import GrpcKVTransport
+from baton.rpc.wire.kv_pb2 import KVFrame, KVReserve, KVSegment, KVSlot
 from decode_worker.kv_import import CachePlace
-from engine.errors import ChecksumError, TransferError
-from engine.kv_spec import KVCacheSpec
 from tests.kv_receiver import Receiver, SourceKV
 from tests.tiny_models import random_prompts
 from tests.unit.cluster.kv_transfer.links import RecordingSink, kv_server, send_all, slots_free, talk
@@ -225,7 +225,7 @@ async def test_content_that_changes_after_its_checksum_is_damage(
             data[-1] ^= 1
             return digest
 
-        monkeypatch.setattr("cluster.kv_transfer.grpc_transport.checksum", scribbling_checksum)
+        monkeypatch.setattr("baton.kv_transfer.sender.checksum", scribbling_checksum)
         with pytest.raises(ChecksumError, match="damaged"):
             await send_alone(stream, header, buffer)
         await stream.abort()

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.kv_transfer.base import PartBuffer, PartHeader, Reservation, TransferOffer
-from cluster.kv_transfer.codec import checksum
-from cluster.kv_transfer.grpc_transport import GrpcKVTransport
-from cluster.kv_transfer.local_memory import LocalMemory
-from cluster.kv_transfer.segment_mappings import SegmentMappings
+from baton.kv_transfer.base import PartBuffer, PartHeader, Reservation, TransferOffer
+from baton.kv_transfer.codec import checksum
+from baton.kv_transfer.payload.local_memory import LocalMemory
+from baton.kv_transfer.payload.segment_mappings import SegmentMappings
+from baton.kv_transfer.sender import GrpcKVTransport
 from tests.unit.cluster.kv_transfer.kv_peers import offer
 from tests.unit.cluster.kv_transfer.links import kv_server, slots_free
 

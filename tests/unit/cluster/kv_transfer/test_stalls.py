@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from cluster.kv_transfer.base import KVSendStream, PartHeader, Reservation, TransferOffer
-from cluster.kv_transfer.grpc_service import KVTransferService
-from cluster.kv_transfer.grpc_transport import GrpcKVTransport
-from cluster.rpc import create_server
-from engine.errors import InternalError, TransferError, WorkerLostError
-from engine.kv_spec import KVCacheSpec, LayerSpec
+from baton.core.errors import InternalError, TransferError, WorkerLostError
+from baton.core.kv_spec import KVCacheSpec, LayerSpec
+from baton.kv_transfer.base import KVSendStream, PartHeader, Reservation, TransferOffer
+from baton.kv_transfer.receiver import KVTransferService
+from baton.kv_transfer.sender import GrpcKVTransport
+from baton.rpc.channel import create_server
 from tests.unit.cluster.kv_transfer.links import RecordingSink
 
 SPEC = KVCacheSpec("model", "float32", 4, (LayerSpec(1, 4, 4),))

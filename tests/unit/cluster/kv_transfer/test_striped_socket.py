@@ -12,9 +12,9 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.kv_transfer import striped_socket
-from cluster.kv_transfer.raw_socket import ByteStream, RawSocket
-from cluster.kv_transfer.striped_socket import STRIPE_BYTES, join
+from baton.kv_transfer.payload import striped_socket
+from baton.kv_transfer.payload.raw_socket import ByteStream, RawSocket
+from baton.kv_transfer.payload.striped_socket import STRIPE_BYTES, join
 from tests.unit.cluster.kv_transfer.test_raw_socket import cut, raw_pair
 
 

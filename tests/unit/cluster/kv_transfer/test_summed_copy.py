@@ -9,8 +9,8 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.kv_transfer import summed_copy
-from cluster.kv_transfer.summed_copy import copy_summed
+from baton.kv_transfer.payload import summed_copy
+from baton.kv_transfer.payload.summed_copy import copy_summed
 
 
 def cut(data: bytearray, places: set[int]) -> list[memoryview]:

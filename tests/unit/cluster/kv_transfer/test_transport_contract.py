@@ -8,10 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.kv_transfer import grpc_transport, in_process
-from cluster.kv_transfer.base import KVSendStream, PartHeader, Payload
-from cluster.kv_transfer.throttle import Throttle
-from engine.errors import (
+from baton.core.errors import (
     ChecksumError,
     ContextLengthError,
     LayoutMismatchError,
@@ -19,7 +16,11 @@ from engine.errors import (
     TransferError,
     WorkerLostError,
 )
-from engine.kv_spec import KVCacheSpec, LayerSpec
+from baton.core.kv_spec import KVCacheSpec, LayerSpec
+from baton.kv_transfer import sender as grpc_transport
+from baton.kv_transfer.base import KVSendStream, PartHeader, Payload
+from baton.kv_transfer.payload import in_process
+from baton.kv_transfer.throttle import Throttle
 from tests.kv_receiver import NUM_BLOCKS, Receiver, SourceKV
 from tests.tiny_models import random_prompts
 from tests.unit.cluster.kv_transfer.links import TRANSPORTS, Link, link, send_all

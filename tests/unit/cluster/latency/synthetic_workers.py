@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from engine.step_samples import StepSample
+from baton.core.step_samples import StepSample
 
 COEFFICIENTS = (14.0, 1.1, 3e-4, 0.8, 5e-4, 1.0)
 

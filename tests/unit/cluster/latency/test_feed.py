@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from baton.core.errors import WorkerLostError
+from baton.core.step_samples import StepSample, StepSamples
+from baton.rpc.wire import worker_pb2
 from cluster.latency.feed import SampleFeed, traits_of, unpack_step_samples
+from cluster.latency.latency_model import LatencyModel
 from cluster.latency.store import FitStore
-from cluster.latency_model import LatencyModel
-from cluster.registry import Worker, WorkerRegistry
-from cluster.role_stats import pack_step_samples
-from cluster.wire import worker_pb2
-from engine.errors import WorkerLostError
-from engine.step_samples import StepSample, StepSamples
-from simulation.virtual_loop import run_virtually
+from cluster.registry.workers import Worker, WorkerRegistry
+from cluster.simulation.virtual_loop import run_virtually
+from cluster.worker.role_stats import pack_step_samples
 from tests.unit.cluster.fakes import eventually
 from tests.unit.cluster.latency.synthetic_workers import SyntheticWorker
 from tests.worker_infos import make_info
@@ -24,7 +24,7 @@ from tests.worker_infos import make_info
 
 @dataclass
 class SamplingClient:
-    """Stands for :class:`cluster.worker_client.WorkerClient`."""
+    """Stands for :class:`cluster.registry.worker_client.WorkerClient`."""
 
     samples: StepSamples = field(default_factory=StepSamples)
     is_dead: bool = False

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.core.step_samples import StepSample
 from cluster.latency.estimates import PromptQueue, WorkerTraits, attention_pairs
-from cluster.latency_model import LatencyModel
-from engine.step_samples import StepSample
+from cluster.latency.latency_model import LatencyModel
 from tests.unit.cluster.latency.synthetic_workers import COEFFICIENTS, SyntheticWorker, exact_ms
 
 TRAITS = WorkerTraits(("decode", "cpu"), chunk_tokens=512)

@@ -7,9 +7,9 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.core.urgency import Urgency
 from cluster.latency.estimates import EMPTY_QUEUE, attention_pairs
 from cluster.latency.ledger import WorkLedger
-from engine.urgency import Urgency
 
 
 def test_prompts_queue_up_and_leave() -> None:

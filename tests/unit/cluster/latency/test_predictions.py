@@ -9,16 +9,16 @@ from contextlib import aclosing
 import pytest
 from prometheus_client import CollectorRegistry
 
-from cluster.cli_view import render_status
+from baton.core.errors import BatonError, InternalError, TransferError
+from baton.core.outcomes import ENDED_BY
+from baton.core.request import FinishReason
+from baton.core.timeline import TransferPart
+from baton.rpc.wire import worker_pb2
+from cluster.cli.cli_view import render_status
 from cluster.latency.calibration import Calibration, ErrorWindow, SlidingMedian
 from cluster.latency.error_metrics import TTFT, PredictionErrors
-from cluster.latency.request_predictions import busy_s
-from cluster.latency_model import LatencyModel
-from cluster.outcomes import ENDED_BY
-from cluster.wire import worker_pb2
-from engine.errors import BatonError, InternalError, TransferError
-from engine.request import FinishReason
-from engine.timeline import TransferPart
+from cluster.latency.latency_model import LatencyModel
+from cluster.routing.request_predictions import busy_s
 from tests.fake_workers import FakeCluster, decode_some, failing, handoff_failed, hang, prefill_then, until
 
 

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.core.chunk_budget import prompt_budget
+from baton.core.step_costs import StepCosts
 from cluster.latency.prompt_budgets import prompt_budgets
-from engine.chunk_budget import prompt_budget
-from engine.step_costs import StepCosts
 
 rows = st.tuples(
     st.builds(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from baton.core.step_samples import StepSample
 from cluster.latency.speculation_rates import SpeculationRates
-from engine.step_samples import StepSample
 
 
 def step(decoding: int, drafted: int, accepted: int) -> StepSample:

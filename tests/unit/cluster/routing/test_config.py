@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.config import BatonConfig, load_config
-from cluster.routing.registry import FILTERS, SCORERS
-from cluster.routing_config import DEFAULT_WEIGHTS
-from engine.errors import ConfigError
+from baton.core.errors import ConfigError
+from cluster.config.config import BatonConfig, load_config
+from cluster.routing.policies import FILTERS, SCORERS
+from cluster.routing.routing_config import DEFAULT_WEIGHTS
 
 
 def test_the_defaults_name_every_scorer_and_filter() -> None:

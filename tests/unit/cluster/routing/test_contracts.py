@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.routing.base import Candidates, RoutingRequest, WorkerSnapshot
-from cluster.routing.registry import FILTERS, PICKERS, SCORERS
+from cluster.routing.policies import FILTERS, PICKERS, SCORERS
 from tests.unit.cluster.routing.worlds import decode_pools, make_candidates, prefill_pools, requests, shuffled
 
 Workers = Sequence[WorkerSnapshot]

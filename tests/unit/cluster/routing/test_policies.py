@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from baton.core.slo import BATCH, INTERACTIVE
 from cluster.routing.base import RoutingRequest
 from cluster.routing.filters.accepting import Accepting
 from cluster.routing.filters.has_room import HasRoom
@@ -16,10 +17,9 @@ from cluster.routing.filters.untried import Untried
 from cluster.routing.pickers.best_score import BestScore
 from cluster.routing.pickers.power_of_two import PowerOfTwo
 from cluster.routing.pickers.round_robin import RoundRobin
-from cluster.routing.registry import SCORERS
+from cluster.routing.policies import SCORERS
 from cluster.routing.scan import LocalPrefill, Scan, count_routes, routes
 from cluster.routing.scorers.slo_headroom import probability_below
-from cluster.slo import BATCH, INTERACTIVE
 from tests.unit.cluster.routing.worlds import REQUEST, decode_worker, make_candidates, prefill_worker, queue
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.latency.estimates import WorkerTraits
-from cluster.latency_model import LatencyModel
+from cluster.latency.latency_model import LatencyModel
 from cluster.routing.base import RouteDecision, RoutingRequest, WorkerSnapshot
 from tests.unit.cluster.routing.worlds import (
     REQUEST,

@@ -10,16 +10,16 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from cluster.config import DECODE, PREFILL
+from baton.core.slo import BUILTIN_CLASSES
+from cluster.config.config import DECODE, PREFILL
 from cluster.latency.estimates import PromptQueue, WorkerTraits
 from cluster.latency.habits import RequestHabits
-from cluster.latency.route_forecaster import RouteForecaster
-from cluster.latency_model import LatencyModel
+from cluster.latency.latency_model import LatencyModel
 from cluster.routing.base import Candidates, RouteDecision, RoutingRequest, WorkerSnapshot
 from cluster.routing.profile import RoutingProfile, build_profile
+from cluster.routing.route_forecaster import RouteForecaster
+from cluster.routing.routing_config import RoutingConfig
 from cluster.routing.scan import LocalPrefill, routes
-from cluster.routing_config import RoutingConfig
-from cluster.slo import BUILTIN_CLASSES
 
 REQUEST = RoutingRequest("r", 400, max_tokens=64, output_tokens=64.0)
 NUM_WORKERS = 4

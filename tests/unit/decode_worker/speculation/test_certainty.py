@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from baton.engine.device import downloads
 from decode_worker.speculation import certainty
-from engine import downloads
 
 TARGET_IDS = torch.tensor([40, 7, 12, 3, 99, 0, 8])
 NAN, INF = math.nan, math.inf

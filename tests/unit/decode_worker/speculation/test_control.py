@@ -8,17 +8,17 @@ from typing import get_args
 import pytest
 import torch
 
-from cluster.config import SpeculationMethod
+from baton.core.drafts import Draft
+from baton.core.errors import ConfigError
+from baton.core.request import Request, SamplingParams
+from baton.engine.batch.batch import ForwardBatch
+from baton.engine.sampling.verification import VerifyResult
+from baton.engine.scheduling.scheduler import ScheduledSequence
+from cluster.config.config import SpeculationMethod
 from decode_worker.speculation.controller import NetworkMethod, SpeculationController
 from decode_worker.speculation.draft_length import DraftPasses, Outlook
 from decode_worker.speculation.registry import SpeculationLimits, create_controller, method_names
 from decode_worker.speculation.step_cost import StepCost
-from engine.batch import ForwardBatch
-from engine.drafts import Draft
-from engine.errors import ConfigError
-from engine.request import Request, SamplingParams
-from engine.scheduler import ScheduledSequence
-from engine.verification import VerifyResult
 from tests.engine_runs import build_runner
 from tests.tiny_models import tiny_model
 

@@ -12,6 +12,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from baton.core.request import Request, SamplingParams
+from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
+from baton.engine.draft.eagle.feature_state import FeatureState
+from baton.engine.draft.medusa.heads import load_medusa
+from baton.engine.draft.medusa.medusa_state import MedusaState
+from baton.engine.draft.model.draft_model import DraftModel
+from baton.engine.draft.model.token_state import TokenState
+from baton.engine.draft.network import DraftNetwork
+from baton.engine.models.model_loader import LoadedModel
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.sampling.verification import Proposer
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.draft_model import DraftModelProposer
 from decode_worker.speculation.eagle import EagleProposer
@@ -19,17 +30,6 @@ from decode_worker.speculation.eagle_tree import EagleTreeProposer
 from decode_worker.speculation.lookahead import LookaheadProposer
 from decode_worker.speculation.medusa import MedusaProposer
 from decode_worker.speculation.step_cost import StepCost
-from engine.draft.draft_model import DraftModel
-from engine.draft.eagle_checkpoint import load_eagle
-from engine.draft.feature_state import FeatureState
-from engine.draft.medusa import load_medusa
-from engine.draft.medusa_state import MedusaState
-from engine.draft.network import DraftNetwork
-from engine.draft.token_state import TokenState
-from engine.model_loader import LoadedModel
-from engine.model_runner import ModelRunner
-from engine.request import Request, SamplingParams
-from engine.verification import Proposer
 from prefill_worker.prompt_draft import PromptDraft
 from tests.device_steps import on_device, prepared, without_kernels
 from tests.device_waits import DeviceWaits, Kind
@@ -51,7 +51,7 @@ NUM_SEQUENCES = 3
 NUM_CHUNKS = 3
 Build = Callable[[LoadedModel, Path], tuple[ModelRunner, Proposer | None]]
 
-TOKENS = "engine/sampler.py:read"
+TOKENS = "baton/engine/sampling/sampler.py:read"
 CHAIN = "decode_worker/speculation/certainty.py:likeliest"
 TREE = "decode_worker/speculation/eagle_tree.py:_expand"
 MEDUSA = "decode_worker/speculation/medusa.py:propose"

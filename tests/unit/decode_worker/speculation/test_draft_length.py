@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
+from baton.core.drafts import Draft
 from decode_worker.speculation.draft_length import DraftingPolicy, DraftPasses, Outlook, VerificationPolicy
 from decode_worker.speculation.step_cost import StepCost
-from engine.drafts import Draft
 
 
 def guess(confidences: Sequence[float]) -> Draft:

@@ -8,21 +8,21 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from baton.core.drafts import Draft
+from baton.core.request import Request, SamplingParams
+from baton.engine.draft.model.draft_model import DraftModel
+from baton.engine.draft.model.token_state import TokenState
+from baton.engine.engine import Engine
+from baton.engine.models.model_loader import prepare_model
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.sampling.sampler import probabilities
+from baton.engine.sampling.verification import sampling_row
+from baton.engine.scheduling.scheduler import ScheduledSequence
 from benchmarks.device_run.attention_world import poison
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.draft_model import DraftModelProposer
 from decode_worker.speculation.noise import draw_drafts
 from decode_worker.speculation.step_cost import StepCost
-from engine.draft.draft_model import DraftModel
-from engine.draft.token_state import TokenState
-from engine.drafts import Draft
-from engine.engine import Engine
-from engine.model_loader import prepare_model
-from engine.model_runner import ModelRunner
-from engine.request import Request, SamplingParams
-from engine.sampler import probabilities
-from engine.scheduler import ScheduledSequence
-from engine.verification import sampling_row
 from tests.drafting import Recording, bushy, engine_over, prompts, requests_for, run
 from tests.tiny_drafts import VOCAB, tiny_draft_lm, tiny_target
 
@@ -176,7 +176,7 @@ def test_a_prompt_is_read_along_with_the_target() -> None:
 
 @pytest.mark.parametrize("ships_prompts", [False, True])
 def test_only_who_ships_a_prompt_waits_for_long_gaps(*, ships_prompts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.draft.token_state._MAX_GAP", 8)
+    monkeypatch.setattr("baton.engine.draft.model.token_state._MAX_GAP", 8)
     setup = Setup(ships_prompts=ships_prompts, catch_up_rows=10)
     engine = setup.speculating()
     first = requests_for(prompts(8), max_tokens=84, plain=(0,))

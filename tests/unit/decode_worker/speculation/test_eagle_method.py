@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 import torch
 
+from baton.core.drafts import Draft
+from baton.core.request import Request, SamplingParams
+from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
+from baton.engine.draft.eagle.feature_state import FeatureState
+from baton.engine.draft.eagle.head import EagleHead
+from baton.engine.engine import Engine
+from baton.engine.kv_cache.block_manager import BlockManager
+from baton.engine.models.model_loader import prepare_model
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.sampling.verification import sampling_row
+from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.eagle import EagleProposer
 from decode_worker.speculation.noise import draw_drafts
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.verification import SampleAndMatch
-from engine.block_manager import BlockManager
-from engine.draft.eagle import EagleHead
-from engine.draft.eagle_checkpoint import load_eagle
-from engine.draft.feature_state import FeatureState
-from engine.drafts import Draft
-from engine.engine import Engine
-from engine.model_loader import prepare_model
-from engine.model_runner import ModelRunner
-from engine.request import Request, SamplingParams
-from engine.scheduler import Scheduler, SchedulerLimits
-from engine.verification import sampling_row
 from tests.tiny_drafts import VOCAB, TinyDraft, tiny_eagle, tiny_eagle3, tiny_speculators, tiny_target
 
 BLOCK_SIZE = 4

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from baton.core.request import Request, SamplingParams
 from decode_worker.speculation.acceptance import AcceptanceTracker, DepthAcceptance
 from decode_worker.speculation.step_cost import StepCost
-from engine.request import Request, SamplingParams
 
 
 def test_an_estimate_moves_from_its_prior_to_what_is_seen_and_forgets() -> None:

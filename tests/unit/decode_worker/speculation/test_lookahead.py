@@ -12,6 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
+from baton.core.drafts import ROOT, Draft
+from baton.core.errors import ConfigError
+from baton.core.request import Request, SamplingParams
+from baton.engine.batch.batch import ForwardBatch
+from baton.engine.engine import Engine
+from baton.engine.kv_cache.block_manager import BlockManager
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.sampling.verification import Proposer, VerifyResult
+from baton.engine.scheduling.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
 from decode_worker.speculation.controller import SpeculationController
 from decode_worker.speculation.lookahead import (
     JacobiWindow,
@@ -21,15 +30,6 @@ from decode_worker.speculation.lookahead import (
     Source,
 )
 from decode_worker.speculation.verification import SampleAndMatch
-from engine.batch import ForwardBatch
-from engine.block_manager import BlockManager
-from engine.drafts import ROOT, Draft
-from engine.engine import Engine
-from engine.errors import ConfigError
-from engine.model_runner import ModelRunner
-from engine.request import Request, SamplingParams
-from engine.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
-from engine.verification import Proposer, VerifyResult
 from tests.engine_runs import BLOCK_SIZE, build_runner
 from tests.tiny_models import tiny_model
 from tests.toy_language import Table, batch_of, known_tokens, logits_of

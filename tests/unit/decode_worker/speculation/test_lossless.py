@@ -13,16 +13,16 @@ from functools import cache
 import pytest
 import torch
 
+from baton.core.drafts import NO_DRAFT, Draft
+from baton.core.request import Request, SamplingParams, TokenLogprobs
+from baton.engine.sampling import sampler
+from baton.engine.sampling.logits import SamplingRow
+from baton.engine.sampling.verification import PlainSampling, Verifier
+from baton.engine.scheduling.scheduler import ScheduledSequence
 from decode_worker.speculation import acceptance_rules, noise, verification
 from decode_worker.speculation.acceptance_rules import AcceptanceRule, ResidualRule, draw_token
 from decode_worker.speculation.noise import PLAIN, RECOVER, coin_stream, draft_stream
 from decode_worker.speculation.verification import RuleVerifier, SampleAndMatch, create_verifier, sampling_rows
-from engine import sampler
-from engine.drafts import NO_DRAFT, Draft
-from engine.logits import SamplingRow
-from engine.request import Request, SamplingParams, TokenLogprobs
-from engine.scheduler import ScheduledSequence
-from engine.verification import PlainSampling, Verifier
 from tests.exact_law import law_of
 from tests.toy_language import PROMPT, Drafter, Table, ToyDrafter, generate, no_drafter
 

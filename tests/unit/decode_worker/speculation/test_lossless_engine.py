@@ -9,16 +9,16 @@ from dataclasses import replace
 import pytest
 import torch
 
+from baton.core.request import Request, SamplingParams
+from baton.engine.engine import Engine
+from baton.engine.kv_cache.block_manager import BlockManager
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.sampling.logits import process_logits
+from baton.engine.sampling.verification import Proposer, Verifier, sampling_row
+from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from benchmarks.chi_square import ChiSquare, chi_square
 from decode_worker.speculation.acceptance_rules import AcceptanceRule, ResidualRule
 from decode_worker.speculation.verification import RuleVerifier, create_verifier
-from engine.block_manager import BlockManager
-from engine.engine import Engine
-from engine.logits import process_logits
-from engine.model_runner import ModelRunner
-from engine.request import Request, SamplingParams
-from engine.scheduler import Scheduler, SchedulerLimits
-from engine.verification import Proposer, Verifier, sampling_row
 from tests.drawing_proposer import DrawingProposer, NextTokenLogits
 from tests.engine_runs import Outcome, build_engine, build_runner, greedy, run
 from tests.tiny_models import random_prompts, tiny_model

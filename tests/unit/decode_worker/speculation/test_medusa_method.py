@@ -9,19 +9,19 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from baton.core.drafts import Draft, depths_of
+from baton.core.request import Request, SamplingParams
+from baton.engine.draft.medusa.heads import MedusaHeads, load_medusa
+from baton.engine.draft.medusa.medusa_state import MedusaState
+from baton.engine.engine import Engine
+from baton.engine.models.model_loader import prepare_model
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.scheduling.scheduler import ScheduledSequence
 from benchmarks.device_run.attention_world import poison
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.medusa import MedusaProposer
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.tree import children_of
-from engine.draft.medusa import MedusaHeads, load_medusa
-from engine.draft.medusa_state import MedusaState
-from engine.drafts import Draft, depths_of
-from engine.engine import Engine
-from engine.model_loader import prepare_model
-from engine.model_runner import ModelRunner
-from engine.request import Request, SamplingParams
-from engine.scheduler import ScheduledSequence
 from tests.drafting import Recording, bushy, engine_over, prompts, requests_for, run
 from tests.tiny_drafts import HIDDEN, VOCAB, TinyDraft, tiny_medusa_v1, tiny_medusa_vllm, tiny_target
 

@@ -6,15 +6,15 @@ import random
 
 import pytest
 
+from baton.core.request import Request, SamplingParams
+from baton.engine.engine import Engine
+from baton.engine.kv_cache.block_manager import BlockManager
+from baton.engine.sampling.verification import Proposer
+from baton.engine.scheduling.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
 from decode_worker.speculation.controller import SpeculationController
 from decode_worker.speculation.ngram import NgramProposer
 from decode_worker.speculation.suffix import SuffixProposer
 from decode_worker.speculation.verification import SampleAndMatch
-from engine.block_manager import BlockManager
-from engine.engine import Engine
-from engine.request import Request, SamplingParams
-from engine.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
-from engine.verification import Proposer
 from tests.engine_runs import BLOCK_SIZE, build_runner
 from tests.tiny_models import tiny_model
 

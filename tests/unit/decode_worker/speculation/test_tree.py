@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.core.drafts import ROOT, Draft
+from baton.core.errors import ConfigError
 from decode_worker.speculation.tree import (
     GrowingTree,
     best_choices,
@@ -22,8 +24,6 @@ from decode_worker.speculation.tree import (
     static_tree,
     tried,
 )
-from engine.drafts import ROOT, Draft
-from engine.errors import ConfigError
 
 _PATHS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), min_size=1, max_size=8)
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from engine.attention.base import AttentionBackend
-from engine.attention.torch_sdpa import TorchSDPA
-from engine.kv_cache import PagedKVCache
+from baton.engine.attention.base import AttentionBackend
+from baton.engine.attention.torch_sdpa import TorchSDPA
+from baton.engine.kv_cache.paged_cache import PagedKVCache
 from tests.interpreted_triton import interpreted_triton
 from tests.plan_attention import PlanAttention
 
@@ -21,7 +21,7 @@ NUM_PROGRAMS = 64
 def create_triton() -> Iterator[CreateBackend]:
     """Interpreted; contexts of some tokens are shared by several programs already."""
     with interpreted_triton():
-        from engine.attention.triton_paged import TritonPaged
+        from baton.engine.attention.triton_paged import TritonPaged
 
         yield lambda cache: TritonPaged(cache, KEYS_PER_SPLIT, NUM_PROGRAMS)
 

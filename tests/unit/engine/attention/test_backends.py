@@ -10,12 +10,12 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from baton.core.drafts import ROOT
+from baton.core.kv_spec import KVEncoding
+from baton.engine.attention.base import AttentionBackend, AttentionVariant
+from baton.engine.batch.attention_groups import Span
+from baton.engine.kv_cache.paged_cache import PagedKVCache
 from benchmarks.device_run.attention_world import Shape, World
-from engine.attention.base import AttentionBackend, AttentionVariant
-from engine.attention_groups import Span
-from engine.drafts import ROOT
-from engine.kv_cache import PagedKVCache
-from engine.kv_spec import KVEncoding
 
 CreateBackend = Callable[[PagedKVCache], AttentionBackend]
 

@@ -7,12 +7,12 @@ import sys
 import pytest
 import torch
 
-from engine.attention import registry
-from engine.attention.registry import create_backend
-from engine.attention.torch_sdpa import TorchSDPA
-from engine.errors import ConfigError
-from engine.kv_cache import PagedKVCache
-from engine.kv_spec import KVCacheSpec, LayerSpec
+from baton.core.errors import ConfigError
+from baton.core.kv_spec import KVCacheSpec, LayerSpec
+from baton.engine.attention import backends as registry
+from baton.engine.attention.backends import create_backend
+from baton.engine.attention.torch_sdpa import TorchSDPA
+from baton.engine.kv_cache.paged_cache import PagedKVCache
 from tests.interpreted_triton import interpreted_triton
 
 
@@ -52,7 +52,7 @@ def failing_probe(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     def run_probe(device: torch.device) -> None:
         raise errors[0]
 
-    monkeypatch.setattr("engine.attention.triton_probe.run_probe", run_probe)
+    monkeypatch.setattr("baton.engine.attention.triton_probe.run_probe", run_probe)
     return errors
 
 
@@ -96,7 +96,7 @@ def test_triton_on_the_cpu_is_refused_unless_it_is_interpreted(cache: PagedKVCac
     with pytest.raises(ConfigError, match="runs on CUDA, but this worker computes on cpu"):
         create_backend("triton_paged", cache)
     with interpreted_triton():
-        from engine.attention.triton_paged import TritonPaged
+        from baton.engine.attention.triton_paged import TritonPaged
 
         assert isinstance(create_backend("triton_paged", cache), TritonPaged)
     with pytest.raises(ConfigError, match="runs on CUDA"):
@@ -104,7 +104,7 @@ def test_triton_on_the_cpu_is_refused_unless_it_is_interpreted(cache: PagedKVCac
 
 
 def test_a_missing_triton_is_named(cache: PagedKVCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "engine.attention.triton_paged", raising=False)
-    monkeypatch.setitem(sys.modules, "engine.attention.triton_kernels", None)
+    monkeypatch.delitem(sys.modules, "baton.engine.attention.triton_paged", raising=False)
+    monkeypatch.setitem(sys.modules, "baton.engine.attention.triton_kernels", None)
     with pytest.raises(ConfigError, match=r"triton cannot be imported.*baton-serve\[gpu\]"):
         create_backend("triton_paged", cache)

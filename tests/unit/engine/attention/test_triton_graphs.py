@@ -8,14 +8,14 @@ from functools import partial
 import pytest
 import torch
 
-from engine.attention import paged_plan
-from engine.attention.base import AttentionBackend
-from engine.attention.paged_plan import PlannedBatch
-from engine.attention_groups import Span
-from engine.cuda_graphs import Bucket
-from engine.drafts import ROOT
-from engine.kv_cache import PagedKVCache
-from engine.kv_spec import KVEncoding
+from baton.core.drafts import ROOT
+from baton.core.kv_spec import KVEncoding
+from baton.engine.attention import paged_plan
+from baton.engine.attention.base import AttentionBackend
+from baton.engine.attention.paged_plan import PlannedBatch
+from baton.engine.batch.attention_groups import Span
+from baton.engine.kv_cache.paged_cache import PagedKVCache
+from baton.engine.runner.cuda_graphs import Bucket
 from tests.graph_tape import Tape, TapeRecorder
 from tests.graphed_pair import CPU, GraphedPair, StepSequence
 from tests.interpreted_triton import interpreted_triton
@@ -33,7 +33,7 @@ SPLIT, WHOLE = ["attend[3, 2, 2]", "merge[4, 4]"], ["attend[3, 4, 1]"] * 2
 @pytest.fixture
 def create_backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[CreateBackend]:
     with interpreted_triton():
-        from engine.attention import triton_paged
+        from baton.engine.attention import triton_paged
 
         kernels = (triton_paged.attend, triton_paged.merge)
 
@@ -90,11 +90,11 @@ def test_launches_of_plans_made_for_each_batch_differ(create_backend: CreateBack
 
 
 def test_the_interpreter_takes_the_place_of_kernels_that_are_loaded_already() -> None:
-    from engine.attention import triton_paged as compiled
+    from baton.engine.attention import triton_paged as compiled
 
     with interpreted_triton():
-        from engine.attention import triton_paged as interpreted
-    from engine.attention import triton_paged as again
+        from baton.engine.attention import triton_paged as interpreted
+    from baton.engine.attention import triton_paged as again
 
     assert (compiled.is_interpreted(), interpreted.is_interpreted()) == (False, True)
     assert again is compiled

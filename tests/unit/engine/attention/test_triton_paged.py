@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from engine.attention import paged_plan
-from engine.attention.base import AttentionBackend, AttentionVariant
-from engine.attention.paged_plan import PlannedBatch, PlanSize, StaticPlan
-from engine.attention_groups import Span, group_spans
-from engine.drafts import ROOT
-from engine.kv_cache import PagedKVCache, slots_of
-from engine.kv_spec import KVCacheSpec, LayerSpec
-from engine.model_loader import prepare_model
-from engine.model_runner import ModelRunner
+from baton.core.drafts import ROOT
+from baton.core.kv_spec import KVCacheSpec, LayerSpec
+from baton.engine.attention import paged_plan
+from baton.engine.attention.base import AttentionBackend, AttentionVariant
+from baton.engine.attention.paged_plan import PlannedBatch, PlanSize, StaticPlan
+from baton.engine.batch.attention_groups import Span, group_spans
+from baton.engine.kv_cache.paged_cache import PagedKVCache, slots_of
+from baton.engine.models.model_loader import prepare_model
+from baton.engine.runner.model_runner import ModelRunner
 from tests.engine_runs import build_engine, run_tokens
 from tests.tiny_models import model_with_reference, random_prompts
 
@@ -43,7 +43,7 @@ class Counting:
 @pytest.fixture
 def launches(create_triton: CreateBackend, monkeypatch: pytest.MonkeyPatch) -> tuple[Counting, Counting]:
     """Of the two kernels."""
-    from engine.attention import triton_paged
+    from baton.engine.attention import triton_paged
 
     attend, merge = Counting(triton_paged.attend), Counting(triton_paged.merge)
     monkeypatch.setattr(triton_paged, "attend", attend)

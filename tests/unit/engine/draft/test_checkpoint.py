@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.draft.checkpoint import fingerprint, read_tensors, write_tensors
-from engine.draft.checkpoint_files import find_checkpoint, read_config
-from engine.errors import ConfigError
+from baton.core.errors import ConfigError
+from baton.engine.draft.checkpoint import fingerprint, read_tensors, write_tensors
+from baton.engine.draft.checkpoint_files import find_checkpoint, read_config
 
 
 class _Exploit:
@@ -36,7 +36,7 @@ def test_a_hub_id_out_of_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     def fail(*args: Any, **kwargs: Any) -> str:
         raise OSError("no route")
 
-    monkeypatch.setattr("engine.draft.checkpoint_files.snapshot_download", fail)
+    monkeypatch.setattr("baton.engine.draft.checkpoint_files.snapshot_download", fail)
     with pytest.raises(ConfigError, match=r"owner/head .* no route\nCorrect the path or the name; check the network"):
         find_checkpoint("owner/head")
 

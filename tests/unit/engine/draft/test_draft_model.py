@@ -10,10 +10,10 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from engine.draft.draft_model import load_draft_model
-from engine.errors import ConfigError, UnsupportedModelError
-from engine.model_loader import LoadedModel, prepare_model
-from engine.tokenizer import Tokenizer
+from baton.core.errors import ConfigError, UnsupportedModelError
+from baton.engine.draft.model.draft_model import load_draft_model
+from baton.engine.models.model_loader import LoadedModel, prepare_model
+from baton.engine.models.tokenizer import Tokenizer
 from tests.tiny_drafts import tiny_target
 
 CPU = torch.device("cpu")

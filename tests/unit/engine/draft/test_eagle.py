@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from engine.attention.torch_sdpa import TorchSDPA
-from engine.batch import ForwardBatch
-from engine.draft.eagle import FINAL_HIDDEN, EagleHead
-from engine.draft.eagle_checkpoint import load_eagle
-from engine.draft.eagle_probe import settle_feature_layers
-from engine.draft.rows import DraftRows, PagedAttend
-from engine.errors import UnsupportedModelError
-from engine.kv_cache import PagedKVCache
-from engine.kv_spec import KVCacheSpec
-from engine.request import Request, SamplingParams
-from engine.scheduler import ScheduledSequence
+from baton.core.errors import UnsupportedModelError
+from baton.core.kv_spec import KVCacheSpec
+from baton.core.request import Request, SamplingParams
+from baton.engine.attention.torch_sdpa import TorchSDPA
+from baton.engine.batch.batch import ForwardBatch
+from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
+from baton.engine.draft.eagle.eagle_probe import settle_feature_layers
+from baton.engine.draft.eagle.head import FINAL_HIDDEN, EagleHead
+from baton.engine.draft.rows import DraftRows, PagedAttend
+from baton.engine.kv_cache.paged_cache import PagedKVCache
+from baton.engine.scheduling.scheduler import ScheduledSequence
 from tests.tiny_drafts import (
     HIDDEN,
     VOCAB,

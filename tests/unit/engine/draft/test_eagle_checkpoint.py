@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.draft.eagle import EagleHead
-from engine.draft.eagle_checkpoint import load_eagle, save_eagle3
-from engine.draft.eagle_layout import default_feature_layers
-from engine.errors import BatonError, ConfigError, UnsupportedModelError
+from baton.core.errors import BatonError, ConfigError, UnsupportedModelError
+from baton.engine.draft.eagle.eagle_checkpoint import load_eagle, save_eagle3
+from baton.engine.draft.eagle.eagle_layout import default_feature_layers
+from baton.engine.draft.eagle.head import EagleHead
 from tests.tiny_drafts import (
     DRAFT_VOCAB,
     HIDDEN,

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from engine.draft.loading import load_draft
-from engine.draft.references import default_draft
-from engine.errors import ConfigError, UnsupportedModelError
-from engine.float32_products import LEAST_ROWS
-from engine.model_loader import LoadedModel, prepare_model
+from baton.core.errors import ConfigError, UnsupportedModelError
+from baton.engine.draft.loading import load_draft
+from baton.engine.draft.references import default_draft
+from baton.engine.models.float32_products import LEAST_ROWS
+from baton.engine.models.model_loader import LoadedModel, prepare_model
 from tests.tiny_drafts import (
     TinyDraft,
     tiny_draft_lm,
@@ -65,7 +65,9 @@ def test_a_heads_products_are_float32_s_where_bfloat16_has_no_instructions(
     make, name, _ = KINDS[kind]
     folder = make().write(tmp_path / "draft", name)
     for has_instructions in (True, False):
-        monkeypatch.setattr("engine.float32_products.has_bfloat16", lambda device, found=has_instructions: found)
+        monkeypatch.setattr(
+            "baton.engine.models.float32_products.has_bfloat16", lambda device, found=has_instructions: found
+        )
         draft = load_draft(str(folder), "some/model", model_path, prepare_model(tiny_target().bfloat16(), "bfloat16"))
         assert draft is not None
         assert isinstance(draft.network, nn.Module)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.draft.medusa import MedusaHeads, load_medusa
-from engine.errors import BatonError, ConfigError, UnsupportedModelError
+from baton.core.errors import BatonError, ConfigError, UnsupportedModelError
+from baton.engine.draft.medusa.heads import MedusaHeads, load_medusa
 from tests.tiny_drafts import HIDDEN, VOCAB, TinyDraft, tiny_eagle3, tiny_medusa_v1, tiny_medusa_vllm, tiny_target
 
 CPU = torch.device("cpu")

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from engine.draft.loading import load_draft
-from engine.draft.preflight import check_draft
-from engine.errors import BatonError, ConfigError, UnsupportedModelError
-from engine.model_loader import prepare_model
+from baton.core.errors import BatonError, ConfigError, UnsupportedModelError
+from baton.engine.draft.loading import load_draft
+from baton.engine.draft.preflight import check_draft
+from baton.engine.models.model_loader import prepare_model
 from tests.tiny_drafts import (
     DRAFT_VOCAB,
     HIDDEN,
@@ -228,6 +228,6 @@ def test_no_value_in_a_config_ends_in_anything_but_a_reason(value: Any, model_fo
 
 
 def test_it_needs_no_torch() -> None:
-    code = "import sys, engine.draft.preflight; print({'torch', 'safetensors'} & sys.modules.keys())"
+    code = "import sys, baton.engine.draft.preflight; print({'torch', 'safetensors'} & sys.modules.keys())"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "set()"

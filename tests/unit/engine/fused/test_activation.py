@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 from numba import njit
 
-from engine.fused.activation import gated_silu
+from baton.engine.cpu.activation import gated_silu
 
 Row = npt.NDArray[np.float32]
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from llvmlite import ir
 
-from engine.fused.emitter import LINE_BYTES
-from engine.fused.vectors import _ask
+from baton.engine.cpu.emitter import LINE_BYTES
+from baton.engine.cpu.vectors import _ask
 
 
 def number(value: Any) -> int:

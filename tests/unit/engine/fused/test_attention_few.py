@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from engine import kv_int8
-from engine.attention_groups import Span
-from engine.fused.attention import attend, join_splits, max_rows, scratch_floats
-from engine.fused.attention_plan import AttentionPlan
-from engine.fused.emitter import lanes
-from engine.fused.tables import Item
-from engine.fused.tiles import TILE, configure_tiles, has_tiles, release_tiles, tile_configurations
+from baton.engine.batch.attention_groups import Span
+from baton.engine.cpu.attention import attend, join_splits, max_rows, scratch_floats
+from baton.engine.cpu.attention_plan import AttentionPlan
+from baton.engine.cpu.emitter import lanes
+from baton.engine.cpu.tables import Item
+from baton.engine.cpu.tiles import TILE, configure_tiles, has_tiles, release_tiles, tile_configurations
+from baton.engine.kv_cache import kv_int8
 
 KIND = np.uint16(0)
 SCALING = np.float32(0.125)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from numba import njit
 
-from engine.fused.attention import MAX_ROWS
-from engine.fused.attention_many import row_scratch_bytes, score_many, takes_many
-from engine.fused.emitter import LONGEST_STEP, lanes
-from engine.fused.key_slots import KEY_CHUNK, number_rows
-from engine.fused.scores import score
-from engine.fused.widening import is_kept, whole_steps, widen_rows
+from baton.engine.cpu.attention import MAX_ROWS
+from baton.engine.cpu.attention_many import row_scratch_bytes, score_many, takes_many
+from baton.engine.cpu.emitter import LONGEST_STEP, lanes
+from baton.engine.cpu.key_slots import KEY_CHUNK, number_rows
+from baton.engine.cpu.scores import score
+from baton.engine.cpu.widening import is_kept, whole_steps, widen_rows
 
 NUM_SLOTS, NUM_HEADS = 300, 3
 KINDS = {"bfloat16": np.uint16(0), "float32": np.float32(0)}

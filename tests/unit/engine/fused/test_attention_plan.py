@@ -8,11 +8,11 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.attention_groups import Span
-from engine.fused.attention_plan import AttentionPlan
-from engine.fused.attention_state import STATE_ROWS, state_floats, whole_rows
-from engine.fused.key_slots import SPLIT_KEYS
-from engine.fused.tables import Item
+from baton.engine.batch.attention_groups import Span
+from baton.engine.cpu.attention_plan import AttentionPlan
+from baton.engine.cpu.attention_state import STATE_ROWS, state_floats, whole_rows
+from baton.engine.cpu.key_slots import SPLIT_KEYS
+from baton.engine.cpu.tables import Item
 
 BLOCK_SIZE = 16
 HEAD_DIM = 64

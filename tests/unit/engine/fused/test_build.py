@@ -12,9 +12,9 @@ import numba
 import pytest
 import torch
 
-import engine.fused.build
-from engine.forward_pass import NotFusableError
-from engine.fused.build import _kept_in, load_program
+import baton.engine.cpu.build
+from baton.engine.cpu.build import _kept_in, load_program
+from baton.engine.runner.forward_pass import NotFusableError
 from tests.engine_runs import build_engine, build_runner, run_tokens
 from tests.tiny_models import model_with_reference, random_prompts
 
@@ -29,7 +29,7 @@ def test_without_numba_transformers_computes_the_same(
             raise ImportError("No module named 'numba'")
         return import_module(name)
 
-    monkeypatch.setattr(engine.fused.build, "import_module", import_all_but_numba)
+    monkeypatch.setattr(baton.engine.cpu.build, "import_module", import_all_but_numba)
     load_program.cache_clear()
     model, expected = model_with_reference("llama", PROMPTS, 8)
     try:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from numba import njit
 
-from engine.float32_products import has_bfloat16
-from engine.fused.emitter import has_fast_pairs, has_pairs, lanes
-from engine.fused.tiles import has_tiles
+from baton.engine.cpu.emitter import has_fast_pairs, has_pairs, lanes
+from baton.engine.cpu.tiles import has_tiles
+from baton.engine.models.float32_products import has_bfloat16
 from tests.cpu_kinds.kinds import KINDS, host_features, how_to_run
 from tests.cpu_kinds.process import VARIABLE
 

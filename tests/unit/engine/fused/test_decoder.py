@@ -12,21 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-import engine.fused.forward
+import baton.engine.cpu.forward
+from baton.core.drafts import NO_DRAFT, ROOT, Draft
+from baton.core.errors import ConfigError, UnsupportedModelError
+from baton.core.request import Request, SamplingParams
+from baton.engine.batch.batch import ForwardBatch
+from baton.engine.cpu.decoder import FusedDecoder
+from baton.engine.cpu.tiles import has_tiles
+from baton.engine.draft.eagle.head import FINAL_HIDDEN
+from baton.engine.kv_cache.block_manager import BlockManager
+from baton.engine.kv_cache.paged_cache import PagedKVCache
+from baton.engine.models.model_loader import LoadedModel, prepare_model
+from baton.engine.runner.forward_pass import FUSED_WEIGHTS, NotFusableError
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.scheduling.scheduler import ScheduledSequence
 from benchmarks.device_run.attention_world import poison
-from engine.batch import ForwardBatch
-from engine.block_manager import BlockManager
-from engine.draft.eagle import FINAL_HIDDEN
-from engine.drafts import NO_DRAFT, ROOT, Draft
-from engine.errors import ConfigError, UnsupportedModelError
-from engine.forward_pass import FUSED_WEIGHTS, NotFusableError
-from engine.fused.decoder import FusedDecoder
-from engine.fused.tiles import has_tiles
-from engine.kv_cache import PagedKVCache
-from engine.model_loader import LoadedModel, prepare_model
-from engine.model_runner import ModelRunner
-from engine.request import Request, SamplingParams
-from engine.scheduler import ScheduledSequence
 from tests.fused_dtypes import FUSED_DTYPES
 from tests.tiny_models import CONFIGS, VOCAB_SIZE, build_model, random_prompts, tiny_model
 
@@ -199,7 +199,7 @@ def test_cpus_without_a_matrix_unit_give_the_same_but_for_rounding(name: str, mo
     results = []
     for with_tiles in (True, False):
         if not with_tiles:
-            monkeypatch.setattr(engine.fused.forward, "has_tiles", lambda: False)
+            monkeypatch.setattr(baton.engine.cpu.forward, "has_tiles", lambda: False)
         runners = both(name, "bfloat16")
         requests = [runners.request(*each) for each in plan]
         runners.step(*((request, 1) for request in requests))
@@ -228,11 +228,11 @@ def test_threads_change_nothing(num_threads: int) -> None:
 
 def test_more_threads_than_it_uses(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     for module in ("forward", "decoder"):
-        monkeypatch.setattr(f"engine.fused.{module}.MAX_THREADS", 2)
+        monkeypatch.setattr(f"baton.engine.cpu.{module}.MAX_THREADS", 2)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        with caplog.at_level("INFO", "engine.fused.decoder"):
+        with caplog.at_level("INFO", "baton.engine.cpu.decoder"):
             runners = both("wide")
         assert "computes with 2 of 3 threads" in caplog.text
         assert_as_good(*runners.step((runners.request("a", 40), 40)))

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.attention.registry import create_backend
-from engine.attention_groups import Span
-from engine.draft.eagle import EagleHead
-from engine.draft.eagle_checkpoint import load_eagle
-from engine.draft.head_pass import ModuleHeadPass, create_head_pass
-from engine.drafts import ROOT
-from engine.forward_pass import NotFusableError
-from engine.fused.eagle_head import FusedHeadPass
-from engine.kv_cache import TORCH_DTYPES, PagedKVCache
-from engine.model_loader import prepare_model
-from engine.model_runner import ModelRunner
+from baton.core.drafts import ROOT
+from baton.engine.attention.backends import create_backend
+from baton.engine.batch.attention_groups import Span
+from baton.engine.draft.eagle.compiled_pass import FusedHeadPass
+from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
+from baton.engine.draft.eagle.head import EagleHead
+from baton.engine.draft.eagle.head_pass import ModuleHeadPass, create_head_pass
+from baton.engine.kv_cache.paged_cache import TORCH_DTYPES, PagedKVCache
+from baton.engine.models.model_loader import prepare_model
+from baton.engine.runner.forward_pass import NotFusableError
+from baton.engine.runner.model_runner import ModelRunner
 from tests.fused_dtypes import FUSED_DTYPES
 from tests.tiny_drafts import (
     VOCAB,
@@ -95,7 +95,7 @@ def test_chains_of_several_sequences(name: str, dtype: str, tmp_path: Path) -> N
 def test_int8_is_what_it_computes_where_no_matrix_unit_takes_its_dtype(
     has_tiles: bool, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.fused.eagle_head.has_tiles", lambda: has_tiles)
+    monkeypatch.setattr("baton.engine.draft.eagle.compiled_pass.has_tiles", lambda: has_tiles)
     is_native = has_tiles and dtype == "bfloat16"
     passes = Passes(tmp_path, tiny_eagle3, dtype, "native" if is_native else "int8")
     own, spans = blocks(0, 40), [Span(blocks(0, 40), 0, 23)]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from llvmlite import ir
 from llvmlite.binding import FeatureMap
 
-from engine.fused import emitter
-from engine.fused.emitter import features, parts_in_registers
+from baton.engine.cpu import emitter
+from baton.engine.cpu.emitter import features, parts_in_registers
 
 
 @given(count=st.integers(1, 16), sums_each=st.integers(1, 30), most=st.sampled_from((12, 24)))

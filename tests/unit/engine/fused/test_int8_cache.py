@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine import kv_int8
-from engine.drafts import Draft
-from engine.errors import ConfigError, UnsupportedModelError
-from engine.fused.int8_rows import pack_row, unpack_rows
-from engine.kv_cache import TORCH_DTYPES
-from engine.model_loader import prepare_model
-from engine.model_runner import ModelRunner
+from baton.core.drafts import Draft
+from baton.core.errors import ConfigError, UnsupportedModelError
+from baton.engine.cpu.int8_rows import pack_row, unpack_rows
+from baton.engine.kv_cache import kv_int8
+from baton.engine.kv_cache.paged_cache import TORCH_DTYPES
+from baton.engine.models.model_loader import prepare_model
+from baton.engine.runner.model_runner import ModelRunner
 from tests.fused_dtypes import FUSED_DTYPES
 from tests.tiny_models import tiny_model
 from tests.unit.engine.fused.test_decoder import (
@@ -105,7 +105,7 @@ def test_where_weights_are_rounded_too_both_are_named(monkeypatch: pytest.Monkey
     runner = ModelRunner(loaded, 16, BLOCK_SIZE, weights="int8", kv_cache="int8")
     runner.self_check()
     for name in ("_QUANTIZED_TOLERANCE", "_ENCODED_TOLERANCE"):
-        monkeypatch.setattr(f"engine.model_runner.{name}", 1e-5)
+        monkeypatch.setattr(f"baton.engine.runner.model_runner.{name}", 1e-5)
     with pytest.raises(
         UnsupportedModelError, match=r"int8 weights and a KV cache.*engine\.weights or engine\.kv_cache"
     ):

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit, types
 
-from engine.fused.emitter import lanes
-from engine.fused.key_slots import KEY_CHUNK
-from engine.fused.mixing import has_rounded_weights, mix
-from engine.fused.softmax import weigh_rows
+from baton.engine.cpu.emitter import lanes
+from baton.engine.cpu.key_slots import KEY_CHUNK
+from baton.engine.cpu.mixing import has_rounded_weights, mix
+from baton.engine.cpu.softmax import weigh_rows
 
 HALF, SINGLE = np.uint16(0), np.float32(0)
 LANES = lanes()

@@ -9,10 +9,10 @@ import pytest
 import torch
 from numba import njit
 
-from engine.fused.products import BAND, MANY_ROWS, band_product, band_scratch_bytes
-from engine.fused.quantization import quantize_linear_int4
-from engine.fused.structure import Linear
-from engine.fused.subnormals import ignore_subnormals, restore_subnormals
+from baton.engine.cpu.products import BAND, MANY_ROWS, band_product, band_scratch_bytes
+from baton.engine.cpu.quantization import quantize_linear_int4
+from baton.engine.cpu.structure import Linear
+from baton.engine.cpu.subnormals import ignore_subnormals, restore_subnormals
 from tests.rounded_weights import numbers_of
 
 KINDS: dict[torch.dtype, Any] = {torch.bfloat16: np.uint16(0), torch.float32: np.float32(0)}

@@ -9,11 +9,11 @@ import pytest
 from numba import njit
 from numba.core.dispatcher import Dispatcher
 
-from engine.fused.attention import scratch_floats
-from engine.fused.emitter import LONGEST_STEP
-from engine.fused.key_slots import KEY_CHUNK
-from engine.fused.scores import keys_at_once, score, score_heads, takes_heads
-from engine.fused.widening import is_kept, whole_steps, widen_rows
+from baton.engine.cpu.attention import scratch_floats
+from baton.engine.cpu.emitter import LONGEST_STEP
+from baton.engine.cpu.key_slots import KEY_CHUNK
+from baton.engine.cpu.scores import keys_at_once, score, score_heads, takes_heads
+from baton.engine.cpu.widening import is_kept, whole_steps, widen_rows
 
 NUM_SLOTS, NUM_HEADS = 40, 3
 KINDS = {"bfloat16": np.uint16(0), "float32": np.float32(0)}

@@ -9,8 +9,8 @@ import pytest
 import torch
 from numba import njit
 
-from engine.fused.nibbles import GROUP, dot_band_int4
-from engine.fused.tiles import (
+from baton.engine.cpu.nibbles import GROUP, dot_band_int4
+from baton.engine.cpu.tiles import (
     PAIRS_BYTES,
     TILE,
     configure_tiles,
@@ -20,7 +20,7 @@ from engine.fused.tiles import (
     release_tiles,
     tile_configurations,
 )
-from engine.fused.vectors import dot_tile
+from baton.engine.cpu.vectors import dot_tile
 
 KINDS: dict[torch.dtype, Any] = {torch.bfloat16: np.uint16(0), torch.float32: np.float32(0)}
 ROWS = 4

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from engine.fused.softmax import largest_of_rows, soften, weigh_rows
+from baton.engine.cpu.softmax import largest_of_rows, soften, weigh_rows
 
 COUNT = 64
 F32 = np.float32(0)

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from engine.fused.key_slots import KEY_CHUNK
-from engine.fused.split_softmax import weigh_split
-from engine.fused.subnormals import ignore_subnormals, restore_subnormals
-from engine.fused.tiles import has_tiles
+from baton.engine.cpu.key_slots import KEY_CHUNK
+from baton.engine.cpu.split_softmax import weigh_split
+from baton.engine.cpu.subnormals import ignore_subnormals, restore_subnormals
+from baton.engine.cpu.tiles import has_tiles
 
 pytestmark = pytest.mark.skipif(not has_tiles(), reason="this CPU has no matrix unit")
 Row = npt.NDArray[np.float32]

@@ -11,14 +11,14 @@ import pytest
 import torch
 from numba import njit
 
-from engine.drafts import Draft
-from engine.fused import emitter
-from engine.fused.nibbles import widen_halves
-from engine.fused.subnormals import ignore_subnormals, restore_subnormals
-from engine.model_loader import prepare_model
-from engine.model_runner import ModelRunner
-from engine.request import Request, SamplingParams
-from engine.scheduler import ScheduledSequence
+from baton.core.drafts import Draft
+from baton.core.request import Request, SamplingParams
+from baton.engine.cpu import emitter
+from baton.engine.cpu.nibbles import widen_halves
+from baton.engine.cpu.subnormals import ignore_subnormals, restore_subnormals
+from baton.engine.models.model_loader import prepare_model
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.scheduling.scheduler import ScheduledSequence
 from tests.fused_dtypes import FUSED_DTYPES
 from tests.tiny_models import CONFIGS, build_model
 
@@ -27,10 +27,10 @@ X86 = platform.machine() in ("x86_64", "AMD64")
 MANY_FORWARDS = """
 import threading
 import torch
-from engine.model_loader import prepare_model
-from engine.model_runner import ModelRunner
-from engine.request import Request, SamplingParams
-from engine.scheduler import ScheduledSequence
+from baton.engine.models.model_loader import prepare_model
+from baton.engine.runner.model_runner import ModelRunner
+from baton.core.request import Request, SamplingParams
+from baton.engine.scheduling.scheduler import ScheduledSequence
 from tests.tiny_models import tiny_model
 
 threading.stack_size(64 * 1024)

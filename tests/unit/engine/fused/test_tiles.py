@@ -9,11 +9,11 @@ import pytest
 import torch
 from numba import njit
 
-from engine.fused import tiles
-from engine.fused.quantization import quantize_linear, quantize_linear_int4
-from engine.fused.structure import Linear
-from engine.fused.tile_products import tile_product, tile_product_bytes
-from engine.fused.tiles import (
+from baton.engine.cpu import tiles
+from baton.engine.cpu.quantization import quantize_linear, quantize_linear_int4
+from baton.engine.cpu.structure import Linear
+from baton.engine.cpu.tile_products import tile_product, tile_product_bytes
+from baton.engine.cpu.tiles import (
     CONFIGURATION_BYTES,
     PAIR_BYTES,
     PAIRS_BYTES,
@@ -134,7 +134,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         "has_features": lambda *names: True,
     }
     for name, value in present.items():
-        monkeypatch.setattr(f"engine.fused.tiles.{name}", value)
+        monkeypatch.setattr(f"baton.engine.cpu.tiles.{name}", value)
     return found
 
 
@@ -150,7 +150,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 def test_a_cpu_without_tiles_does_not_ask_the_kernel_for_them(
     name: str, lacking: object, asked: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"engine.fused.tiles.{name}", lacking)
+    monkeypatch.setattr(f"baton.engine.cpu.tiles.{name}", lacking)
     assert not tiles.has_tiles.__wrapped__()
     assert asked == []
 

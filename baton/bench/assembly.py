@@ -1,0 +1,142 @@
+"""The workload that the options ask for, with prompts as the target counts them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton.bench.discovery import count_prompt
+from baton.bench.endpoint import Endpoint
+from baton.bench.lengths import LengthDistribution, parse_lengths
+from baton.bench.prompts import COMMON_WORDS, PromptWriter, calibrated_writer, sample_texts, writer_for_tokenizer
+from baton.bench.scaling import LengthLimits, check_room, make_limits, scale_to_longest
+from baton.bench.settings import TargetSettings, WorkloadSettings
+from baton.bench.target_tokenizer import find_tokenizer_aside
+from baton.bench.traces import TraceRequest, cut_trace, read_trace
+from baton.bench.workload import FileWorkload, SyntheticWorkload, TraceWorkload, Workload, read_prompts
+from baton.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class AssembledWorkload:
+    """
+    Attributes:
+        counting: how prompts got their lengths, JSON-ready.
+        notes: what holds for all figures.
+    """
+
+    workload: Workload
+    counting: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadPlan:
+    """What the options say about the requests; known before anything is sent.
+
+    Attributes:
+        input_lengths, output_lengths: before ``limits``.
+        trace: the part of it that is asked for; None without one.
+        prompts: of a file; None without one.
+    """
+
+    limits: LengthLimits
+    input_lengths: LengthDistribution
+    output_lengths: LengthDistribution
+    trace: Sequence[TraceRequest] | None
+    prompts: Sequence[str] | None
+
+    @property
+    def trace_length(self) -> int | None:
+        return None if self.trace is None else len(self.trace)
+
+
+def plan_workload(settings: WorkloadSettings) -> WorkloadPlan:
+    """Reads all options and the files that they name.
+
+    Raises:
+        ConfigError: options that do not go together or leave nothing, or a file that cannot be used.
+    """
+    if settings.trace is not None and settings.prompts is not None:
+        raise ConfigError("--trace and --prompts both say what is sent. Give one of them.")
+    if settings.prefix_tokens < 0 or settings.prefix_groups < 1:
+        raise ConfigError("--prefix-tokens must not be under 0, and --prefix-groups must be at least 1.")
+    trace = None
+    if settings.trace is not None:
+        recorded = read_trace(settings.trace, settings.trace_format)
+        trace = cut_trace(recorded, settings.trace_start_s, settings.trace_seconds)
+    return WorkloadPlan(
+        _settled_limits(settings, trace),
+        parse_lengths("--input", settings.input),
+        parse_lengths("--output", settings.output),
+        trace,
+        None if settings.prompts is None else read_prompts(settings.prompts),
+    )
+
+
+def _settled_limits(settings: WorkloadSettings, trace: Sequence[TraceRequest] | None) -> LengthLimits:
+    limits = make_limits(
+        settings.input_scale, settings.output_scale, settings.max_input, settings.max_output, settings.context
+    )
+    if not settings.scales_to_longest:
+        return limits
+    if trace is None:
+        raise ConfigError("--input-scale auto goes with --trace. Give a factor.")
+    return scale_to_longest(limits, [request.input_tokens for request in trace])
+
+
+async def assemble_workload(
+    target: TargetSettings,
+    settings: WorkloadSettings,
+    plan: WorkloadPlan,
+    endpoint: Endpoint,
+    report: Callable[[str], None],
+) -> AssembledWorkload:
+    """Prompts from a file, a trace, or distributions; whichever is asked for.
+
+    Args:
+        report: gets a line before what takes seconds.
+
+    Raises:
+        BatonError: lengths that the model cannot hold, or nobody can count tokens.
+    """
+    limits, input_lengths, output_lengths = plan.limits, plan.input_lengths, plan.output_lengths
+    if settings.prompts is not None and plan.prompts is not None:
+        check_room(limits, 1.0, output_lengths.mean(), endpoint.max_model_len)
+        notes = ["--prompts are sent as they are, in every run: a prefix cache may know them"]
+        workload = FileWorkload(plan.prompts, output_lengths, limits, settings.seed, settings.prompts.name)
+        return AssembledWorkload(workload, notes=notes)
+    if plan.trace is None:
+        check_room(limits, input_lengths.mean(), output_lengths.mean(), endpoint.max_model_len)
+    else:
+        # Of recorded traffic some requests may fit and others not: the server says which.
+        check_room(limits, max(request.input_tokens for request in plan.trace), 1.0, None)
+    writer = await _make_writer(target, settings, endpoint, report)
+    counting = {
+        "tokenizer": writer.source,
+        "tokens_per_word": writer.tokens_per_word,
+        "prompt_overhead": writer.overhead,
+    }
+    notes = [] if writer.is_exact else [f"prompt lengths are approximate: {writer.source}"]
+    if settings.trace is not None and plan.trace is not None:
+        return AssembledWorkload(TraceWorkload(writer, plan.trace, limits, settings.trace.name), counting, notes)
+    synthetic = SyntheticWorkload(
+        writer, input_lengths, output_lengths, limits,
+        prefix_tokens=settings.prefix_tokens, prefix_groups=settings.prefix_groups, seed=settings.seed,
+    )  # fmt: skip
+    return AssembledWorkload(synthetic, counting, notes)
+
+
+async def _make_writer(
+    target: TargetSettings, settings: WorkloadSettings, endpoint: Endpoint, report: Callable[[str], None]
+) -> PromptWriter:
+    salt = settings.salt or secrets.token_hex(8)
+    found = await find_tokenizer_aside(target, endpoint, report)
+    if found is not None:
+        tokenizer, name = found
+        return writer_for_tokenizer(tokenizer, endpoint.kind, salt, name)
+    words = COMMON_WORDS.split()
+    counts = [await count_prompt(endpoint, text) for text in sample_texts(words)]
+    return calibrated_writer(words, counts, salt, "words, as the server counts them")

@@ -1,0 +1,146 @@
+"""Finds out about the target before it is measured: its model, what it accepts, and how it counts tokens."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+import aiohttp
+import orjson
+
+from baton.bench.client import LoadClient
+from baton.bench.endpoint import CHAT, COMPLETIONS, Endpoint
+from baton.bench.option_text import known_name
+from baton.bench.request_spec import RequestSpec
+from baton.bench.sample import Sample
+from baton.bench.settings import TargetSettings
+from baton.client.local_cluster import find_endpoint
+from baton.core.errors import BatonError, ConfigError
+
+_LIST_TIMEOUT_S = 30.0
+_REFUSED = ("http_400", "http_422")
+
+
+class TargetError(BatonError):
+    """The endpoint does not answer as an OpenAI-compatible server does."""
+
+    code = "bench_target"
+    http_status = 502
+
+
+def describe_endpoint(settings: TargetSettings) -> Endpoint:
+    """The endpoint as far as the options tell it; its model may still be empty.
+
+    Raises:
+        ConfigError: no cluster runs here and no URL is given, or an option is none.
+    """
+    server = find_endpoint(settings.url)
+    # find_endpoint takes /v1 off. A server behind a gateway may have another prefix; a bare host has that one.
+    is_bare = urlsplit(server).path == ""
+    base_url = f"{server}/v1" if is_bare or (settings.url or "").rstrip("/").endswith("/v1") else server
+    try:
+        extra = orjson.loads(settings.extra_body or "{}")
+    except ValueError as error:
+        raise ConfigError(f"--extra-body is not JSON: {error}.") from error
+    if not isinstance(extra, dict):
+        raise ConfigError('--extra-body must be a JSON object, such as {"top_p": 0.9}.')
+    return Endpoint(
+        base_url,
+        settings.model or "",
+        CHAT if settings.chat else COMPLETIONS,
+        settings.api_key,
+        settings.temperature,
+        settings.exact_lengths,
+        service_tier=settings.service_tier,
+        extra_body=extra,
+    )
+
+
+async def find_model(endpoint: Endpoint) -> Endpoint:
+    """``endpoint`` with its model and the context of it: the one that was named, else the first that the server lists.
+
+    Raises:
+        ConfigError: the server does not serve the model that was named.
+        TargetError: nothing answers, or not with a list of models and none was named.
+    """
+    try:
+        timeout = aiohttp.ClientTimeout(total=_LIST_TIMEOUT_S)
+        async with (
+            aiohttp.ClientSession(timeout=timeout, trust_env=not endpoint.is_loopback) as http,
+            http.get(endpoint.models_url, headers=endpoint.headers) as response,
+        ):
+            status, content = response.status, await response.read()
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        reason = str(error) or type(error).__name__
+        raise TargetError(f"No answer from {endpoint.models_url}: {reason}. Is the server running?") from error
+    served = _contexts_by_model(content) if status == 200 else {}
+    if endpoint.model and served:
+        name = known_name("--model", endpoint.model, served)
+        return replace(endpoint, max_model_len=served[name])
+    if endpoint.model:
+        return endpoint
+    if not served:
+        raise TargetError(f"{endpoint.models_url} answered {status} and lists no model. Name it with --model.")
+    name, max_model_len = next(iter(served.items()))
+    return replace(endpoint, model=name, max_model_len=max_model_len)
+
+
+async def settle(endpoint: Endpoint) -> tuple[Endpoint, list[str]]:
+    """Sends a request or a few and leaves out what the server refuses: exact lengths, then usage.
+
+    Returns:
+        The endpoint as it can be used, and what had to be left out, for the report.
+
+    Raises:
+        TargetError: the server does not answer even the plainest request.
+    """
+    attempts = [(endpoint, [])] if not endpoint.exact_lengths else [
+        (endpoint, []),
+        (replace(endpoint, exact_lengths=False), ["the server refuses ignore_eos: answers may end early"]),
+    ]  # fmt: skip
+    plain, notes = attempts[-1]
+    attempts.append((replace(plain, asks_usage=False), [*notes, "the server refuses stream_options"]))
+    for attempt, notes in attempts:
+        sample = await _ask(attempt, "Hello", 2)
+        if sample.is_ok:
+            return attempt, notes
+        if sample.error not in _REFUSED:
+            break
+    raise TargetError(
+        f"{endpoint.generate_url} does not answer a request for two tokens: {sample.error}: {sample.error_message}"
+    )
+
+
+async def count_prompt(endpoint: Endpoint, text: str) -> int:
+    """Tokens of ``text`` as the server counts them.
+
+    Raises:
+        TargetError: it does not say.
+    """
+    sample = await _ask(endpoint, text, 1)
+    if sample.input_tokens is None:
+        raise TargetError(
+            f"{endpoint.generate_url} does not report usage.prompt_tokens ({sample.error or 'no usage'}), and "
+            " no tokenizer is at hand. Name one with --tokenizer, or give --prompts."
+        )
+    return sample.input_tokens
+
+
+async def _ask(endpoint: Endpoint, text: str, output_tokens: int) -> Sample:
+    sample = Sample(0.0, True, None, output_tokens)
+    async with LoadClient(endpoint, _LIST_TIMEOUT_S * 4) as client:
+        await client.send(RequestSpec(text, None, output_tokens), sample, time.perf_counter())
+    return sample
+
+
+def _contexts_by_model(content: bytes) -> dict[str, int | None]:
+    """``max_model_len`` of each model that is listed, as baton and vLLM tell it; None where it is not told."""
+    try:
+        return {str(model["id"]): _context(model.get("max_model_len")) for model in orjson.loads(content)["data"]}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _context(told: object) -> int | None:
+    return told if isinstance(told, int) and not isinstance(told, bool) and told > 0 else None

@@ -1,0 +1,139 @@
+"""The JSON file of a run: everything that was asked for, everything that was measured, and where."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from baton.bench.settings import TargetSettings, WorkloadSettings
+from baton.bench.slo import Slo
+from baton.bench.stage_result import StageResult
+from baton.bench.stages import LoadSettings
+from baton.core.errors import ConfigError
+from baton.core.version import package_version
+
+SERVE_FORMAT = "baton-bench-serve"
+SWEEP_FORMAT = "baton-bench-sweep"
+FORMAT_VERSION = 1
+_DIGITS = 6
+_SECRET = "api_key"
+_PACKAGES = ("aiohttp", "numpy", "uvloop")
+
+
+def make_header(
+    file_format: str,
+    target: TargetSettings,
+    workload: WorkloadSettings,
+    more_settings: Mapping[str, Any],
+    target_description: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What every report begins with. The API key is left out."""
+    target_values = {name: value for name, value in asdict(target).items() if name != _SECRET}
+    return {
+        "format": file_format,
+        "version": FORMAT_VERSION,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "environment": environment(),
+        "settings": {"target": target_values, "workload": asdict(workload), **more_settings},
+        "target": dict(target_description),
+    }
+
+
+def serve_document(
+    target: TargetSettings,
+    workload: WorkloadSettings,
+    load: LoadSettings,
+    slo: Slo | None,
+    target_description: Mapping[str, Any],
+    notes: Sequence[str],
+    stages: Sequence[StageResult],
+    *,
+    with_samples: bool,
+) -> dict[str, Any]:
+    """The report of ``baton bench serve``, JSON-ready once :func:`write_json` has it."""
+    settings = {"load": asdict(load), "slo": None if slo is None else slo.to_dict()}
+    header = make_header(SERVE_FORMAT, target, workload, settings, target_description)
+    return {**header, "notes": list(notes), "stages": [stage.to_dict(with_samples=with_samples) for stage in stages]}
+
+
+def environment() -> dict[str, Any]:
+    """Where the client ran."""
+    return {
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "packages": {"baton-serve": package_version(), **{name: metadata.version(name) for name in _PACKAGES}},
+    }
+
+
+def check_writable(option: str, file: Path) -> None:
+    """Makes the folder of ``file``. To be asked before anything is measured that shall be written there.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        if file.is_dir():
+            raise IsADirectoryError(f"{file} is a folder")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=file.parent):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{option} cannot be written: {error}. Name a file in a folder of yours.") from error
+
+
+def write_json(document: Mapping[str, Any], file: Path) -> None:
+    """Takes the place of an older file in one step."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(_plain(document), indent=1, allow_nan=False) + "\n"
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(file)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_serve_document(file: Path) -> dict[str, Any]:
+    """A report of ``baton bench serve``.
+
+    Raises:
+        ConfigError: the file cannot be read, or is of another kind or version.
+    """
+    try:
+        document = json.loads(file.expanduser().read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"Cannot read {file}: {error}.") from error
+    except ValueError as error:
+        raise ConfigError(f"{file} is not a report of `baton bench serve --json`: it is not JSON ({error}).") from error
+    found = (document.get("format"), document.get("version")) if isinstance(document, dict) else (None, None)
+    if found != (SERVE_FORMAT, FORMAT_VERSION):
+        raise ConfigError(
+            f"{file} is not a report of `baton bench serve --json` of version {FORMAT_VERSION}: it says format "
+            f"{found[0]!r}, version {found[1]!r}. Measure again with this version of baton."
+        )
+    return dict(document)
+
+
+def _plain(value: Any) -> Any:
+    """Rounded, paths as text, and infinities as null, which JSON has no word for."""
+    if isinstance(value, float):
+        return round(value, _DIGITS) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,83 @@
+"""What is measured: an OpenAI-compatible endpoint, and the body of its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from baton.bench.request_spec import RequestSpec
+from baton.client.router_client import is_loopback
+
+CHAT = "chat"
+COMPLETIONS = "completions"
+_PATHS: Mapping[str, str] = {CHAT: "/chat/completions", COMPLETIONS: "/completions"}
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where requests go and what stands in every one of them.
+
+    Attributes:
+        base_url: with ``/v1`` or whatever the server has in its place, without a slash at the end.
+        model: name of the served model.
+        kind: ``chat`` or ``completions``.
+        api_key: sent as a bearer token; None sends none. Never shown.
+        temperature: 0 is greedy.
+        exact_lengths: ask for answers of exactly the wanted length, with ``ignore_eos`` and ``min_tokens``.
+        asks_usage: ask for token counts at the end of a stream, with ``stream_options.include_usage``.
+        service_tier: sent with every request; None sends none.
+        extra_body: laid over the body of every request.
+        max_model_len: most tokens of prompt and answer together; None when the server does not tell.
+    """
+
+    base_url: str
+    model: str
+    kind: str = COMPLETIONS
+    api_key: str | None = field(default=None, repr=False)
+    temperature: float = 0.0
+    exact_lengths: bool = True
+    asks_usage: bool = True
+    service_tier: str | None = None
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    max_model_len: int | None = None
+
+    @property
+    def generate_url(self) -> str:
+        return self.base_url + _PATHS[self.kind]
+
+    @property
+    def models_url(self) -> str:
+        return f"{self.base_url}/models"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        headers = {"Content-Type": "application/json"}
+        return headers | {"Authorization": f"Bearer {self.api_key}"} if self.api_key else headers
+
+    @property
+    def is_loopback(self) -> bool:
+        """A proxy of the environment cannot reach it."""
+        return is_loopback(self.base_url)
+
+    def body(self, spec: RequestSpec) -> bytes:
+        """The request as JSON."""
+        values: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": spec.output_tokens,
+            "temperature": self.temperature,
+            "stream": True,
+        }
+        if self.kind == CHAT:
+            values["messages"] = [{"role": "user", "content": spec.prompt}]
+        else:
+            values["prompt"] = spec.prompt
+        if self.service_tier is not None:
+            values["service_tier"] = self.service_tier
+        if self.asks_usage:
+            values["stream_options"] = {"include_usage": True}
+        if self.exact_lengths:
+            values |= {"ignore_eos": True, "min_tokens": spec.output_tokens}
+        return orjson.dumps(values | dict(self.extra_body))

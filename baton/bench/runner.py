@@ -1,0 +1,209 @@
+"""Runs one stage: sends its requests when they are due and keeps what became of each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from baton.bench.arrivals import TRACE, intended_times, replayed_times
+from baton.bench.client_load import ClientLoad, ClientLoadMeter
+from baton.bench.request_spec import RequestSpec
+from baton.bench.sample import Sample
+from baton.bench.stages import Bounds, Stage
+
+
+class Sender(Protocol):
+    """What a runner needs of :class:`baton.bench.client.LoadClient`."""
+
+    async def send(self, spec: RequestSpec, sample: Sample, epoch_s: float) -> None: ...
+
+
+@dataclass(slots=True)
+class StageRun:
+    """A stage and its samples, those in flight included. Times are in seconds since the load began.
+
+    Attributes:
+        load_start_s: when the first request behind the warm-up was due.
+        load_end_s: when the load ceased to be what the stage asks for: the last request was sent (closed loop) or the
+            last arrival was due (open loop).
+        num_measured: samples that are no warm-up.
+        num_clipped: requests that a length limit cut.
+        is_interrupted: stopped before its bounds.
+    """
+
+    stage: Stage
+    samples: list[Sample] = field(default_factory=list)
+    load_start_s: float = 0.0
+    load_end_s: float = 0.0
+    num_measured: int = 0
+    num_clipped: int = 0
+    is_interrupted: bool = False
+    client: ClientLoad = field(default_factory=ClientLoad)
+
+    def add(self, spec: RequestSpec, intended_s: float) -> Sample:
+        """A sample for ``spec``, which counts from now on whatever becomes of it."""
+        bounds = self.stage.bounds
+        is_warmup = len(self.samples) < bounds.warmup_requests or intended_s < bounds.warmup_s
+        if not is_warmup:
+            if self.num_measured == 0:
+                self.load_start_s = intended_s
+            self.num_measured += 1
+        sample = Sample(intended_s, is_warmup, spec.input_tokens, spec.output_tokens)
+        self.samples.append(sample)
+        self.num_clipped += spec.is_clipped
+        return sample
+
+
+async def run_stage(
+    run: StageRun, requests: Iterator[RequestSpec], sender: Sender, stop: asyncio.Event, seed: int
+) -> None:
+    """Fills ``run``, which may be watched meanwhile.
+
+    Args:
+        requests: as many as will be needed.
+        stop: ends the stage at once when set; answers in flight are given up.
+        seed: of the arrival times.
+    """
+    with ClientLoadMeter() as meter:
+        if run.stage.is_open:
+            await _OpenLoop(run, sender, stop).run(_schedule(run.stage, requests, seed))
+        else:
+            await _ClosedLoop(run, requests, sender, stop).run()
+    run.client = meter.load
+    run.is_interrupted = stop.is_set()
+
+
+class _ClosedLoop:
+    """``concurrency`` clients; each sends its next request when it has the answer to the last one."""
+
+    def __init__(self, run: StageRun, requests: Iterator[RequestSpec], sender: Sender, stop: asyncio.Event) -> None:
+        self._run = run
+        self._requests = requests
+        self._sender = sender
+        self._stop = stop
+
+    async def run(self) -> None:
+        epoch_s = time.perf_counter()
+        clients = [asyncio.create_task(self._client(epoch_s)) for _ in range(self._run.stage.concurrency)]
+        await _finish(clients, lambda: epoch_s + self._end_s() + self._run.stage.bounds.grace_s, self._stop)
+
+    def _end_s(self) -> float:
+        """When the load ends. A warm-up that never does gets as long as what it precedes."""
+        bounds = self._run.stage.bounds
+        return bounds.seconds + (self._run.load_start_s if self._run.num_measured else bounds.warmup_s)
+
+    async def _client(self, epoch_s: float) -> None:
+        run, bounds = self._run, self._run.stage.bounds
+        while run.num_measured < bounds.requests and not self._stop.is_set():
+            if run.num_measured and time.perf_counter() - epoch_s >= self._end_s():
+                break
+            spec = next(self._requests)
+            run.load_end_s = time.perf_counter() - epoch_s
+            await self._sender.send(spec, run.add(spec, run.load_end_s), epoch_s)
+
+
+class _OpenLoop:
+    """Requests are sent when they are due, whatever became of those before."""
+
+    def __init__(self, run: StageRun, sender: Sender, stop: asyncio.Event) -> None:
+        self._run = run
+        self._sender = sender
+        self._stop = stop
+        cap = run.stage.max_inflight
+        self._places = None if cap is None else asyncio.Semaphore(cap)
+
+    async def run(self, schedule: Sequence[tuple[RequestSpec, float]]) -> None:
+        epoch_s = time.perf_counter()
+        sending: list[asyncio.Task[None]] = []
+        for spec, intended_s in schedule:
+            if self._run.num_measured == self._run.stage.bounds.requests:
+                break
+            if await _sleep_until(epoch_s + intended_s, self._stop):
+                break
+            self._run.load_end_s = intended_s
+            sample = self._run.add(spec, intended_s)
+            sending.append(asyncio.create_task(self._send(spec, sample, epoch_s)))
+        deadline_s = time.perf_counter() + self._run.stage.bounds.grace_s
+        await _finish(sending, lambda: deadline_s, self._stop)
+
+    async def _send(self, spec: RequestSpec, sample: Sample, epoch_s: float) -> None:
+        if self._places is None:
+            await self._sender.send(spec, sample, epoch_s)
+            return
+        async with self._places:
+            await self._sender.send(spec, sample, epoch_s)
+
+
+def _schedule(stage: Stage, requests: Iterator[RequestSpec], seed: int) -> list[tuple[RequestSpec, float]]:
+    """Requests of an open loop with the moments at which they are due, all made before the first one is sent."""
+    bounds = stage.bounds
+    count = bounds.warmup_requests + bounds.requests
+    if stage.arrival == TRACE:
+        specs = [next(requests) for _ in range(count)]
+        times = replayed_times(_unrolled([spec.at_s or 0.0 for spec in specs]), stage.speed_up)
+        end_s = _schedule_end_s(bounds, times)
+        return [(spec, moment) for spec, moment in zip(specs, times, strict=True) if moment < end_s]
+    count += math.ceil(2 * stage.rate * bounds.warmup_s)
+    rng = np.random.default_rng([seed, stage.index])
+    times = intended_times(stage.arrival, stage.rate, count, rng, stage.burstiness)
+    end_s = _schedule_end_s(bounds, times)
+    # zip asks for a request only when a moment is there for it.
+    return [(spec, moment) for moment, spec in zip((t for t in times if t < end_s), requests, strict=False)]
+
+
+def _schedule_end_s(bounds: Bounds, times: Sequence[float]) -> float:
+    """The clock of a stage starts behind its warm-up: with the last request of it, or after its seconds."""
+    last_s = times[bounds.warmup_requests - 1] if bounds.warmup_requests else 0.0
+    return max(last_s, bounds.warmup_s) + bounds.seconds
+
+
+def _unrolled(at_s: Sequence[float]) -> list[float]:
+    """Times that go on growing where a trace begins again, its usual gap behind its last request."""
+    unrolled: list[float] = []
+    offset_s, first = 0.0, 0
+    for index, (previous, moment) in enumerate(zip([0.0, *at_s], at_s, strict=False)):
+        if moment < previous:
+            num_gaps = index - 1 - first
+            offset_s += previous + (previous - at_s[first]) / max(1, num_gaps) - moment
+            first = index
+        unrolled.append(offset_s + moment)
+    return unrolled
+
+
+async def _sleep_until(moment_s: float, stop: asyncio.Event) -> bool:
+    """Whether ``stop`` was set before ``moment_s`` of ``time.perf_counter``."""
+    delay_s = moment_s - time.perf_counter()
+    if delay_s > 0:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await stop.wait()
+    else:
+        # Behind the schedule, those that are due must still get their turn.
+        await asyncio.sleep(0)
+    return stop.is_set()
+
+
+async def _finish(tasks: Sequence[asyncio.Task[None]], deadline_s: Callable[[], float], stop: asyncio.Event) -> None:
+    """Waits for ``tasks`` until ``stop`` or a deadline, then cancels the rest. Raises what they raised.
+
+    Args:
+        deadline_s: moment of ``time.perf_counter``; it may be put off meanwhile.
+    """
+    stopping = asyncio.create_task(stop.wait())
+    everything = asyncio.gather(*tasks)
+    try:
+        while not (everything.done() or stop.is_set()) and (left_s := deadline_s() - time.perf_counter()) > 0:
+            await asyncio.wait((everything, stopping), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        if everything.done():
+            await everything
+    finally:
+        stopping.cancel()
+        everything.cancel()
+        await asyncio.gather(everything, stopping, *tasks, return_exceptions=True)

@@ -1,0 +1,209 @@
+"""The load of one stage, and the list of stages that the options ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.bench.arrivals import ARRIVALS, POISSON, TRACE
+from baton.bench.option_text import check_not_negative, check_over_zero, known_name
+from baton.core.errors import ConfigError
+
+CLOSED = "closed"
+DEFAULT_REQUESTS = 1000
+DEFAULT_SECONDS = 60.0
+DEFAULT_TRACE_SECONDS = 3600.0
+MAX_RATE = 1e6
+"""In requests/s. No client comes near; the schedule of a higher one would only fill the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Every stage ends: by count or by time, whichever comes first.
+
+    Attributes:
+        requests: most that are sent, those of the warm-up aside.
+        seconds: for which requests are sent, from when the warm-up is over.
+        warmup_requests: sent first and left out of the statistics.
+        warmup_s: what is sent within the first seconds is left out, too.
+        grace_s: for which answers are awaited when everything is sent; what is unfinished then counts as failed.
+    """
+
+    requests: int = DEFAULT_REQUESTS
+    seconds: float = DEFAULT_SECONDS
+    warmup_requests: int = 0
+    warmup_s: float = 0.0
+    grace_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.requests < 1:
+            raise ConfigError(f"--requests must be at least 1; got {self.requests}.")
+        check_over_zero("--duration", self.seconds)
+        if self.warmup_requests < 0:
+            raise ConfigError(f"--warmup-requests must be at least 0; got {self.warmup_requests}.")
+        check_not_negative("--warmup", self.warmup_s)
+        check_not_negative("--grace", self.grace_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """
+    Attributes:
+        index: position among the stages of a run.
+        arrival: ``closed``: each of ``concurrency`` clients sends when it has its answer; else the process by which
+            requests arrive, whatever becomes of those before.
+        concurrency: of a closed loop; 0 in an open one.
+        rate: mean arrivals/s of an open loop; 0 where the trace says or in a closed one.
+        burstiness: see :func:`baton.bench.arrivals.intended_times`.
+        speed_up: of the trace's clock.
+        max_inflight: in an open loop, requests beyond it wait; their wait is part of their latency. None: no limit.
+    """
+
+    index: int
+    bounds: Bounds
+    arrival: str = CLOSED
+    concurrency: int = 0
+    rate: float = 0.0
+    burstiness: float = 1.0
+    speed_up: float = 1.0
+    max_inflight: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.arrival != CLOSED
+
+    @property
+    def label(self) -> str:
+        """Names the stage in tables; stages of two reports are the same when their labels are."""
+        if not self.is_open:
+            return f"{self.concurrency} at once"
+        return f"trace x {self.speed_up:g}" if self.arrival == TRACE else f"{self.rate:g}/s {self.arrival}"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSettings:
+    """What was asked for; :func:`plan_stages` makes stages of it.
+
+    Attributes:
+        concurrency: a closed-loop stage for each; no stage gets more clients than it has requests.
+        rate: an open-loop stage for each, in requests/s.
+        arrival: of the open loops; None: Poisson.
+        requests, duration_s: bounds of each stage; None for the defaults.
+        warmup_requests: None: one for each client of a closed loop, and none in an open one.
+    """
+
+    concurrency: Sequence[int] = ()
+    rate: Sequence[float] = ()
+    arrival: str | None = None
+    burstiness: float = 1.0
+    speed_up: float = 1.0
+    max_inflight: int | None = None
+    requests: int | None = None
+    duration_s: float | None = None
+    warmup_requests: int | None = None
+    warmup_s: float = 0.0
+    grace_s: float = 60.0
+
+
+def plan_stages(settings: LoadSettings, trace_length: int | None) -> list[Stage]:
+    """The stages in their order. Without concurrency, rate or trace arrivals: one request at a time.
+
+    Args:
+        trace_length: requests of the trace; None when there is none.
+
+    Raises:
+        ConfigError: options that exclude each other, or numbers that make no load.
+    """
+    arrival = None if settings.arrival is None else known_name("--arrival", settings.arrival, ARRIVALS)
+    check_over_zero("--burstiness", settings.burstiness)
+    check_over_zero("--speed-up", settings.speed_up)
+    if settings.concurrency and (settings.rate or arrival):
+        raise ConfigError("--concurrency is a closed loop, --rate and --arrival are an open one. Give one of them.")
+    if arrival == TRACE:
+        if trace_length is None:
+            raise ConfigError("--arrival trace replays the times of a trace. Name its file: --trace FILE.")
+        if settings.rate:
+            raise ConfigError("--arrival trace replays the times of --trace and takes no --rate. Use --speed-up.")
+        return [_open_stage(settings, 0, TRACE, 0.0, _trace_bounds(settings, trace_length))]
+    if arrival and not settings.rate:
+        raise ConfigError(f"--arrival {arrival} needs --rate, in requests per second.")
+    if settings.rate:
+        for rate in settings.rate:
+            check_over_zero("--rate", rate, MAX_RATE)
+        bounds = _bounds(settings, settings.warmup_requests or 0)
+        return [
+            _open_stage(settings, index, arrival or POISSON, rate, bounds) for index, rate in enumerate(settings.rate)
+        ]
+    return _closed_stages(settings)
+
+
+def plan_notes(settings: LoadSettings, trace_length: int | None = None) -> list[str]:
+    """What :func:`plan_stages` does otherwise than was asked for, or than one might think."""
+    if settings.arrival == TRACE and trace_length and (settings.requests or 0) > trace_length:
+        return [
+            f"the trace has {trace_length} requests and begins again behind them: --requests is {settings.requests}"
+        ]
+    room = _room_for_clients(settings)
+    capped = [str(wanted) for wanted in settings.concurrency if wanted > room]
+    if not capped:
+        return []
+    return [
+        f"--concurrency {', '.join(capped)}: no more clients than there are requests in a stage, which is {room}; "
+        "raise --requests for more"
+    ]
+
+
+def _closed_stages(settings: LoadSettings) -> list[Stage]:
+    if (least := min(settings.concurrency, default=1)) < 1:
+        raise ConfigError(f"--concurrency must be at least 1; got {least}.")
+    room = _room_for_clients(settings)
+    clients: list[int] = []
+    for wanted in settings.concurrency or (1,):
+        # Several that are cut to the same number would be the same stage.
+        if wanted <= room or room not in clients:
+            clients.append(min(wanted, room))
+    return [
+        Stage(index, _bounds(settings, _closed_warmup(settings, concurrency)), concurrency=concurrency)
+        for index, concurrency in enumerate(clients)
+    ]
+
+
+def _room_for_clients(settings: LoadSettings) -> int:
+    """As many clients of a closed loop have something to send; by default the warm-up follows their number."""
+    requests = DEFAULT_REQUESTS if settings.requests is None else settings.requests
+    return max(1, requests + (settings.warmup_requests or 0))
+
+
+def _closed_warmup(settings: LoadSettings, concurrency: int) -> int:
+    return concurrency if settings.warmup_requests is None else settings.warmup_requests
+
+
+def _open_stage(settings: LoadSettings, index: int, arrival: str, rate: float, bounds: Bounds) -> Stage:
+    if settings.max_inflight is not None and settings.max_inflight < 1:
+        raise ConfigError("--max-inflight must be at least 1.")
+    return Stage(
+        index, bounds, arrival,
+        rate=rate, burstiness=settings.burstiness, speed_up=settings.speed_up, max_inflight=settings.max_inflight,
+    )  # fmt: skip
+
+
+def _bounds(settings: LoadSettings, warmup_requests: int) -> Bounds:
+    return Bounds(
+        DEFAULT_REQUESTS if settings.requests is None else settings.requests,
+        DEFAULT_SECONDS if settings.duration_s is None else settings.duration_s,
+        warmup_requests,
+        settings.warmup_s,
+        settings.grace_s,
+    )
+
+
+def _trace_bounds(settings: LoadSettings, trace_length: int) -> Bounds:
+    """A replay is bounded by its trace, unless told otherwise."""
+    warmup_requests = settings.warmup_requests or 0
+    return Bounds(
+        max(1, trace_length - warmup_requests) if settings.requests is None else settings.requests,
+        DEFAULT_TRACE_SECONDS if settings.duration_s is None else settings.duration_s,
+        warmup_requests,
+        settings.warmup_s,
+        settings.grace_s,
+    )

@@ -1,0 +1,243 @@
+"""``baton bench sweep``: finds the goodput of an endpoint by probing request rates in open loops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import uvloop
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from baton.bench.arrivals import TRACE
+from baton.bench.assembly import WorkloadPlan, plan_workload
+from baton.bench.document import SWEEP_FORMAT, check_writable, make_header, write_json
+from baton.bench.goodput_search import RateVerdict, SearchLimits, SearchResult, search_goodput
+from baton.bench.latency import percentile_ms
+from baton.bench.open_files import make_room_for_connections
+from baton.bench.option_text import check_over_zero
+from baton.bench.progress import show_progress
+from baton.bench.reports import plan_report
+from baton.bench.runner import StageRun
+from baton.bench.session import InterruptedBeforeLoadError, Session, open_session, stop_on_signals
+from baton.bench.settings import TargetSettings, WorkloadSettings
+from baton.bench.slo import Slo, parse_slo
+from baton.bench.stage_result import StageResult, evaluate
+from baton.bench.stages import MAX_RATE, LoadSettings, plan_stages
+from baton.bench.sweep_charts import answers_at, sweep_charts
+from baton.bench.unused_options import check_all_used
+from baton.core.errors import ConfigError
+
+_REPORT_STEM = "bench-sweep"
+
+
+@dataclass(frozen=True, slots=True)
+class SweepSettings:
+    """
+    Attributes:
+        slo: limits that a request must keep.
+        percentile: of the requests that must keep them, such as 90.
+        json_file: where the whole report goes.
+        report: see :func:`baton.bench.reports.plan_report`.
+    """
+
+    slo: str
+    percentile: float = 90.0
+    start_rate: float = 1.0
+    min_rate: float = 0.05
+    max_rate: float = 1000.0
+    precision: float = 0.05
+    max_rates: int = 16
+    max_repeats: int = 3
+    json_file: Path | None = None
+    report: Path | None = None
+
+    def limits(self) -> SearchLimits:
+        """
+        Raises:
+            ConfigError: numbers between which nothing can be searched.
+        """
+        if not 0 < self.percentile < 100:
+            raise ConfigError(f"--percentile must be between 0 and 100; got {self.percentile:g}.")
+        rates = {"--min-rate": self.min_rate, "--start-rate": self.start_rate, "--max-rate": self.max_rate}
+        for option, rate in rates.items():
+            check_over_zero(option, rate, MAX_RATE)
+        if not self.min_rate <= self.start_rate <= self.max_rate:
+            given = ", ".join(f"{rate:g}" for rate in rates.values())
+            raise ConfigError(f"{', '.join(rates)} must be in this order; got {given}.")
+        check_over_zero("--precision", self.precision)
+        for option, count in (("--max-rates", self.max_rates), ("--repeats", self.max_repeats)):
+            if count < 1:
+                raise ConfigError(f"{option} must be at least 1; got {count}.")
+        return SearchLimits(
+            self.start_rate, self.min_rate, self.max_rate, self.precision, self.max_rates, self.percentile / 100.0,
+            self.max_repeats,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOutcome:
+    """
+    Attributes:
+        shown: the table and the answer.
+        result: of the search.
+        probes: every stage that was run.
+    """
+
+    shown: RenderableType
+    result: SearchResult
+    probes: Sequence[StageResult]
+    is_interrupted: bool
+
+
+def run_sweep(
+    target: TargetSettings, workload: WorkloadSettings, load: LoadSettings, sweep: SweepSettings, console: Console
+) -> SweepOutcome:
+    """Probes rates until the goodput is known.
+
+    Args:
+        load: bounds, arrival and cap of each probe; its rates are not used.
+
+    Raises:
+        BatonError: options that do not go together, an endpoint that does not answer, or a file that cannot be written;
+            then the table is shown on ``console``.
+    """
+    slo, limits = parse_slo("--slo", sweep.slo), sweep.limits()
+    if load.arrival == TRACE:
+        raise ConfigError("A sweep sets the rate itself; --arrival trace has its own. Use poisson, bursty or constant.")
+    make_room_for_connections(plan_stages(replace(load, rate=(limits.highest,)), None))
+    report = plan_report(sweep.report, _REPORT_STEM)
+    if sweep.json_file is not None:
+        check_writable("--json", sweep.json_file)
+    plan = plan_workload(workload)
+    check_all_used(workload, load, is_open=True)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            result, probes, session, stopped = runner.run(_search(target, workload, plan, load, slo, limits, console))
+    except InterruptedBeforeLoadError:
+        return SweepOutcome(Text("interrupted before the load began"), SearchResult(), (), is_interrupted=True)
+    shown = _render(result, probes, slo, sweep)
+    try:
+        if sweep.json_file is not None:
+            settings = {"load": asdict(load), "sweep": {**asdict(sweep), "slo": slo.to_dict()}}
+            header = make_header(SWEEP_FORMAT, target, workload, settings, session.target)
+            write_json({**header, "notes": session.notes, **_result_dict(result, probes)}, sweep.json_file)
+        if report.files and result.verdicts:
+            charts = sweep_charts(result.verdicts, probes, sweep.percentile)
+            report.write(f"Goodput of {session.target['model']}", shown, charts)
+    except OSError as error:
+        console.print(shown)
+        raise ConfigError(f"A report cannot be written: {error}. The table above is what was measured.") from error
+    for file in filter(None, (sweep.json_file, *(report.files if result.verdicts else ()))):
+        console.print(Text(f"wrote {file}"), soft_wrap=True)
+    return SweepOutcome(shown, result, probes, stopped)
+
+
+async def _search(
+    target: TargetSettings,
+    workload: WorkloadSettings,
+    plan: WorkloadPlan,
+    load: LoadSettings,
+    slo: Slo,
+    limits: SearchLimits,
+    console: Console,
+) -> tuple[SearchResult, list[StageResult], Session, bool]:
+    probes: list[StageResult] = []
+    with stop_on_signals() as stop:
+        async with open_session(target, workload, plan, lambda line: _say(console, line), stop) as session:
+
+            async def probe(rate: float) -> tuple[int, int] | None:
+                (stage,) = plan_stages(replace(load, rate=(rate,)), None)
+                # Another index means other lengths, arrivals and texts: a repeated probe is a new observation.
+                run = StageRun(replace(stage, index=len(probes)))
+                async with show_progress(run, console):
+                    await session.run(run, stop)
+                result = evaluate(run, slo)
+                probes.append(result)
+                _say(console, _probe_line(result))
+                num_good = round((result.attainment or 0.0) * result.num_measured)
+                return None if stop.is_set() else (num_good, result.num_measured)
+
+            return await search_goodput(probe, limits), probes, session, stop.is_set()
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(Text(line), soft_wrap=True)
+
+
+def _probe_line(result: StageResult) -> str:
+    if not result.num_measured:
+        return f"{result.label}: nothing was measured"
+    failed = f", {result.num_failed} failed" if result.num_failed else ""
+    return f"{result.label}: {result.attainment or 0.0:.1%} of {result.num_measured} in time{failed}"
+
+
+def _result_dict(result: SearchResult, probes: Sequence[StageResult]) -> dict[str, object]:
+    return {
+        "goodput_requests_per_s": result.goodput,
+        "failed_at_requests_per_s": result.failed_at,
+        "unmeasured_at_requests_per_s": result.unmeasured_at,
+        "is_complete": result.is_complete,
+        "rates": [
+            {
+                **asdict(verdict),
+                "attainment": verdict.attainment,
+                "interval95": verdict.interval,
+                "holds": verdict.holds,
+            }
+            for verdict in result.verdicts
+        ],
+        "probes": [probe.to_dict(with_samples=False) for probe in probes],
+    }
+
+
+def _render(result: SearchResult, probes: Sequence[StageResult], slo: Slo, sweep: SweepSettings) -> RenderableType:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    rank = f"p{sweep.percentile:g}"
+    for heading in ("rate/s", "probes", "requests", "in time", "95 %", f"TTFT {rank}", f"TPOT {rank}", "failed"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("")
+    for verdict in sorted(result.verdicts, key=lambda verdict: verdict.rate):
+        own = [probe for probe in probes if probe.run.stage.rate == verdict.rate]
+        table.add_row(*_cells(verdict, own, sweep.percentile), style=None if verdict.holds else "dim")
+    answer = Text(_answer(result, slo, sweep), style="bold")
+    return Group(table, Text(""), answer) if result.verdicts else answer
+
+
+def _cells(verdict: RateVerdict, probes: Sequence[StageResult], percentile: float) -> list[str]:
+    low, high = verdict.interval
+    samples = answers_at(verdict.rate, probes)
+    ttft = percentile_ms((s.ttft_s(from_send=False) for s in samples), percentile)
+    tpot = percentile_ms((s.tpot_s() for s in samples), percentile)
+    return [
+        f"{verdict.rate:.3g}",
+        str(verdict.num_probes),
+        str(verdict.num_requests),
+        f"{verdict.attainment:.1%}",
+        f"{low:.1%}-{high:.1%}",
+        f"{ttft:.0f}",
+        f"{tpot:.1f}",
+        str(sum(probe.num_failed for probe in probes)),
+        ("holds" if verdict.holds else "misses") + ("" if verdict.is_certain else ", just about"),
+    ]
+
+
+def _answer(result: SearchResult, slo: Slo, sweep: SweepSettings) -> str:
+    what = f"{sweep.percentile:g} % of the requests with {slo.describe()}"
+    if result.unmeasured_at is not None:
+        known = "no rate is known to hold" if result.goodput is None else f"{result.goodput:.3g}/s keep {what}"
+        return (
+            f"No request was measured at {result.unmeasured_at:.3g}/s, which is no verdict; {known}. Give probes a "
+            "longer --duration or less warm-up, or search from a higher --min-rate and --start-rate."
+        )
+    if not result.verdicts:
+        return "The search was interrupted before any rate had a verdict: nothing is known of the goodput."
+    if result.goodput is None:
+        return f"No rate that was probed keeps {what}." + ("" if result.is_complete else " The search did not end.")
+    above = "no rate above was allowed" if result.failed_at is None else f"{result.failed_at:.3g}/s does not"
+    ending = "" if result.is_complete else " The search did not end: the bracket is wider than was asked for."
+    return f"Goodput: {result.goodput:.3g} requests/s keep {what}; {above}.{ending}"

@@ -1,0 +1,97 @@
+"""A run as tables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from baton.bench.latency import Summary
+from baton.bench.slo import Slo
+from baton.bench.stage_result import StageResult
+
+LATENCY_NAMES: Mapping[str, str] = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "ITL", "e2e_ms": "E2E"}
+_LEGEND = """\
+TTFT: time to first token. TPOT: (last - first token) / (tokens - 1), per request. ITL: from one chunk of a stream to
+the next; a chunk may hold several tokens. E2E: to the end of the stream. Latencies are of answered requests only."""
+_OPEN_LEGEND = """\
+Open loop: TTFT and E2E count from when a request was due, so that waiting for a slow server is in them. The rows "from
+send" count from when it was really sent, as a closed loop would see it."""
+
+
+def render_run(
+    stages: Sequence[StageResult], slo: Slo | None, target: Mapping[str, Any], notes: Sequence[str]
+) -> RenderableType:
+    """Throughput and latencies of all stages, then what one should know about them."""
+    heading = Text(f"{target['model']} at {target['url']}", style="bold")
+    workload = target["workload"]
+    lines = [f"{name.replace('_', ' ')}: {value}" for name, value in workload.items() if value not in ("", None)]
+    parts: list[RenderableType] = [heading, Text("; ".join(lines), style="dim"), Text("")]
+    parts += [_throughput(stages, slo), Text(""), _latencies(stages), Text("")]
+    parts.append(Text(_LEGEND, style="dim"))
+    if any(stage.run.stage.is_open for stage in stages):
+        parts.append(Text(_OPEN_LEGEND, style="dim"))
+    parts += [Text(f"• {note}", style="yellow") for note in notes]
+    for stage in stages:
+        parts += [Text(f"• {stage.label}: {note}", style="yellow") for note in stage.notes]
+        for kind, count in stage.failures.items():
+            example = stage.failure_messages.get(kind, "")
+            parts.append(Text(f"• {stage.label}: {count} failed: {kind} {example}".rstrip(), style="red"))
+    return Group(*parts)
+
+
+def _throughput(stages: Sequence[StageResult], slo: Slo | None) -> Table:
+    table = _table("load", "requests", "failed", "offered\n/s", "answered\n/s", "output\ntokens/s", "input\ntokens/s")
+    table.add_column("tokens in,\nout (mean)", justify="right")
+    table.add_column("cached", justify="right")
+    if slo is not None:
+        table.add_column(f"goodput/s\n{slo.describe()}", justify="right")
+    for stage in stages:
+        row: list[str | Text] = [
+            stage.label,
+            str(stage.num_measured),
+            Text(str(stage.num_failed), style="bold red" if stage.num_failed else ""),
+            f"{stage.offered_per_s:.2f}" if stage.run.stage.is_open else "-",
+            f"{stage.requests_per_s:.2f}",
+            f"{stage.output_tokens_per_s:.1f}",
+            f"{stage.input_tokens_per_s:.1f}",
+            f"{stage.mean_input:.0f}, {stage.mean_output:.0f}",
+            f"{stage.cached_share:.0%}",
+        ]
+        if stage.goodput_per_s is not None and stage.attainment is not None:
+            row.append(f"{stage.goodput_per_s:.2f} ({stage.attainment:.1%})")
+        table.add_row(*row)
+    return table
+
+
+def _latencies(stages: Sequence[StageResult]) -> Table:
+    table = _table("load", "ms", "mean", "min", "p50", "p95", "p99", "max")
+    table.columns[1].justify = "left"
+    for stage in stages:
+        label = stage.label
+        for key, name in LATENCY_NAMES.items():
+            table.add_row(label, name, *_cells(stage.latencies[key]))
+            label = ""
+        if stage.run.stage.is_open:
+            for key, summary in stage.latencies_from_send.items():
+                table.add_row("", f"{LATENCY_NAMES[key]} from send", *_cells(summary), style="dim")
+        table.add_section()
+    return table
+
+
+def _cells(summary: Summary) -> list[str]:
+    if not summary.count:
+        return ["-"] * 6
+    values = (summary.mean, summary.min, summary.p50, summary.p95, summary.p99, summary.max)
+    return [f"{value:.1f}" for value in values]
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if index else "left", no_wrap=True)
+    return table

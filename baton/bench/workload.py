@@ -1,0 +1,183 @@
+"""Which requests are sent, in which order: drawn from distributions, taken from a trace, or read from a file."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from baton.bench.lengths import LengthDistribution
+from baton.bench.prompts import PromptWriter, Segment
+from baton.bench.request_spec import RequestSpec
+from baton.bench.scaling import LengthLimits
+from baton.bench.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, lay_blocks
+from baton.core.errors import ConfigError
+
+_GOLDEN_SHARE = (5**0.5 - 1) / 2
+"""Its multiples are spread evenly over [0, 1) however many there are."""
+
+
+class Workload(Protocol):
+    """A source of requests."""
+
+    def requests(self, stage: int) -> Iterator[RequestSpec]:
+        """Requests of a stage: the same lengths for the same seed, and another text in every stage and run."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-ready, for the report."""
+        ...
+
+
+class SyntheticWorkload:
+    """Lengths from distributions, with a prefix that groups of requests may share."""
+
+    def __init__(
+        self,
+        writer: PromptWriter,
+        input_lengths: LengthDistribution,
+        output_lengths: LengthDistribution,
+        limits: LengthLimits,
+        *,
+        prefix_tokens: int = 0,
+        prefix_groups: int = 1,
+        seed: int = 0,
+    ) -> None:
+        """``prefix_tokens`` of every prompt are those of one of ``prefix_groups`` texts, chosen at random."""
+        self._writer = writer
+        self._input_lengths = input_lengths
+        self._output_lengths = output_lengths
+        self._limits = limits
+        self._prefix_tokens = prefix_tokens
+        self._prefix_groups = prefix_groups
+        self._seed = seed
+
+    def requests(self, stage: int) -> Iterator[RequestSpec]:
+        rng = np.random.default_rng([self._seed, stage])
+        for index in itertools.count():
+            drawn = self._input_lengths.sample(rng), self._output_lengths.sample(rng)
+            group = int(rng.integers(self._prefix_groups))
+            input_tokens, output_tokens, is_clipped = self._limits.fit(*drawn)
+            text_tokens = self._writer.text_tokens(input_tokens)
+            shared = min(self._prefix_tokens, text_tokens - 1)
+            own = Segment(f"request/{stage}/{index}", text_tokens - shared)
+            segments = [Segment(f"prefix/{group}", shared), own] if shared else [own]
+            yield RequestSpec(self._writer.write(segments), input_tokens, output_tokens, is_clipped=is_clipped)
+
+    def describe(self) -> dict[str, Any]:
+        shared = f"{self._prefix_tokens} tokens in {self._prefix_groups} groups" if self._prefix_tokens else "none"
+        return {
+            "kind": "synthetic",
+            "input": self._input_lengths.describe(),
+            "output": self._output_lengths.describe(),
+            "shared_prefixes": shared,
+            "limits": self._limits.describe(),
+        }
+
+
+class TraceWorkload:
+    """The lengths of a trace in their order, over and over, with the prefixes that its requests shared.
+
+    Each stage begins at another request; the first one, which is the only one of a replay, at the beginning.
+    """
+
+    def __init__(self, writer: PromptWriter, trace: Sequence[TraceRequest], limits: LengthLimits, source: str) -> None:
+        self._writer = writer
+        self._trace = trace
+        self._limits = limits
+        self._source = source
+
+    def requests(self, stage: int) -> Iterator[RequestSpec]:
+        size = len(self._trace)
+        for position in itertools.count(_first_item(stage, size)):
+            lap, index = divmod(position, size)
+            request = self._trace[index]
+            input_tokens, output_tokens, is_clipped = self._limits.fit(request.input_tokens, request.output_tokens)
+            segments = self._segments(request, self._writer.text_tokens(input_tokens), f"{stage}/{lap}", index)
+            yield RequestSpec(self._writer.write(segments), input_tokens, output_tokens, request.at_s, is_clipped)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": "trace",
+            "source": self._source,
+            "num_requests": len(self._trace),
+            "with_shared_prefixes": any(request.hash_ids for request in self._trace),
+            "limits": self._limits.describe(),
+        }
+
+    def _segments(self, request: TraceRequest, text_tokens: int, lap: str, index: int) -> list[Segment]:
+        if not request.hash_ids:
+            return [Segment(f"request/{lap}/{index}", text_tokens)]
+        return block_segments(
+            request.hash_ids, MOONCAKE_BLOCK_TOKENS * self._limits.input_scale, text_tokens, f"block/{lap}"
+        )
+
+
+def _first_item(stage: int, size: int) -> int:
+    """Where a stage begins in ``size`` items: at the first one, and then far from where all stages before began."""
+    return int(stage * _GOLDEN_SHARE * size) % size
+
+
+def block_segments(hash_ids: Sequence[int], block_tokens: float, text_tokens: int, key: str) -> list[Segment]:
+    """A segment for each part that :func:`baton.bench.traces.lay_blocks` lays, ``text_tokens`` in all."""
+    return [Segment(f"{key}/{block}", tokens) for block, tokens in lay_blocks(hash_ids, block_tokens, text_tokens)]
+
+
+class FileWorkload:
+    """Prompts as they stand in a file, in turn. Each stage begins at another one."""
+
+    def __init__(
+        self, prompts: Sequence[str], output_lengths: LengthDistribution, limits: LengthLimits, seed: int, source: str
+    ) -> None:
+        self._prompts = prompts
+        self._output_lengths = output_lengths
+        self._limits = limits
+        self._seed = seed
+        self._source = source
+
+    def requests(self, stage: int) -> Iterator[RequestSpec]:
+        rng = np.random.default_rng([self._seed, stage])
+        size = len(self._prompts)
+        for position in itertools.count(_first_item(stage, size)):
+            prompt = self._prompts[position % size]
+            _, output_tokens, is_clipped = self._limits.fit(1, self._output_lengths.sample(rng))
+            yield RequestSpec(prompt, None, output_tokens, is_clipped=is_clipped)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": "prompts",
+            "source": self._source,
+            "num_prompts": len(self._prompts),
+            "output": self._output_lengths.describe(),
+            "limits": self._limits.describe(),
+        }
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The prompts of a JSONL file of ``{"prompt": "..."}``.
+
+    Raises:
+        ConfigError: the file cannot be read, has none, or a line is something else.
+    """
+    try:
+        lines = path.expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--prompts: cannot read {path}: {error}.") from error
+    prompts = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            prompt = json.loads(line)["prompt"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f'--prompts: line {number} of {path} is not {{"prompt": "..."}}.') from error
+        if not isinstance(prompt, str) or not prompt:
+            raise ConfigError(f"--prompts: line {number} of {path} has no text under prompt.")
+        prompts.append(prompt)
+    if not prompts:
+        raise ConfigError(f"--prompts: {path} holds no prompts.")
+    return prompts

@@ -1,0 +1,134 @@
+"""The record of the cluster that ``baton up`` runs on this machine, so that other commands find it."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+
+from baton.core.errors import ConfigError
+from baton.engine.models.model_cache import cache_dir
+
+ENDPOINT_VARIABLE = "BATON_ENDPOINT"
+_START_TIME_TOLERANCE_S = 2.0
+"""The wall clock may be set while a process runs, and its start time with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """One run of ``baton up``.
+
+    Attributes:
+        pid: of the process that supervises the cluster.
+        pid_started_s: when that process started, in seconds since 1970; tells it from a later one with the same pid.
+        endpoint: base URL of the router; None while the cluster starts.
+        config: the configuration it runs with, as plain values.
+        log_file: where a detached run writes; None in the foreground.
+    """
+
+    pid: int
+    pid_started_s: float
+    endpoint: str | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    log_file: str | None = None
+
+    @classmethod
+    def of_this_process(cls, config: Mapping[str, Any], log_file: str | None = None) -> RunState:
+        process = psutil.Process()
+        return cls(pid=process.pid, pid_started_s=process.create_time(), config=dict(config), log_file=log_file)
+
+    def with_endpoint(self, endpoint: str) -> RunState:
+        return replace(self, endpoint=endpoint)
+
+    def is_running(self) -> bool:
+        """True while the very process that was recorded lives."""
+        try:
+            process = psutil.Process(self.pid)
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return False
+            return bool(abs(process.create_time() - self.pid_started_s) < _START_TIME_TOLERANCE_S)
+        except psutil.NoSuchProcess:
+            return False
+
+
+def run_folder() -> Path:
+    """Folder of the state file and of the logs of detached runs."""
+    return cache_dir() / "run"
+
+
+def state_file() -> Path:
+    return run_folder() / "cluster.json"
+
+
+def read_state() -> RunState | None:
+    """The last recorded run, alive or not; None when there is none or the record is unreadable."""
+    try:
+        values = json.loads(state_file().read_text(encoding="utf-8"))
+        return RunState(
+            pid=int(values["pid"]),
+            pid_started_s=float(values["pid_started_s"]),
+            endpoint=values["endpoint"],
+            config=dict(values["config"]),
+            log_file=values["log_file"],
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write_state(state: RunState) -> None:
+    """Replaces the record in one step: a reader sees the old one or the new one."""
+    folder = run_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=".cluster-", suffix=".json", dir=folder)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            json.dump(asdict(state), stream, indent=2)
+        Path(temporary).replace(state_file())
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def clear_state(pid: int) -> None:
+    """Removes the record if it is the one of ``pid``."""
+    state = read_state()
+    if state is not None and state.pid == pid:
+        state_file().unlink(missing_ok=True)
+
+
+def find_endpoint(option: str | None = None) -> str:
+    """The router's base URL: the option, else ``$BATON_ENDPOINT``, else the cluster that ``baton up`` recorded.
+
+    Raises:
+        ConfigError: none of them says, the recorded cluster is gone or still starts, or the URL is none.
+    """
+    chosen = option or os.environ.get(ENDPOINT_VARIABLE)
+    if chosen:
+        return _base_url(chosen)
+    state = read_state()
+    how = f"Start one with `baton up`, or name one with --endpoint or {ENDPOINT_VARIABLE}."
+    if state is None or not state.is_running():
+        raise ConfigError(f"No cluster runs on this machine. {how}")
+    if state.endpoint is None:
+        raise ConfigError(f"The cluster (process {state.pid}) is still starting. Try again when it is ready.")
+    return state.endpoint
+
+
+def _base_url(text: str) -> str:
+    url = text.strip() if "://" in text else f"http://{text.strip()}"
+    expected = "Expected a URL such as http://127.0.0.1:8000."
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises for what is no number, or too large
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is not an endpoint: {error}. {expected}") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"{text!r} is not an endpoint. {expected}")
+    return url.rstrip("/").removesuffix("/v1")

@@ -1,0 +1,236 @@
+"""HTTP client of the router, for the command line and the demo. Programs use the ``openai`` package instead."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote, urlsplit
+
+import httpx
+
+from baton.core.errors import BatonError, ConfigError, InvalidRequestError, OverloadedError, error_classes
+
+CHAT_PATH = "/v1/chat/completions"
+COMPLETION_PATH = "/v1/completions"
+_QUICK = httpx.Timeout(30.0, connect=10.0)
+_GENERATION = httpx.Timeout(None, connect=10.0)
+"""The router has its own deadline; waiting less here would only hide its error."""
+
+_JSON_HEADERS = {"Content-Type": "application/json"}
+API_KEY_VARIABLE = "BATON_API_KEY"
+
+
+class RouterUnreachableError(BatonError):
+    """Nothing that speaks the router's language answers at the endpoint."""
+
+    code = "router_unreachable"
+    grpc_status = "UNAVAILABLE"
+    http_status = 503
+
+
+class ResponseError(BatonError):
+    """The router refused or failed a request, and its error has no class of its own here."""
+
+    code = "response_error"
+
+
+def encode_body(body: object) -> bytes:
+    """JSON in UTF-8.
+
+    Raises:
+        InvalidRequestError: the values cannot be written as JSON: half a character, NaN, or nested too deeply.
+    """
+    try:
+        return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidRequestError(f"The request cannot be written as JSON: {error}.") from error
+
+
+class RouterClient:
+    """One connection pool to one router. Every method raises BatonError with the router's own message.
+
+    A key in the environment variable ``BATON_API_KEY`` is sent as bearer token.
+
+    Raises:
+        ConfigError: what is in that variable is no key, or the endpoint is no URL.
+    """
+
+    def __init__(self, endpoint: str, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        """``transport`` replaces the network, for tests."""
+        self.endpoint = endpoint
+        api_key = _api_key()
+        try:
+            self._http = httpx.AsyncClient(
+                base_url=endpoint,
+                headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
+                timeout=_QUICK,
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+                transport=transport,
+                trust_env=not is_loopback(endpoint),  # a proxy of the environment cannot reach this machine's loopback
+            )
+        except (httpx.InvalidURL, ValueError) as error:
+            raise ConfigError(f"{endpoint!r} is not an endpoint: {error}.") from error
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._http.aclose()
+
+    async def status(self) -> dict[str, Any]:
+        """Pools, workers, blocks and requests, as GET /admin/status gives them."""
+        return await self._json("GET", "/admin/status")
+
+    async def scale(self, targets: Mapping[str, int | str]) -> dict[str, Any]:
+        """Sets how many workers the named pools should have, or ``auto``; returns when the router has taken it in."""
+        return await self._json("POST", "/admin/scale", dict(targets))
+
+    async def move(self, source: str, destination: str) -> dict[str, Any]:
+        """Makes a worker of one pool a worker of the other; returns when the router has taken it in."""
+        return await self._json("POST", "/admin/move", {"from": source, "to": destination})
+
+    async def plan(self) -> dict[str, Any]:
+        """What the autoscaler would do next."""
+        return await self._json("GET", "/admin/plan")
+
+    async def advise(self) -> dict[str, Any]:
+        """What would serve the traffic seen better."""
+        return await self._json("GET", "/admin/advise")
+
+    async def model(self) -> str:
+        """Name of the served model."""
+        models = await self._json("GET", "/v1/models")
+        try:
+            return str(models["data"][0]["id"])
+        except (KeyError, IndexError, TypeError) as error:
+            raise RouterUnreachableError(f"{self.endpoint}/v1/models does not list a model.") from error
+
+    async def timeline(self, request_id: str) -> dict[str, Any]:
+        """Waterfall of a finished request; times in milliseconds since it was received."""
+        return await self._json("GET", f"/v1/requests/{quote(request_id, safe='')}/timeline")
+
+    async def requests(self, order: str, limit: int) -> list[dict[str, Any]]:
+        """The newest or the slowest of the requests whose timelines are kept."""
+        answer = await self._json("GET", f"/v1/requests?order={order}&limit={limit}")
+        data = answer.get("data")
+        if not isinstance(data, list):
+            raise RouterUnreachableError(f"{self.endpoint}/v1/requests does not list requests.")
+        return data
+
+    async def generate(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The whole answer to a request in OpenAI's shape.
+
+        Args:
+            path: ``CHAT_PATH`` or ``COMPLETION_PATH``.
+        """
+        return await self._json("POST", path, dict(body), _GENERATION)
+
+    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """The chunks of a streamed answer, as they arrive. Closing the iterator cancels the request."""
+        content = encode_body({**body, "stream": True})
+        try:
+            async with self._http.stream(
+                "POST", path, content=content, headers=_JSON_HEADERS, timeout=_GENERATION
+            ) as response:
+                if response.status_code != 200:
+                    raise _error_of(response.status_code, await response.aread(), response.headers)
+                async for line in response.aiter_lines():
+                    data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
+                    if data == "[DONE]":
+                        return
+                    if data:
+                        yield _chunk(data)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        raise RouterUnreachableError(f"{self.endpoint} ended the stream before it was complete.")
+
+    async def _json(
+        self, method: str, path: str, body: object = None, timeout: httpx.Timeout = _QUICK
+    ) -> dict[str, Any]:
+        try:
+            content = None if body is None else encode_body(body)
+            headers = _JSON_HEADERS if content else None
+            response = await self._http.request(method, path, content=content, headers=headers, timeout=timeout)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        if response.status_code != 200:
+            raise _error_of(response.status_code, response.content, response.headers)
+        try:
+            values = response.json()
+        except ValueError as error:
+            raise RouterUnreachableError(f"{self.endpoint}{path} did not answer with JSON.") from error
+        if not isinstance(values, dict):
+            raise RouterUnreachableError(f"{self.endpoint}{path} did not answer with a JSON object.")
+        return values
+
+    def _unreachable(self, error: httpx.HTTPError) -> RouterUnreachableError:
+        # A protocol error may quote headers, and with them the key.
+        reason = type(error).__name__ if isinstance(error, httpx.ProtocolError) else str(error) or type(error).__name__
+        return RouterUnreachableError(
+            f"No answer from {self.endpoint} ({reason}). Is the cluster running? See `baton up`."
+        )
+
+
+def _api_key() -> str | None:
+    """Raises :class:`ConfigError`, which does not quote it, for something that cannot be sent."""
+    key = os.environ.get(API_KEY_VARIABLE, "").strip()
+    if key and not (key.isascii() and key.isprintable() and " " not in key):
+        raise ConfigError(
+            f"The environment variable {API_KEY_VARIABLE} holds no API key: a key is made of visible ASCII characters "
+            "without spaces."
+        )
+    return key or None
+
+
+def _chunk(data: str) -> dict[str, Any]:
+    try:
+        values = json.loads(data)
+    except ValueError as error:
+        raise RouterUnreachableError(f"The stream holds a line that is not JSON: {data[:80]}") from error
+    if not isinstance(values, dict):
+        raise RouterUnreachableError(f"The stream holds a line that is not a JSON object: {data[:80]}")
+    if "error" in values:
+        raise _error_from_body(values, "the request failed", None)
+    return values
+
+
+def _error_of(status: int, content: bytes, headers: Mapping[str, str]) -> BatonError:
+    try:
+        values = json.loads(content)
+    except ValueError:
+        values = {}
+    return _error_from_body(values, f"the router answered with HTTP status {status}", headers.get("retry-after"))
+
+
+def _error_from_body(values: object, fallback: str, retry_after: str | None) -> BatonError:
+    """The error in OpenAI's shape, as the class it had on the other side where that is known."""
+    error = values.get("error") if isinstance(values, dict) else None
+    if not isinstance(error, dict):
+        return ResponseError(fallback[0].upper() + fallback[1:] + ".")
+    message, param = str(error.get("message") or fallback), error.get("param")
+    cls = error_classes().get(str(error.get("code")), ResponseError)
+    if issubclass(cls, OverloadedError):
+        return cls(message, param=param, retry_after_s=_seconds(retry_after))
+    return cls(message, param=param)
+
+
+def _seconds(text: str | None) -> float:
+    try:
+        return max(0.0, float(text)) if text is not None else 1.0
+    except ValueError:
+        return 1.0
+
+
+def is_loopback(url: str) -> bool:
+    """Whether it names this machine's loopback, which a proxy of the environment cannot reach."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,106 @@
+"""How much of a prompt may share a step with sequences that decode: as much as their TPOT targets leave time for.
+
+    allowed = max(60 % of target - step without prompts, 10 % of that step)
+
+A pure function of counts and costs, the same for engines, predictions and simulated workers. Chunked prefill next to
+decoding: Agrawal et al., Sarathi-Serve (OSDI 2024), whose budget is a constant that is found by profiling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, sqrt
+
+from baton.core.step_costs import STEP_PRIOR, Pace, StepCosts
+
+MIN_PROMPT_TOKENS = 16
+"""Of all prompts in a step together, whatever the targets: a prompt must not take for ever."""
+HEADROOM = 0.6
+"""Costs are estimates, and whoever joins a batch waits for the end of one step before its own begins. Several tokens a
+round are no reason for longer steps: they come together, so that the wait for the next ones is all the longer."""
+SMALLEST_SHARE = 0.1
+"""By which prompts may lengthen any step. A target that is missed without them is none of their doing, and on a fast
+machine this is many more tokens than :data:`MIN_PROMPT_TOKENS`."""
+
+
+@dataclass(slots=True)
+class PromptAllowance:
+    """What prompts may still take of one step.
+
+    Attributes:
+        tokens: of the step's token budget.
+        ms: of its time.
+        sure_tokens: that may be taken whatever time they cost.
+        costs: of the step.
+    """
+
+    tokens: int
+    ms: float = inf
+    sure_tokens: int = MIN_PROMPT_TOKENS
+    costs: StepCosts = STEP_PRIOR
+
+    def tokens_at(self, start: int) -> int:
+        """How many tokens of a prompt may be computed from position ``start`` on."""
+        return min(self.tokens, max(self.sure_tokens, self._tokens_in_time(start)))
+
+    def take(self, num_tokens: int, start: int) -> None:
+        """A chunk is in the step."""
+        self.tokens -= num_tokens
+        self.sure_tokens = max(0, self.sure_tokens - num_tokens)
+        self.ms -= self.costs.chunk_ms(num_tokens, start)
+
+    def _tokens_in_time(self, start: int) -> int:
+        if self.ms == inf:
+            return self.tokens
+        ms = self.ms - self.costs.per_sequence
+        if ms <= 0:
+            return 0
+        # The root of chunk_ms(n, start) = ms, in the form that allows for no quadratic term.
+        half = self.costs.per_attention_pair / 2
+        linear = self.costs.per_prompt_token + half * (2 * start + 1)
+        divisor = linear + sqrt(linear * linear + 4 * half * ms)
+        return self.tokens if divisor <= 0 else int(min(self.tokens, 2 * ms / divisor))
+
+
+def prompt_allowance(
+    tokens: int, decoding: int, context_tokens: float, tpot_target_s: float, pace: Pace
+) -> PromptAllowance:
+    """What prompts may take of a step that also decodes.
+
+    Args:
+        tokens: of the step's budget that are left for prompts.
+        decoding: sequences in the step that have a token already.
+        context_tokens: of all of them together.
+        tpot_target_s: the strictest of theirs; 0: none.
+    """
+    if decoding < 1 or tpot_target_s <= 0:
+        return PromptAllowance(tokens)
+    without_ms = pace.costs.decode_ms(decoding, context_tokens, pace.drafted_tokens * decoding)
+    allowed_ms = HEADROOM * tpot_target_s * 1e3
+    return PromptAllowance(
+        tokens, max(allowed_ms - without_ms, SMALLEST_SHARE * without_ms), MIN_PROMPT_TOKENS, pace.costs
+    )
+
+
+def prompt_budget(
+    chunk_tokens: int,
+    decoding: int,
+    context_tokens: float,
+    tpot_target_s: float,
+    costs: StepCosts,
+    *,
+    drafted_tokens: float = 0.0,
+    start: int = 0,
+) -> int:
+    """Prompt tokens that may share a step with sequences that decode, at least one.
+
+    Args:
+        chunk_tokens: token budget of the step; each of the decoding sequences takes one of them.
+        context_tokens: of the decoding sequences together.
+        tpot_target_s: the strictest of theirs; 0: none.
+        drafted_tokens: that a step verifies for each of them.
+        start: prompt tokens that are computed already.
+    """
+    tokens = max(1, chunk_tokens - decoding)
+    pace = Pace(costs, drafted_tokens=drafted_tokens)
+    return prompt_allowance(tokens, decoding, context_tokens, tpot_target_s, pace).tokens_at(start)

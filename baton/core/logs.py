@@ -1,0 +1,110 @@
+"""Structured logs: one line per event, with who says it and about which request; JSON on request.
+
+No line holds text of a prompt or an answer. Where such text is at hand, an unforeseen exception is logged with its
+place in the code but without its message, which may quote it; see :func:`describe_fault`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+from collections.abc import MutableMapping
+from datetime import UTC, datetime
+from typing import Any
+
+from cluster.config.config import LogConfig
+
+PACKAGES = ("engine", "cluster", "prefill_worker", "decode_worker", "simulation")
+_OTHERS_WITH_HANDLERS = ("ray",)
+"""They do not leave their lines to the root logger."""
+_OWN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class RequestLog(logging.LoggerAdapter[logging.Logger]):
+    """A logger for one request: each of its lines has the field ``request_id``. ``extra`` adds further fields."""
+
+    def __init__(self, logger: logging.Logger, request_id: str) -> None:
+        super().__init__(logger, {"request_id": request_id})
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """Adds the request's fields to those of the call. A name that logging keeps for itself gets an underscore."""
+        fields = {**(kwargs.get("extra") or {}), **(self.extra or {})}
+        kwargs["extra"] = {f"{name}_" if name in _OWN_ATTRIBUTES else name: value for name, value in fields.items()}
+        return msg, kwargs
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line; the fields of ``extra`` stand beside the standard ones."""
+
+    def __init__(self, process_name: str) -> None:
+        super().__init__()
+        self._process_name = process_name
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "process": self._process_name,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(
+            line | {name: value for name, value in _fields(record).items() if name not in line}, default=str
+        )
+
+
+class TextFormatter(logging.Formatter):
+    """For people: the message, and behind it the fields as ``[name=value …]``."""
+
+    def __init__(self, process_name: str) -> None:
+        super().__init__()
+        self._process_name = process_name
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created).astimezone().isoformat(" ", timespec="milliseconds")
+        message = record.getMessage().replace("\n", "\\n")  # one event, one line
+        fields = " ".join(f"{name}={value}" for name, value in _fields(record).items())
+        line = f"{time} {record.levelname} {self._process_name} {record.name}: {message}"
+        line += f" [{fields}]" if fields else ""
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    """What ``extra`` added. Libraries that add something to every record, as Ray does, mark it with an underscore."""
+    return {
+        name: value
+        for name, value in vars(record).items()
+        if name not in _OWN_ATTRIBUTES and not name.startswith("_") and value is not None
+    }
+
+
+def describe_fault(error: BaseException) -> str:
+    """The class of an unforeseen exception and where in the code it came from, without its message."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = " < ".join(f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in reversed(frames))
+    return f"{type(error).__name__} in {places or 'code that is unknown'}"
+
+
+def configure_logging(config: LogConfig, process_name: str) -> None:
+    """Sends baton's own loggers to standard error. As JSON, the lines of other libraries and Python's warnings as well:
+    a text line between them would be one that a machine cannot read. What other libraries say, and from which level
+    on, stays as it is.
+
+    Args:
+        process_name: worker id, or ``router`` or ``controller``.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter(process_name) if config.json_lines else TextFormatter(process_name))
+    for package in PACKAGES:
+        logger = logging.getLogger(package)
+        logger.handlers = [handler]
+        logger.setLevel(config.level.upper())
+        logger.propagate = False
+    if config.json_lines:
+        for name in (None, *_OTHERS_WITH_HANDLERS):
+            logging.getLogger(name).handlers = [handler]
+        logging.captureWarnings(True)

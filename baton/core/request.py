@@ -1,0 +1,250 @@
+"""A generation request as the engine sees it: token ids in, token ids out. No torch here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from baton.core.errors import InvalidRequestError
+from baton.core.steps import StepShare
+from baton.core.urgency import NOT_URGENT, Urgency
+
+MAX_LOGPROBS = 20
+SEED_LIMIT = 2**63
+
+
+class FinishReason(StrEnum):
+    """Why a request ended. ``STOP`` and ``LENGTH`` reach OpenAI clients as they are."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+    HANDED_OFF = "handed_off"
+    """Only on a prefill worker: the first token is out and decoding goes on elsewhere."""
+
+
+class RequestStatus(StrEnum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+_TRANSITIONS: dict[RequestStatus, frozenset[RequestStatus]] = {
+    RequestStatus.WAITING: frozenset({RequestStatus.RUNNING, RequestStatus.FINISHED}),
+    RequestStatus.RUNNING: frozenset({RequestStatus.PREEMPTED, RequestStatus.FINISHED}),
+    RequestStatus.PREEMPTED: frozenset({RequestStatus.RUNNING, RequestStatus.FINISHED}),
+    RequestStatus.FINISHED: frozenset(),
+}
+
+
+def _require(condition: bool, param: str, expected: str, value: object) -> None:
+    if not condition:
+        raise InvalidRequestError(f"{param} must be {expected}, got {value!r}.", param=param)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens, and when to stop.
+
+    Stop *strings* are not here: they are matched on text, where the detokenizer runs.
+
+    Raises:
+        InvalidRequestError: a value is out of its range; ``param`` names it.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    """0 means greedy."""
+    top_k: int = 0
+    """0 (or -1, as some clients send) means no limit."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    logprobs: int | None = None
+    """None: none. k ≥ 0: the chosen token's log probability and the k most likely ones."""
+    seed: int = 0
+    """Noise is a function of (seed, position): see ``baton/engine/sampling/sampler.py``."""
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+            _require(math.isfinite(getattr(self, name)), name, "a finite number", getattr(self, name))
+        _require(self.max_tokens >= 1, "max_tokens", "at least 1", self.max_tokens)
+        _require(0 <= self.temperature <= 100, "temperature", "between 0 and 100", self.temperature)
+        _require(self.top_k >= -1, "top_k", "0 or -1 (no limit) or a positive integer", self.top_k)
+        _require(0 < self.top_p <= 1, "top_p", "in (0, 1]", self.top_p)
+        _require(0 <= self.min_p <= 1, "min_p", "in [0, 1]", self.min_p)
+        _require(
+            0.01 <= self.repetition_penalty <= 100,
+            "repetition_penalty",
+            "between 0.01 and 100",
+            self.repetition_penalty,
+        )
+        _require(-2 <= self.presence_penalty <= 2, "presence_penalty", "between -2 and 2", self.presence_penalty)
+        _require(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "between -2 and 2", self.frequency_penalty)
+        _require(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "between 0 and max_tokens", self.min_tokens)
+        if self.logprobs is not None:
+            _require(0 <= self.logprobs <= MAX_LOGPROBS, "logprobs", f"between 0 and {MAX_LOGPROBS}", self.logprobs)
+        _require(0 <= self.seed < SEED_LIMIT, "seed", "between 0 and 2^63 - 1", self.seed)
+        for _, bias in self.logit_bias:
+            _require(-100 <= bias <= 100, "logit_bias", "between -100 and 100 for every token", bias)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def needs_penalties(self) -> bool:
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    def check_token_ids(self, vocab_size: int) -> None:
+        """Raises :class:`InvalidRequestError` when a token id named in the parameters is not in the vocabulary."""
+        for param, token_ids in (
+            ("logit_bias", [token for token, _ in self.logit_bias]),
+            ("stop_token_ids", self.stop_token_ids),
+        ):
+            check_token_ids(token_ids, vocab_size, param)
+
+
+def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
+    """Raises :class:`InvalidRequestError` naming the first id outside ``[0, vocab_size)``."""
+    if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
+        bad = next(token for token in token_ids if not 0 <= token < vocab_size)
+        raise InvalidRequestError(
+            f"{param} has the token id {bad}, but the model's vocabulary goes from 0 to {vocab_size - 1}.", param=param
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probabilities of one generated token, under the model's own distribution (before any processing).
+
+    Attributes:
+        logprob: of the chosen token.
+        top: ``(token id, log probability)``, most likely first, as many as were asked for.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence. Mutable, and changed only by the scheduler that owns it.
+
+    ``num_computed_tokens`` catches up with ``num_tokens``: prefill, chunked prefill, decode and verification are all
+    that one movement.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    eos_token_ids: frozenset[int] = frozenset()
+    output_token_ids: list[int] = field(default_factory=list)
+    """Tokens generated so far; a resumed request starts with what the client has already seen."""
+    speculation_method: str | None = None
+    """How to draft for this request; None leaves it to the worker."""
+    hands_off: bool = False
+    """True on a prefill worker: the request leaves after its first token, with ``HANDED_OFF``."""
+    urgency: Urgency = NOT_URGENT
+    tpot_target_s: float = 0.0
+    """Mean time per output token that it was promised, in seconds; 0: none."""
+    arrival_s: float = 0.0
+    """Monotonic clock, seconds."""
+    first_scheduled_s: float | None = None
+    """When it left the queue for the first time; monotonic clock."""
+    status: RequestStatus = RequestStatus.WAITING
+    finish_reason: FinishReason | None = None
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    """Prompt tokens whose KV came from the prefix cache when the request was first scheduled."""
+    block_ids: list[int] = field(default_factory=list)
+    steps: list[StepShare] = field(default_factory=list)
+    """Engine steps since its last token; the next output takes them along."""
+    block_hashes: list[bytes] = field(default_factory=list)
+    """Chained content hashes of the full blocks; grown by the block manager."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is RequestStatus.FINISHED
+
+    def token_at(self, position: int) -> int:
+        prompt_length = len(self.prompt_token_ids)
+        if position < prompt_length:
+            return self.prompt_token_ids[position]
+        return self.output_token_ids[position - prompt_length]
+
+    def tokens_between(self, start: int, end: int) -> list[int]:
+        """Known tokens at positions ``[start, end)``."""
+        prompt_length = len(self.prompt_token_ids)
+        if end <= prompt_length:
+            return self.prompt_token_ids[start:end]
+        if start >= prompt_length:
+            return self.output_token_ids[start - prompt_length : end - prompt_length]
+        return self.prompt_token_ids[start:] + self.output_token_ids[: end - prompt_length]
+
+    def move_to(self, status: RequestStatus) -> None:
+        """Raises RuntimeError on a transition that the table does not allow."""
+        if status not in _TRANSITIONS[self.status]:
+            raise RuntimeError(f"request {self.request_id}: illegal status change {self.status} → {status}")
+        self.status = status
+
+    def append_output(self, token_id: int) -> FinishReason | None:
+        """Adds a generated token and says whether it ends the request.
+
+        The ending token is part of the output; whether its text is shown is the detokenizer's business.
+        """
+        self.output_token_ids.append(token_id)
+        num_output = len(self.output_token_ids)
+        if num_output > self.params.min_tokens:
+            if token_id in self.params.stop_token_ids:
+                return FinishReason.STOP
+            if not self.params.ignore_eos and token_id in self.eos_token_ids:
+                return FinishReason.STOP
+        if num_output >= self.params.max_tokens:
+            return FinishReason.LENGTH
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """What one engine step produced for one request.
+
+    Attributes:
+        token_ids: new tokens in order; several when drafts were accepted, none with an error or an abort.
+        logprobs: one entry per token, or None when the request did not ask.
+        finish_reason: set on the last output of the request.
+        num_cached_tokens: prompt tokens that the prefix cache held.
+        num_drafted: tokens that were guessed and verified in this step; ``num_accepted`` of them were right.
+        drafted_by: the speculation method that guessed them; empty without any.
+        error: message when ``finish_reason`` is ``ERROR``.
+        steps: the engine's steps since the output before, and what the request had of each.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    drafted_by: str = ""
+    error: str | None = None
+    steps: tuple[StepShare, ...] = ()

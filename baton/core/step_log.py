@@ -1,0 +1,194 @@
+"""The engine steps of one sequence, as the router keeps them: columns of numbers, bounded. No torch here."""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections.abc import Iterator
+from typing import NamedTuple
+
+MAX_STEPS = 256
+MAX_SLOWEST = 8
+
+
+class StepRow(NamedTuple):
+    """One step, or several merged ones, on the router's monotonic clock. All are floats, as they are stored.
+
+    Attributes:
+        step_index: the engine's number of the (last) step.
+        busy_s: time spent in the step; ``draft_s`` of it went into guessing tokens.
+        num_computed: known tokens of this sequence that were computed; more than one in prefill and recomputation.
+        num_emitted: new tokens; the first of them is the sequence's output token number ``first_token``, from 0.
+        num_sequences, num_batch_tokens, num_prompt_tokens: of the whole step, see :class:`baton.core.steps.EngineStep`.
+        received_s: when the router had the tokens; ``gap_s`` after those before.
+    """
+
+    step_index: float
+    started_s: float
+    ended_s: float
+    busy_s: float
+    draft_s: float
+    num_steps: float
+    num_computed: float
+    num_emitted: float
+    num_drafted: float
+    num_accepted: float
+    num_sequences: float
+    num_batch_tokens: float
+    num_prompt_tokens: float
+    received_s: float
+    first_token: float
+    gap_s: float
+
+    @property
+    def recomputes(self) -> bool:
+        """Computes what was known already, besides or instead of a new token."""
+        return self.num_computed > self.num_steps or self.num_emitted == 0
+
+    def merged_with(self, later: StepRow) -> StepRow:
+        return StepRow(
+            later.step_index,
+            self.started_s,
+            later.ended_s,
+            self.busy_s + later.busy_s,
+            self.draft_s + later.draft_s,
+            self.num_steps + later.num_steps,
+            self.num_computed + later.num_computed,
+            self.num_emitted + later.num_emitted,
+            self.num_drafted + later.num_drafted,
+            self.num_accepted + later.num_accepted,
+            max(self.num_sequences, later.num_sequences),
+            max(self.num_batch_tokens, later.num_batch_tokens),
+            max(self.num_prompt_tokens, later.num_prompt_tokens),
+            later.received_s,
+            self.first_token,
+            max(self.gap_s, later.gap_s),
+        )
+
+    def to_dict(self, origin_s: float) -> dict[str, int | float]:
+        """JSON-ready; times in milliseconds since ``origin_s``."""
+        return {
+            "step": int(self.step_index),
+            "start_ms": round((self.started_s - origin_s) * 1e3, 3),
+            "duration_ms": round((self.ended_s - self.started_s) * 1e3, 3),
+            "busy_ms": round(self.busy_s * 1e3, 3),
+            "draft_ms": round(self.draft_s * 1e3, 3),
+            "steps": int(self.num_steps),
+            "computed_tokens": int(self.num_computed),
+            "tokens": int(self.num_emitted),
+            "first_token": int(self.first_token),
+            "drafted_tokens": int(self.num_drafted),
+            "accepted_tokens": int(self.num_accepted),
+            "batch_sequences": int(self.num_sequences),
+            "batch_tokens": int(self.num_batch_tokens),
+            "batch_prompt_tokens": int(self.num_prompt_tokens),
+            "received_ms": round((self.received_s - origin_s) * 1e3, 3),
+            "gap_ms": round(self.gap_s * 1e3, 3),
+        }
+
+
+_WIDTH = len(StepRow._fields)
+
+
+class StepLog:
+    """The first ``limit`` steps one by one; of the others their sum, and the ``num_slowest`` with the largest gaps."""
+
+    __slots__ = ("_cells", "_last_received_s", "_limit", "_num_slowest", "_slowest", "rest")
+
+    def __init__(self, limit: int = MAX_STEPS, num_slowest: int = MAX_SLOWEST) -> None:
+        self._cells = array("d")
+        self._limit = limit * _WIDTH
+        self._num_slowest = num_slowest
+        self._slowest: list[tuple[float, StepRow, StepRow]] = []
+        self._last_received_s: float | None = None
+        self.rest: StepRow | None = None
+        """What came behind the limit, merged."""
+
+    def follow(self, received_s: float) -> None:
+        """Gaps are counted from ``received_s`` on: the moment of the token before the first of these."""
+        self._last_received_s = received_s
+
+    def add(
+        self,
+        *,
+        step_index: int,
+        started_s: float,
+        ended_s: float,
+        busy_s: float,
+        draft_s: float,
+        num_steps: int,
+        num_computed: int,
+        num_emitted: int,
+        num_drafted: int,
+        num_accepted: int,
+        num_sequences: int,
+        num_batch_tokens: int,
+        num_prompt_tokens: int,
+        received_s: float,
+        first_token: int,
+    ) -> None:
+        """Steps come in order."""
+        gap_s = 0.0
+        if num_emitted:
+            if self._last_received_s is not None:
+                gap_s = received_s - self._last_received_s
+            self._last_received_s = received_s
+        cells = (
+            step_index, started_s, ended_s, busy_s, draft_s, num_steps, num_computed, num_emitted, num_drafted,
+            num_accepted, num_sequences, num_batch_tokens, num_prompt_tokens, received_s, first_token, gap_s,
+        )  # fmt: skip
+        if len(self._cells) < self._limit:
+            self._cells.extend(cells)
+        else:
+            self._fold(StepRow._make(map(float, cells)))
+
+    def _fold(self, row: StepRow) -> None:
+        before = self.rest or self._last_kept() or row
+        # Rows differ in their times, so the heap never compares further than that.
+        heapq.heappush(self._slowest, (row.gap_s, row, before))
+        if len(self._slowest) > self._num_slowest:
+            heapq.heappop(self._slowest)
+        self.rest = row if self.rest is None else self.rest.merged_with(row)
+
+    def _last_kept(self) -> StepRow | None:
+        return StepRow._make(self._cells[-_WIDTH:]) if self._cells else None
+
+    def __len__(self) -> int:
+        """Steps, merged ones counted one by one."""
+        return int(sum(row.num_steps for row in self))
+
+    def __bool__(self) -> bool:
+        return bool(self._cells) or self.rest is not None
+
+    def __iter__(self) -> Iterator[StepRow]:
+        """What is kept apart, and behind it the rest as one."""
+        yield from self.kept()
+        if self.rest is not None:
+            yield self.rest
+
+    def kept(self) -> Iterator[StepRow]:
+        """The first steps, one by one."""
+        for start in range(0, len(self._cells), _WIDTH):
+            yield StepRow._make(self._cells[start : start + _WIDTH])
+
+    def slowest_behind_limit(self) -> list[StepRow]:
+        """Of the rest, those with the largest gaps; slowest first."""
+        return [row for _, row, _ in sorted(self._slowest, reverse=True)]
+
+    def slowest_gap(self) -> tuple[StepRow, StepRow | None] | None:
+        """The step that ended the longest wait for a token, and what was before it; None without any."""
+        found: tuple[float, StepRow, StepRow | None] | None = max(self._slowest, default=None)
+        before: StepRow | None = None
+        for row in self.kept():
+            if row.num_emitted and row.gap_s > (found[0] if found else 0.0):
+                found = (row.gap_s, row, before)
+            before = row
+        return None if found is None else (found[1], found[2])
+
+    def to_dict(self, origin_s: float) -> dict[str, object]:
+        """JSON-ready; times in milliseconds since ``origin_s``."""
+        return {
+            "kept": [row.to_dict(origin_s) for row in self.kept()],
+            "rest": None if self.rest is None else self.rest.to_dict(origin_s),
+            "slowest_of_rest": [row.to_dict(origin_s) for row in self.slowest_behind_limit()],
+        }

@@ -1,0 +1,240 @@
+"""A request's life as named events on one monotonic clock, and the durations that follow from them. No torch here.
+
+Every process records its own events with ``time.monotonic()``. The router shifts a worker's events onto its own clock
+with an offset that it measures (see ``cluster/registry/worker_client.py``), so that one waterfall shows them all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from baton.core.step_log import StepLog
+
+
+class Event(StrEnum):
+    """Every lifecycle event has its name here, in the order of a request that goes well."""
+
+    RECEIVED = "received"
+    """The request's first bytes reached this machine."""
+    ACCEPTED = "accepted"
+    """The HTTP server began to work on it."""
+    PARSED = "parsed"
+    """Its body is read, and is JSON."""
+    TOKENIZED = "tokenized"
+    ADMITTED = "admitted"
+    """The router took the sequence."""
+    DISPATCHED = "dispatched"
+    """It had to wait in the router's queue, and leaves it; requests that go at once have none."""
+    ROUTED = "routed"
+    PREFILL_QUEUED = "prefill_queued"
+    PREFILL_STARTED = "prefill_started"
+    FIRST_TOKEN_SAMPLED = "first_token_sampled"
+    FIRST_TOKEN = "first_token"
+    """The first token reached the router."""
+    FIRST_TOKEN_SENT = "first_token_sent"
+    """It is on its way to a client that streams."""
+    TRANSFER_STARTED = "transfer_started"
+    """The prefill worker asked the decode worker for room."""
+    TRANSFER_RESERVED = "transfer_reserved"
+    KV_COMMITTED = "kv_committed"
+    """The decode worker has all of it."""
+    TRANSFER_ACKNOWLEDGED = "transfer_acknowledged"
+    """The prefill worker knows, and gives its blocks back."""
+    DECODE_RECEIVED = "decode_received"
+    """The decode worker knows of the request; it may still wait for the KV."""
+    DECODE_QUEUED = "decode_queued"
+    DECODE_STARTED = "decode_started"
+    SECOND_TOKEN = "second_token"
+    FINISHED = "finished"
+    """The router has the last token."""
+    DETOKENIZED = "detokenized"
+    """The last text is there."""
+    RESPONDED = "responded"
+    """The other sequences of the request are done too; only where there are any."""
+    SENT = "sent"
+    """Its last byte is handed to the connection."""
+
+
+# (span, from, to): the rows of the waterfall. Spans overlap where the work does.
+SPANS: tuple[tuple[str, Event, Event], ...] = (
+    ("tokenize", Event.RECEIVED, Event.TOKENIZED),
+    ("route", Event.TOKENIZED, Event.ROUTED),
+    ("queue", Event.PREFILL_QUEUED, Event.PREFILL_STARTED),
+    ("prefill", Event.PREFILL_STARTED, Event.FIRST_TOKEN_SAMPLED),
+    ("first_token", Event.RECEIVED, Event.FIRST_TOKEN),
+    ("reserve", Event.TRANSFER_STARTED, Event.TRANSFER_RESERVED),
+    ("transfer", Event.TRANSFER_STARTED, Event.KV_COMMITTED),
+    ("decode_queue", Event.DECODE_QUEUED, Event.DECODE_STARTED),
+    ("decode", Event.FIRST_TOKEN, Event.FINISHED),
+    ("total", Event.RECEIVED, Event.FINISHED),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TransferPart:
+    """Some of a hand-off's KV, or several parts merged.
+
+    Attributes:
+        started_s: it was read from the cache.
+        sent_s: the transport took it.
+        acknowledged_s: the receiver had written it, as far as the sender knows; 0 while it does not.
+    """
+
+    num_bytes: int
+    num_parts: int
+    started_s: float
+    sent_s: float
+    acknowledged_s: float
+
+    def to_dict(self, origin_s: float) -> dict[str, int | float | None]:
+        """JSON-ready; times in milliseconds since ``origin_s``."""
+        acknowledged = round((self.acknowledged_s - origin_s) * 1e3, 3) if self.acknowledged_s else None
+        return {
+            "bytes": self.num_bytes,
+            "parts": self.num_parts,
+            "start_ms": round((self.started_s - origin_s) * 1e3, 3),
+            "sent_ms": round((self.sent_s - origin_s) * 1e3, 3),
+            "acknowledged_ms": acknowledged,
+        }
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """What came of the tokens that a speculation method guessed for a request, and that were verified."""
+
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+    def to_dict(self) -> dict[str, int]:
+        """JSON-ready."""
+        return {"drafted_tokens": self.num_drafted, "accepted_tokens": self.num_accepted}
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAttempt:
+    """An attempt of the router that failed, and that another one followed.
+
+    Attributes:
+        resumed_s: that one had its workers; None while it has none, or if none ever came.
+    """
+
+    failed_s: float
+    error: str
+    resumed_s: float | None = None
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Events of one request, in seconds of the local monotonic clock, and what is worth knowing beside them.
+
+    Attributes:
+        prefill_steps, decode_steps: the steps of the engines that the sequence took part in.
+        parts: of the hand-off; the sender bounds their number.
+        drafts: by speculation method, what it guessed; there when the request is over.
+        routing: how the workers were chosen, JSON-ready; see ``docs/routing.md``.
+        group: id of the HTTP request, where that has several sequences.
+        clock: monotonic seconds; a simulation brings its own.
+    """
+
+    request_id: str
+    events: dict[Event, float] = field(default_factory=dict)
+    attributes: dict[str, str | int | float | bool] = field(default_factory=dict)
+    prefill_steps: StepLog = field(default_factory=StepLog)
+    decode_steps: StepLog = field(default_factory=StepLog)
+    parts: list[TransferPart] = field(default_factory=list)
+    failed_attempts: list[FailedAttempt] = field(default_factory=list)
+    drafts: Mapping[str, DraftCounts] = field(default_factory=dict)
+    routing: Mapping[str, object] = field(default_factory=dict)
+    group: str | None = None
+    clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
+
+    def record(self, event: Event, at_s: float | None = None) -> None:
+        """Keeps the first time of each event: a retry does not hide what came before it."""
+        self.events.setdefault(event, self.clock() if at_s is None else at_s)
+
+    def replace(self, event: Event, at_s: float | None = None) -> None:
+        """Overwrites an event that a retry made happen again."""
+        self.events[event] = self.clock() if at_s is None else at_s
+
+    def resume(self, at_s: float) -> None:
+        """The attempt behind the last one that failed has its workers."""
+        last = self.failed_attempts[-1]
+        self.failed_attempts[-1] = FailedAttempt(last.failed_s, last.error, at_s)
+
+    def between_ms(self, start: Event, end: Event) -> float | None:
+        """Milliseconds from ``start`` to ``end``, or None while either is missing."""
+        if start not in self.events or end not in self.events:
+            return None
+        return (self.events[end] - self.events[start]) * 1e3
+
+    @property
+    def origin_s(self) -> float:
+        """When it began; 0 while nothing has happened."""
+        return self.events.get(Event.RECEIVED, min(self.events.values(), default=0.0))
+
+    @property
+    def queue_ms(self) -> float | None:
+        return self.between_ms(Event.PREFILL_QUEUED, Event.PREFILL_STARTED)
+
+    @property
+    def prefill_ms(self) -> float | None:
+        return self.between_ms(Event.PREFILL_STARTED, Event.FIRST_TOKEN_SAMPLED)
+
+    @property
+    def transfer_ms(self) -> float | None:
+        return self.between_ms(Event.TRANSFER_STARTED, Event.KV_COMMITTED)
+
+    @property
+    def ttft_ms(self) -> float | None:
+        return self.between_ms(Event.RECEIVED, Event.FIRST_TOKEN)
+
+    @property
+    def total_ms(self) -> float | None:
+        return self.between_ms(Event.RECEIVED, Event.FINISHED)
+
+    def tpot_ms(self, num_output_tokens: int) -> float | None:
+        """Mean milliseconds per output token after the first."""
+        decode_ms = self.between_ms(Event.FIRST_TOKEN, Event.FINISHED)
+        if decode_ms is None or num_output_tokens < 2:
+            return None
+        return decode_ms / (num_output_tokens - 1)
+
+    def to_dict(self) -> dict[str, object]:
+        """JSON-ready: events and spans, steps, parts; times are milliseconds since the request was received.
+
+        :mod:`baton.explain.blame` adds the stages, which follow from these.
+        """
+        origin = self.origin_s
+        return {
+            "request_id": self.request_id,
+            "events": [
+                {"name": str(event), "at_ms": round((at_s - origin) * 1e3, 3)}
+                for event, at_s in sorted(self.events.items(), key=lambda item: item[1])
+            ],
+            "spans": [
+                {
+                    "name": name,
+                    "start_ms": round((self.events[start] - origin) * 1e3, 3),
+                    "duration_ms": round((self.events[end] - self.events[start]) * 1e3, 3),
+                }
+                for name, start, end in SPANS
+                if start in self.events and end in self.events
+            ],
+            "prefill_steps": self.prefill_steps.to_dict(origin),
+            "decode_steps": self.decode_steps.to_dict(origin),
+            "transfer_parts": [part.to_dict(origin) for part in self.parts],
+            "failed_attempts": [
+                {
+                    "at_ms": round((attempt.failed_s - origin) * 1e3, 3),
+                    "error": attempt.error,
+                    "resumed_ms": None if attempt.resumed_s is None else round((attempt.resumed_s - origin) * 1e3, 3),
+                }
+                for attempt in self.failed_attempts
+            ],
+            "drafts": {method: counts.to_dict() for method, counts in self.drafts.items()},
+            "attributes": dict(self.attributes),
+            "routing": dict(self.routing),
+        }

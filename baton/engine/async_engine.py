@@ -1,0 +1,336 @@
+"""The engine for asyncio: one stream of outputs per request, the thread hidden, one wake-up of the loop a step."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from baton.core.errors import (
+    ContextLengthError,
+    InternalError,
+    InvalidRequestError,
+    RequestCancelledError,
+    WorkerLostError,
+)
+from baton.core.request import FinishReason, Request, TokenOutput, check_token_ids
+from baton.core.step_samples import StepSample
+from baton.engine.engine import AheadRule, Engine, StepListener, never
+from baton.engine.kv_cache.block_manager import BlockManager
+from baton.engine.kv_cache.block_pool import BlockUsage
+from baton.engine.loop import EngineLoop
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.sampling.verification import Proposer, Verifier
+from baton.engine.scheduling.ordering import OrderingPolicy
+from baton.engine.scheduling.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
+from baton.engine.scheduling.step_cost_fit import StepCostFit
+from baton.engine.scheduling.step_meter import MeasuredStep, SampleListener
+
+T = TypeVar("T")
+_Stream = asyncio.Queue[TokenOutput | WorkerLostError]
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters since start, and the present state."""
+
+    num_running: int
+    num_waiting: int
+    blocks: BlockUsage
+    num_leaked_blocks: int
+    num_preemptions: int
+    num_steps: int
+    num_prefill_tokens: int
+    num_generated_tokens: int
+
+
+class AsyncEngine:
+    """Owns an :class:`Engine` and its thread.
+
+    Args:
+        ordering: of requests that wait; first come, first served by default.
+        verifier: turns logits into tokens; the decode role brings one that knows drafts.
+        proposer: a speculation method, or None; drafts at most ``max_draft_tokens`` per request and step.
+        runs_ahead: when a step may be launched before the tokens of the one before it are known.
+
+    Attributes:
+        scheduled_listeners, computed_listeners: called in the engine's thread with each step's plan, before it runs
+            and when its KV is in the cache, or will be at this point of the device's stream. Add to them before
+            :meth:`start`.
+        measured_listeners: the same, with what each step cost.
+        closed: set when the engine has ended.
+        block_holders: give the block lists that others than requests and leases hold, for the leak check; called in
+            the engine's thread.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        limits: SchedulerLimits,
+        *,
+        prefix_caching: bool = True,
+        ordering: OrderingPolicy | None = None,
+        verifier: Verifier | None = None,
+        proposer: Proposer | None = None,
+        max_draft_tokens: int = 8,
+        num_threads: int | None = None,
+        niceness: int = 0,
+        runs_ahead: AheadRule = never,
+    ) -> None:
+        self.runner = runner
+        self.blocks = BlockManager(runner.cache.num_blocks, runner.spec.block_size, prefix_caching=prefix_caching)
+        costs = StepCostFit()
+        self.scheduler = Scheduler(limits, self.blocks, ordering, costs.pace)
+        self.scheduled_listeners: list[StepListener] = [self._count_step]
+        self.computed_listeners: list[StepListener] = []
+        self.measured_listeners: list[SampleListener] = [costs.observe]
+        self.block_holders: list[Callable[[], Iterable[Sequence[int]]]] = []
+        self._engine = Engine(
+            runner,
+            self.scheduler,
+            verifier,
+            proposer,
+            self.scheduled_listeners,
+            self.computed_listeners,
+            self.measured_listeners,
+            max_draft_tokens,
+            runs_ahead,
+        )
+        self._thread = EngineLoop(
+            self._engine, self._deliver, self._check_blocks, num_threads, self._on_closed, niceness
+        )
+        self.closed = asyncio.Event()
+        self._streams: dict[str, _Stream] = {}  # by request id; engine's thread
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._freed = asyncio.Event()
+        self._ending = "this worker's engine broke"
+        self._num_leaked_blocks = 0
+        self._num_steps = 0
+        self._num_prefill_tokens = 0
+        self._num_generated_tokens = 0
+
+    def start(self) -> None:
+        """Call it inside the event loop that will consume the streams."""
+        self._loop = asyncio.get_running_loop()
+        self.runner.cache.on_copy_error = self._copy_failed
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Ends the thread; streams that are still open end with :class:`WorkerLostError`."""
+        self._ending = "this worker is shutting down"
+        await asyncio.to_thread(self._thread.stop)
+        self._end_streams()
+
+    def _copy_failed(self, error: Exception) -> None:
+        """Any thread. The engine ends if the device is lost, of which no step may ever tell."""
+
+        def look() -> None:
+            raise error
+
+        self.post(look)
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Runs ``function`` in the engine's thread, between two steps: the only way to touch scheduler and blocks.
+
+        A step may be on the device all the same; copies of KV keep their order with it by :meth:`PagedKVCache.mark`.
+        """
+        return await self._thread.call(function)
+
+    def post(self, function: Callable[[], object]) -> None:
+        """:meth:`call` without waiting."""
+        self._thread.submit(function)
+
+    def check_request(self, request: Request) -> None:
+        """Raises :class:`InvalidRequestError` for token ids outside the vocabulary or a request that cannot fit."""
+        vocab_size = self.runner.loaded.vocab_size
+        check_token_ids(request.prompt_token_ids, vocab_size, "prompt")
+        check_token_ids(request.output_token_ids, vocab_size, "output")
+        request.params.check_token_ids(vocab_size)
+        if not request.prompt_token_ids:
+            raise ContextLengthError("The prompt has no tokens; at least one is needed.", param="prompt")
+        if len(request.output_token_ids) >= request.params.max_tokens:
+            raise InvalidRequestError(
+                f"The sequence has {len(request.output_token_ids)} generated tokens already, but max_tokens is "
+                f"{request.params.max_tokens}.",
+                param="max_tokens",
+            )
+        self.scheduler.check_fits(request)
+
+    async def generate(
+        self, request: Request, adopt: Callable[[Request], None] | None = None
+    ) -> AsyncGenerator[TokenOutput]:
+        """Streams a request's tokens until it finishes. Closing the iterator aborts it.
+
+        Args:
+            adopt: called in the engine's thread once the request is in; gives it blocks that hold its KV already.
+
+        Raises:
+            InvalidRequestError: it can never run.
+            InternalError: the engine failed on it, or its id is in use.
+            RequestCancelledError: somebody else aborted it.
+            WorkerLostError: the engine was stopped.
+        """
+        self.check_request(request)
+        stream: _Stream = asyncio.Queue()
+        finished = False
+        try:
+            await self.call(lambda: self._add(request, stream, adopt))
+            while not finished:
+                output = await stream.get()
+                if isinstance(output, WorkerLostError):
+                    raise output
+                finished = output.finish_reason is not None
+                if output.finish_reason is FinishReason.ERROR:
+                    raise InternalError(output.error or "the engine failed on this request")
+                if output.finish_reason is FinishReason.ABORT:
+                    raise RequestCancelledError(f"request {request.request_id} was aborted")
+                yield output
+        finally:
+            if not finished:
+                self.post(lambda: self._abort(request))
+
+    def notify_freed_threadsafe(self) -> None:
+        """:meth:`notify_freed` from the engine's thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.notify_freed)
+
+    async def stats(self) -> EngineStats:
+        return await self.call(self._stats)
+
+    async def step_samples(self, after: int) -> tuple[int, list[StepSample]]:
+        """The number of the newest sample, and the samples behind number ``after`` that are kept."""
+        samples = self._engine.meter.samples
+        return await self.call(lambda: (samples.last_index, samples.after(after)))
+
+    @asynccontextmanager
+    async def unrecorded(self) -> AsyncIterator[list[MeasuredStep]]:
+        """Requests that run inside leave nothing behind: no cached prefix, nothing counted, nothing learned.
+
+        Only for an engine that serves nothing else meanwhile. :meth:`take_steps` returns what the steps inside cost.
+
+        Yields:
+            A list. What is in it when the block ends without an error is learned from.
+        """
+        prefix_caching = await self.call(self._begin_unrecorded)
+        learned: list[MeasuredStep] = []
+        try:
+            yield learned
+        except BaseException:
+            learned.clear()
+            raise
+        finally:
+            await self.call(lambda: self._end_unrecorded(learned, prefix_caching=prefix_caching))
+
+    async def take_steps(self) -> list[MeasuredStep]:
+        """Inside of :meth:`unrecorded`: the steps since it began, or since the last call."""
+        return await self.call(self._engine.meter.take)
+
+    def _begin_unrecorded(self) -> bool:
+        """Engine's thread. Whether prefixes were cached until now."""
+        self._engine.meter.hold()
+        was_caching, self.blocks.prefix_caching = self.blocks.prefix_caching, False
+        return was_caching
+
+    def _end_unrecorded(self, learned: Sequence[MeasuredStep], *, prefix_caching: bool) -> None:
+        """Engine's thread."""
+        self._engine.meter.resume(learned)
+        self.blocks.prefix_caching = prefix_caching
+        self._num_steps = self._num_prefill_tokens = self._num_generated_tokens = 0
+        self.scheduler.num_preemptions = 0
+
+    @property
+    def blocks_freed(self) -> asyncio.Event:
+        """Set when a request's blocks go back to the pool. Take it before looking whether there is room."""
+        return self._freed
+
+    def _add(self, request: Request, stream: _Stream, adopt: Callable[[Request], None] | None) -> None:
+        """Engine's thread."""
+        if self.scheduler.get(request.request_id) is not None:
+            raise InternalError(f"request id {request.request_id} is in use on this worker")
+        self.scheduler.add(request)
+        # Outputs find their stream in this thread too, so that none reaches a later request with the same id.
+        self._streams[request.request_id] = stream
+        if adopt is not None:
+            adopt(request)
+
+    def _abort(self, request: Request) -> None:
+        """Engine's thread. Nothing happens to a request that is over, or to another one with the same id."""
+        if self.scheduler.get(request.request_id) is request:
+            self._engine.finish(request.request_id, FinishReason.ABORT)
+            self._deliver([TokenOutput(request.request_id, finish_reason=FinishReason.ABORT)])
+
+    def _stats(self) -> EngineStats:
+        return EngineStats(
+            num_running=self.scheduler.num_running,
+            num_waiting=self.scheduler.num_waiting,
+            blocks=self.blocks.usage(),
+            num_leaked_blocks=self._num_leaked_blocks,
+            num_preemptions=self.scheduler.num_preemptions,
+            num_steps=self._num_steps,
+            num_prefill_tokens=self._num_prefill_tokens,
+            num_generated_tokens=self._num_generated_tokens,
+        )
+
+    def _on_closed(self) -> None:
+        """Engine's thread, at its end: also when a fault ended it, nobody waits for it any longer."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._end_streams)
+
+    def _end_streams(self) -> None:
+        while self._streams:
+            self._streams.popitem()[1].put_nowait(WorkerLostError(self._ending))
+        self.closed.set()
+
+    def _count_step(self, plan: Sequence[ScheduledSequence]) -> None:
+        self._num_steps += 1
+        for sequence in plan:
+            start = sequence.request.num_computed_tokens
+            prompt = sequence.request.num_prompt_tokens
+            self._num_prefill_tokens += max(0, min(start + sequence.num_tokens, prompt) - start)
+
+    def _deliver(self, outputs: Sequence[TokenOutput]) -> None:
+        """Engine's thread: one wake-up of the event loop for all of a step's outputs."""
+        self._num_generated_tokens += sum(len(output.token_ids) for output in outputs)
+        deliveries = []
+        for output in outputs:
+            over = output.finish_reason is not None
+            stream = self._streams.pop(output.request_id, None) if over else self._streams.get(output.request_id)
+            if stream is not None:
+                deliveries.append((stream, output))
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._dispatch, deliveries)
+
+    def _dispatch(self, deliveries: Sequence[tuple[_Stream, TokenOutput]]) -> None:
+        for stream, output in deliveries:
+            stream.put_nowait(output)
+        if any(output.finish_reason is not None for _, output in deliveries):
+            self.notify_freed()
+
+    def notify_freed(self) -> None:
+        """Wakes everyone who waits for blocks. Event loop only."""
+        # A fresh event each time: nobody can clear one that another still has to see.
+        freed, self._freed = self._freed, asyncio.Event()
+        freed.set()
+
+    def _check_blocks(self) -> None:
+        """Engine's thread, idle: every block must be free, cached, leased or reserved."""
+        held: list[Sequence[int]] = [request.block_ids for request in self.scheduler.requests]
+        for holder in self.block_holders:
+            held.extend(holder())
+        problems = self.blocks.pool.check(held)
+        if problems:
+            self._num_leaked_blocks = max(self._num_leaked_blocks, len(problems))
+            logger.error("KV block accounting is wrong: %s", "; ".join(problems[:5]))
+
+
+async def generate_all(engine: AsyncEngine, request: Request) -> list[int]:
+    """All tokens of a request at once, for tests and aggregated runs."""
+    tokens: list[int] = []
+    async with aclosing(engine.generate(request)) as outputs:
+        async for output in outputs:
+            tokens.extend(output.token_ids)
+    return tokens

@@ -1,0 +1,249 @@
+"""Attention over the paged cache as Triton kernels: keys and values are read where they lie, through the block table.
+
+A program computes the queries of one tile for one KV head. A tile is ``block_q`` adjacent new tokens of one sequence;
+its rows are these tokens with each of the ``share`` query heads of the KV head, so that every key is loaded once for
+all of them. The softmax runs along with the keys (Milakov and Gimelshein, "Online normalizer calculation for softmax",
+2018; Dao et al., "FlashAttention", 2022). Where there are few tiles, ``splits`` programs share the keys of each, and
+:func:`merge` puts their results together (Dao et al., "Flash-Decoding for long-context inference", 2023).
+
+Which tile is whose needs no table: tile ``t`` belongs to the last sequence ``s`` with
+``first token of s // block_q + s <= t``, and a tile behind the end of its sequence has nothing to do.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# What changes from batch to batch. Kernels are not compiled anew because a number happens to be 1 or divisible by 16.
+_OF_BATCH = ["first_seq", "num_seqs", "num_tokens", "table_width", "tree_width", "ancestor_width"]
+
+_LIFT = tl.constexpr(32768.0)
+"""What weights of int8 values are multiplied by, so that small ones are numbers of float16; the largest still are."""
+_LEAST_UNIT = tl.constexpr(1e-30)
+
+
+@triton.jit(do_not_specialize=_OF_BATCH)
+def attend(
+    query,  # [num_tokens, num_heads, key_dim]
+    keys,  # [num_slots, num_kv_heads, key_dim], of the query's dtype or int8
+    values,  # [num_slots, num_kv_heads, value_dim]
+    key_scales,  # of int8: [num_slots, num_kv_heads]
+    value_scales,
+    output,  # [num_tokens, num_heads, value_dim], contiguous; split: [splits, num_tokens, num_heads, value_dim]
+    stats,  # split: [2, splits, num_tokens, num_heads], maximum and sum of each row
+    sinks,  # [num_heads]
+    sequences,  # and the others of a plan, see baton.engine.attention.paged_plan
+    tables,
+    positions,
+    nodes,
+    ancestors,
+    first_seq,  # sequences [first_seq, first_seq + num_seqs) are computed
+    num_seqs,
+    num_tokens,  # rows of output
+    table_width,
+    tree_width,
+    ancestor_width,
+    scale,  # of the scores, times log2(e) unless they are capped
+    softcap,
+    query_token_stride,
+    query_head_stride,
+    key_slot_stride,
+    key_head_stride,
+    value_slot_stride,
+    value_head_stride,
+    key_scale_slot_stride,
+    key_scale_head_stride,
+    value_scale_slot_stride,
+    value_scale_head_stride,
+    share: tl.constexpr,
+    key_dim: tl.constexpr,
+    value_dim: tl.constexpr,
+    block_size: tl.constexpr,  # tokens per block of the cache
+    window: tl.constexpr,  # 0: none
+    has_softcap: tl.constexpr,
+    has_sinks: tl.constexpr,
+    has_trees: tl.constexpr,
+    has_int8: tl.constexpr,
+    is_split: tl.constexpr,
+    block_q: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_key: tl.constexpr,
+    block_value: tl.constexpr,
+):
+    log2e: tl.constexpr = 1.4426950408889634
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    num_heads = tl.num_programs(1) * share
+
+    base = tl.load(sequences + first_seq * 5)
+    low = 0
+    high = num_seqs
+    while high - low > 1:
+        middle = (low + high) // 2
+        first_tile = (tl.load(sequences + (first_seq + middle) * 5) - base) // block_q + middle
+        low = tl.where(first_tile <= tile, middle, low)
+        high = tl.where(first_tile <= tile, high, middle)
+    seq = first_seq + low
+    token = tl.load(sequences + seq * 5)
+    num_queries = tl.load(sequences + seq * 5 + 5) - token
+    first_query = (tile - (token - base) // block_q - low) * block_q
+    if first_query >= num_queries:
+        return
+    start = tl.load(sequences + seq * 5 + 1)
+    end = tl.load(sequences + seq * 5 + 2)
+    first_key = tl.load(sequences + seq * 5 + 3)
+    tree_start = tl.load(sequences + seq * 5 + 4)
+
+    rows = tl.arange(0, block_m)
+    queries = first_query + rows // share
+    heads = kv_head * share + rows % share
+    is_row = (rows < block_q * share) & (queries < num_queries)
+    tokens = (token + queries).to(tl.int64)
+    key_dims = tl.arange(0, block_key)
+    value_dims = tl.arange(0, block_value)
+    q = tl.load(
+        query + tokens[:, None] * query_token_stride + heads[:, None] * query_head_stride + key_dims[None, :],
+        mask=is_row[:, None] & (key_dims < key_dim)[None, :],
+        other=0.0,
+    )
+    query_positions = tl.load(positions + tokens, mask=is_row, other=0) if has_trees else start + queries
+
+    # In a tree, too, nobody sees what lies behind him, and nobody's position is before the tree's beginning.
+    last_key = tl.minimum(end, start + tl.minimum(first_query + block_q, num_queries))
+    if window > 0:
+        first_key = tl.maximum(first_key, tl.minimum(start + first_query, tree_start) - window + 1)
+    first = first_key
+    last = last_key
+    if is_split:
+        num_steps = tl.cdiv(tl.maximum(last_key - first_key, 0), block_n)
+        own = tl.cdiv(num_steps, tl.num_programs(2)) * block_n
+        first = first_key + split * own
+        last = tl.minimum(last_key, first + own)
+
+    maximum = tl.full([block_m], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([block_m], dtype=tl.float32)
+    acc = tl.zeros([block_m, block_value], dtype=tl.float32)
+    unit = tl.full((), _LEAST_UNIT, dtype=tl.float32)  # what sums over whole numbers are worth
+    for step in range(first, last, block_n):
+        places = step + tl.arange(0, block_n)
+        inside = places < last
+        block = tl.load(tables + seq * table_width + places // block_size, mask=inside, other=0)
+        slots = block.to(tl.int64) * block_size + places % block_size
+        k = tl.load(
+            keys + slots[None, :] * key_slot_stride + kv_head * key_head_stride + key_dims[:, None],
+            mask=inside[None, :] & (key_dims < key_dim)[:, None],
+            other=0.0,
+        )
+        scores = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scale
+        if has_int8:  # whole numbers are exact in any dtype
+            key_scale = tl.load(
+                key_scales + slots * key_scale_slot_stride + kv_head * key_scale_head_stride, mask=inside, other=0.0
+            )
+            scores *= key_scale[None, :]
+        if has_softcap:
+            # tanh by one exponential; it has the right limits where that overflows
+            scores = softcap * (1 - 2 / (tl.exp(2 / softcap * scores) + 1)) * log2e
+        visible = is_row[:, None] & inside[None, :]
+        key_positions = places
+        if has_trees:
+            in_tree = inside & (places >= tree_start)
+            node = tl.where(in_tree, places - tree_start, 0)
+            key_positions = tl.load(nodes + seq * tree_width + node, mask=in_tree, other=0)
+            key_positions = tl.where(in_tree, key_positions, places)
+            words = tl.load(
+                ancestors + tokens[:, None] * ancestor_width + (node // 32)[None, :],
+                mask=is_row[:, None] & in_tree[None, :],
+                other=0,
+            )
+            related = ((words >> (node % 32)[None, :]) & 1) != 0
+            visible &= tl.where(in_tree[None, :], related, places[None, :] <= query_positions[:, None])
+        else:
+            visible &= places[None, :] <= query_positions[:, None]
+        if window > 0:
+            visible &= key_positions[None, :] > query_positions[:, None] - window
+        scores = tl.where(visible, scores, float("-inf"))
+        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
+        reference = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)  # while a row has seen nothing yet
+        weights = tl.exp2(scores - reference[:, None])
+        correction = tl.exp2(maximum - reference)
+        total = total * correction + tl.sum(weights, 1)
+        v = tl.load(
+            values + slots[:, None] * value_slot_stride + kv_head * value_head_stride + value_dims[None, :],
+            mask=inside[:, None] & (value_dims < value_dim)[None, :],
+            other=0.0,
+        )
+        if has_int8:
+            value_scale = tl.load(
+                value_scales + slots * value_scale_slot_stride + kv_head * value_scale_head_stride,
+                mask=inside,
+                other=0.0,
+            )
+            # Onto the weights, in units of the largest scale so far and lifted: small ones would vanish from float16.
+            new_unit = tl.maximum(unit, tl.max(value_scale, 0))
+            weights *= (value_scale * (_LIFT / new_unit))[None, :]
+            correction *= unit / new_unit
+            unit = new_unit
+        acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc * correction[:, None], input_precision="ieee")
+        maximum = new_maximum
+
+    if has_int8:
+        acc *= unit / _LIFT
+    places_out = tokens * num_heads + heads
+    if is_split:
+        num_rows = num_tokens.to(tl.int64) * num_heads
+        places_out += split * num_rows
+        tl.store(stats + places_out, maximum, mask=is_row)
+        tl.store(stats + tl.num_programs(2) * num_rows + places_out, total, mask=is_row)
+    else:
+        if has_sinks:
+            sink = tl.load(sinks + heads, mask=is_row, other=0.0).to(tl.float32) * log2e
+            new_maximum = tl.maximum(maximum, sink)
+            correction = tl.exp2(maximum - new_maximum)
+            total = total * correction + tl.exp2(sink - new_maximum)
+            acc = acc * correction[:, None]
+        acc = acc / tl.where(total > 0, total, 1.0)[:, None]
+    tl.store(
+        output + places_out[:, None] * value_dim + value_dims[None, :],
+        acc.to(output.dtype.element_ty),
+        mask=is_row[:, None] & (value_dims < value_dim)[None, :],
+    )
+
+
+@triton.jit(do_not_specialize=["first_token", "num_tokens"])
+def merge(
+    output,  # [num_tokens, num_heads, value_dim], contiguous
+    partial,  # [splits, num_tokens, num_heads, value_dim]
+    stats,  # [2, splits, num_tokens, num_heads]
+    sinks,  # [num_heads]
+    first_token,
+    num_tokens,
+    has_sinks: tl.constexpr,
+    splits: tl.constexpr,
+    value_dim: tl.constexpr,
+    block_value: tl.constexpr,
+):
+    """One program for each head of each token from ``first_token`` on."""
+    log2e: tl.constexpr = 1.4426950408889634
+    head = tl.program_id(1)
+    num_heads = tl.num_programs(1)
+    row = (first_token + tl.program_id(0)).to(tl.int64) * num_heads + head
+    num_rows = num_tokens.to(tl.int64) * num_heads
+    rows = tl.arange(0, splits) * num_rows + row
+    dims = tl.arange(0, block_value)
+    maxima = tl.load(stats + rows)
+    totals = tl.load(stats + splits * num_rows + rows)
+    maximum = tl.max(maxima, 0)
+    if has_sinks:
+        sink = tl.load(sinks + head).to(tl.float32) * log2e
+        maximum = tl.maximum(maximum, sink)
+    reference = tl.where(maximum == float("-inf"), 0.0, maximum)
+    weights = tl.exp2(maxima - reference)
+    total = tl.sum(weights * totals, 0)
+    if has_sinks:
+        total += tl.exp2(sink - reference)
+    parts = tl.load(partial + rows[:, None] * value_dim + dims[None, :], mask=(dims < value_dim)[None, :], other=0.0)
+    merged = tl.sum(parts * weights[:, None], 0) / tl.where(total > 0, total, 1.0)
+    tl.store(output + row * value_dim + dims, merged.to(output.dtype.element_ty), mask=dims < value_dim)

@@ -1,0 +1,1 @@
+"""From a plan of the scheduler to the tensors of one forward."""

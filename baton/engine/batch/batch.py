@@ -1,0 +1,130 @@
+"""Scheduler output → tensors for one forward. Sequences lie one after the other, without padding:
+
+token_ids   | a0 | b7 | c2 c3 c4 c5 |        a and b decode, c prefills a chunk of four
+positions   |  9 |  7 |  2  3  4  5 |
+slots       where each token's key and value go
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from baton.core.request import Request
+from baton.engine.batch.attention_groups import AttentionGroup, Span, group_spans
+from baton.engine.device.uploads import upload, upload_ints
+from baton.engine.kv_cache.paged_cache import slot_of, slots_of
+from baton.engine.scheduling.scheduler import ScheduledSequence
+
+_FEW_TOKENS = 64
+
+
+@dataclass(slots=True)
+class ForwardBatch:
+    """One step's input.
+
+    Attributes:
+        sequences: in the order of their tokens.
+        token_ids, positions, slots: int64 ``[num_tokens]``.
+        host_slots: the slots where the host reads them without waiting for the device.
+        starts: index of each sequence's first token.
+        logit_rows: int64 ``[num_rows]``, tokens whose logits are needed.
+        rows_of: for each sequence the range of its rows in the logits, empty while it is still prefilling. The first
+            row follows the last known token, the others follow the draft's nodes.
+    """
+
+    sequences: list[ScheduledSequence]
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    host_slots: npt.NDArray[np.int64]
+    starts: list[int]
+    logit_rows: torch.Tensor
+    rows_of: list[range]
+    groups: list[AttentionGroup]
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.token_ids.shape[0])
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens whose logits are needed."""
+        return int(self.logit_rows.shape[0])
+
+    @classmethod
+    def build(
+        cls, plan: Sequence[ScheduledSequence], block_size: int, device: torch.device, dtype: torch.dtype
+    ) -> ForwardBatch:
+        """Lays the plan out; ``dtype`` is that of the attention masks."""
+        sequences = sorted(plan, key=lambda s: (s.num_new_tokens, -_context(s)))
+        spans = [_span(sequence) for sequence in sequences]
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        starts: list[int] = []
+        logit_rows: list[int] = []
+        rows_of: list[range] = []
+        for sequence, span in zip(sequences, spans, strict=True):
+            starts.append(len(token_ids))
+            start = sequence.request.num_computed_tokens
+            token_ids += sequence.request.tokens_between(start, start + sequence.num_tokens)
+            token_ids += sequence.draft.token_ids
+            positions += span.positions()
+            slots += _slots(span, block_size)
+            num_rows = len(sequence.draft) + 1 if sequence.samples else 0
+            rows_of.append(range(len(logit_rows), len(logit_rows) + num_rows))
+            logit_rows += range(len(token_ids) - num_rows, len(token_ids))
+        together = np.array([*token_ids, *positions, *slots, *logit_rows], dtype=np.int64)
+        count = len(token_ids)
+        on_device = torch.split(upload(together, device), [count, count, count, len(logit_rows)])
+        return cls(
+            sequences=sequences,
+            token_ids=on_device[0],
+            positions=on_device[1],
+            slots=on_device[2],
+            host_slots=together[2 * count : 3 * count],
+            starts=starts,
+            logit_rows=on_device[3],
+            rows_of=rows_of,
+            groups=group_spans(spans, block_size, device, dtype),
+        )
+
+    def take_tokens(self, requests: Sequence[Request], token_ids: torch.Tensor) -> None:
+        """Puts in the tokens of sequences that go on from one that only the device knows.
+
+        Args:
+            requests: whose tokens these are; not all of them need be in the batch.
+            token_ids: int64 ``[len(requests)]``, on the device.
+        """
+        place_of = {request: place for place, request in enumerate(requests)}
+        places = [(start, place_of.get(s.request)) for s, start in zip(self.sequences, self.starts, strict=True)]
+        known = [(start, place) for start, place in places if place is not None]
+        if known:
+            both = upload_ints([start for start, _ in known] + [place for _, place in known], self.token_ids.device)
+            targets, sources = torch.split(both, len(known))
+            self.token_ids.index_copy_(0, targets, token_ids.index_select(0, sources))
+
+
+def _slots(span: Span, block_size: int) -> list[int]:
+    if span.num_tokens < _FEW_TOKENS:  # tensors would cost more than they compute
+        return [slot_of(span.block_ids, place, block_size) for place in range(span.start, span.end)]
+    return slots_of(span.block_ids, span.start, span.end, block_size).tolist()
+
+
+def _context(sequence: ScheduledSequence) -> int:
+    return sequence.request.num_computed_tokens + sequence.num_new_tokens
+
+
+def _span(sequence: ScheduledSequence) -> Span:
+    request = sequence.request
+    return Span(
+        block_ids=request.block_ids,
+        start=request.num_computed_tokens,
+        num_tokens=sequence.num_new_tokens,
+        parents=sequence.draft.parents,
+    )

@@ -1,0 +1,93 @@
+"""Compiles the program for this CPU, once per machine: the result is kept with baton's other caches."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
+from inspect import getfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+
+from baton.core import kv_spec
+from baton.engine.cpu.emitter import features
+from baton.engine.cpu.threads import Serve
+from baton.engine.cpu.tiles import has_tiles
+from baton.engine.kv_cache import kv_int8
+from baton.engine.models.model_cache import CACHE_VARIABLE, cache_dir
+from baton.engine.runner.forward_pass import NotFusableError
+
+logger = logging.getLogger(__name__)
+
+_SIGNATURE = "void(int64, int64)"
+_CONSTANTS = (kv_int8, kv_spec)
+"""Modules that the compiled code takes numbers from."""
+
+
+@cache
+def load_program(dtype: torch.dtype) -> Serve:
+    """The compiled program for weights of ``dtype``. Takes ten seconds or more the first time on a machine.
+
+    Raises:
+        NotFusableError: numba is not installed or cannot compile here.
+    """
+    try:
+        numba: Any = import_module("numba")
+    except ImportError as error:
+        raise NotFusableError(f"numba cannot be used: {error}") from error
+    folder = cache_dir() / "kernels" / _version(numba.__version__)
+    with _kept_in(folder, numba, f".{dtype}.lock") as is_kept:
+        try:
+            program: Any = import_module("baton.engine.cpu.program")
+            source = program.serve_bfloat16 if dtype == torch.bfloat16 else program.serve_float32
+            compiled = numba.cfunc(_SIGNATURE, cache=is_kept)(source)
+        except (numba.errors.NumbaError, RuntimeError, OSError) as error:
+            raise NotFusableError(f"the program cannot be compiled here: {error}") from error
+    if not compiled.cache_hits:
+        logger.info("compiled the fused decoder for %s", dtype)
+    serve: Serve = compiled.ctypes
+    return serve
+
+
+@contextmanager
+def _kept_in(folder: Path, numba: Any, lock_name: str) -> Iterator[bool]:
+    """Lets numba keep what it compiles meanwhile in ``folder``; False where that cannot be written.
+
+    One process compiles, others that need the same wait for it; what they find is a file of its own for each program.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / lock_name)
+        lock.acquire()
+    except OSError as error:
+        logger.warning(
+            "what is compiled cannot be kept in %s (%s), so every start takes longer; set %s to a folder that can be "
+            "written",
+            folder,
+            error,
+            CACHE_VARIABLE,
+        )
+        yield False
+        return
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(folder)  # read when a function is declared, not when it is compiled
+    try:
+        yield True
+    finally:
+        numba.config.CACHE_DIR = before
+        lock.release()
+
+
+def _version(numba_version: str) -> str:
+    """Names everything that the compiled code depends on; numba itself looks at one file and at the CPU."""
+    digest = hashlib.blake2b(f"{numba_version} {has_tiles()} {sorted(features())}".encode(), digest_size=8)
+    folder = Path(__file__).parent
+    for source in (*sorted(folder.glob("*.py")), *(Path(getfile(module)) for module in _CONSTANTS)):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""EAGLE heads: network, checkpoint formats, and the state of each request."""

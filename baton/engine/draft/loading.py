@@ -1,0 +1,95 @@
+"""From a draft checkpoint of whatever kind to a network that is ready for one target."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from baton.core.errors import ConfigError
+from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
+from baton.engine.draft.eagle.eagle_probe import settle_feature_layers
+from baton.engine.draft.eagle.head import EagleHead
+from baton.engine.draft.medusa.heads import load_medusa
+from baton.engine.draft.model.draft_model import load_draft_model
+from baton.engine.draft.network import DraftNetwork
+from baton.engine.draft.references import kind_of, resolve_draft
+from baton.engine.kv_cache.paged_cache import TORCH_DTYPES
+from baton.engine.models.float32_products import speed_up_products
+from baton.engine.models.model_loader import LoadedModel
+from baton.engine.models.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+# Any text will do: what counts is how often head and target agree on it.
+_PROBE_TEXT = """
+A library lends books, and a reader brings them back. In the morning the doors open, people come in from the rain, and
+someone asks for a map of the old town. The librarian walks to the third shelf, takes a thin green volume and says that
+it must stay in the reading room. So the visitor sits down at the window, turns the pages and copies the names of the
+streets by hand. Later, when the sun is out again, the map goes back to its place between the others, and the visitor
+finds the way to the river without asking anyone. That is what maps are for.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """
+    Attributes:
+        method: name of the speculation method that uses it.
+        name: what was asked for.
+    """
+
+    method: str
+    name: str
+    network: DraftNetwork
+
+
+def load_draft(reference: str, model: str, model_path: str, target: LoadedModel) -> LoadedDraft | None:
+    """Loads what ``speculation.draft`` names, in the target's dtype and on its device.
+
+    Args:
+        reference: ``auto``, ``none``, a folder or a hub id.
+        model: the target, as the configuration names it.
+        model_path: where its tokenizer is.
+
+    Returns:
+        None when there is nothing to load.
+
+    Raises:
+        ConfigError: the checkpoint is missing or broken.
+        UnsupportedModelError: it belongs to another target or cannot be used; the message says what differs.
+    """
+    found = resolve_draft(reference, model)
+    if found is None:
+        return None
+    dtype, device = TORCH_DTYPES[target.dtype_name], target.model.device
+    kind = kind_of(found)
+    if kind == "medusa":
+        heads = load_medusa(found, target.model, dtype, device)
+        speed_up_products(heads, device)
+        return LoadedDraft("medusa", str(found), heads)
+    tokenizer = Tokenizer.load(model_path)
+    if kind == "draft_model":
+        draft = load_draft_model(str(found), target, tokenizer, device, target.dtype_name)
+        return LoadedDraft("draft_model", str(found), draft)
+    head = load_eagle(found, target.model, dtype, device)
+    speed_up_products(head, device)
+    if len(head.feature_layer_choices) > 1:
+        _settle(head, target, tokenizer, str(found))
+    return LoadedDraft("eagle" if head.settings.version == 1 else "eagle3", str(found), head)
+
+
+@torch.inference_mode()
+def _settle(head: EagleHead, target: LoadedModel, tokenizer: Tokenizer, name: str) -> None:
+    """Finds out what the checkpoint's layer ids mean. The target must not have been given to a runner yet."""
+    known = [token for token in tokenizer.encode(_PROBE_TEXT.strip().replace("\n", " ")) if token < target.vocab_size]
+    token_ids = torch.tensor(known, device=target.model.device)
+    if len(token_ids) < 2:
+        raise ConfigError(f"draft checkpoint {name}: the target's tokenizer makes nothing of a plain English text.")
+    target.model.set_attn_implementation("eager")  # which one was set before, a runner changes anyway
+    output: Any = target.model(input_ids=token_ids[None], output_hidden_states=True, use_cache=False)
+    states = {layer: state[0] for layer, state in enumerate(output.hidden_states)}
+    agreement = settle_feature_layers(head, states, token_ids, output.logits[0].argmax(dim=-1))
+    logger.info("draft %s reads layers %s (agreement by reading: %s)", name, head.feature_layers, agreement)

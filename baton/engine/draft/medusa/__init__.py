@@ -1,0 +1,1 @@
+"""Medusa heads: network, checkpoint format, and the state of each request."""

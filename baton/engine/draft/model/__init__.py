@@ -1,0 +1,1 @@
+"""Smaller language models as drafts, and the state of each request."""

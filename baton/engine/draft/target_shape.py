@@ -1,0 +1,51 @@
+"""What a draft must know of its target. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from baton.core.errors import UnsupportedModelError
+from baton.engine.models.model_config import text_config
+
+# As the architectures call them in config.json.
+_HIDDEN_SIZE = ("hidden_size", "n_embd", "d_model")
+_NUM_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+
+
+@dataclass(frozen=True, slots=True)
+class TargetShape:
+    """Sizes of the model that a draft guesses for."""
+
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+
+    @classmethod
+    def of(cls, target: Any) -> TargetShape:
+        """Of a ``transformers.PreTrainedModel``.
+
+        Raises:
+            UnsupportedModelError: it has no language model head.
+        """
+        config = target.config.get_text_config(decoder=True)
+        head = target.get_output_embeddings()
+        if head is None:
+            raise UnsupportedModelError(f"{type(target).__name__} has no language model head to draft for.")
+        return cls(int(config.num_hidden_layers), int(config.hidden_size), int(head.weight.shape[0]))
+
+    @classmethod
+    def of_config(cls, config: Mapping[str, Any]) -> TargetShape | None:
+        """As ``config.json`` of a model states it; None where only the architecture's own code could tell."""
+        text = text_config(config)
+        if text is None:
+            return None
+        sizes = [
+            next((text[name] for name in names if type(text.get(name)) is int), None)
+            for names in (_NUM_LAYERS, _HIDDEN_SIZE, ("vocab_size",))
+        ]
+        num_layers, hidden_size, vocab_size = sizes
+        if num_layers is None or hidden_size is None or vocab_size is None:
+            return None
+        return cls(num_layers, hidden_size, vocab_size)

@@ -1,0 +1,355 @@
+"""The paged KV cache: tensors, and copies into and out of them.
+
+keys[layer]    [num_slots, num_kv_heads, key_dim]       of the model's dtype; or int8, and a scale behind each vector:
+values[layer]  [num_slots, num_kv_heads, value_dim]     [num_slots, num_kv_heads, dim + 4], see kv_int8.py
+
+slot = block_id * block_size + offset in the block
+
+     block 0          block 1          block 2
+|a0 a1 a2 a3|    |b0 b1 -- --|    |a4 a5 -- --|      request a owns blocks [0, 2], request b owns [1]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from baton.core.errors import UnsupportedModelError
+from baton.core.kv_spec import SCALE_BYTES, KVCacheSpec, KVEncoding
+from baton.engine.kv_cache import kv_int8
+from baton.engine.kv_cache.kv_copies import CopyQueue, WatchedCopies, WorkMark, copy_queue_for
+
+_MOST_AT_ONCE = 256 * 1024
+"""Bytes that are encoded or decoded together, so that what lies between stays in the processor's caches."""
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def slots_of(block_ids: Sequence[int], start: int, end: int, block_size: int) -> torch.Tensor:
+    """Slots of positions ``[start, end)`` of a sequence that lives in ``block_ids``; int64 ``[end - start]``."""
+    return torch.from_numpy(slot_array(block_ids, start, end, block_size))
+
+
+def slot_array(block_ids: Sequence[int], start: int, end: int, block_size: int) -> npt.NDArray[np.int64]:
+    """:func:`slots_of` for numpy, whose small operations cost a third of torch's."""
+    first = start // block_size
+    blocks = np.array(block_ids[first : -(-end // block_size)], dtype=np.int64)
+    slots = (blocks[:, None] * block_size + np.arange(block_size)).ravel()
+    return slots[start - first * block_size : end - first * block_size]
+
+
+def slot_of(block_ids: Sequence[int], position: int, block_size: int) -> int:
+    """Slot of one position of a sequence."""
+    return block_ids[position // block_size] * block_size + position % block_size
+
+
+class PagedKVCache:
+    """Keys and values of all layers, those of a draft last, in one pool of slots.
+
+    Args:
+        spec: the layout.
+        num_blocks: blocks in the pool.
+        device: where the tensors live.
+        scratch: one block more, for what must be written somewhere and is never read as anybody's.
+        copies: how bytes come out of and into a cache that is not in the host's memory; the device's own by default.
+
+    Attributes:
+        scratch_block: its id, which the pool does not have; None without one.
+        on_copy_error: called with the error of a copy between the cache and the host, in the thread that copies.
+
+    Raises:
+        UnsupportedModelError: vectors of such a length cannot be kept in that encoding.
+    """
+
+    def __init__(
+        self,
+        spec: KVCacheSpec,
+        num_blocks: int,
+        device: torch.device,
+        *,
+        scratch: bool = False,
+        copies: CopyQueue | None = None,
+    ) -> None:
+        self.spec = spec
+        self.num_blocks = num_blocks
+        self.device = device
+        self._dtype = TORCH_DTYPES[spec.dtype]
+        queue = copies or copy_queue_for(device)
+        self._copies = None if queue is None else WatchedCopies(queue, lambda error: self.on_copy_error(error))
+        self.on_copy_error: Callable[[Exception], None] = lambda error: None
+        self.scratch_block = num_blocks if scratch else None
+        num_slots = (num_blocks + scratch) * spec.block_size
+        layers = list(enumerate(spec.all_layers))
+        self.keys = [self._rows_of(num_slots, index, layer.num_kv_heads, layer.key_dim) for index, layer in layers]
+        self.values = [self._rows_of(num_slots, index, layer.num_kv_heads, layer.value_dim) for index, layer in layers]
+        self._bytes: dict[int, tuple[memoryview, int]] = {}  # by address; what asks torch takes longer than what copies
+
+    def _rows_of(self, num_slots: int, layer: int, num_heads: int, dim: int) -> torch.Tensor:
+        if self.spec.kept_as(layer) is KVEncoding.NATIVE:
+            return _zeros((num_slots, num_heads, dim), self._dtype, self.device)
+        if dim % SCALE_BYTES:
+            raise UnsupportedModelError(
+                f"engine.kv_cache is int8, which needs heads of a multiple of {SCALE_BYTES} numbers, but the model has "
+                f"some of {dim}. Set engine.kv_cache: native."
+            )
+        return _zeros((num_slots, num_heads, dim + SCALE_BYTES), torch.int8, self.device)
+
+    def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Stores ``keys`` and ``values`` (``[num_tokens, num_kv_heads, dim]``) at ``slots`` (``[num_tokens]``)."""
+        if self.spec.kept_as(layer) is KVEncoding.INT8:
+            keys, values = kv_int8.encode_rows(keys), kv_int8.encode_rows(values)
+        self.keys[layer].index_copy_(0, slots, keys)
+        self.values[layer].index_copy_(0, slots, values)
+
+    def read(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of the keys and the values at ``slots``, ``[num_slots, num_kv_heads, dim]`` in the model's dtype."""
+        keys, values = (tensors[layer].index_select(0, slots) for tensors in (self.keys, self.values))
+        if self.spec.kept_as(layer) is KVEncoding.INT8:
+            return kv_int8.decode_rows(keys, self._dtype), kv_int8.decode_rows(values, self._dtype)
+        return keys, values
+
+    def move(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copies slots ``sources`` to slots ``targets`` (both ``[num_tokens]``) in every layer; they may overlap."""
+        for tensor in (*self.keys, *self.values):
+            tensor.index_copy_(0, targets, tensor.index_select(0, sources))
+
+    def mark(self) -> WorkMark | None:
+        """Engine's thread. What is computed so far, for copies that need not wait for more; None: nobody waits here."""
+        return None if self._copies is None else self._copies.mark()
+
+    def join(self, imported: WorkMark | None) -> None:
+        """Engine's thread. What it computes from now on comes behind what :meth:`import_bytes` gave that mark for."""
+        if self._copies is not None and imported is not None:
+            self._copies.join(imported)
+
+    def backlog(self) -> WorkMark | None:
+        """What to :meth:`wait` for before more is imported; None: there is room for more."""
+        return None if self._copies is None else self._copies.backlog()
+
+    def wait(self, mark: WorkMark) -> None:
+        """Blocks until the device has come to what :meth:`mark` or :meth:`backlog` gave."""
+        if self._copies is not None:
+            self._copies.wait(mark)
+
+    def staging(self, num_bytes: int) -> torch.Tensor | None:
+        """Host memory from which :meth:`import_bytes` copies without waiting, uint8 ``[num_bytes]``.
+
+        None for a cache that is in this process's memory.
+        """
+        return None if self._copies is None else self._copies.host_memory(num_bytes)
+
+    def export_bytes(
+        self,
+        block_ids: Sequence[int],
+        start: int,
+        end: int,
+        layers: range,
+        into: memoryview | None = None,
+        encoding: KVEncoding = KVEncoding.NATIVE,
+        after: WorkMark | None = None,
+    ) -> memoryview:
+        """Positions ``[start, end)`` of ``layers`` as bytes: for each layer its keys, then its values.
+
+        Safe while the engine runs: the caller leases the blocks, and computed positions never change.
+
+        Args:
+            into: writable memory of exactly that length (else ValueError) and aligned for the dtype, to use instead of
+                new memory.
+            encoding: of the bytes; native for a cache that is encoded itself.
+            after: what has computed them; by default all that the engine has queued, if this is its thread.
+        """
+        num_bytes = (end - start) * self.spec.layer_bytes_per_token(layers.start, layers.stop, encoding)
+        if into is not None and into.nbytes != num_bytes:
+            raise ValueError(f"room for a KV part of {num_bytes} bytes was expected, got {into.nbytes}")
+        slots = slots_of(block_ids, start, end, self.spec.block_size)
+        copies = self._copies
+        if into is not None:
+            out = torch.frombuffer(into, dtype=torch.uint8)
+        else:
+            out = torch.empty(num_bytes, dtype=torch.uint8) if copies is None else copies.host_memory(num_bytes)
+        if copies is None:
+            self._gather(out, slots, layers, encoding)
+            return out.numpy().data
+
+        host_slots = _into(copies.host_memory(slots.nbytes), slots)
+
+        def copy() -> None:
+            # The part is put together on the device and leaves in one copy, instead of two for each layer.
+            gathered = torch.empty_like(out, device=self.device)
+            self._gather(gathered, host_slots.to(self.device, non_blocking=True), layers, encoding)
+            out.copy_(gathered, non_blocking=True)
+
+        copies.fetch(copy, copies.mark() if after is None else after)
+        return out.numpy().data
+
+    def _gather(self, out: torch.Tensor, slots: torch.Tensor, layers: range, encoding: KVEncoding) -> None:
+        if encoding is KVEncoding.INT8:
+            for tensors, place in self._int8_places(layers, len(slots)):
+                vectors = torch.stack([tensor.index_select(0, slots) for tensor in tensors])
+                kv_int8.encode(vectors, out[place].view(len(tensors), -1))
+            return
+        for tensor, place in self._places(layers, len(slots)):
+            rows = out[place].view(tensor.dtype).view(len(slots), *tensor.shape[1:])
+            torch.index_select(tensor, 0, slots, out=rows)
+
+    def import_bytes(
+        self,
+        block_ids: Sequence[int],
+        start: int,
+        end: int,
+        layers: range,
+        data: memoryview | torch.Tensor,
+        encoding: KVEncoding = KVEncoding.NATIVE,
+        after: WorkMark | None = None,
+    ) -> WorkMark | None:
+        """The reverse of :meth:`export_bytes`.
+
+        Returns:
+            What the engine must :meth:`join` before it may read the bytes, or write others there; None: it may.
+
+        Args:
+            data: exactly as long, else ValueError. A tensor is of :meth:`staging`'s, and nobody writes into it again.
+            after: behind what the blocks are free; by default all that the engine has queued, if this is its thread.
+        """
+        expected = (end - start) * self.spec.layer_bytes_per_token(layers.start, layers.stop, encoding)
+        if data.nbytes != expected:
+            raise ValueError(f"a KV part of {expected} bytes was expected, got {data.nbytes}")
+        slots = slots_of(block_ids, start, end, self.spec.block_size)
+        copies = self._copies
+        if copies is None:
+            self._scatter_on_cpu(_as_tensor(data), slots, layers, encoding)
+            return None
+        staged = data if isinstance(data, torch.Tensor) else copies.host_memory(expected).copy_(_as_tensor(data))
+        host_slots = _into(copies.host_memory(slots.nbytes), slots)
+
+        def copy() -> None:
+            received = staged.to(self.device, non_blocking=True)
+            self._scatter(received, host_slots.to(self.device, non_blocking=True), layers, encoding)
+
+        return copies.bring(copy, copies.mark() if after is None else after, expected)
+
+    def _scatter(self, data: torch.Tensor, slots: torch.Tensor, layers: range, encoding: KVEncoding) -> None:
+        if encoding is KVEncoding.NATIVE:
+            for tensor, place in self._places(layers, len(slots)):
+                tensor.index_copy_(0, slots, data[place].view(tensor.dtype).view(-1, *tensor.shape[1:]))
+            return
+        for tensor, vectors in self._decoded(data, layers, len(slots)):
+            tensor.index_copy_(0, slots, vectors)
+
+    def _scatter_on_cpu(self, data: torch.Tensor, slots: torch.Tensor, layers: range, encoding: KVEncoding) -> None:
+        if encoding is KVEncoding.NATIVE:  # at any address
+            for tensor, place in self._places(layers, len(slots)):
+                _store_on_cpu(tensor, slots, data[place].numpy())
+            return
+        for tensor, vectors in self._decoded(data, layers, len(slots)):
+            _store_on_cpu(tensor, slots, vectors.view(torch.uint8).view(-1).numpy())
+
+    def _decoded(
+        self, data: torch.Tensor, layers: range, num_tokens: int
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Each tensor of some layers, and what int8 data has for it, ``[num_tokens, num_heads, dim]``."""
+        for tensors, place in self._int8_places(layers, num_tokens):
+            shape = (num_tokens, *tensors[0].shape[1:])
+            yield from zip(
+                tensors, kv_int8.decode(data[place].view(len(tensors), -1), shape, tensors[0].dtype), strict=True
+            )
+
+    def pieces(self, block_ids: Sequence[int], start: int, end: int, layers: range) -> list[memoryview] | None:
+        """Where the bytes of :meth:`export_bytes` lie, stretch by stretch in their order; writable.
+
+        None for a cache that is not in this process's memory. As there, the caller leases the blocks.
+        """
+        if self._copies is not None:
+            return None
+        size = self.spec.block_size
+        stretches: list[list[int]] = []  # first slot and the one behind the last; neighbouring blocks are one
+        for index in range(start // size, -(-end // size)):
+            first = block_ids[index] * size + max(0, start - index * size)
+            behind = block_ids[index] * size + min(size, end - index * size)
+            if stretches and stretches[-1][1] == first:
+                stretches[-1][1] = behind
+            else:
+                stretches.append([first, behind])
+        views = []
+        for layer in layers:
+            for tensor in (self.keys[layer], self.values[layer]):
+                rows, row = self._bytes_of(tensor)
+                views += [rows[first * row : behind * row] for first, behind in stretches]
+        return views
+
+    def _bytes_of(self, tensor: torch.Tensor) -> tuple[memoryview, int]:
+        """All of a tensor of the cache's, and the bytes of one slot."""
+        found = self._bytes.get(tensor.data_ptr())
+        if found is None:
+            rows = tensor.view(torch.uint8).view(-1).numpy().data
+            found = self._bytes[tensor.data_ptr()] = (rows, len(rows) // len(tensor))
+        return found
+
+    def pass_through(self, block_ids: Sequence[int], num_tokens: int, encoding: KVEncoding) -> None:
+        """Makes the model's KV of the first tokens what it would be after a way in that encoding."""
+        layers = range(len(self.spec.layers))
+        data = self.export_bytes(block_ids, 0, num_tokens, layers, encoding=encoding)
+        self.join(self.import_bytes(block_ids, 0, num_tokens, layers, data, encoding))
+
+    def _places(
+        self, layers: range, num_tokens: int, encoding: KVEncoding = KVEncoding.NATIVE
+    ) -> Iterator[tuple[torch.Tensor, slice]]:
+        """Each tensor of some layers, and where its rows of so many tokens lie among those of all of them, in bytes."""
+        offset = 0
+        for layer in layers:
+            for tensor in (self.keys[layer], self.values[layer]):
+                num_heads, dim = tensor.shape[1:]
+                size = num_tokens * num_heads * encoding.vector_bytes(dim, tensor.element_size())
+                yield tensor, slice(offset, offset + size)
+                offset += size
+
+    def _int8_places(self, layers: range, num_tokens: int) -> Iterator[tuple[list[torch.Tensor], slice]]:
+        """The same for int8, by groups of tensors of one shape: an operation costs as much as thousands of numbers."""
+        group: list[torch.Tensor] = []
+        start = end = 0
+        for tensor, place in self._places(layers, num_tokens, KVEncoding.INT8):
+            if group and (tensor.shape != group[0].shape or place.stop - start > _MOST_AT_ONCE):
+                yield group, slice(start, end)
+                group, start = [], end
+            group.append(tensor)
+            end = place.stop
+        yield group, slice(start, end)
+
+
+def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On the CPU in pages, large ones where there are, that the system zeroes when they are first used: a worker
+    does not wait for a whole GiB."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or not num_bytes:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+def _store_on_cpu(tensor: torch.Tensor, slots: torch.Tensor, data: npt.NDArray[np.uint8]) -> None:
+    """Row by row, whatever is in them: torch's index_copy_ goes element by element, and takes three times as long."""
+    row = np.dtype((np.void, tensor[0].nbytes))
+    rows = tensor.view(torch.uint8).view(len(tensor), row.itemsize).numpy().view(row)
+    rows[slots.numpy(), 0] = data.view(row)
+
+
+def _into(memory: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """The slots in other memory, as many bytes."""
+    return memory.view(slots.dtype).copy_(slots)
+
+
+def _as_tensor(data: memoryview | torch.Tensor) -> torch.Tensor:
+    if isinstance(data, torch.Tensor):
+        return data
+    with warnings.catch_warnings():  # a received message is read-only, and so is what is done with it
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        return torch.frombuffer(data, dtype=torch.uint8)

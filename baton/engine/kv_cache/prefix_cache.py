@@ -1,0 +1,89 @@
+"""Finds blocks by content. A block's hash chains its parent's hash with its own tokens, so equal hashes mean equal
+prefixes; tokens are compared as well, so that a collision costs a miss and never a wrong answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.core.prefix_events import PrefixEvents
+
+HASH_BYTES = 16
+_ROOT = b"\x00" * HASH_BYTES
+_TOKEN_BYTES = array("q").itemsize
+
+
+def hash_blocks(token_ids: Sequence[int], block_size: int, num_blocks: int, parent: bytes | None = None) -> list[bytes]:
+    """16-byte content hashes of ``num_blocks`` full blocks, each chained with the one before.
+
+    Args:
+        token_ids: begin with the blocks' tokens.
+        parent: the hash of the block before the first; None where a sequence begins.
+    """
+    tokens = memoryview(array("q", token_ids[: num_blocks * block_size])).cast("B")
+    num_bytes = block_size * _TOKEN_BYTES
+    hashes: list[bytes] = []
+    newest = parent or _ROOT
+    for start in range(0, num_blocks * num_bytes, num_bytes):
+        digest = hashlib.blake2b(newest, digest_size=HASH_BYTES)
+        digest.update(tokens[start : start + num_bytes])
+        newest = digest.digest()
+        hashes.append(newest)
+    return hashes
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    block: int
+    parent: bytes | None
+    token_ids: tuple[int, ...]
+
+
+class PrefixCache:
+    """Content hash → block id. Holds no references; the pool says when a block's content goes.
+
+    Attributes:
+        events: tells of every block that joins or leaves.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.events = PrefixEvents()
+        self._entries: dict[bytes, _Entry] = {}
+        self._hash_of_block: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, chain: Sequence[bytes], token_ids: Sequence[int]) -> list[int]:
+        """Blocks of the longest cached prefix, in order."""
+        blocks: list[int] = []
+        for index, block_hash in enumerate(chain):
+            entry = self._entries.get(block_hash)
+            if entry is None:
+                break
+            start = index * self.block_size
+            parent = chain[index - 1] if index else None
+            if entry.parent != parent or entry.token_ids != tuple(token_ids[start : start + self.block_size]):
+                break
+            blocks.append(entry.block)
+        return blocks
+
+    def insert(self, block_hash: bytes, parent: bytes | None, token_ids: Sequence[int], block: int) -> bool:
+        """Remembers a full block. False when equal content is cached already in another block."""
+        if block_hash in self._entries:
+            return False
+        self._entries[block_hash] = _Entry(block, parent, tuple(token_ids))
+        self._hash_of_block[block] = block_hash
+        self.events.stored(block_hash)
+        return True
+
+    def forget(self, block: int) -> None:
+        """The block's content is about to be overwritten."""
+        block_hash = self._hash_of_block.pop(block, None)
+        if block_hash is not None:
+            del self._entries[block_hash]
+            self.events.evicted(block_hash)

@@ -1,0 +1,1 @@
+"""Finding, loading and converting models and their tokenizers."""

@@ -1,0 +1,123 @@
+"""Linear layers in fp8 (e4m3): half of the bytes of bfloat16 to read, and the tensor cores' fp8 rate.
+
+A row of a weight is e4m3 times one float32; so is a token's row of activations, whose scale is found in each forward.
+The largest of a row becomes the largest number of e4m3 (Micikevicius et al., "FP8 Formats for Deep Learning", 2022).
+Scales of single tokens keep what a token computes to independent of who shares its step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn.functional import ScalingType, scaled_mm
+from transformers import PreTrainedModel
+
+from baton.core.errors import ConfigError, UnsupportedModelError
+
+LARGEST = 448.0
+"""Of e4m3."""
+LEAST = 1e-12
+"""A row whose largest number is smaller is scaled as if it had this one."""
+_LEAST_CAPABILITY = (8, 9)
+_SIDE_MULTIPLE = 16
+"""Of both sides of a weight, as tensor cores want it; others stay as they are."""
+
+RowQuantizer = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+class Fp8Linear(nn.Module):
+    """Computes what an ``nn.Linear`` does, in fp8.
+
+    Args:
+        linear: of bfloat16; its weight is not kept.
+        quantize: makes rows of activations e4m3, as :func:`quantize_rows` does.
+    """
+
+    weight: torch.Tensor
+    scales: torch.Tensor
+
+    def __init__(self, linear: nn.Linear, quantize: RowQuantizer) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        weight, scales = quantize_rows(linear.weight.detach())
+        self.register_buffer("weight", weight)
+        self.register_buffer("scales", scales.t().contiguous())
+        self.bias = linear.bias
+        self._quantize = quantize
+
+    def forward(self, activations: torch.Tensor) -> torch.Tensor:
+        """bfloat16 ``[..., in_features]`` to ``[..., out_features]``."""
+        rows, scales = self._quantize(activations.reshape(-1, self.in_features))
+        output = scaled_mm(
+            rows,
+            self.weight.t(),
+            scales,
+            ScalingType.RowWise,
+            self.scales,
+            ScalingType.RowWise,
+            output_dtype=activations.dtype,
+        )
+        if self.bias is not None:
+            output = output + self.bias
+        return output.view(*activations.shape[:-1], self.out_features)
+
+
+def quantize_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows as e4m3 and their scales, float32 ``[num_rows, 1]``; a row that holds what is no number stays none."""
+    numbers = rows.float()
+    scales = numbers.abs().amax(dim=1, keepdim=True).clamp_min(LEAST) / LARGEST
+    return (numbers / scales).to(torch.float8_e4m3fn), scales
+
+
+def make_linears_fp8(model: PreTrainedModel) -> None:
+    """Puts :class:`Fp8Linear` in the place of the decoder's linear layers, one by one, and drops their weights.
+
+    Embedding, head, norms, and experts whose weights are no linear layers stay as they are.
+
+    Raises:
+        ConfigError: the model is not of bfloat16, or its GPU has no fp8.
+        UnsupportedModelError: it has no linear layer that could be fp8.
+    """
+    if model.dtype is not torch.bfloat16:
+        raise ConfigError(
+            f"engine.weights is fp8, which is computed beside bfloat16, but the model is loaded as {model.dtype}. "
+            "Set dtype: bfloat16, or engine.weights: native."
+        )
+    check_device(model.device)
+    quantize = _quantizer_on(model.device)
+    count = 0
+    for parent in list(model.get_decoder().modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear and not any(side % _SIDE_MULTIPLE for side in child.weight.shape):
+                setattr(parent, name, Fp8Linear(child, quantize))
+                count += 1
+    if not count:
+        raise UnsupportedModelError(
+            f"engine.weights is fp8, but {type(model).__name__} has no linear layers with sides that are multiples of "
+            f"{_SIDE_MULTIPLE}. Set engine.weights: native."
+        )
+
+
+def check_device(device: torch.device) -> None:
+    """Raises :class:`ConfigError` for a GPU that has no fp8."""
+    if device.type != "cuda":
+        return
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _LEAST_CAPABILITY:
+        raise ConfigError(
+            f"engine.weights is fp8, which needs a GPU of compute capability {'.'.join(map(str, _LEAST_CAPABILITY))} "
+            f"(Ada, Hopper) or newer, but {torch.cuda.get_device_name(device)} has {'.'.join(map(str, capability))}. "
+            "Set engine.weights: native."
+        )
+
+
+def _quantizer_on(device: torch.device) -> RowQuantizer:
+    if device.type == "cuda":
+        try:
+            from baton.engine.models.fp8_kernels import quantize_rows_by_kernel  # not every platform has triton
+        except ImportError:
+            return quantize_rows
+        return quantize_rows_by_kernel
+    return quantize_rows

@@ -1,0 +1,289 @@
+"""Loads a model for the engine and finds out what its cache looks like, by watching it run once."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils.logging import disable_progress_bar
+
+from baton.core.errors import ConfigError, UnsupportedModelError
+from baton.core.kv_spec import KVCacheSpec, KVEncoding
+from baton.engine.attention.base import ATTENTION_NAME, paged_attention
+from baton.engine.kv_cache.paged_cache import TORCH_DTYPES
+from baton.engine.models.attention_probe import AttentionLayer, probe_attention
+from baton.engine.models.float32_products import has_bfloat16, speed_up_products
+from baton.engine.models.fp8_linear import make_linears_fp8
+from baton.engine.models.model_config import CONTEXT_LENGTH_NAMES
+from baton.engine.models.model_source import ModelSource
+
+_ATTENTION_TYPES = {"full_attention", "sliding_attention", "attention"}
+_SAMPLES_PER_TENSOR = 16
+_NUM_COMPARED = 32
+# Of a config: where it came from and who wrote it, which the model does not compute with.
+_VOLATILE_SETTINGS = frozenset({"_name_or_path", "architectures", "dtype", "transformers_version"})
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready for the runner.
+
+    Attributes:
+        attention_layers: in the order in which a forward calls them; their index is the cache layer.
+        max_model_len: the model's own context length.
+        fingerprint: equal for equal weights and config, see :func:`fingerprint_of`; of the weights as they were.
+        weights: ``native``, or ``fp8``: what its linear layers are, see :mod:`baton.engine.models.fp8_linear`.
+        weights_error: relative error of some logits that these weights alone brought.
+        is_fusable: the fused decoder has given the model's own logits, so that nobody need compare again.
+    """
+
+    model: PreTrainedModel
+    attention_layers: tuple[AttentionLayer, ...]
+    dtype_name: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    fingerprint: str
+    weights: str = "native"
+    weights_error: float = 0.0
+    is_fusable: bool = False
+
+    def kv_spec(
+        self, block_size: int, weights: str = "native", encoding: KVEncoding = KVEncoding.NATIVE
+    ) -> KVCacheSpec:
+        """Layout of this model's cache in blocks of ``block_size`` tokens."""
+        layers = tuple(layer.spec for layer in self.attention_layers)
+        return KVCacheSpec(self.fingerprint, self.dtype_name, block_size, layers, weights, encoding=encoding)
+
+
+def pick_device(name: str) -> torch.device:
+    """``auto`` takes CUDA when there is one (Ray hides what it did not grant).
+
+    Returns:
+        The CPU, or the first visible GPU by its number: torch refuses to limit the memory of a GPU without one.
+
+    Raises:
+        ConfigError: CUDA was asked for and is not there.
+    """
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "engine.device is cuda, but no GPU is visible to this worker. Give the pool resources.gpus: 1, "
+            "or set engine.device to auto or cpu."
+        )
+    return torch.device("cuda", 0)
+
+
+def pick_dtype(name: str, config: Any, device: torch.device) -> str:
+    """``auto`` takes the checkpoint's dtype, but CPUs take float16 as float32, and bfloat16 if they lack instructions.
+
+    For those that serve, :func:`baton.engine.runner.served_model.load_served_model` knows better.
+    """
+    if name != "auto":
+        return name
+    stored = stored_dtype(config)
+    if device.type == "cpu":
+        return "bfloat16" if stored == "bfloat16" and has_bfloat16(device) else "float32"
+    return stored
+
+
+def stored_dtype(config: Any) -> str:
+    """What a checkpoint's config says; float32 for what no model here is computed in."""
+    stored = str(getattr(config, "dtype", None) or torch.float32).removeprefix("torch.")
+    return stored if stored in TORCH_DTYPES else "float32"
+
+
+def load_model(source: ModelSource, dtype: str, device: torch.device, weights: str = "native") -> LoadedModel:
+    """Loads weights and probes the architecture.
+
+    Args:
+        weights: ``fp8`` turns linear layers into such; whoever computes a model with other ones leaves the model's be.
+
+    Raises:
+        ConfigError: the model cannot be found or read, or fp8 is not for this dtype and device.
+        UnsupportedModelError: its architecture cannot run on this engine; the message says why.
+    """
+    config = load_config(source)
+    check_architecture(config)
+    dtype_name = pick_dtype(dtype, config, device)
+    model = _load_weights(source, config, TORCH_DTYPES[dtype_name], device)
+    return prepare_model(model.eval(), dtype_name, weights)
+
+
+def prepare_model(model: PreTrainedModel, dtype_name: str, weights: str = "native") -> LoadedModel:
+    """The same of a model that is in memory and on its device already; ``fp8`` changes it in place."""
+    check_architecture(model.config)
+    speed_up_products(model, model.device)
+    # Registering the same function again changes nothing, so every model may do it.
+    ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, paged_attention)
+    model.requires_grad_(False)
+    attention_layers = probe_attention(model)
+    loaded = LoadedModel(
+        model=model,
+        attention_layers=attention_layers,
+        dtype_name=dtype_name,
+        vocab_size=_vocab_size(model),
+        max_model_len=_context_length(model.config),
+        eos_token_ids=_eos_token_ids(model),
+        fingerprint=fingerprint_of(model),
+    )
+    return _with_fp8(loaded) if weights == "fp8" else loaded
+
+
+def _with_fp8(loaded: LoadedModel) -> LoadedModel:
+    """Compared here with its former self, which nobody can afterwards."""
+    token_ids = check_tokens(_NUM_COMPARED, loaded.vocab_size)
+    before = own_logits(loaded.model, token_ids)
+    make_linears_fp8(loaded.model)
+    if loaded.model.device.type == "cuda":
+        torch.cuda.empty_cache()  # what the weights took is room for KV
+    error = relative_distance(own_logits(loaded.model, token_ids), before)
+    return replace(loaded, weights="fp8", weights_error=error)
+
+
+@torch.inference_mode()
+def own_logits(model: PreTrainedModel, token_ids: Sequence[int], first_position: int = 0) -> torch.Tensor:
+    """By the model's own attention, float32 ``[num_tokens, vocab_size]``; afterwards it attends over a paged cache."""
+    model.set_attn_implementation("eager")
+    try:
+        ids = torch.tensor([token_ids], device=model.device)
+        positions = torch.arange(first_position, first_position + len(token_ids), device=model.device)[None]
+        logits: torch.Tensor = model(input_ids=ids, position_ids=positions, use_cache=False).logits[0]
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
+    return logits.float()
+
+
+def check_tokens(count: int, vocab_size: int) -> list[int]:
+    """Some, to compare two ways of computing a model by."""
+    return [(37 * index + 11) % min(vocab_size, 1000) for index in range(count)]
+
+
+def relative_distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm().clamp_min(1e-9))
+
+
+def check_architecture(config: Any) -> None:
+    """Raises :class:`UnsupportedModelError` for what can be known before any weight is loaded."""
+    kind = type(config).__name__.removesuffix("Config")
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(f"{kind} is an encoder-decoder model; baton serves decoder-only language models.")
+    text_config = config.get_text_config(decoder=True)
+    if getattr(text_config, "is_causal", True) is False:
+        raise UnsupportedModelError(f"{kind} attends in both directions; baton serves causal language models.")
+    if getattr(text_config, "attention_chunk_size", None):
+        raise UnsupportedModelError(f"{kind} uses chunked attention, which the paged cache does not support.")
+    others = sorted(set(getattr(text_config, "layer_types", None) or ()) - _ATTENTION_TYPES)
+    if others:
+        raise UnsupportedModelError(
+            f"{kind} has layers of the kinds {', '.join(others)}, whose state is not a paged KV cache. "
+            f"Supported are: {', '.join(sorted(_ATTENTION_TYPES))}."
+        )
+
+
+def fingerprint_of(model: PreTrainedModel) -> str:
+    """Hex digest over the config and over every parameter's name, shape, dtype and some of its values.
+
+    Independent of where the model was loaded from and in which file format.
+    """
+    settings = {key: value for key, value in model.config.to_diff_dict().items() if key not in _VOLATILE_SETTINGS}
+    digest = hashlib.blake2b(json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=16)
+    for name, tensor in sorted(model.state_dict().items()):
+        flat = tensor.flatten()
+        step = max(1, flat.numel() // _SAMPLES_PER_TENSOR)
+        digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}".encode())
+        digest.update(flat[::step].float().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def load_config(source: ModelSource) -> Any:
+    """Raises :class:`ConfigError` when there is none that can be read."""
+    try:
+        return AutoConfig.from_pretrained(source.path)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"model: {source.name} could not be read from {source.path}: {error}. "
+            "Expected a transformers model folder, a hub id that this machine can reach, or a GGUF file."
+        ) from error
+
+
+def _load_weights(source: ModelSource, config: Any, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """On a GPU the weights go there tensor by tensor: the host need not hold them, and quantizers find them there."""
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnsupportedModelError(
+            f"{type(config).__name__.removesuffix('Config')} has no causal language model in transformers; "
+            "baton serves decoder-only language models."
+        )
+    disable_progress_bar()  # a bar is no line of a log
+    placement = {} if device.type == "cpu" else {"device_map": {"": device}}
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source.path, config=config, dtype=dtype, output_loading_info=True, **placement
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"model: the weights of {source.name} could not be loaded: {error}") from error
+    model: PreTrainedModel = loaded[0]
+    missing = sorted(loaded[1]["missing_keys"])
+    if missing:  # transformers would fill them with random numbers
+        raise ConfigError(
+            f"model: the checkpoint of {source.name} lacks {len(missing)} of the weights of {type(model).__name__}, "
+            f"{missing[0]} for one. Expected the complete checkpoint of a causal language model."
+        )
+    return model
+
+
+def _vocab_size(model: PreTrainedModel) -> int:
+    head: Any = model.get_output_embeddings()
+    if head is None:
+        raise UnsupportedModelError(f"{type(model).__name__} has no language model head; baton serves causal models.")
+    return int(head.weight.shape[0])
+
+
+def _context_length(config: Any) -> int:
+    text = config.get_text_config(decoder=True)
+    for name in CONTEXT_LENGTH_NAMES:
+        value = getattr(text, name, None)
+        if isinstance(value, int) and value > 0:
+            return int(min(value, _longest_static_rope(text)))
+    raise UnsupportedModelError(f"{type(config).__name__} states no context length.")
+
+
+def _longest_static_rope(config: Any) -> float:
+    """Positions that are rotated by the same frequencies whatever else is in the batch.
+
+    LongRoPE changes all frequencies once the longest sequence passes ``original_max_position_embeddings``. Keys that
+    are cached already would be wrong from then on, for their own sequence and for every other one in the step.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+    limits = [kind.get("original_max_position_embeddings") for kind in kinds if kind.get("rope_type") == "longrope"]
+    return min((limit for limit in limits if limit), default=float("inf"))
+
+
+def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
+    found: set[int] = set()
+    generation: GenerationConfig | None = model.generation_config
+    for config in (generation, model.config.get_text_config(decoder=True)):
+        eos = getattr(config, "eos_token_id", None)
+        if eos is not None:
+            found.update(eos if isinstance(eos, list | tuple) else [eos])
+    return frozenset(int(token) for token in found)
+
+
+def accepts_logits_to_keep(model: PreTrainedModel) -> bool:
+    """Whether the model can compute logits for chosen tokens only."""
+    return "logits_to_keep" in inspect.signature(model.forward).parameters

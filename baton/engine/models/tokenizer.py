@@ -1,0 +1,337 @@
+"""Text to token ids and back: encoding, chat templates, incremental detokenization. No torch here."""
+
+from __future__ import annotations
+
+import codecs
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from baton.core.errors import InvalidRequestError
+
+_BYTE_FALLBACK_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SENTENCEPIECE_SPACE = "\u2581"
+_REPLACEMENT_CHAR = "\ufffd"
+
+# A token of a byte-fallback vocabulary holds at least one byte, and no character has more than four.
+_MAX_PENDING_TOKENS = 16
+_CONTEXT_TOKENS = 6
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """The printable character that stands for each byte in byte-level BPE vocabularies (GPT-2, section 2.2)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in set(printable))
+    alphabet.update({chr(256 + offset): byte for offset, byte in enumerate(others)})
+    return alphabet
+
+
+class Tokenizer:
+    """A transformers tokenizer behind the few operations that serving needs.
+
+    Safe to use from several threads: nothing on the wrapped tokenizer is changed after construction.
+    """
+
+    def __init__(self, hf_tokenizer: Any) -> None:
+        """Wraps ``hf_tokenizer``, a ``transformers.PreTrainedTokenizerBase``."""
+        self._hf = hf_tokenizer
+        self._backend: Any = getattr(hf_tokenizer, "backend_tokenizer", None)
+        self._is_byte_level = False
+        if self._backend is not None:
+            from tokenizers import decoders
+
+            # Some tokenizer.json files carry a truncation length, which would cut prompts silently.
+            self._backend.no_truncation()
+            self._backend.no_padding()
+            self._is_byte_level = isinstance(self._backend.decoder, decoders.ByteLevel)
+        added = hf_tokenizer.added_tokens_decoder
+        self._added_text: dict[int, str] = {token_id: token.content for token_id, token in added.items()}
+        self._special_ids = frozenset(hf_tokenizer.all_special_ids) | {
+            token_id for token_id, token in added.items() if token.special
+        }
+        self._alphabet = _byte_level_alphabet()
+        self._vocab_size = len(hf_tokenizer)
+        self._bytes: dict[int, bytes] = {}
+
+    @classmethod
+    def load(cls, path: str | Path, *, only_local: bool = False) -> Tokenizer:
+        """Loads the tokenizer that lies in the folder ``path`` (or that a hub id names).
+
+        Args:
+            only_local: of a hub id only what this machine has; the hub is not asked.
+
+        Raises:
+            OSError: nothing usable is there.
+        """
+        from transformers import AutoTokenizer
+
+        return cls(AutoTokenizer.from_pretrained(str(path), local_files_only=only_local))
+
+    def save(self, folder: Path) -> None:
+        """Writes the files from which :meth:`load` makes the same tokenizer."""
+        self._hf.save_pretrained(str(folder))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens including the added ones; a model's embedding may have more rows."""
+        return self._vocab_size
+
+    @property
+    def eos_token_id(self) -> int | None:
+        token_id: int | None = self._hf.eos_token_id
+        return token_id
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._hf.chat_template)
+
+    @property
+    def is_byte_level(self) -> bool:
+        """True when every token is a byte string, so that text is exactly the tokens' bytes read as UTF-8."""
+        return self._is_byte_level
+
+    @cached_property
+    def max_token_chars(self) -> int:
+        """Characters of the longest vocabulary entry; bounds how few tokens a text can have."""
+        return max((len(token) for token in self._hf.get_vocab()), default=1)
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._special_ids
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``; ``add_special_tokens`` adds what the model's own post-processor adds (often BOS).
+
+        Raises:
+            InvalidRequestError: the text has lone surrogates, which no encoding can represent.
+        """
+        _check_encodable(text)
+        if self._backend is not None:
+            token_ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return token_ids
+        return list(self._hf.encode(text, add_special_tokens=add_special_tokens))
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt text that the model's chat template makes of ``messages``.
+
+        Raises:
+            InvalidRequestError: there is no chat template, it refuses these messages, or ``template_kwargs`` names
+                an argument that is not the template's own.
+        """
+        from jinja2.exceptions import TemplateError
+
+        if not self.has_chat_template:
+            raise InvalidRequestError(
+                "This model has no chat template; use /v1/completions with a prompt instead.", param="messages"
+            )
+        kwargs = dict(template_kwargs or {})
+        if clash := sorted(_reserved_template_kwargs(self._hf.apply_chat_template) & kwargs.keys()):
+            raise InvalidRequestError(
+                f"chat_template_kwargs must only hold the template's own variables; {clash[0]!r} is not one. "
+                "Remove it.",
+                param="chat_template_kwargs",
+            )
+        try:
+            text: str = self._hf.apply_chat_template(
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **kwargs,
+            )
+        # Templates are programs run on the client's values: these are what Jinja lets through.
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            raise InvalidRequestError(
+                f"The model's chat template does not accept these messages: {str(error)[:300]}", param="messages"
+            ) from error
+        return text
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        add_special_tokens: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of the rendered chat. Templates write their own special tokens, so none are added by default.
+
+        Raises:
+            InvalidRequestError: see :meth:`render_chat`.
+        """
+        text = self.render_chat(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_kwargs=template_kwargs,
+        )
+        return self.encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of ``token_ids``; ids outside the vocabulary have none."""
+        if self._backend is not None:
+            text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+            return text
+        known = [token_id for token_id in token_ids if token_id < self.vocab_size]
+        return str(self._hf.decode(known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """UTF-8 bytes of one token by itself, which may be a part of a character; empty for an unknown id."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._find_bytes(token_id)
+            if 0 <= token_id < self.vocab_size:  # ids outside come from nowhere, and may be many
+                self._bytes[token_id] = known
+        return known
+
+    def _find_bytes(self, token_id: int) -> bytes:
+        if token_id in self._added_text:
+            return self._added_text[token_id].encode()
+        token: str | None = self._hf.convert_ids_to_tokens(token_id) if token_id < self.vocab_size else None
+        if token is None:
+            return b""
+        if self._is_byte_level:
+            if all(char in self._alphabet for char in token):
+                return bytes(self._alphabet[char] for char in token)
+            return token.encode()
+        if match := _BYTE_FALLBACK_TOKEN.fullmatch(token):
+            return bytes([int(match[1], 16)])
+        if _SENTENCEPIECE_SPACE in token:
+            # Decoding it alone would lose the leading space.
+            return token.replace(_SENTENCEPIECE_SPACE, " ").encode()
+        return self.decode([token_id], skip_special_tokens=False).encode()
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token by itself; bytes that are no whole character show as U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", errors="replace")
+
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, prompt_token_ids: Sequence[int] = ()
+    ) -> IncrementalDetokenizer:
+        """A fresh detokenizer for one sequence.
+
+        ``prompt_token_ids`` says what the output continues: sentencepiece-like vocabularies keep the leading space of
+        the first token only when something comes before it.
+        """
+        strategy: _Strategy
+        if self._is_byte_level:
+            strategy = _ByteLevelStrategy(self.token_bytes)
+        else:
+            visible = [token for token in prompt_token_ids if not (skip_special_tokens and self.is_special(token))]
+            strategy = _WindowStrategy(
+                lambda token_ids: self.decode(token_ids, skip_special_tokens=False), visible[-_CONTEXT_TOKENS:]
+            )
+        return IncrementalDetokenizer(strategy, self._special_ids if skip_special_tokens else frozenset())
+
+
+def _check_encodable(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"The text has a lone surrogate (U+{ord(text[error.start]):04X}) at character {error.start}; "
+            "send valid Unicode."
+        ) from error
+
+
+def _reserved_template_kwargs(apply_chat_template: Callable[..., Any]) -> set[str]:
+    parameters = inspect.signature(apply_chat_template).parameters.values()
+    named = {parameter.name for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD}
+    return named | {"messages"}
+
+
+class _Strategy(Protocol):
+    def push(self, token_id: int) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class IncrementalDetokenizer:
+    """Text of one growing sequence, a piece at a time.
+
+    What it returns never ends in a part of a character that later tokens complete, and all pieces together are the
+    text of the whole sequence. The cost of a token does not grow with the length of the sequence.
+    """
+
+    def __init__(self, strategy: _Strategy, hidden_token_ids: frozenset[int]) -> None:
+        self._strategy = strategy
+        self._hidden = hidden_token_ids
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that ``token_ids`` add, as far as it is certain."""
+        return "".join(map(self.push_one, token_ids))
+
+    def push_one(self, token_id: int) -> str:
+        """:meth:`push` for one token."""
+        return "" if token_id in self._hidden else self._strategy.push(token_id)
+
+    def flush(self) -> str:
+        """What was still held back, with U+FFFD where a character stayed incomplete. Call it once, at the end."""
+        return self._strategy.flush()
+
+
+class _ByteLevelStrategy:
+    """Exact and constant-time: every token is bytes, and text is their UTF-8 reading."""
+
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        self._token_bytes = token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        return self._decoder.decode(self._token_bytes(token_id))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class _WindowStrategy:
+    """For decoders whose text of a token depends on its neighbours: decode a short window twice, take the difference.
+
+    ``ids[prefix:read]`` is context whose text is out already; ``ids[read:]`` is what waits. A window that ends in
+    U+FFFD may be a byte-fallback character in the making and is held back. A run of invalid bytes would be held for
+    ever, so beyond ``_MAX_PENDING_TOKENS`` all but the newest tokens are let go: their text can no longer change.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], context: Sequence[int]) -> None:
+        self._decode = decode
+        self._ids = list(context)
+        self._read = len(self._ids)
+
+    def push(self, token_id: int) -> str:
+        self._ids.append(token_id)
+        text = self._decode(self._ids)
+        if text.endswith(_REPLACEMENT_CHAR):
+            if len(self._ids) - self._read <= _MAX_PENDING_TOKENS:
+                return ""
+            return self._release(len(self._ids) - 3)
+        return self._release(len(self._ids))
+
+    def flush(self) -> str:
+        return self._release(len(self._ids))
+
+    def _release(self, end: int) -> str:
+        known = self._decode(self._ids[: self._read])
+        text = self._decode(self._ids[:end])
+        # An invalid byte turns the whole run of byte tokens around it into U+FFFD, what was out included.
+        delta = text[len(known) :] if text.startswith(known) else self._decode(self._ids[self._read : end])
+        if not delta:
+            # Nothing to see yet. The context stays, or a later token would lose its leading space.
+            if end - self._read > _MAX_PENDING_TOKENS:
+                del self._ids[self._read : end]
+            return ""
+        # At least one token that is out stays as context for the next.
+        start = min(self._read, end - 1)
+        self._ids = self._ids[start:]
+        self._read = end - start
+        return delta

@@ -1,0 +1,147 @@
+"""A short run of made-up requests when a worker starts: what its steps cost is known before the first real one.
+
+First every kind of run goes once, unmeasured: kernels are compiled and libraries loaded in these. Then the same runs
+are measured, round after round, as long as there is time. Nothing learns from them before all are there and the
+outliers among them are dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from baton.core.request import Request, SamplingParams
+from baton.core.step_outliers import is_outlier
+from baton.engine.async_engine import AsyncEngine, generate_all
+from baton.engine.scheduling.step_meter import MeasuredStep
+
+logger = logging.getLogger(__name__)
+
+CPU_BUDGET_S = 0.7
+GPU_BUDGET_S = 2.0
+_CPU_ROUNDS = 2
+_GPU_ROUNDS = 4
+_SMALLEST_PROMPT = 16
+_PROMPT_GROWTH = 2
+_BATCH_GROWTH = 4
+_BATCH_PROMPT = 2
+_BATCH_OUTPUT = 4
+_PROMPT_OUTPUT = 2
+_UNCONDITIONAL_RUNS = 2
+"""However long they take: one of them alone could be an outlier, and nothing would tell."""
+_TIME_GROWTH = 1.5
+"""How much longer than in proportion to its size the next run may take."""
+_GATHERING_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """``batch`` requests at once, each of so many prompt and output tokens."""
+
+    batch: int
+    prompt_tokens: int
+    output_tokens: int
+
+    @property
+    def size(self) -> int:
+        """Rows of its forwards, in which steps of few rows count as much as those of 16."""
+        return max(16, self.batch * self.prompt_tokens) + (self.output_tokens - 1) * max(16, self.batch)
+
+
+async def profile_steps(engine: AsyncEngine, max_model_len: int, budget_s: float | None = None) -> None:
+    """Runs requests through a started engine that serves nothing yet. Step samples are all that it leaves behind.
+
+    Args:
+        budget_s: no measured run begins that would probably end after so many seconds, but for two of the smallest;
+            ``None`` takes :data:`CPU_BUDGET_S` or :data:`GPU_BUDGET_S`.
+
+    Raises:
+        BatonError: the engine failed.
+    """
+    on_cpu = engine.runner.device.type == "cpu"
+    runs = sorted(_runs_for(engine, max_model_len), key=lambda run: run.size)
+    async with engine.unrecorded() as learned:
+        # The fused decoder is compiled already; on a GPU each size may need kernels of its own.
+        for index, run in enumerate(runs[:1] if on_cpu else runs):
+            await _execute(engine, run, f"warm-up-{index}")
+        await engine.take_steps()
+        if budget_s is None:
+            budget_s = CPU_BUDGET_S if on_cpu else GPU_BUDGET_S
+        await _measure(engine, [*runs[:1], *runs * (_CPU_ROUNDS if on_cpu else _GPU_ROUNDS)], budget_s)
+        learned += _without_outliers(await engine.take_steps())
+
+
+async def _measure(engine: AsyncEngine, runs: list[_Run], budget_s: float) -> None:
+    """Executes the runs that probably fit into the time."""
+    started_s = time.monotonic()
+    s_per_row = 0.0
+    for index, run in enumerate(runs):
+        begun_s = time.monotonic()
+        probably_ended_s = begun_s + _TIME_GROWTH * s_per_row * run.size
+        if index >= _UNCONDITIONAL_RUNS and probably_ended_s - started_s > budget_s:
+            continue
+        await _execute(engine, run, f"profile-{index}")
+        s_per_row = (time.monotonic() - begun_s) / run.size
+
+
+def _without_outliers(steps: list[MeasuredStep]) -> list[MeasuredStep]:
+    samples = [step.sample for step in steps]
+    kept = [step for index, step in enumerate(steps) if not is_outlier(index, samples)]
+    if len(kept) < len(steps):
+        logger.info("%d of %d profiled steps took far too long and are left out", len(steps) - len(kept), len(steps))
+    return kept
+
+
+def _runs_for(engine: AsyncEngine, max_model_len: int) -> Iterator[_Run]:
+    """Prompts up to ``chunk_tokens`` and batches up to ``max_num_seqs``, as far as the cache has room."""
+    limits = engine.scheduler.limits
+    longest = max_model_len - _PROMPT_OUTPUT
+    for num_tokens in _ladder(_SMALLEST_PROMPT, limits.chunk_tokens, _PROMPT_GROWTH):
+        batch = -(-num_tokens // max(1, longest))  # several prompts where one may not be that long
+        run = _Run(batch, num_tokens // batch, _PROMPT_OUTPUT)
+        if _fits(engine, run, max_model_len):
+            yield run
+    for batch in _ladder(1, min(limits.max_num_seqs, limits.chunk_tokens), _BATCH_GROWTH):
+        run = _Run(batch, _BATCH_PROMPT, _BATCH_OUTPUT)
+        if _fits(engine, run, max_model_len):
+            yield run
+
+
+def _ladder(smallest: int, largest: int, growth: int) -> Iterator[int]:
+    value = smallest
+    while value < largest:
+        yield value
+        value *= growth
+    yield largest
+
+
+def _fits(engine: AsyncEngine, run: _Run, max_model_len: int) -> bool:
+    length = run.prompt_tokens + run.output_tokens
+    room = engine.blocks.pool.num_blocks // max(1, engine.blocks.num_blocks_for(length))
+    limits = engine.scheduler.limits
+    return 0 < length <= max_model_len and run.batch <= min(room, limits.max_num_seqs, limits.chunk_tokens)
+
+
+async def _execute(engine: AsyncEngine, run: _Run, name: str) -> None:
+    params = SamplingParams(max_tokens=run.output_tokens, temperature=0, ignore_eos=True)
+    vocab_size = engine.runner.loaded.vocab_size
+    requests = [
+        Request(
+            request_id=f"{name}-{index}",
+            prompt_token_ids=[(7 * position + index) % vocab_size for position in range(run.prompt_tokens)],
+            params=params,
+            eos_token_ids=engine.runner.loaded.eos_token_ids,
+            speculation_method="none",
+        )
+        for index in range(run.batch)
+    ]
+    gathered = threading.Event()  # the engine waits for it, so that its first step has all of them
+    engine.post(lambda: gathered.wait(_GATHERING_S))
+    tasks = [asyncio.create_task(generate_all(engine, request)) for request in requests]
+    await asyncio.sleep(0)
+    gathered.set()
+    await asyncio.gather(*tasks)

@@ -1,0 +1,113 @@
+"""How a step is computed: by transformers' own modules, or by a program that knows the model's structure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from baton.core.errors import UnsupportedModelError
+from baton.engine.attention.base import ATTENTION_NAME, AttentionBackend, AttentionBatch, AttentionSlot, bind_slot
+from baton.engine.batch.batch import ForwardBatch
+from baton.engine.batch.hidden_states import FeatureTap, HiddenStates
+from baton.engine.kv_cache.paged_cache import PagedKVCache
+from baton.engine.models.model_loader import LoadedModel, accepts_logits_to_keep
+
+DECODERS = ("auto", "fused", "transformers")
+FUSED_WEIGHTS = ("native", "int8", "int4")
+"""Those that the fused decoder computes."""
+WEIGHTS = (*FUSED_WEIGHTS, "fp8")
+DECODER_OF_WEIGHTS = {"int8": "fused", "int4": "fused", "fp8": "transformers"}
+"""What alone computes them."""
+
+
+class NotFusableError(UnsupportedModelError):
+    """The model has a part that the fused decoder does not know; transformers' own modules can compute it."""
+
+
+class ForwardPass(Protocol):
+    """Computes batches over a paged cache.
+
+    Attributes:
+        features: hidden states of the last forward; None when none were asked for.
+    """
+
+    @property
+    def features(self) -> HiddenStates | None: ...
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Computes the batch and stores its KV.
+
+        Returns:
+            Logits, float32 ``[num_rows, vocab_size]``, of ``batch.logit_rows``.
+        """
+        ...
+
+    def close(self) -> None:
+        """Frees what the pass holds; the model itself stays as usable as before."""
+        ...
+
+
+class TransformersForward:
+    """Implements :class:`ForwardPass` for every model: its own modules, with attention over the paged cache.
+
+    Several may share a model, each over a cache of its own; they compute one after the other.
+
+    Args:
+        feature_layers: hidden states that a draft reads, see :class:`baton.engine.batch.hidden_states.FeatureTap`.
+    """
+
+    def __init__(self, loaded: LoadedModel, backend: AttentionBackend, feature_layers: Sequence[int] = ()) -> None:
+        self._model = loaded.model
+        self.features = FeatureTap(loaded.model, feature_layers) if feature_layers else None
+        self._slots = [
+            (layer.module, AttentionSlot(index, backend, layer.sliding_window))
+            for index, layer in enumerate(loaded.attention_layers)
+        ]
+        loaded.model.set_attn_implementation(ATTENTION_NAME)
+        self._selects_rows = accepts_logits_to_keep(loaded.model)
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """See :meth:`ForwardPass.forward`."""
+        return self.compute(batch.token_ids, batch.positions, batch.logit_rows, batch)
+
+    def compute(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, logit_rows: torch.Tensor, batch: AttentionBatch
+    ) -> torch.Tensor:
+        """The same by its parts, which :class:`baton.engine.batch.batch.ForwardBatch` describes."""
+        for module, slot in self._slots:
+            bind_slot(module, slot)
+            slot.batch = batch
+        kwargs = {"logits_to_keep": logit_rows} if self._selects_rows else {}
+        try:
+            output = self._model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, **kwargs)
+        finally:
+            for _, slot in self._slots:
+                slot.batch = None
+        logits: torch.Tensor = output.logits[0]
+        if not self._selects_rows:
+            logits = logits[logit_rows]
+        return logits.float()
+
+    def close(self) -> None:
+        """Leaves the model as it was."""
+        if self.features is not None:
+            self.features.close()
+
+
+def create_fused(
+    loaded: LoadedModel, cache: PagedKVCache, feature_layers: Sequence[int] = (), weights: str = "native"
+) -> ForwardPass:
+    """The fused decoder over a model's cache, with its weights as they are, as ``int8`` or as ``int4``.
+
+    Raises:
+        NotFusableError: it does not know the model, cannot be compiled here, or the model is not on the CPU.
+    """
+    if loaded.model.device.type != "cpu":  # before the import, which takes seconds and may fail where none needs it
+        raise NotFusableError("the fused decoder computes on the CPU")
+    try:
+        from baton.engine.cpu.decoder import FusedDecoder  # needs numba, which not every platform has
+    except ImportError as error:
+        raise NotFusableError(f"the fused decoder cannot be loaded: {error}") from error
+    return FusedDecoder(loaded, cache, feature_layers, weights)

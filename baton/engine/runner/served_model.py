@@ -1,0 +1,55 @@
+"""Loads a model to be served, where ``dtype: auto`` leaves its dtype open: in what is best for what will compute it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from dataclasses import replace
+
+import torch
+
+from baton.engine.models.float32_products import has_bfloat16
+from baton.engine.models.model_loader import LoadedModel, load_config, load_model, stored_dtype
+from baton.engine.models.model_source import ModelSource
+from baton.engine.runner.forward_pass import DECODER_OF_WEIGHTS, NotFusableError
+from baton.engine.runner.model_runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+_TRIAL_BLOCK_SIZE = 16
+
+
+def load_served_model(
+    source: ModelSource, dtype: str, device: torch.device, weights: str = "native", decoder: str = "auto"
+) -> LoadedModel:
+    """``load_model``, but a checkpoint's bfloat16 stays what it is where the program takes it.
+
+    Without instructions for bfloat16, the fused decoder widens it in registers: what takes its time are the bytes, half
+    of float32's. A model's own modules are faster in float32 there.
+
+    Args:
+        decoder: what may compute the model, see :class:`baton.engine.runner.model_runner.ModelRunner`.
+    """
+    if (
+        (dtype, device.type) == ("auto", "cpu")
+        and not has_bfloat16(device)
+        and "transformers" not in (decoder, DECODER_OF_WEIGHTS.get(weights))
+        and stored_dtype(load_config(source)) == "bfloat16"
+    ):
+        loaded = load_model(source, "bfloat16", device, weights)
+        reason = why_not_fused(loaded)
+        if reason is None:
+            return replace(loaded, is_fusable=True)
+        logger.info("dtype is float32, since the fused decoder does not compute %s: %s", source.name, reason)
+        del loaded
+        gc.collect()  # layers that multiply as float32 refer to themselves; both models would not fit everywhere
+    return load_model(source, dtype, device, weights)
+
+
+def why_not_fused(loaded: LoadedModel) -> str | None:
+    """Why the fused decoder does not compute a model here; None: it does, and gives the model's own logits."""
+    try:
+        ModelRunner(loaded, 1, _TRIAL_BLOCK_SIZE, decoder="fused").close()
+    except NotFusableError as reason:
+        return reason.message
+    return None

@@ -1,0 +1,198 @@
+"""The one place where logits are processed. Plain decoding and verification call the same function, row by row.
+
+Order: logit bias → min_tokens → penalties → temperature → top-k → top-p → min-p. Each later filter sees the
+distribution that the earlier ones left, as transformers' warpers do.
+
+Nothing here waits for a device: what to do is known from the rows alone. On the CPU, where a look costs nothing, it
+may spare work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from baton.core.request import SamplingParams
+from baton.engine.device.downloads import is_on_host
+from baton.engine.device.uploads import upload, upload_ints
+
+_NEG_INF = float("-inf")
+_LEAST_TEMPERATURE = 1e-30
+# Where these hold enough probability, top-p needs no sorted vocabulary.
+_LIKELY_TOKENS = (256, 4096)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """What one row of logits needs to know of its sequence.
+
+    Attributes:
+        position: index in the sequence of the token that the row chooses.
+        prompt_token_ids, output_token_ids: everything before that token; for a draft's row, the accepted path to it.
+        forbidden: tokens that must not come while fewer than ``min_tokens`` are out.
+    """
+
+    params: SamplingParams
+    position: int
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+    forbidden: frozenset[int] = frozenset()
+
+
+def process_logits(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """Applies every row's parameters.
+
+    Args:
+        logits: float32 ``[num_rows, vocab_size]``; not changed.
+        rows: one per row.
+
+    Returns:
+        Float32 ``[num_rows, vocab_size]``; the tokens that may not be chosen are ``-inf``. Greedy rows are not scaled.
+    """
+    is_edited = any(_is_edited(row) for row in rows)
+    if is_edited:
+        logits = logits.clone()
+        _add_biases(logits, rows)
+        _hold_back(logits, rows)
+        _penalise(logits, rows)
+    sampled = [index for index, row in enumerate(rows) if not row.params.is_greedy]
+    if len(sampled) == len(rows):
+        return _filter(logits, [row.params for row in rows]) if rows else logits
+    if sampled:
+        if not is_edited:
+            logits = logits.clone()
+        places = upload_ints(sampled, logits.device)
+        filtered = _filter(logits.index_select(0, places), [rows[index].params for index in sampled])
+        logits.index_copy_(0, places, filtered)
+    return logits
+
+
+def _is_edited(row: SamplingRow) -> bool:
+    """Whether single tokens' logits change, which greedy rows feel as well."""
+    return row.params.needs_penalties or bool(row.params.logit_bias) or _is_held_back(row)
+
+
+def _is_held_back(row: SamplingRow) -> bool:
+    return bool(row.forbidden) and len(row.output_token_ids) < row.params.min_tokens
+
+
+def _add_biases(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+    """In place, as the other edits."""
+    biases = [(index, token, bias) for index, row in enumerate(rows) for token, bias in row.params.logit_bias]
+    if biases:
+        indices, tokens, values = zip(*biases, strict=True)
+        added = upload(np.array(values, dtype=np.float32), logits.device).to(logits.dtype)
+        logits.index_put_(_places(indices, tokens, logits.device), added, accumulate=True)
+
+
+def _hold_back(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+    held = [(index, token) for index, row in enumerate(rows) if _is_held_back(row) for token in row.forbidden]
+    if held:
+        indices, tokens = zip(*held, strict=True)
+        logits.index_put_(_places(indices, tokens, logits.device), logits.new_full((), _NEG_INF))
+
+
+def _penalise(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+    """Tokens are counted on the host: a device would first have to say how many different ones there are."""
+    penalised = [(index, _penalties(row)) for index, row in enumerate(rows) if row.params.needs_penalties]
+    if not penalised:
+        return
+    indices = np.concatenate([np.full(len(penalties.token_ids), index) for index, penalties in penalised])
+    places = _places(indices, np.concatenate([penalties.token_ids for _, penalties in penalised]), logits.device)
+    factors = np.concatenate([penalties.factors for _, penalties in penalised])
+    amounts = np.concatenate([penalties.amounts for _, penalties in penalised])
+    factor, amount = upload(np.stack([factors, amounts]), logits.device).to(logits.dtype).unbind()
+    scores = logits[places]
+    logits.index_put_(places, torch.where(scores > 0, scores / factor, scores * factor) - amount)
+
+
+@dataclass(frozen=True, slots=True)
+class _Penalties:
+    """Of one row, by token that came before.
+
+    Attributes:
+        token_ids: int64, each once.
+        factors: what positive logits are divided by and negative ones multiplied with.
+        amounts: what is taken away then.
+    """
+
+    token_ids: npt.NDArray[np.int64]
+    factors: npt.NDArray[np.float32]
+    amounts: npt.NDArray[np.float32]
+
+
+def _penalties(row: SamplingRow) -> _Penalties:
+    """Repetition counts the prompt as well; presence and frequency go by the output alone."""
+    params = row.params
+    output = np.array(row.output_token_ids, dtype=np.int64)
+    prompt = np.array(row.prompt_token_ids if params.repetition_penalty != 1 else (), dtype=np.int64)
+    token_ids, places = np.unique(np.concatenate((prompt, output)), return_inverse=True)
+    counts = np.bincount(places[len(prompt) :], minlength=len(token_ids)).astype(np.float32)
+    amounts = np.where(counts > 0, params.presence_penalty + np.float32(params.frequency_penalty) * counts, 0)
+    factors = np.full(len(token_ids), params.repetition_penalty, dtype=np.float32)
+    return _Penalties(token_ids, factors, amounts.astype(np.float32))
+
+
+def _places(
+    indices: Sequence[int] | npt.NDArray[np.int64], tokens: Sequence[int] | npt.NDArray[np.int64], device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    """Elements of a matrix by row and column."""
+    return upload(np.array([indices, tokens], dtype=np.int64), device).unbind()
+
+
+def _filter(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """Temperature, top-k, top-p and min-p on rows that are sampled."""
+    names = ("temperature", "top_p", "min_p")
+    settings = upload(np.array([[getattr(p, name) for p in params] for name in names]), logits.device).to(logits.dtype)
+    column = dict(zip(names, settings.unsqueeze(-1), strict=True))
+    # A temperature that float32 cannot divide by means the likeliest token, not infinity.
+    logits = logits / column["temperature"].clamp_min(_LEAST_TEMPERATURE)
+    vocab_size = logits.shape[-1]
+    limits = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
+    if min(limits) < vocab_size:
+        logits = _keep_top_k(logits, limits)
+    if any(p.top_p < 1 for p in params):
+        logits = _keep_top_p(logits, column["top_p"])
+    if any(p.min_p > 0 for p in params):
+        probs = torch.softmax(logits, dim=-1)
+        floor = probs.amax(dim=-1, keepdim=True) * column["min_p"]
+        logits = logits.masked_fill(probs < floor, _NEG_INF)
+    return logits
+
+
+def _keep_top_k(logits: torch.Tensor, limits: list[int]) -> torch.Tensor:
+    """Tokens as likely as the k-th one stay too, so that the result does not depend on the order of ties."""
+    largest = max(limit for limit in limits if limit < logits.shape[-1])
+    top = torch.topk(logits, largest, dim=-1).values
+    ranks = upload(np.array([[min(limit, largest) - 1] for limit in limits]), logits.device)
+    threshold = top.gather(-1, ranks)
+    unlimited = upload(np.array([[limit == logits.shape[-1]] for limit in limits]), logits.device)
+    return logits.masked_fill((logits < threshold) & ~unlimited, _NEG_INF)
+
+
+def _keep_top_p(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """The smallest set of most likely tokens whose probability reaches ``top_p``; at least one, of equals the first.
+
+    Sorting a whole vocabulary costs more than everything else in sampling, and few rows need it; on a device, it costs
+    less than waiting to see whether they do.
+    """
+    may_look = is_on_host(logits)
+    vocab_size = logits.shape[-1]
+    total = logits.logsumexp(dim=-1, keepdim=True)
+    counts = [count for count in _LIKELY_TOKENS if count < vocab_size] if may_look else []
+    for count in (*counts, vocab_size):
+        top = torch.topk(logits, count, dim=-1).values
+        reached = torch.exp(top - total).cumsum(dim=-1)
+        if count == vocab_size or bool(((reached[:, -1:] >= top_p) | (top_p >= 1)).all()):
+            break
+    num_kept = 1 + (reached[:, :-1] < top_p).sum(dim=-1, keepdim=True)
+    threshold = top.gather(-1, num_kept - 1)
+    kept, equal = logits > threshold, logits == threshold
+    num_equal_kept = num_kept - kept.sum(dim=-1, keepdim=True)
+    if not may_look or bool((equal.sum(dim=-1, keepdim=True) > num_equal_kept).any()):
+        equal &= equal.cumsum(dim=-1) <= num_equal_kept
+    return logits.masked_fill(~(kept | equal | (top_p >= 1)), _NEG_INF)

@@ -1,0 +1,384 @@
+"""Which tokens are computed next. One number, ``num_computed_tokens``, catches up with the tokens known: prefill,
+chunked prefill, decode, verification and recomputation after preemption are all the same movement.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
+from heapq import merge
+
+from baton.core.chunk_budget import PromptAllowance, prompt_allowance
+from baton.core.drafts import NO_DRAFT, Draft
+from baton.core.errors import ContextLengthError
+from baton.core.request import FinishReason, Request, RequestStatus
+from baton.core.step_costs import Pace
+from baton.engine.kv_cache.block_manager import BlockManager
+from baton.engine.scheduling.ordering import ArrivalOrder, OrderingPolicy
+from baton.engine.scheduling.waiting_queue import WaitingQueue
+
+_ELDEST_SHARE = 8
+"""One part in so many of what prompts may take of a step is for the one that began first, whoever is more urgent."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """
+    Attributes:
+        chunk_tokens: token budget of one step, shared by all its sequences.
+        max_num_seqs: sequences that may run at once; never more than ``chunk_tokens``.
+        max_model_len: prompt and output tokens of one request.
+    """
+
+    chunk_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """Compute positions ``[num_computed_tokens, … + num_tokens)``, then verify ``draft`` behind them."""
+
+    request: Request
+    num_tokens: int
+    draft: Draft = NO_DRAFT
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Rows of the forward, drafts included."""
+        return self.num_tokens + len(self.draft)
+
+    @property
+    def samples(self) -> bool:
+        """True when the step reaches the last known token, so that a new one follows from it."""
+        return self.request.num_computed_tokens + self.num_tokens == self.request.num_tokens
+
+
+class _StepPlan:
+    """A step being put together: what is in it, and how much of the token budget is left."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.sequences: dict[str, ScheduledSequence] = {}
+
+    def add(self, sequence: ScheduledSequence) -> None:
+        self.sequences[sequence.request.request_id] = sequence
+        self.budget -= sequence.num_tokens
+
+    def requests(self) -> list[Request]:
+        return [sequence.request for sequence in self.sequences.values()]
+
+    def drop(self, request: Request) -> None:
+        sequence = self.sequences.pop(request.request_id, None)
+        if sequence is not None:
+            self.budget += sequence.num_tokens
+
+
+class Scheduler:
+    """Owns its requests: nobody else changes them.
+
+    Args:
+        blocks: the KV blocks that the requests live in.
+        ordering: of waiting requests, and of prompts that share a step's budget; first come, first served by default.
+        pace: how fast the engine goes, for prompts that share steps with sequences that have a TPOT target; None: they
+            always get what is left of the budget.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        blocks: BlockManager,
+        ordering: OrderingPolicy | None = None,
+        pace: Callable[[], Pace] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.limits = limits
+        self.blocks = blocks
+        # More seats than budget would leave the last ones without a token while the first ones decode.
+        self._num_seats = min(limits.max_num_seqs, limits.chunk_tokens)
+        self._ordering = ordering or ArrivalOrder()
+        self._pace = pace
+        self._clock = clock
+        self._requests: dict[str, Request] = {}
+        self._running: list[Request] = []
+        self._waiting = WaitingQueue(self._ordering)
+        self.num_preemptions = 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def requests(self) -> Iterable[Request]:
+        return self._requests.values()
+
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    def get(self, request_id: str) -> Request | None:
+        return self._requests.get(request_id)
+
+    def check_fits(self, request: Request) -> None:
+        """Raises :class:`ContextLengthError` when it could never finish here. Any thread may ask."""
+        num_prompt_tokens = request.num_prompt_tokens
+        max_tokens = len(request.output_token_ids) + 1 if request.hands_off else request.params.max_tokens
+        needed = num_prompt_tokens + max_tokens
+        if needed > self.limits.max_model_len:
+            raise ContextLengthError(
+                f"The model's context length is {self.limits.max_model_len} tokens, but the request needs {needed} "
+                f"({num_prompt_tokens} in the prompt and up to {max_tokens} to generate). "
+                "Shorten the prompt or lower max_tokens.",
+                param="max_tokens",
+            )
+        # The last token generated is never fed back, so it needs no slot.
+        room = self.blocks.pool.num_blocks * self.blocks.block_size
+        if needed - 1 > room:
+            raise ContextLengthError(
+                f"The request needs room for {needed - 1} tokens, but this worker's whole KV cache holds {room}. "
+                "Shorten the prompt, lower max_tokens, or give the worker more kv_blocks.",
+                param="max_tokens",
+            )
+
+    def add(self, request: Request) -> None:
+        """Queues a request. One whose KV was imported comes with ``block_ids`` and ``num_computed_tokens`` set.
+
+        Raises:
+            ContextLengthError: the request can never fit.
+            ValueError: the id is taken.
+        """
+        if request.request_id in self._requests:
+            raise ValueError(f"request id {request.request_id} is in use")
+        self.check_fits(request)
+        self._requests[request.request_id] = request
+        self._waiting.add(request, self._clock())
+
+    def schedule(self) -> list[ScheduledSequence]:
+        """The next step: a token for each sequence that decodes, then prompts, running or waiting, in order of their
+        urgency, while budget, seats and blocks last.
+        """
+        now_s = self._clock()
+        plan = _StepPlan(self.limits.chunk_tokens)
+        preemptions_before = self.num_preemptions
+        # Decoding goes before prefill, so that a long prompt never holds up those who wait for their next token.
+        prompts: list[Request] = []
+        for request in list(self._running):
+            if not _needs_one_token(request):
+                prompts.append(request)
+            elif request.status is RequestStatus.RUNNING and self._make_room(request, plan, now_s):
+                plan.add(ScheduledSequence(request, 1))
+        prompts = [request for request in prompts if request.status is RequestStatus.RUNNING]
+        has_room = self.num_preemptions == preemptions_before or not (plan.sequences or prompts)
+        self._fill(plan, prompts, now_s, admits=has_room)
+        while not plan.sequences and self._reclaim_import(now_s):
+            self._fill(plan, [], now_s, admits=True)
+        return list(plan.sequences.values())
+
+    def schedule_ahead(self, ending: Container[str]) -> list[ScheduledSequence]:
+        """The step behind one whose tokens nobody has read yet; each that it chooses for has one in their place.
+
+        Nobody gives way for it: who ends with that step may free what is missing.
+
+        Args:
+            ending: ids of the requests that surely end with that step.
+
+        Returns:
+            Empty when there is nothing to compute, or when those that decode need more blocks than are free.
+        """
+        plan = _StepPlan(self.limits.chunk_tokens)
+        prompts: list[Request] = []
+        for request in self._running:
+            if request.request_id in ending:
+                continue
+            if not _needs_one_token(request):
+                prompts.append(request)
+                continue
+            if not self.blocks.can_grow(request, request.num_tokens):
+                return []
+            self.blocks.grow(request, request.num_tokens)
+            plan.add(ScheduledSequence(request, 1))
+        self._fill(plan, prompts, self._clock(), admits=True)
+        return list(plan.sequences.values())
+
+    def _make_room(self, request: Request, plan: _StepPlan, now_s: float) -> bool:
+        """Preempts the least urgent until ``request`` has room for its token; False when it had to give way itself."""
+        while not self.blocks.can_grow(request, request.num_tokens):
+            # Of equals the one that started last.
+            _, _, victim = max((self._ordering.key(r, now_s), number, r) for number, r in enumerate(self._running))
+            plan.drop(victim)
+            self._preempt(victim)
+            if victim is request:
+                return False
+        self.blocks.grow(request, request.num_tokens)
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        self._running.remove(request)
+        self.blocks.free(request)
+        request.num_computed_tokens = 0
+        request.move_to(RequestStatus.PREEMPTED)
+        self._waiting.add(request, self._clock())
+        self.num_preemptions += 1
+
+    def _fill(self, plan: _StepPlan, prompts: Sequence[Request], now_s: float, *, admits: bool) -> None:
+        """Gives what is left of the budget to running prompts and to requests that wait, the most urgent first.
+
+        A prompt that has begun gives way to a more urgent one, but for a share of the budget that the first of them
+        keeps: its blocks and its hand-off wait for its end. Whoever lacks blocks takes no budget, so that those who
+        hold some can end.
+        """
+        admits = admits and len(self._waiting) > 0 and len(self._running) < self._num_seats
+        if plan.budget < 1 or not (prompts or admits):
+            return
+        waiting = self._waiting.in_order(now_s) if admits else []
+        allowance = self._allowance(plan, [request for _, _, request in waiting if request.block_ids])
+        running = ((self._ordering.key(r, now_s), number, r) for number, r in enumerate(prompts, -len(prompts)))
+        eldest = prompts[0] if prompts else None
+        kept = allowance.tokens_at(eldest.num_computed_tokens) // _ELDEST_SHARE if eldest is not None else 0
+        spent = blocked = False
+        for _, _, request in merge(sorted(running), waiting):
+            if plan.budget < 1:
+                return
+            if request is eldest:
+                kept = 0
+            if request.status is RequestStatus.RUNNING:
+                spent = self._add_chunk(request, plan, allowance, kept)
+                continue
+            # What is left when prompts have had their share is for those that only decode.
+            if spent and not (request.block_ids and _needs_one_token(request)):
+                continue
+            if len(self._running) >= self._num_seats:
+                continue
+            # Strictly in order, so that a small request never starves a large one. Only those that have all their
+            # blocks already (imported ones) may pass, because the one in front may be waiting for just these.
+            if blocked and not self._has_blocks(request):
+                continue
+            if self._start(request, now_s):
+                spent = self._add_chunk(request, plan, allowance, kept, at_least=1)
+            else:
+                blocked = True
+
+    def _allowance(self, plan: _StepPlan, imported: Sequence[Request]) -> PromptAllowance:
+        """What prompts may take of the step besides those that decode: the plan's, and imported ones that wait."""
+        arriving = [r for r in imported if _needs_one_token(r)][: self._num_seats - len(self._running)]
+        # A token of the budget stays for each that may start to decode now, and at least one for prompts.
+        tokens = max(1, plan.budget - len(arriving))
+        if self._pace is None:
+            return PromptAllowance(tokens)
+        # On a prefill worker nobody decodes: what has one token left hands off with the next.
+        decoding = [r for r in (*plan.requests(), *arriving) if not r.hands_off]
+        targets = [r.tpot_target_s for r in decoding if r.tpot_target_s > 0]
+        context_tokens = sum(r.num_tokens for r in decoding)
+        return prompt_allowance(tokens, len(decoding), context_tokens, min(targets, default=0.0), self._pace())
+
+    def _add_chunk(
+        self, request: Request, plan: _StepPlan, allowance: PromptAllowance, kept: int, *, at_least: int = 0
+    ) -> bool:
+        """A running request's next tokens, as many as it may have in this step; it has the blocks for all it knows.
+
+        Args:
+            kept: tokens of the allowance that are not for this one.
+
+        Returns:
+            Whether prompts that start now would get nothing.
+        """
+        start = request.num_computed_tokens
+        missing = request.num_tokens - start
+        if missing == 1:
+            plan.add(ScheduledSequence(request, 1))
+        else:
+            num_tokens = min(missing, max(at_least, allowance.tokens_at(start) - kept), plan.budget)
+            if num_tokens > 0:
+                allowance.take(num_tokens, start)
+                plan.add(ScheduledSequence(request, num_tokens))
+        return allowance.tokens_at(0) <= kept
+
+    def _start(self, request: Request, now_s: float) -> bool:
+        """Makes a waiting request run; False when its known tokens do not fit into the free blocks.
+
+        It gets room for all of them at once: one that started on less would run out half-way and start again.
+        """
+        if not self.blocks.take_all(request):
+            return False
+        if request.first_scheduled_s is None:
+            request.first_scheduled_s = now_s
+        self._waiting.remove(request)
+        request.move_to(RequestStatus.RUNNING)
+        self._running.append(request)
+        return True
+
+    def _has_blocks(self, request: Request) -> bool:
+        held = len(request.block_ids)
+        return held > 0 and held >= self.blocks.num_blocks_for(request.num_tokens)
+
+    def _reclaim_import(self, now_s: float) -> bool:
+        """Nothing can run: the last waiting request that holds imported KV gives it up, and will recompute it."""
+        holders = [request for _, _, request in self._waiting.in_order(now_s)[1:] if request.block_ids]
+        if self._running or not holders:
+            return False
+        self.blocks.free(holders[-1])
+        holders[-1].num_computed_tokens = 0
+        self.num_preemptions += 1
+        return True
+
+    def make_draft_room(self, plan: Sequence[ScheduledSequence], max_draft_tokens: int) -> dict[str, int]:
+        """Slots for drafts behind the sequences that reach their last token, as far as blocks and limits allow.
+
+        Drafts are a bet, so nobody is preempted for them: each that runs keeps a free block for its next tokens.
+
+        Args:
+            max_draft_tokens: per sequence. All together never get more than ``chunk_tokens``.
+
+        Returns:
+            By request id, how many tokens may be drafted; requests without room are left out.
+        """
+        sampling = [s.request for s in plan if s.samples and s.request.speculation_method != "none"]
+        share = min(max_draft_tokens, self.limits.chunk_tokens // max(1, len(sampling)))
+        num_spare = max(0, self.blocks.pool.num_free - len(self._running))
+        room: dict[str, int] = {}
+        for request in sampling:
+            held = len(request.block_ids)
+            slots = (held + num_spare) * self.blocks.block_size - request.num_tokens
+            # The last token of all is sampled, not drafted.
+            count = min(share, slots, request.params.max_tokens - len(request.output_token_ids) - 1)
+            if count > 0:
+                self.blocks.grow(request, request.num_tokens + count)
+                num_spare -= len(request.block_ids) - held
+                room[request.request_id] = count
+        return room
+
+    def advance(self, sequence: ScheduledSequence, num_accepted_drafts: int = 0) -> None:
+        """Books a step's forward: the scheduled tokens and the accepted drafts now have their KV."""
+        sequence.request.num_computed_tokens += sequence.num_tokens + num_accepted_drafts
+
+    def remember(self, request: Request) -> None:
+        """Lets others find what a request has computed, as far as its tokens are known."""
+        self.blocks.remember(request, min(request.num_computed_tokens, request.num_tokens))
+
+    def finish(self, request_id: str, reason: FinishReason) -> Request | None:
+        """The one way out: finished, aborted, failed and handed-off requests all leave here.
+
+        Returns:
+            The request, or None when it was gone already.
+        """
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return None
+        if request.status is RequestStatus.RUNNING:
+            self._running.remove(request)
+        else:
+            self._waiting.remove(request)
+        request.move_to(RequestStatus.FINISHED)
+        request.finish_reason = reason
+        self.blocks.free(request)
+        return request
+
+
+def _needs_one_token(request: Request) -> bool:
+    """It decodes, or is about to: all but its last known token is computed."""
+    return request.num_tokens - request.num_computed_tokens == 1

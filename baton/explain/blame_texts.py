@@ -1,0 +1,296 @@
+"""What a slow stage means in plain words, and what could be changed about it. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from baton.core.step_log import StepRow
+from baton.core.timeline import Event, FailedAttempt, Timeline
+from baton.explain.critical_path import Stage
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """
+    Attributes:
+        clause: what was going on, to be put behind a colon.
+        hint: what to change.
+    """
+
+    clause: str
+    hint: str
+
+
+def reason_for(stage: Stage, timeline: Timeline, failures: Sequence[FailedAttempt] = ()) -> Reason:
+    """Why a stage may have taken long, as far as the timeline tells.
+
+    Args:
+        failures: attempts that failed in the stretch of time that the stage is blamed for.
+    """
+    if failures and stage in _AFTER_FAILURES:
+        return _AFTER_FAILURES[stage](timeline, failures)
+    special = _SPECIAL.get(stage)
+    if special is not None:
+        return special(timeline)
+    clause, hint = _PLAIN[stage]
+    return Reason(
+        clause.format(
+            prefill=_computing_worker(timeline),
+            decode=_worker(timeline, "decode_worker", "the decode worker"),
+            prompt=timeline.attributes.get("prompt_tokens", "its"),
+        ),
+        hint.format(pool=_computing_pool(timeline)),
+    )
+
+
+_ROUTER_BUSY = (
+    "The router's process is short of CPU time: one event loop serves all requests. Send it fewer at once, or keep its "
+    "cores free (engine.threads, other programs)."
+)
+_WORKER_BUSY = (
+    "The network, or a worker's process that is short of CPU time; on one machine, workers and router share its cores "
+    "(engine.threads)."
+)
+
+_PLAIN: dict[Stage, tuple[str, str]] = {
+    Stage.ACCEPT: ("the request waited until the HTTP server began to work on it", _ROUTER_BUSY),
+    Stage.PARSE: (
+        "its body was read and parsed",
+        "Look at how the client sends it: a slow upload counts here, and so does a very large body.",
+    ),
+    Stage.TOKENIZE: (
+        "its prompt of {prompt} tokens was checked and tokenized",
+        "Send token ids instead of text, or a shorter prompt; if prompts are short, the router is short of CPU time.",
+    ),
+    Stage.ADMIT: (
+        "it waited until the router took it; further choices of a prompt (n) wait for the first token of the first one",
+        "Ask for fewer choices, or send them as requests of their own. With one choice: " + _ROUTER_BUSY,
+    ),
+    Stage.ADMISSION_QUEUE: (
+        "it waited in the router's queue until a route had room for it, or it was refused",
+        "More workers in the pool that is full (`baton scale`), or an SLO class of higher priority or wider targets; "
+        "see baton_admission_refusals_total and docs/admission.md.",
+    ),
+    Stage.ROUTE: (
+        "no worker was there to take it",
+        "See `baton status` for why, and `baton scale` to have more workers than one in a pool.",
+    ),
+    Stage.TO_PREFILL: ("it was on its way to {prefill}", _WORKER_BUSY),
+    Stage.PREFILL_QUEUE: (
+        "it waited in the queue of {prefill}, behind other prompts",
+        "More {pool} workers (`baton scale {pool}=N`); larger {pool}.chunk_tokens or max_num_seqs if its steps "
+        "have room.",
+    ),
+    Stage.PREFILL_WAIT: (
+        "between the chunks of its prompt, {prefill} was busy with others",
+        "More {pool} workers (`baton scale {pool}=N`), or larger {pool}.chunk_tokens, so that prompts need fewer "
+        "chunks.",
+    ),
+    Stage.FIRST_TOKEN_DELIVERY: ("the first token was on its way from {prefill} to the router", _WORKER_BUSY),
+    Stage.FIRST_TOKEN_SEND: ("the router turned the first token into text and sent it", _ROUTER_BUSY),
+    Stage.TO_DECODE: ("it was on its way to {decode}", _WORKER_BUSY),
+    Stage.DECODE_QUEUE: (
+        "it waited in the queue of {decode}",
+        "More decode workers (`baton scale decode=N`), or more seats and room in each (decode.max_num_seqs, "
+        "decode.kv_blocks).",
+    ),
+    Stage.DECODE: (
+        "{decode} made tokens",
+        "Smaller batches (decode.max_num_seqs) or more decode workers make steps shorter; see also speculation.",
+    ),
+    Stage.DECODE_WAIT: (
+        "{decode} was busy with other things between its steps",
+        "More decode workers (`baton scale decode=N`).",
+    ),
+    Stage.TOKEN_DELIVERY: ("its token was on its way from {decode} to the router", _WORKER_BUSY),
+    Stage.DETOKENIZE: ("the last tokens were turned into text", _ROUTER_BUSY),
+    Stage.OTHER_SEQUENCES: (
+        "other sequences of the same request were still running",
+        "Send them as requests of their own, if they should not wait for each other.",
+    ),
+    Stage.SEND: ("the answer was handed to the connection", "A client that reads slowly, or: " + _ROUTER_BUSY),
+}
+
+
+def _prefill(timeline: Timeline) -> Reason:
+    rows = list(timeline.prefill_steps)
+    own = sum(row.num_computed for row in rows)
+    cached = timeline.attributes.get("cached_tokens", 0)
+    pool = _computing_pool(timeline)
+    clause = f"{_computing_worker(timeline)} computed its prompt"
+    if rows:
+        clause += f", {own:.0f} tokens in {_count(len(timeline.prefill_steps), 'step')}"
+        clause += f" ({cached} more were cached)" if cached else ""
+        others = sum(row.num_prompt_tokens for row in rows if row.num_steps == 1) - own
+        if others > own:
+            clause += f", in company of other prompts with {others:.0f} tokens"
+            return Reason(
+                clause,
+                f"More {pool} workers (`baton scale {pool}=N`), or a smaller {pool}.max_num_seqs: then prompts share "
+                "their steps with fewer others.",
+            )
+    return Reason(
+        clause,
+        "A shorter prompt, a beginning that others share (the prefix cache keeps it), or a faster device for the "
+        f"{pool} pool.",
+    )
+
+
+def _kv_wait(timeline: Timeline) -> Reason:
+    events = timeline.events
+    reserved_s, started_s = events.get(Event.TRANSFER_RESERVED), events.get(Event.TRANSFER_STARTED)
+    committed_s = events.get(Event.KV_COMMITTED)
+    worker = _worker(timeline, "decode_worker", "the decode worker")
+    if None not in (reserved_s, started_s, committed_s) and (
+        float(reserved_s or 0) - float(started_s or 0) > float(committed_s or 0) - float(reserved_s or 0)
+    ):
+        return Reason(
+            f"{worker} had no room for its KV at first",
+            "More room (decode.kv_blocks or kv_memory_gib), or more decode workers (`baton scale decode=N`).",
+        )
+    clause = f"{worker} waited for its KV"
+    num_bytes = sum(part.num_bytes for part in timeline.parts)
+    if num_bytes:
+        first_s = min(part.started_s for part in timeline.parts)
+        last_s = max(part.acknowledged_s or part.sent_s for part in timeline.parts)
+        clause += f", {num_bytes / _MIB:.1f} MiB"
+        if last_s > first_s:
+            clause += f" at {num_bytes / _MIB / (last_s - first_s):.0f} MiB/s while it travelled"
+    return Reason(
+        clause,
+        "A faster network between the pools, a higher kv_transfer.max_bytes_per_second if one is set, smaller "
+        "prefill.chunk_tokens so that more of it travels while prefill still runs, or a shorter prompt.",
+    )
+
+
+def _recompute(timeline: Timeline) -> Reason:
+    return Reason(
+        f"{_computed_again(timeline)}, because it had been preempted: there was no room for all",
+        "More room (decode.kv_blocks or kv_memory_gib), more decode workers (`baton scale decode=N`), or fewer "
+        "sequences at once (decode.max_num_seqs).",
+    )
+
+
+def _recompute_after(timeline: Timeline, failures: Sequence[FailedAttempt]) -> Reason:
+    return Reason(
+        f"{_computed_again(timeline)}, because {_failed(failures)}",
+        "See `baton status` and the workers' logs for the failure.",
+    )
+
+
+def _computed_again(timeline: Timeline) -> str:
+    count = sum(row.num_computed for row in timeline.decode_steps if row.recomputes)
+    return f"{_worker(timeline, 'decode_worker', 'the decode worker')} computed {count:.0f} of its tokens again"
+
+
+def _retry(timeline: Timeline, failures: Sequence[FailedAttempt] = ()) -> Reason:
+    what = _failed(failures or timeline.failed_attempts)
+    return Reason(
+        f"{what}, and another worker took over", "`baton status` and the logs of the workers tell why they failed."
+    )
+
+
+def _route_after(timeline: Timeline, failures: Sequence[FailedAttempt]) -> Reason:
+    if failures[-1].resumed_s is None:
+        end = "waited for a worker, but none took over"
+    else:
+        end = f"waited for a worker until {_worker(timeline, 'decode_worker', 'the decode worker')} took over"
+    return Reason(
+        f"{_failed(failures)}, and it {end}",
+        "More workers than one in a pool (`baton scale`): then another one takes over at once. The logs of the workers "
+        "tell why they failed.",
+    )
+
+
+def _failed(failures: Sequence[FailedAttempt]) -> str:
+    return f"{_count(len(failures), 'attempt')} failed ({', '.join(attempt.error for attempt in failures)})"
+
+
+_SPECIAL: dict[Stage, Callable[[Timeline], Reason]] = {
+    Stage.PREFILL: _prefill,
+    Stage.KV_WAIT: _kv_wait,
+    Stage.RECOMPUTE: _recompute,
+    Stage.RETRY: _retry,
+}
+
+_AFTER_FAILURES: dict[Stage, Callable[[Timeline, Sequence[FailedAttempt]], Reason]] = {
+    Stage.ROUTE: _route_after,
+    Stage.RECOMPUTE: _recompute_after,
+    Stage.RETRY: _retry,
+}
+
+
+def slow_step_reason(timeline: Timeline, row: StepRow) -> Reason:
+    """Why the engine's step that made a token was slow."""
+    worker = _worker(timeline, "decode_worker", "the decode worker")
+    usual_s = median(other.busy_s / other.num_steps for other in timeline.decode_steps)
+    usually = f" (its usual step took {usual_s * 1e3:.0f} ms)"
+    others = row.num_prompt_tokens - (row.num_computed if row.recomputes else 0)
+    if others > 1:
+        return Reason(
+            f"the same step of {worker} computed {others:.0f} prompt tokens of other requests: prefilled here, or "
+            f"again after a preemption or a failure{usually}",
+            "A smaller decode.chunk_tokens, or an SLO class with a TPOT target, cuts such work into shorter steps; "
+            "routing.local_prefill: never keeps prompts away; more room (decode.kv_blocks or kv_memory_gib) avoids "
+            "preemptions.",
+        )
+    if row.draft_s > row.busy_s / 2:
+        return Reason(
+            f"the step of {worker} spent {row.draft_s * 1e3:.0f} ms on guessing tokens{usually}",
+            "A cheaper speculation.method, fewer speculation.max_draft_tokens, or none.",
+        )
+    return Reason(
+        f"one step of {worker} over {_count(int(row.num_sequences), 'sequence')} and "
+        f"{_count(int(row.num_batch_tokens), 'token')}{usually}",
+        "Smaller batches (decode.max_num_seqs) or more decode workers (`baton scale decode=N`) make steps shorter. If "
+        "other steps of the same size were quick, the machine was short of CPU time.",
+    )
+
+
+def wait_reason(timeline: Timeline, row: StepRow, before: StepRow) -> Reason:
+    """Why time passed between two steps of a sequence."""
+    worker = _worker(timeline, "decode_worker", "the decode worker")
+    failures = timeline.failed_attempts
+    between = [attempt for attempt in failures if before.received_s <= attempt.failed_s <= row.received_s]
+    if between:  # each worker counts its own steps
+        return _retry(timeline, between)
+    skipped = int(row.step_index - before.step_index - row.num_steps)
+    if skipped > 0:
+        return Reason(
+            f"{worker} ran {_count(skipped, 'step')} without it, because the step's budget or the room for KV went to "
+            "others",
+            "A larger decode.chunk_tokens or more room (decode.kv_blocks), or more decode workers "
+            "(`baton scale decode=N`).",
+        )
+    return Reason(
+        f"{worker} ran no step at all: between two steps it takes in and gives up requests and their KV, and it needs "
+        "CPU time",
+        "On one machine, prefill and decode workers share its cores (engine.threads). Else see how busy the worker's "
+        "process is.",
+    )
+
+
+def _is_local(timeline: Timeline) -> bool:
+    """Whether the decode worker computed the prompt."""
+    return "prefill_worker" not in timeline.attributes and "decode_worker" in timeline.attributes
+
+
+def _computing_worker(timeline: Timeline) -> str:
+    pool = _computing_pool(timeline)
+    return _worker(timeline, f"{pool}_worker", f"the {pool} worker")
+
+
+def _computing_pool(timeline: Timeline) -> str:
+    return "decode" if _is_local(timeline) else "prefill"
+
+
+def _worker(timeline: Timeline, attribute: str, otherwise: str) -> str:
+    return str(timeline.attributes.get(attribute, otherwise))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,260 @@
+"""Cuts a request's time into stages that follow one another and add up to it exactly. No torch here.
+
+Work of a request overlaps: its KV travels while its prompt is computed, text is sent while the next token is made. The
+stages here are what the request waited for at each moment, from its first byte to the last one of its answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+from baton.core.step_log import StepLog, StepRow
+from baton.core.timeline import Event, Timeline
+
+
+class Stage(StrEnum):
+    """In the order of a request that goes well."""
+
+    ACCEPT = "accept"
+    """In the connection's buffer and the HTTP server, until the application began."""
+    PARSE = "parse"
+    """Reading the body, which includes waiting for the client to send it."""
+    TOKENIZE = "tokenize"
+    ADMIT = "admit"
+    """Until the router took the sequence; further choices of a prompt wait for the first one here."""
+    ADMISSION_QUEUE = "admission_queue"
+    """In the router's queue, until its route had room or it was refused."""
+    ROUTE = "route"
+    """Until workers were chosen, again after a failure: more than a moment only while a pool has none."""
+    TO_PREFILL = "to_prefill"
+    """On the way to the prefill worker."""
+    PREFILL_QUEUE = "prefill_queue"
+    PREFILL = "prefill"
+    """In steps that computed the prompt."""
+    PREFILL_WAIT = "prefill_wait"
+    """Between these steps."""
+    FIRST_TOKEN_DELIVERY = "first_token_delivery"
+    """From the prefill worker's engine to the router."""
+    FIRST_TOKEN_SEND = "first_token_send"
+    """From the router to the client."""
+    TO_DECODE = "to_decode"
+    """On the way to the decode worker."""
+    KV_WAIT = "kv_wait"
+    """The decode worker waited for the KV."""
+    DECODE_QUEUE = "decode_queue"
+    DECODE = "decode"
+    """In steps that made tokens."""
+    DECODE_WAIT = "decode_wait"
+    """Between these steps."""
+    RECOMPUTE = "recompute"
+    """In steps of the decode worker that computed again what was known: after a preemption or a failure."""
+    RETRY = "retry"
+    """Lost with an attempt that failed."""
+    TOKEN_DELIVERY = "token_delivery"
+    """From the decode worker's last step to the router."""
+    DETOKENIZE = "detokenize"
+    """Of the last tokens; that of the others goes on beside the work on their successors."""
+    OTHER_SEQUENCES = "other_sequences"
+    """This sequence was done, others of the request were not."""
+    SEND = "send"
+    """Until the last byte was handed to the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Seconds of the timeline's clock."""
+
+    stage: Stage
+    start_s: float
+    end_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """All of a stage's segments together."""
+
+    stage: Stage
+    start_s: float
+    seconds: float
+    num_segments: int
+
+
+def critical_path(timeline: Timeline) -> list[Segment]:
+    """Segments without gap or overlap, from the request's receipt to its last event; empty ones are left out.
+
+    Events of other processes are placed by a measured shift of their clocks, so a stage may lose what the measurement
+    is off to its neighbour. The sum does not change.
+    """
+    if not timeline.events:
+        return []
+    end_s = timeline.events.get(Event.SENT, max(timeline.events.values()))
+    return _Cutter(timeline, timeline.origin_s, end_s).cut()
+
+
+def between_steps(timeline: Timeline, start_s: float, end_s: float) -> list[Segment]:
+    """What a sequence waited for between two of its steps in decode."""
+    return _Cutter(timeline, start_s, end_s).between_steps()
+
+
+def stage_times(segments: Sequence[Segment]) -> list[StageTime]:
+    """Sums by stage, in the order in which stages first appear."""
+    totals: dict[Stage, StageTime] = {}
+    for segment in segments:
+        before = totals.get(segment.stage, StageTime(segment.stage, segment.start_s, 0.0, 0))
+        totals[segment.stage] = StageTime(
+            segment.stage, before.start_s, before.seconds + segment.seconds, before.num_segments + 1
+        )
+    return list(totals.values())
+
+
+def within(segments: Sequence[Segment], start_s: float, end_s: float) -> Iterator[Segment]:
+    """The parts of the segments that lie between two moments."""
+    for segment in segments:
+        clipped = Segment(segment.stage, max(segment.start_s, start_s), min(segment.end_s, end_s))
+        if clipped.seconds > 0:
+            yield clipped
+
+
+class _Cutter:
+    """Goes through a request's life once, and calls what lies between two moments by a name."""
+
+    def __init__(self, timeline: Timeline, start_s: float, end_s: float) -> None:
+        self._timeline = timeline
+        self._events = timeline.events
+        self._failures = sorted(timeline.failed_attempts, key=lambda attempt: attempt.failed_s)
+        self._now_s = start_s
+        self._end_s = end_s
+        self._segments: list[Segment] = []
+
+    def cut(self) -> list[Segment]:
+        self._arrival()
+        self._prefill()
+        self._decode()
+        self._answer()
+        return self._segments
+
+    def between_steps(self) -> list[Segment]:
+        was_lost = self._take_over(self._end_s)
+        self._until(Stage.DECODE_QUEUE if was_lost else Stage.DECODE_WAIT, self._end_s)
+        return self._segments
+
+    def _arrival(self) -> None:
+        for stage, event in (
+            (Stage.ACCEPT, Event.ACCEPTED),
+            (Stage.PARSE, Event.PARSED),
+            (Stage.TOKENIZE, Event.TOKENIZED),
+            (Stage.ADMIT, Event.ADMITTED),
+            (Stage.ADMISSION_QUEUE, Event.DISPATCHED),
+        ):
+            self._until(stage, self._events.get(event))
+        self._lose_attempts(self._events.get(Event.FIRST_TOKEN, self._end_s))
+        self._until(Stage.ROUTE, self._events.get(Event.ROUTED))
+
+    def _prefill(self) -> None:
+        queued_s = self._events.get(Event.PREFILL_QUEUED)
+        self._until(Stage.TO_PREFILL, queued_s)
+        self._until(Stage.PREFILL_QUEUE, self._events.get(Event.PREFILL_STARTED))
+        # Steps of an attempt that failed lie before this one's arrival, and are lost time already.
+        self._steps(self._timeline.prefill_steps, Stage.PREFILL_QUEUE, Stage.PREFILL, Stage.PREFILL_WAIT, Stage.PREFILL)
+        if not self._timeline.prefill_steps:
+            self._until(Stage.PREFILL, self._events.get(Event.FIRST_TOKEN_SAMPLED))
+        self._until(Stage.FIRST_TOKEN_DELIVERY, self._events.get(Event.FIRST_TOKEN))
+
+    def _decode(self) -> None:
+        events, log = self._events, self._timeline.decode_steps
+        first = next(iter(log), None)
+        begins_s = self._end_s if first is None else first.started_s
+        received_s = events.get(Event.DECODE_RECEIVED)
+        sent_s = events.get(Event.FIRST_TOKEN_SENT)
+        if sent_s is not None and (received_s is None or sent_s <= received_s):
+            self._until(Stage.FIRST_TOKEN_SEND, sent_s)
+        self._lose_attempts(begins_s)
+        for stage, at_s in (
+            (Stage.TO_DECODE, received_s),
+            (Stage.KV_WAIT, events.get(Event.KV_COMMITTED)),
+            (Stage.KV_WAIT, events.get(Event.DECODE_QUEUED)),
+        ):
+            # What came behind the first step belongs to a later attempt.
+            if at_s is not None and at_s <= begins_s:
+                self._until(stage, at_s)
+        self._steps(log, Stage.DECODE_QUEUE, Stage.DECODE, Stage.DECODE_WAIT, Stage.RECOMPUTE)
+
+    def _answer(self) -> None:
+        finished_s = self._events.get(Event.FINISHED)
+        delivery = Stage.TOKEN_DELIVERY if self._timeline.decode_steps else Stage.FIRST_TOKEN_DELIVERY
+        if self._take_over(self._end_s if finished_s is None else finished_s):
+            delivery = Stage.DECODE_QUEUE
+        if self._failures and self._failures[-1].resumed_s is None and self._now_s <= self._failures[-1].failed_s:
+            delivery = Stage.ROUTE  # no other worker came
+        self._until(delivery, finished_s)
+        self._until(Stage.DETOKENIZE, self._events.get(Event.DETOKENIZED))
+        self._until(Stage.OTHER_SEQUENCES, self._events.get(Event.RESPONDED))
+        self._until(Stage.SEND, self._end_s)
+
+    def _steps(self, log: StepLog, queue: Stage, busy: Stage, wait: Stage, again: Stage) -> None:
+        before: Stage = queue
+        for row in log:
+            if self._take_over(row.started_s):
+                before = queue
+            self._until(before, row.started_s)
+            self._busy(row, again if row.recomputes else busy, wait)
+            before = wait
+
+    def _busy(self, row: StepRow, busy: Stage, wait: Stage) -> None:
+        """One step, or merged ones: then first what they took, and behind it what was between them."""
+        if row.num_steps <= 1:
+            self._until(busy, row.ended_s)
+            return
+        left_s = row.busy_s
+        inside = [failure.failed_s for failure in self._failures if row.started_s < failure.failed_s < row.ended_s]
+        for failed_s, next_s in pairwise([*inside, row.ended_s]):
+            left_s = self._spend(left_s, busy, wait, failed_s)
+            self._lose_attempts(failed_s)
+            self._travel(next_s)
+        self._spend(left_s, busy, wait, row.ended_s)
+
+    def _spend(self, busy_s: float, busy: Stage, wait: Stage, until_s: float) -> float:
+        """Seconds that are left of ``busy_s`` then."""
+        began_s = self._now_s
+        self._until(busy, min(began_s + busy_s, until_s))
+        left_s = busy_s - (self._now_s - began_s)
+        self._until(wait, until_s)
+        return left_s
+
+    def _take_over(self, before_s: float) -> bool:
+        """Attempts that were lost before a moment in decode, and the way to the next worker; False without any."""
+        was_lost = self._lose_attempts(before_s)
+        if was_lost:
+            self._travel(before_s)
+        return was_lost
+
+    def _travel(self, before_s: float) -> None:
+        received_s = self._events.get(Event.DECODE_RECEIVED)
+        # Of several attempts, only the last one's arrival is known.
+        if received_s is not None and received_s <= before_s:
+            self._until(Stage.TO_DECODE, received_s)
+
+    def _lose_attempts(self, before_s: float) -> bool:
+        """Up to each failure before a moment everything is lost, and then there may be no other worker yet."""
+        began_s = self._now_s
+        for failure in self._failures:
+            if failure.failed_s > before_s:
+                break
+            self._until(Stage.RETRY, failure.failed_s)
+            self._until(Stage.ROUTE, failure.resumed_s)
+        return self._now_s > began_s
+
+    def _until(self, stage: Stage, at_s: float | None) -> None:
+        if at_s is None:
+            return
+        at_s = min(at_s, self._end_s)
+        if at_s > self._now_s:
+            self._segments.append(Segment(stage, self._now_s, at_s))
+            self._now_s = at_s

@@ -1,0 +1,88 @@
+"""The timelines of the last requests."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, Literal
+
+from baton.core.errors import NotFoundError
+from baton.core.timeline import Event, Timeline
+from baton.explain.blame import explain
+
+Order = Literal["newest", "slowest"]
+# In one answer: each takes some 3 ms of the event loop that tokens go through. All can be asked for one by one.
+_MOST_SEQUENCES = 16
+
+
+class TimelineStore:
+    """Keeps the newest ``capacity`` timelines, running requests included."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._timelines: OrderedDict[str, Timeline] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._timelines)
+
+    def add(self, timeline: Timeline) -> None:
+        self._timelines.pop(timeline.request_id, None)
+        self._timelines[timeline.request_id] = timeline
+        while len(self._timelines) > self._capacity:
+            self._timelines.popitem(last=False)
+
+    def keeps(self, request_id: str) -> bool:
+        """Whether the id finds something, a request of several sequences included."""
+        return request_id in self._timelines or self._member(request_id, 0) is not None
+
+    def to_dict(self, request_id: str) -> dict[str, Any] | None:
+        """A request's waterfall; None when unknown. Several sequences are under ``sequences``, the first ones."""
+        if (timeline := self._timelines.get(request_id)) is not None:
+            return {**timeline.to_dict(), **explain(timeline)}
+        sequences: list[dict[str, Any]] = []
+        while len(sequences) < _MOST_SEQUENCES and (timeline := self._member(request_id, len(sequences))) is not None:
+            sequences.append({**timeline.to_dict(), **explain(timeline)})
+        return {"request_id": request_id, "sequences": sequences} if sequences else None
+
+    def _member(self, group: str, index: int) -> Timeline | None:
+        """Not everything that is called so belongs to it: clients choose ids too."""
+        timeline = self._timelines.get(f"{group}-{index}")
+        return timeline if timeline is not None and timeline.group == group else None
+
+    def find(self, request_id: str) -> dict[str, Any]:
+        """:meth:`to_dict`, or :class:`NotFoundError` that says how far back the store goes."""
+        found = self.to_dict(request_id)
+        if found is None:
+            raise NotFoundError(
+                f"No request {request_id[:80]!r} is known. The timelines of the last {self._capacity} sequences are "
+                f"kept (router.timelines_kept); {len(self)} are there. A request that was refused for what it asked "
+                "has none. GET /v1/requests lists them.",
+                param="request_id",
+            )
+        return found
+
+    def listing(self, order: Order, limit: int) -> list[dict[str, Any]]:
+        """The newest or the slowest sequences, with their figures; milliseconds."""
+        timelines = list(reversed(self._timelines.values()))
+        if order == "slowest":
+            timelines.sort(key=lambda timeline: _total_ms(timeline) or 0.0, reverse=True)
+        return [_summary(timeline) for timeline in timelines[:limit]]
+
+
+def _total_ms(timeline: Timeline) -> float | None:
+    return timeline.between_ms(Event.RECEIVED, Event.SENT) or timeline.total_ms
+
+
+def _summary(timeline: Timeline) -> dict[str, Any]:
+    attributes = timeline.attributes
+    return {
+        "request_id": timeline.request_id,
+        "outcome": attributes.get("outcome"),
+        "prompt_tokens": attributes.get("prompt_tokens"),
+        "output_tokens": attributes.get("output_tokens"),
+        "time_to_first_token_ms": _rounded(timeline.ttft_ms),
+        "total_ms": _rounded(_total_ms(timeline)),
+    }
+
+
+def _rounded(value_ms: float | None) -> float | None:
+    return None if value_ms is None else round(value_ms, 3)

@@ -1,0 +1,183 @@
+"""KVFrame bytes without a protobuf copy of the payload.
+
+Protobuf messages may be concatenated field by field, so a frame is the encoded header followed by the payload's tag,
+its length and its bytes. The result is exactly what ``KVFrame.SerializeToString`` would give, minus two copies.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import ClassVar
+
+import xxhash
+from google.protobuf.message import DecodeError
+
+from baton.core.errors import TransferError
+from baton.core.kv_spec import KVEncoding
+from baton.kv_transfer.base import Payload, Pieces
+from baton.rpc.wire import kv_pb2
+
+_PAYLOAD_FIELD = 15
+_LENGTH_DELIMITED = 2
+_PAYLOAD_TAG = bytes([_PAYLOAD_FIELD << 3 | _LENGTH_DELIMITED])
+_MAX_VARINT_BYTES = 10
+
+# What stands in the connections beside the stream, see proto/kv.proto.
+HEAD_LENGTH_BYTES = 4
+TICKET_BYTES = 16
+WELCOME = b"\x01"
+"""What a connection hears whose ticket is known."""
+
+
+def checksum(payload: Payload | Pieces) -> int:
+    """xxh3-64 of the payload."""
+    if not isinstance(payload, Pieces):
+        return xxhash.xxh3_64_intdigest(payload)
+    digest = xxhash.xxh3_64()
+    for view in payload.views:
+        digest.update(view)
+    return digest.intdigest()
+
+
+def encode_frame(header: kv_pb2.KVFrame, payload: Payload | Pieces = b"") -> bytes:
+    """``header`` must not hold a payload itself."""
+    head = header.SerializeToString()
+    if not len(payload):
+        return head
+    pieces = payload.views if isinstance(payload, Pieces) else (payload,)
+    return b"".join((head, _PAYLOAD_TAG, _varint(len(payload)), *pieces))
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """What a connection says first: whose it is, and which of how many.
+
+    Attributes:
+        ticket: of the transfer.
+        number: from 0.
+        count: how many the transfer has.
+    """
+
+    NUM_BYTES: ClassVar[int] = TICKET_BYTES + 2
+
+    ticket: bytes
+    number: int
+    count: int
+
+    def encode(self) -> bytes:
+        return self.ticket + bytes([self.number, self.count])
+
+    @classmethod
+    def decode(cls, data: bytes) -> Introduction:
+        """Of :attr:`NUM_BYTES` bytes, which may be anything."""
+        return cls(data[:TICKET_BYTES], *data[TICKET_BYTES:])
+
+
+def encode_head(part: kv_pb2.KVPart) -> bytes:
+    """What goes before a payload in a connection."""
+    head = part.SerializeToString()
+    return len(head).to_bytes(HEAD_LENGTH_BYTES, "little") + head
+
+
+def decode_head(data: bytes) -> kv_pb2.KVPart:
+    """A head without its length. Raises :class:`TransferError` when it is none."""
+    try:
+        return kv_pb2.KVPart.FromString(data)
+    except DecodeError as error:
+        raise TransferError(f"a KV part's header cannot be parsed: {error}") from error
+
+
+def decode_frame(data: bytes) -> tuple[kv_pb2.KVFrame, memoryview]:
+    """Header and payload; the payload is a view into ``data``.
+
+    Raises:
+        TransferError: the bytes are not a KVFrame, or hold fields that this version does not know.
+    """
+    view = memoryview(data)
+    payload = view[:0]
+    head_end = len(view)
+    position = 0
+    while position < len(view):
+        start = position
+        tag, position = _read_varint(view, position)
+        if tag & 7 != _LENGTH_DELIMITED:
+            raise TransferError(f"a KV frame has a field of wire type {tag & 7}; the sender speaks another protocol.")
+        length, position = _read_varint(view, position)
+        if position + length > len(view):
+            raise TransferError(f"a KV frame ends {position + length - len(view)} bytes too early.")
+        if tag >> 3 == _PAYLOAD_FIELD:
+            if position + length != len(view):
+                raise TransferError("a KV frame has fields after its payload; the sender speaks another protocol.")
+            payload, head_end = view[position:], start
+        position += length
+    header = kv_pb2.KVFrame()
+    try:
+        header.ParseFromString(bytes(view[:head_end]))
+    except Exception as error:
+        raise TransferError(f"a KV frame cannot be parsed: {error}") from error
+    return header, payload
+
+
+def pack_header(
+    token_start: int,
+    token_count: int,
+    layer_start: int,
+    layer_end: int,
+    digest: int,
+    slot: kv_pb2.KVSlot | None = None,
+    encoding: KVEncoding = KVEncoding.NATIVE,
+    num_bytes: int = 0,
+) -> kv_pb2.KVFrame:
+    """The header of a part, whose payload follows or is in ``slot``.
+
+    Args:
+        num_bytes: of a payload that follows in the transfer's connections.
+    """
+    return kv_pb2.KVFrame(
+        part=kv_pb2.KVPart(
+            token_start=token_start,
+            token_count=token_count,
+            layer_start=layer_start,
+            layer_end=layer_end,
+            checksum=digest,
+            slot=slot,
+            encoding=encoding_name(encoding),
+            num_bytes=num_bytes,
+        )
+    )
+
+
+def encoding_name(encoding: KVEncoding) -> str:
+    """As on the wire, where nothing stands for native."""
+    return "" if encoding is KVEncoding.NATIVE else encoding.value
+
+
+def encoding_of(name: str) -> KVEncoding:
+    """The reverse of :func:`encoding_name`. Raises :class:`TransferError` for names that this version does not know."""
+    try:
+        return KVEncoding(name or KVEncoding.NATIVE)
+    except ValueError:
+        raise TransferError(f"KV is encoded as {name[:40]!r}, which is not known here.") from None
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _read_varint(view: memoryview, position: int) -> tuple[int, int]:
+    value = shift = 0
+    for index in range(position, min(len(view), position + _MAX_VARINT_BYTES)):
+        byte = view[index]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if value > sys.maxsize:
+                break
+            return value, index + 1
+        shift += 7
+    raise TransferError("a KV frame holds a number that is cut off or too large.")

@@ -1,0 +1,1 @@
+"""How the bytes of KV travel: shared memory, connections, NIXL, or within one process."""

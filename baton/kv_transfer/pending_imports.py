@@ -1,0 +1,165 @@
+"""The receiving end's book of transfers: who has begun, whose KV is complete, and which request has come for it.
+
+A transfer's blocks belong to its import until the request claims them. Whatever goes wrong before, they are released.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from baton.core.errors import TransferError
+from baton.core.logs import RequestLog
+from baton.core.request import Request
+from baton.core.request_ids import request_id_of_call
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class PendingImport:
+    """One transfer.
+
+    Attributes:
+        committed: resolves when the KV is complete, or with the error that ended the transfer.
+        holder: owns the reserved blocks; never scheduled.
+        committed_s: when it was complete; monotonic clock.
+        num_bytes: that have arrived.
+    """
+
+    transfer_id: str
+    committed: asyncio.Future[None]
+    holder: Request | None = None
+    committed_s: float = 0.0
+    num_bytes: int = 0
+    claimed: bool = False
+    expiry: asyncio.TimerHandle | None = None
+
+    @property
+    def failed(self) -> bool:
+        return self.committed.done() and (self.committed.cancelled() or self.committed.exception() is not None)
+
+
+ImportT = TypeVar("ImportT", bound=PendingImport)
+
+
+class PendingImports(Generic[ImportT]):
+    """
+    Args:
+        make: an import of a transfer id, with its future.
+        release: gives back the blocks of one that nobody took over.
+        claim_timeout_s: how long committed KV waits for its request, and a request for a transfer without progress.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[str, asyncio.Future[None]], ImportT],
+        release: Callable[[ImportT], None],
+        claim_timeout_s: float,
+    ) -> None:
+        self._make = make
+        self._release = release
+        self._claim_timeout_s = claim_timeout_s
+        self._entries: dict[str, ImportT] = {}
+
+    @property
+    def all(self) -> Iterable[ImportT]:
+        """Those that are not claimed yet, or still wait."""
+        return self._entries.values()
+
+    def get(self, transfer_id: str) -> ImportT | None:
+        return self._entries.get(transfer_id)
+
+    def entry(self, transfer_id: str) -> ImportT:
+        """Sender and request may come in either order: the first one opens it."""
+        entry = self._entries.get(transfer_id)
+        if entry is None:
+            entry = self._make(transfer_id, asyncio.get_running_loop().create_future())
+            self._entries[transfer_id] = entry
+        return entry
+
+    def commit(self, entry: ImportT, now_s: float) -> None:
+        """Its KV is complete."""
+        entry.committed_s = now_s
+        entry.committed.set_result(None)
+        if not entry.claimed:
+            self._expire_later(entry, "nobody claimed the KV")
+
+    def fail(self, entry: ImportT, reason: str) -> None:
+        """Frees the blocks and keeps the reason for a request that may still come for the KV."""
+        if entry.committed.done():  # what is committed stays good without its sender
+            return
+        entry.committed.set_exception(TransferError(f"The KV transfer broke off: {reason}"))
+        entry.committed.exception()  # nobody may ever ask, which is no fault
+        self._release(entry)
+        if entry.claimed:
+            self._drop(entry)
+        else:
+            self._expire_later(entry, reason)
+
+    async def claim(self, transfer_id: str) -> ImportT:
+        """Waits until the transfer is committed; then the caller owns it and must release it.
+
+        Raises:
+            TransferError: it failed, or did not complete in time.
+        """
+        entry = self.entry(transfer_id)
+        if entry.claimed:
+            raise TransferError(f"transfer {transfer_id} has been claimed already.")
+        entry.claimed = True
+        try:
+            await self._wait_for_commit(entry)
+        except BaseException as error:
+            self._forget(entry)
+            if isinstance(error, TimeoutError):
+                raise TransferError(
+                    f"transfer {transfer_id} brought nothing new for {self._claim_timeout_s:g} s."
+                ) from None
+            raise
+        self._drop(entry)
+        return entry
+
+    def abandon(self, transfer_id: str) -> None:
+        """No request will come for it: its blocks are released now. A claimed one stays with its request."""
+        entry = self._entries.get(transfer_id)
+        if entry is not None and not entry.claimed:
+            self._forget(entry)
+
+    async def _wait_for_commit(self, entry: ImportT) -> None:
+        """Raises TimeoutError when the transfer makes no progress; a slow link alone is no reason to give up."""
+        num_bytes = -1
+        while num_bytes < entry.num_bytes:
+            num_bytes = entry.num_bytes
+            try:
+                async with asyncio.timeout(self._claim_timeout_s):
+                    await asyncio.shield(entry.committed)
+                    return
+            except TimeoutError:
+                continue
+        raise TimeoutError
+
+    def _forget(self, entry: ImportT) -> None:
+        """Nobody wants it any more; a sender that still pushes hears so with its next part."""
+        self._drop(entry)
+        entry.committed.cancel()
+        self._release(entry)
+
+    def _drop(self, entry: ImportT) -> None:
+        if entry.expiry is not None:
+            entry.expiry.cancel()
+        if self._entries.get(entry.transfer_id) is entry:
+            del self._entries[entry.transfer_id]
+
+    def _expire_later(self, entry: ImportT, reason: str) -> None:
+        def expire() -> None:
+            if not entry.claimed:
+                log = RequestLog(logger, request_id_of_call(entry.transfer_id))
+                log.info("KV that nobody claimed is forgotten: %s", reason)
+                self._forget(entry)
+
+        if entry.expiry is not None:
+            entry.expiry.cancel()
+        entry.expiry = asyncio.get_running_loop().call_later(self._claim_timeout_s, expire)

@@ -1,0 +1,24 @@
+"""The socket of the HTTP endpoint."""
+
+from __future__ import annotations
+
+import socket
+
+from baton.core.errors import ConfigError
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises :class:`ConfigError` when the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"router.host {host} port {port} cannot be listened on: {error.strerror or error}. "
+            "Stop what uses the port, or set router.port (0 takes any free one)."
+        ) from error
+    listener.setblocking(False)
+    return listener

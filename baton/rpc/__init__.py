@@ -1,0 +1,1 @@
+"""gRPC between the router and workers: channels, and conversions between objects and messages."""

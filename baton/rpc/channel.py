@@ -1,0 +1,117 @@
+"""gRPC conventions: channel options, and errors that keep their class across a connection."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from baton.core.errors import (
+    BatonError,
+    DeadlineError,
+    InternalError,
+    OverloadedError,
+    WorkerLostError,
+    rebuild_error,
+)
+from baton.core.logs import RequestLog
+from baton.core.request_ids import request_id_of_call
+
+ERROR_KEY = "baton-error"
+MAX_MESSAGE_BYTES = 65 * 1024 * 1024
+"""The largest ``kv_transfer.part_bytes`` and its header; nothing else comes near, a million token ids take 4 MB."""
+_MAX_DETAILS_BYTES = 2000  # they travel in HTTP/2 headers, up to three characters a byte; peers refuse above 8 KiB
+
+CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+]
+SERVER_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+]
+
+# A call that we cancel ourselves raises asyncio.CancelledError, so CANCELLED is a worker that stopped under the call.
+_BROKEN = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.CANCELLED,
+)
+
+
+def create_server() -> grpc.aio.Server:
+    return grpc.aio.server(options=SERVER_OPTIONS)
+
+
+def create_channel(address: str) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+def as_baton_error(error: BaseException, call_id: str) -> BatonError:
+    """``error`` itself; for what is unforeseen an internal error without its text, which is for the log alone."""
+    if isinstance(error, BatonError):
+        return error
+    request_id = request_id_of_call(call_id)
+    return InternalError(f"A worker failed unexpectedly. Its log has more under the request id {request_id}.")
+
+
+async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: BatonError) -> NoReturn:
+    """Ends a call with the error's status, message and class."""
+    metadata = [(ERROR_KEY, error.code)]
+    if isinstance(error, OverloadedError):
+        metadata.append(("retry-after-s", str(error.retry_after_s)))
+    encoded = error.message.encode(errors="replace")
+    details = encoded[:_MAX_DETAILS_BYTES].decode(errors="ignore") + "…" * (len(encoded) > _MAX_DETAILS_BYTES)
+    await context.abort(grpc.StatusCode[error.grpc_status], details, tuple(metadata))
+    raise AssertionError("abort returned")
+
+
+def error_from_rpc(error: grpc.aio.AioRpcError, peer: str) -> BatonError:
+    """The error that the peer raised; a broken connection becomes :class:`WorkerLostError`."""
+    metadata = {str(key): value for key, value in (error.trailing_metadata() or ())}
+    code = metadata.get(ERROR_KEY)
+    message = error.details() or ""
+    if code is not None:
+        rebuilt = rebuild_error(str(code), message)
+        if isinstance(rebuilt, OverloadedError):
+            rebuilt.retry_after_s = float(metadata.get("retry-after-s", 1.0))
+        return rebuilt
+    status = error.code()
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineError(f"{peer} did not answer in time.")
+    if status in _BROKEN:
+        return WorkerLostError(f"the connection to the worker at {peer} broke ({status.name}): {message}")
+    return InternalError(f"the worker at {peer} answered {status.name}: {message}")
+
+
+@asynccontextmanager
+async def reporting_errors(
+    context: grpc.aio.ServicerContext[Any, Any], logger: logging.Logger, call_id: str
+) -> AsyncIterator[None]:
+    """Wraps a handler: ``BatonError`` keeps its class on the wire, anything else is logged and becomes internal.
+
+    Args:
+        call_id: of the request, as the router sent it.
+    """
+    try:
+        yield
+    except grpc.aio.BaseError:
+        raise  # of a call that is over
+    except Exception as error:  # noqa: BLE001 - a handler's last line of defence
+        if not isinstance(error, BatonError):
+            RequestLog(logger, request_id_of_call(call_id)).exception("a call failed unexpectedly")
+        await abort_with(context, as_baton_error(error, call_id))

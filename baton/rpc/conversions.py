@@ -1,0 +1,170 @@
+"""Engine objects ↔ wire messages, for requests and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite, isnan
+
+from baton.core.errors import InvalidRequestError
+from baton.core.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
+from baton.core.steps import StepShare
+from baton.core.timeline import Event, TransferPart
+from baton.core.urgency import NOT_URGENT, Urgency
+from baton.rpc.wire import worker_pb2
+
+_SCALARS = (
+    "max_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "ignore_eos",
+    "min_tokens",
+    "logprobs",
+    "seed",
+)
+
+
+def pack_params(params: SamplingParams) -> worker_pb2.SamplingParams:
+    scalars = {name: getattr(params, name) for name in _SCALARS if getattr(params, name) is not None}
+    return worker_pb2.SamplingParams(
+        **scalars, logit_bias=dict(params.logit_bias), stop_token_ids=params.stop_token_ids
+    )
+
+
+def unpack_params(message: worker_pb2.SamplingParams) -> SamplingParams:
+    """Raises :class:`InvalidRequestError` when a value is out of range."""
+    scalars = {name: getattr(message, name) for name in _SCALARS if name != "logprobs"}
+    return SamplingParams(
+        **scalars,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        stop_token_ids=tuple(message.stop_token_ids),
+    )
+
+
+def pack_sequence(
+    request_id: str,
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    output_token_ids: Sequence[int] = (),
+    speculation_method: str | None = None,
+    urgency: Urgency = NOT_URGENT,
+    tpot_target_s: float = 0.0,
+    now_s: float = 0.0,
+) -> worker_pb2.Sequence:
+    """
+    Args:
+        now_s: of the clock that the urgency's deadline is on.
+    """
+    return worker_pb2.Sequence(
+        request_id=request_id,
+        prompt_token_ids=prompt_token_ids,
+        output_token_ids=output_token_ids,
+        params=pack_params(params),
+        speculation_method=speculation_method or "",
+        urgency=None if urgency == NOT_URGENT else _pack_urgency(urgency, now_s),
+        tpot_target_s=tpot_target_s,
+    )
+
+
+def _pack_urgency(urgency: Urgency, now_s: float) -> worker_pb2.Urgency:
+    return worker_pb2.Urgency(
+        priority=urgency.priority, due_in_s=urgency.deadline_s - now_s, patience_s=urgency.patience_s
+    )
+
+
+def _unpack_urgency(message: worker_pb2.Urgency, now_s: float) -> Urgency:
+    if isnan(message.due_in_s) or isnan(message.patience_s):
+        raise InvalidRequestError("An urgency needs numbers for due_in_s and patience_s.", param="urgency")
+    return Urgency(message.priority, now_s + message.due_in_s, message.patience_s)
+
+
+def unpack_sequence(message: worker_pb2.Sequence, eos_token_ids: frozenset[int], arrival_s: float) -> Request:
+    """Raises :class:`InvalidRequestError` when the message makes no valid request."""
+    if not message.request_id or not message.prompt_token_ids:
+        raise InvalidRequestError("A sequence needs a request_id and at least one prompt token.", param="prompt")
+    tpot_target_s = message.tpot_target_s
+    return Request(
+        request_id=message.request_id,
+        prompt_token_ids=list(message.prompt_token_ids),
+        params=unpack_params(message.params),
+        eos_token_ids=eos_token_ids,
+        output_token_ids=list(message.output_token_ids),
+        speculation_method=message.speculation_method or None,
+        urgency=_unpack_urgency(message.urgency, arrival_s) if message.HasField("urgency") else NOT_URGENT,
+        tpot_target_s=tpot_target_s if isfinite(tpot_target_s) and tpot_target_s > 0 else 0.0,
+        arrival_s=arrival_s,
+    )
+
+
+def pack_output(output: TokenOutput) -> worker_pb2.TokenBatch:
+    return worker_pb2.TokenBatch(
+        token_ids=output.token_ids,
+        logprobs=[
+            worker_pb2.TokenLogprobs(
+                logprob=entry.logprob,
+                top=[worker_pb2.Logprob(token_id=token, logprob=value) for token, value in entry.top],
+            )
+            for entry in output.logprobs or ()
+        ],
+        finish_reason=str(output.finish_reason or ""),
+        num_cached_tokens=output.num_cached_tokens,
+        num_drafted=output.num_drafted,
+        num_accepted=output.num_accepted,
+        drafted_by=output.drafted_by,
+        steps=[_pack_step(share) for share in output.steps],
+    )
+
+
+def _pack_step(share: StepShare) -> worker_pb2.EngineStep:
+    step, num_computed_tokens = share
+    return worker_pb2.EngineStep(
+        index=step.index,
+        started_s=step.started_s,
+        ended_s=step.ended_s,
+        busy_s=step.busy_s,
+        draft_s=step.draft_s,
+        num_steps=step.num_steps,
+        num_computed_tokens=num_computed_tokens,
+        num_sequences=step.num_sequences,
+        num_batch_tokens=step.num_tokens,
+        num_prompt_tokens=step.num_prompt_tokens,
+    )
+
+
+def unpack_logprobs(batch: worker_pb2.TokenBatch) -> tuple[TokenLogprobs, ...] | None:
+    if not batch.logprobs:
+        return None
+    return tuple(
+        TokenLogprobs(entry.logprob, tuple((top.token_id, top.logprob) for top in entry.top))
+        for entry in batch.logprobs
+    )
+
+
+def unpack_finish_reason(batch: worker_pb2.TokenBatch) -> FinishReason | None:
+    return FinishReason(batch.finish_reason) if batch.finish_reason else None
+
+
+def pack_events(events: Mapping[Event, float]) -> list[worker_pb2.TimedEvent]:
+    return [worker_pb2.TimedEvent(name=str(event), at_s=at_s) for event, at_s in events.items()]
+
+
+def unpack_events(events: Iterable[worker_pb2.TimedEvent]) -> dict[Event, float]:
+    return {Event(event.name): event.at_s for event in events}
+
+
+def pack_parts(parts: Iterable[TransferPart]) -> list[worker_pb2.TransferPart]:
+    return [
+        worker_pb2.TransferPart(
+            num_bytes=part.num_bytes,
+            num_parts=part.num_parts,
+            started_s=part.started_s,
+            sent_s=part.sent_s,
+            acknowledged_s=part.acknowledged_s,
+        )
+        for part in parts
+    ]

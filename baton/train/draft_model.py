@@ -1,0 +1,177 @@
+"""Trains a small language model to draft for a target, by distillation on the target's own answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import DynamicCache, LlamaForCausalLM
+
+from baton.engine.draft.checkpoint import let_others_read
+from baton.engine.draft.model.draft_model import DraftModel, load_draft_model
+from baton.engine.models.model_loader import LoadedModel
+from baton.engine.models.tokenizer import Tokenizer
+from baton.train.batches import make_rows, num_rows_of
+from baton.train.card import CardFacts, Description
+from baton.train.dataset import AnswerDataset, Sample
+from baton.train.draft_init import draft_config, initial_draft
+from baton.train.evaluate import Acceptance, Evaluation, accepted, answers_of
+from baton.train.objective import Losses, StepLoss, compute_dtype
+from baton.train.run import HeldOut, TrainingData, TrainingResult, train
+from baton.train.settings import DraftModelSettings
+from baton.train.stopping import Stop, never
+from baton.train.target import batches_by_length, padded, use_fast_attention
+from baton.train.trainer import Progress
+
+_ROWS_AT_ONCE = 256
+
+
+def train_draft_model(
+    settings: DraftModelSettings,
+    target: LoadedModel,
+    tokenizer: Tokenizer,
+    datasets: Sequence[AnswerDataset],
+    output: Path,
+    work: Path,
+    facts: CardFacts,
+    report: Callable[[Progress], None] = lambda progress: None,
+    *,
+    stop: Stop = never,
+    cache_states: bool = True,
+) -> TrainingResult:
+    """Trains a model and writes it as a folder of transformers, with the target's tokenizer.
+
+    See :func:`baton.train.run.train`.
+    """
+    method = DraftModelMethod(settings, target, tokenizer)
+    return train(method, target, datasets, output, work, facts, report, stop=stop, cache_states=cache_states)
+
+
+class DraftModelMethod:
+    """Implements :class:`baton.train.run.Method`.
+
+    Args:
+        tokenizer: the target's, which is the draft's as well.
+
+    Raises:
+        ConfigError: see :func:`baton.train.draft_init.draft_config`.
+    """
+
+    feature_layers = ()
+
+    def __init__(self, settings: DraftModelSettings, target: LoadedModel, tokenizer: Tokenizer) -> None:
+        self.settings = settings
+        self._target = target
+        self._tokenizer = tokenizer
+        self._layers: tuple[int, ...] = ()
+        draft_config(settings, target)
+
+    def objective(self, data: TrainingData) -> _Objective:
+        draft, self._layers = initial_draft(self.settings, self._target)
+        return _Objective(draft, self.settings, self._target, data)
+
+    def write(self, network: nn.Module, folder: Path, target_name: str) -> None:
+        draft: Any = network.to(torch.bfloat16)
+        draft.save_pretrained(folder)
+        for path in folder.glob("*.safetensors"):
+            let_others_read(path)
+        self._tokenizer.save(folder)
+
+    def evaluate(self, folder: Path, held_out: HeldOut) -> Evaluation:
+        dtype = str(compute_dtype(self.settings, self._target.model)).removeprefix("torch.")
+        draft = load_draft_model(str(folder), self._target, self._tokenizer, self._target.model.device, dtype)
+        return evaluate(draft, held_out, self.settings.num_draft_tokens)
+
+    def describe(self, network: nn.Module) -> Description:
+        config: Any = network.config
+        begin = f"layers {', '.join(map(str, self._layers))} of the target" if self._layers else "random weights"
+        return Description(
+            title="Draft model",
+            tag="draft-model",
+            text="A small Llama of the same vocabulary, distilled from the target.",
+            rows=(
+                ("layers", f"{config.num_hidden_layers}, {config.hidden_size} wide; it began with {begin}"),
+                ("heads", f"{config.num_attention_heads} ({config.num_key_value_heads} of keys and values)"),
+            ),
+        )
+
+
+class _Objective:
+    """Implements :class:`baton.train.objective.Objective`: the next token, behind true tokens."""
+
+    num_steps = 1
+
+    def __init__(
+        self, draft: LlamaForCausalLM, settings: DraftModelSettings, target: LoadedModel, data: TrainingData
+    ) -> None:
+        use_fast_attention(draft)
+        self.network: nn.Module = draft
+        self._draft: Any = draft
+        self._loss = StepLoss(target.model, None, self.num_steps, 1.0, settings)
+        self._data = data
+
+    def losses(self, indices: Sequence[int]) -> Losses:
+        batch = self._data.rows(indices)
+        hidden = self._hidden([self._data.samples[index] for index in indices])
+        return self._loss([hidden], batch, self._draft.lm_head.weight)
+
+    def _hidden(self, samples: Sequence[Sample]) -> torch.Tensor:
+        """What the lm_head reads at the rows' tokens, ``[num_rows, hidden_size]``."""
+        found: dict[int, torch.Tensor] = {}
+        for group in batches_by_length([len(sample.token_ids) for sample in samples]):
+            token_ids = padded([samples[index] for index in group]).to(self._draft.device)
+            output = self._draft.model(input_ids=token_ids, use_cache=False).last_hidden_state
+            for row, index in enumerate(group):
+                first = max(1, samples[index].num_prompt_tokens)
+                found[index] = output[row, first : first + num_rows_of(samples[index])]
+        return torch.cat([found[index] for index in range(len(samples))])
+
+
+@torch.no_grad()
+def evaluate(draft: DraftModel, held_out: HeldOut, num_draft_tokens: int) -> Evaluation:
+    """Lets the model draft greedily behind every answer token, from its own tokens from the second one on."""
+    use_fast_attention(draft.loaded.model)
+    found = Evaluation(Acceptance(), Acceptance())
+    for samples, states in held_out:
+        for sample, answer in zip(samples, answers_of(make_rows(samples, states)), strict=True):
+            found.of(answer).add(accepted(_drafts(draft, sample, num_draft_tokens), answer.next_token_ids))
+    return found
+
+
+def _drafts(draft: DraftModel, sample: Sample, num_draft_tokens: int) -> torch.Tensor:
+    """What is drafted from each row, int64 ``[num_draft_tokens, num_rows]``.
+
+    The chains of all rows grow at once, behind the sample in one cache: each sees the sample up to its row, and itself.
+    """
+    model: Any = draft.loaded.model
+    device = model.device
+    first, count = max(1, sample.num_prompt_tokens), num_rows_of(sample)
+    rows = torch.arange(first, first + count, device=device)
+    cache = DynamicCache(config=model.config)
+    tokens = torch.tensor([sample.token_ids], device=device)
+    hidden = model.get_decoder()(input_ids=tokens, past_key_values=cache, use_cache=True).last_hidden_state[0, rows]
+    least = torch.finfo(hidden.dtype).min
+    sees = torch.arange(tokens.shape[1], device=device) <= rows[:, None]
+    itself = torch.eye(count, dtype=torch.bool, device=device)
+    drafts = [_choices(draft, hidden)]
+    for step in range(1, num_draft_tokens):
+        sees = torch.cat((sees, itself), dim=1)
+        mask = torch.zeros_like(sees, dtype=hidden.dtype).masked_fill_(~sees, least)
+        output = model.get_decoder()(
+            input_ids=drafts[-1][None],
+            position_ids=(rows + step)[None],
+            attention_mask=mask[None, None],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        drafts.append(_choices(draft, output.last_hidden_state[0]))
+    return torch.stack(drafts)
+
+
+def _choices(draft: DraftModel, hidden: torch.Tensor) -> torch.Tensor:
+    lm_head: Any = draft.loaded.model.get_output_embeddings()
+    parts = [lm_head(part)[:, : draft.num_shared_tokens].argmax(dim=-1) for part in torch.split(hidden, _ROWS_AT_ONCE)]
+    return torch.cat(parts)

@@ -1,0 +1,123 @@
+"""What a trainer minimises: the loss of a draft's guesses, step by step, against what the target thinks there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from baton.engine.kv_cache.paged_cache import TORCH_DTYPES
+from baton.train.batches import RowBatch
+from baton.train.settings import TrainingSettings
+from baton.train.soft_loss import SoftTargets, soft_loss
+from baton.train.vocabulary import draft_ids_of
+
+_ROWS_AT_ONCE = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Of one batch.
+
+    Attributes:
+        loss: over all steps.
+        hits: by step, how often the draft's first choice was the target's.
+        rows: by step, out of how many.
+        num_rows: answer tokens in the batch.
+    """
+
+    loss: torch.Tensor
+    hits: list[int]
+    rows: list[int]
+    num_rows: int
+
+
+class Objective(Protocol):
+    """A network that learns to draft, and how wrong it is.
+
+    Attributes:
+        network: parameters that do not require gradients stay as they are.
+        num_steps: draft positions that losses are computed at.
+    """
+
+    @property
+    def network(self) -> nn.Module: ...
+
+    @property
+    def num_steps(self) -> int: ...
+
+    def losses(self, indices: Sequence[int]) -> Losses:
+        """Over the samples at these indices."""
+        ...
+
+
+class StepLoss:
+    """Cross entropy of guesses against the target's own distribution; later steps count less.
+
+    Args:
+        vocabulary: the target's ids of the draft vocabulary; None takes all of them.
+        num_steps: guesses that follow each other.
+        decay: the loss of step ``s`` counts ``decay ** s``.
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        vocabulary: torch.Tensor | None,
+        num_steps: int,
+        decay: float,
+        settings: TrainingSettings,
+    ) -> None:
+        output: Any = target.get_output_embeddings()
+        self._dtype = compute_dtype(settings, target)
+        self._rows, self._bias = output.weight.detach(), None if output.bias is None else output.bias.detach()
+        self._draft_ids: torch.Tensor | None = None
+        if vocabulary is not None:
+            chosen = vocabulary.to(target.device)
+            self._rows, self._bias = self._rows[chosen], None if self._bias is None else self._bias[chosen]
+            self._draft_ids = draft_ids_of(vocabulary, output.weight.shape[0]).to(target.device)
+        self._num_steps = num_steps
+        self._decay = decay
+        self._tv_weight = settings.tv_weight
+
+    def __call__(self, steps: Iterable[torch.Tensor], batch: RowBatch, lm_head: torch.Tensor) -> Losses:
+        """
+        Args:
+            steps: what the lm_head reads at each step, ``[num_rows, hidden_size]``.
+            lm_head: of the draft, ``[draft_vocab_size, hidden_size]``.
+        """
+        wanted = batch.choices if self._draft_ids is None else self._draft_ids[batch.choices]
+        can_say = wanted >= 0
+        hidden, indices, weights = [], [], []
+        scale = 1.0 / sum(self._decay**step for step in range(self._num_steps))
+        for step, states in enumerate(steps):
+            rows = batch.rows_at(step)
+            rows = rows[can_say[rows + step]]
+            hidden.append(states[rows])
+            indices.append(rows + step)
+            weights.append(torch.full((len(rows),), scale * self._decay**step / max(1, len(rows))))
+        targets = SoftTargets(self._target_probs(batch.final), torch.cat(indices), torch.cat(weights).to(wanted.device))
+        loss, choices = soft_loss(torch.cat(hidden), lm_head, targets, self._tv_weight)
+        counts = [len(rows) for rows in indices]
+        hit = (choices == wanted[targets.indices]).split_with_sizes(counts)
+        return Losses(loss, [int(part.sum()) for part in hit], counts, batch.num_rows)
+
+    @torch.no_grad()
+    def _target_probs(self, final: torch.Tensor) -> torch.Tensor:
+        """The target's distribution over the draft vocabulary, in the draft's dtype."""
+        parts = []
+        for rows in torch.split(final, _ROWS_AT_ONCE):
+            logits = torch.nn.functional.linear(rows, self._rows, self._bias)
+            parts.append(logits.softmax(dim=-1, dtype=torch.float32).to(self._dtype))
+        return torch.cat(parts)
+
+
+def compute_dtype(settings: TrainingSettings, target: PreTrainedModel) -> torch.dtype:
+    """What the draft computes in."""
+    if settings.dtype != "auto":
+        return TORCH_DTYPES[settings.dtype]
+    return torch.bfloat16 if target.dtype == torch.bfloat16 else torch.float32

@@ -1,0 +1,160 @@
+"""What training depends on, by kind of draft."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from baton.core.errors import ConfigError
+
+# A resumed run may have others.
+FREE_SETTINGS = frozenset({"budget_s", "report_every_steps", "save_every_s", "num_evaluated_samples"})
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSettings:
+    """Choices of one training run. Runs that are resumed must have the same, :data:`FREE_SETTINGS` aside.
+
+    Attributes:
+        tv_weight: part of the loss that is total variation instead of cross entropy, from 0 to 1.
+        num_epochs: passes over the data, unless the budget ends first.
+        budget_s: seconds for everything from reading the data to the last step; None sets no limit. The learning rate
+            falls with whichever is further gone, epochs or budget, so that it is 0 at the end in either case.
+        rows_per_batch: answer tokens of one optimizer step, about.
+        learning_rate: the highest one, after ``warmup_steps``.
+        held_out_share: part of the samples that only evaluation sees.
+        num_evaluated_samples: of these, as many as this are drafted for at the end.
+        num_draft_tokens: drafted in a row in the evaluation.
+        dtype: what the draft computes in; weights are optimised in float32 in either case.
+
+    Raises:
+        ConfigError: a value is out of its range.
+    """
+
+    tv_weight: float = 0.0
+    num_epochs: int = 5
+    budget_s: float | None = None
+    rows_per_batch: int = 2048
+    learning_rate: float = 5e-4
+    warmup_steps: int = 50
+    weight_decay: float = 0.01
+    max_grad_norm: float = 0.5
+    held_out_share: float = 0.02
+    num_evaluated_samples: int = 256
+    num_draft_tokens: int = 5
+    report_every_steps: int = 20
+    evaluate_every_steps: int = 250
+    save_every_s: float = 300.0
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_counts(
+            self,
+            "num_epochs",
+            "rows_per_batch",
+            "warmup_steps",
+            "num_evaluated_samples",
+            "num_draft_tokens",
+            "report_every_steps",
+            "evaluate_every_steps",
+        )
+        for name in ("learning_rate", "max_grad_norm", "save_every_s"):
+            _check(name, getattr(self, name), getattr(self, name) > 0, "a number above 0")
+        _check("weight_decay", self.weight_decay, self.weight_decay >= 0, "0 or more")
+        _check("tv_weight", self.tv_weight, 0 <= self.tv_weight <= 1, "from 0 to 1")
+        _check("held_out_share", self.held_out_share, 0 < self.held_out_share <= 0.5, "above 0 and at most 0.5")
+        _check("budget_s", self.budget_s, self.budget_s is None or self.budget_s > 0, "a number of seconds above 0")
+        _check("dtype", self.dtype, self.dtype in ("auto", "float32", "bfloat16"), "auto, float32 or bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Settings(TrainingSettings):
+    """
+    Attributes:
+        draft_vocab_size: tokens that the head can say; the target's own vocabulary at most.
+        feature_layers: as in ``EagleSettings``; None takes the usual early, middle and late.
+        num_kv_heads: of the head's attention; None takes the target's. Draft KV grows with it.
+        num_ttt_steps: tokens that the head drafts in a row while it is trained (training-time test).
+        step_decay: the loss of step ``s`` counts ``step_decay ** s``.
+        start_from: an EAGLE-3 checkpoint whose weights, shape and draft vocabulary are the first ones, a folder or a
+            hub id; None begins with a linear model of the target.
+    """
+
+    draft_vocab_size: int = 8192
+    start_from: str | None = None
+    feature_layers: tuple[int, ...] | None = None
+    num_kv_heads: int | None = None
+    num_ttt_steps: int = 4
+    step_decay: float = 0.8
+
+    def __post_init__(self) -> None:
+        TrainingSettings.__post_init__(self)
+        _check_counts(self, "draft_vocab_size", "num_ttt_steps")
+        _check("step_decay", self.step_decay, 0 < self.step_decay <= 1, "above 0 and at most 1")
+        is_good = self.num_kv_heads is None or self.num_kv_heads >= 1
+        _check("num_kv_heads", self.num_kv_heads, is_good, "a whole number from 1")
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaSettings(TrainingSettings):
+    """
+    Attributes:
+        draft_vocab_size: tokens that the heads can say; the target's own vocabulary at most.
+        num_heads: tokens that are guessed at once.
+        num_blocks: residual blocks of each head.
+        step_decay: the loss of head ``i`` counts ``step_decay ** i``.
+        train_lm_head: False keeps the lm_head, which all heads share, as the target has it.
+        num_tree_tokens: of the tree that the evaluation looks at besides chains.
+    """
+
+    learning_rate: float = 1e-3
+    draft_vocab_size: int = 8192
+    num_heads: int = 4
+    num_blocks: int = 1
+    step_decay: float = 0.8
+    train_lm_head: bool = True
+    num_tree_tokens: int = 32
+
+    def __post_init__(self) -> None:
+        TrainingSettings.__post_init__(self)
+        _check_counts(self, "draft_vocab_size", "num_heads", "num_blocks", "num_tree_tokens")
+        _check("step_decay", self.step_decay, 0 < self.step_decay <= 1, "above 0 and at most 1")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModelSettings(TrainingSettings):
+    """
+    Attributes:
+        num_layers: of the draft model.
+        hidden_size: None takes the target's, and with it the target's embedding and, where both are Llamas, layers.
+        num_heads: attention heads; None takes as many as the target's size of a head gives.
+        num_kv_heads: None takes the target's share of ``num_heads``.
+        intermediate_size: of the feed-forward; None takes the target's, in proportion to ``hidden_size``.
+        train_embedding: False keeps embedding and lm_head as the target has them; of no effect with a ``hidden_size``
+            of its own.
+    """
+
+    num_layers: int = 4
+    hidden_size: int | None = None
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    intermediate_size: int | None = None
+    train_embedding: bool = False
+
+    def __post_init__(self) -> None:
+        TrainingSettings.__post_init__(self)
+        _check_counts(self, "num_layers")
+        for name in ("hidden_size", "num_heads", "num_kv_heads", "intermediate_size"):
+            value = getattr(self, name)
+            _check(name, value, value is None or value >= 1, "a whole number from 1")
+
+
+def _check_counts(settings: TrainingSettings, *names: str) -> None:
+    for name in names:
+        _check(name, getattr(settings, name), getattr(settings, name) >= 1, "a whole number from 1")
+
+
+def _check(name: str, value: object, is_good: bool, expected: str) -> None:
+    if not is_good:
+        raise ConfigError(f"training: {name} is {value!r}, expected {expected}.")

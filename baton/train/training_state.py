@@ -1,0 +1,77 @@
+"""Where a training run stands, on disk, so that it can be interrupted at any moment."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from baton.core.errors import ConfigError
+from baton.train.option_names import what_differs
+
+_ADVICE = "Delete it to start from the beginning."
+
+
+@dataclass(slots=True)
+class TrainingState:
+    """
+    Attributes:
+        epoch: of the next batch.
+        next_batch: its index in the epoch.
+        num_steps: optimizer steps so far.
+        elapsed_s: working time so far, over all parts of an interrupted run.
+        started_s: what ``elapsed_s`` was before the first step.
+        num_rows: answer tokens trained on so far, counted again in each epoch.
+        log: what was reported and evaluated so far.
+    """
+
+    epoch: int = 0
+    next_batch: int = 0
+    num_steps: int = 0
+    elapsed_s: float = 0.0
+    started_s: float = 0.0
+    num_rows: int = 0
+    log: list[dict[str, Any]] = field(default_factory=list)
+
+
+def save_state(path: Path, identity: dict[str, Any], state: TrainingState, weights: dict[str, Any]) -> None:
+    """Replaces the file in one move.
+
+    Args:
+        identity: what the run depends on; another one cannot resume it.
+        weights: of the optimizer.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".partial")
+    torch.save({"identity": identity, "state": asdict(state), "optimizer": weights}, temporary)
+    os.replace(temporary, path)
+
+
+def load_state(path: Path, identity: dict[str, Any]) -> tuple[TrainingState, dict[str, Any]] | None:
+    """What :func:`save_state` wrote last, or None when there is nothing.
+
+    Raises:
+        ConfigError: it cannot be read, or belongs to another run; the message names what differs.
+    """
+    if not path.exists():
+        return None
+    try:
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+        stored = content["identity"]
+        state = TrainingState(**content["state"])
+        optimizer: dict[str, Any] = content["optimizer"]
+    except pickle.UnpicklingError as error:  # whose message speaks to programmers
+        raise ConfigError(f"training: {path} is no state of a training run. {_ADVICE}") from error
+    except (OSError, RuntimeError, LookupError, TypeError, EOFError) as error:
+        raise ConfigError(f"training: {path} cannot be read: {error}. {_ADVICE}") from error
+    if stored != identity:
+        raise ConfigError(
+            f"training: {path} belongs to a run with other options: {what_differs(stored, identity)}. Give the same "
+            "as before to go on with it, name another folder with --work, or delete the file to start from the "
+            "beginning."
+        )
+    return state, optimizer

@@ -1,0 +1,101 @@
+"""What admission did, by SLO class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from baton.core.histogram_buckets import SECONDS
+from baton.core.slo import SloClass
+from cluster.admission.refusals import Refusal
+from cluster.admission.safety_margin import Factors
+
+_LABEL = "slo_class"
+
+
+class AdmissionMetrics:
+    """
+    Attributes:
+        queued: sequences that wait, by class; read when somebody asks.
+        factors: margins by class.
+    """
+
+    def __init__(self, registry: CollectorRegistry, classes: Iterable[SloClass]) -> None:
+        self._classes = tuple(slo.name for slo in classes)
+        self.queued: Callable[[], Mapping[str, int]] = dict
+        self.factors: Callable[[], Mapping[str, Factors]] = dict
+        self._refusals = Counter(
+            "baton_admission_refusals",
+            "Sequences that were refused, by SLO class and reason.",
+            [_LABEL, "reason"],
+            registry=registry,
+        )
+        self._wait = Histogram(
+            "baton_admission_wait_seconds",
+            "Of sequences that were let in: from asking to having a route.",
+            [_LABEL],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._gathered = Histogram(
+            "baton_admission_gather_seconds",
+            "Of prompts that waited for company in their prefill step.",
+            buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
+            registry=registry,
+        )
+        for name in self._classes:
+            self._wait.labels(name)
+            for reason in Refusal:
+                self._refusals.labels(name, str(reason))
+        registry.register(_AdmissionCollector(self))
+
+    def observe_refusal(self, slo: SloClass, reason: str) -> None:
+        self._refusals.labels(slo.name, reason).inc()
+
+    def observe_wait(self, slo: SloClass, seconds: float) -> None:
+        self._wait.labels(slo.name).observe(seconds)
+
+    def observe_gathering(self, seconds: float) -> None:
+        self._gathered.observe(seconds)
+
+    def status(self) -> dict[str, Any]:
+        """For ``GET /admin/status``: class → how many wait and the margins of its targets. JSON-ready."""
+        queued, factors = self.queued(), self.factors()
+        return {
+            name: {
+                "queued": queued.get(name, 0),
+                "ttft_margin": round(factors.get(name, Factors()).ttft, 3),
+                "tpot_margin": round(factors.get(name, Factors()).tpot, 3),
+            }
+            for name in self._classes
+        }
+
+    def families(self) -> Iterator[Metric]:
+        """The gauges."""
+        waiting = GaugeMetricFamily("baton_admission_queued", "Sequences that wait for room.", labels=[_LABEL])
+        margin = GaugeMetricFamily(
+            "baton_admission_margin_ratio",
+            "What targets are divided by before predictions are compared with them; learned.",
+            labels=[_LABEL, "target"],
+        )
+        for name, status in self.status().items():
+            waiting.add_metric([name], status["queued"])
+            margin.add_metric([name, "ttft"], status["ttft_margin"])
+            margin.add_metric([name, "tpot"], status["tpot_margin"])
+        yield waiting
+        yield margin
+
+
+class _AdmissionCollector(Collector):
+    """Reads the queue when Prometheus asks."""
+
+    def __init__(self, metrics: AdmissionMetrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._metrics.families()

@@ -1,0 +1,137 @@
+"""What became of requests that were let in: work under way, and lessons for the margins. Pure but for the journals."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import inf
+
+from baton.core.outcomes import FINISHED
+from baton.core.slo import SloClass
+from cluster.admission.room import RoomCheck
+from cluster.admission.safety_margin import ClassMargins, Factors
+from cluster.admission.waiting_time import WorkUnderWay
+from cluster.requests.journal import Journal
+from cluster.routing.base import RouteDecision
+
+
+@dataclass(slots=True)
+class _Admitted:
+    prefill_id: str | None
+    decode_id: str
+    dispatched_s: float
+    check: RoomCheck
+    factors: Factors
+    had_room: bool
+    has_first_token: bool = False
+
+
+class AdmittedWork:
+    """Sequences between dispatch and end.
+
+    Args:
+        classes: those of the configuration.
+    """
+
+    def __init__(self, classes: Iterable[SloClass]) -> None:
+        self.under_way = WorkUnderWay()
+        self._margins = {slo.name: ClassMargins(slo) for slo in classes}
+        self._admitted: dict[str, _Admitted] = {}
+        self._residents: dict[str, dict[str, float]] = {}
+        self._num_prompts: Counter[str] = Counter()
+        """By prefill worker; of those that have any."""
+
+    def factors(self, slo: SloClass) -> Factors:
+        """The margins of a class at present."""
+        return self._of(slo).factors
+
+    def all_factors(self) -> Mapping[str, Factors]:
+        """By class."""
+        return {name: margins.factors for name, margins in self._margins.items()}
+
+    def residents_tpot_ms(self, decode_id: str) -> float:
+        """The least that a sequence on a decode worker is allowed to take per token; infinity without any."""
+        return min(self._residents.get(decode_id, {}).values(), default=inf)
+
+    def computes_prompts(self, prefill_id: str) -> bool:
+        """Whether the prefill worker has prompts to compute."""
+        return prefill_id in self._num_prompts
+
+    def dispatched(
+        self, journal: Journal, decision: RouteDecision, check: RoomCheck, now_s: float, *, had_room: bool
+    ) -> None:
+        """A sequence was sent on its way.
+
+        Args:
+            had_room: so that a miss is a fault of the prediction.
+        """
+        request, prefill_id, decode_id = journal.request, decision.prefill_id, decision.decode_id
+        self._forget(request.request_id)
+        self._admitted[request.request_id] = _Admitted(
+            prefill_id, decode_id, now_s, check, self.factors(request.slo), had_room, bool(journal.token_ids)
+        )
+        self._residents.setdefault(decode_id, {})[request.request_id] = check.allowed_tpot_ms
+        if not journal.token_ids:
+            self.under_way.num_prompts += 1
+            if prefill_id is not None:
+                self._num_prompts[prefill_id] += 1
+        self.under_way.num_sequences += 1
+
+    def first_token(self, journal: Journal) -> None:
+        """Its first token is there; a second call changes nothing."""
+        admitted = self._admitted.get(journal.request.request_id)
+        if admitted is not None and not admitted.has_first_token:
+            self._prompt_is_over(admitted)
+
+    def ended(self, journal: Journal, now_s: float) -> None:
+        """It is over, however it went; a second call changes nothing."""
+        admitted = self._forget(journal.request.request_id)
+        if admitted is None:
+            return
+        if journal.finish_reason is not None and str(journal.finish_reason) in FINISHED:
+            self.under_way.observe_stay(now_s - admitted.dispatched_s)
+            if journal.attempt == 1 and admitted.had_room:
+                self._learn(journal, admitted)
+
+    def _forget(self, request_id: str) -> _Admitted | None:
+        admitted = self._admitted.pop(request_id, None)
+        if admitted is None:
+            return None
+        if not admitted.has_first_token:
+            self._prompt_is_over(admitted)
+        self.under_way.num_sequences -= 1
+        residents = self._residents[admitted.decode_id]
+        del residents[request_id]
+        if not residents:
+            del self._residents[admitted.decode_id]
+        return admitted
+
+    def _prompt_is_over(self, admitted: _Admitted) -> None:
+        admitted.has_first_token = True
+        self.under_way.num_prompts -= 1
+        if admitted.prefill_id is not None:
+            self._num_prompts[admitted.prefill_id] -= 1
+            if not self._num_prompts[admitted.prefill_id]:
+                del self._num_prompts[admitted.prefill_id]
+
+    def _learn(self, journal: Journal, admitted: _Admitted) -> None:
+        margins, timeline, check = self._of(journal.request.slo), journal.request.timeline, admitted.check
+        ttft_ms, tpot_ms = timeline.ttft_ms, timeline.tpot_ms(len(journal.token_ids))
+        if check.is_lost:  # it was let in to miss
+            return
+        # A hit that was never in danger says nothing; a miss does.
+        if ttft_ms is not None:
+            kept = ttft_ms <= check.ttft_target_ms
+            if check.is_near_ttft or not kept:
+                margins.ttft.observe(admitted.factors.ttft, kept=kept)
+        if tpot_ms is not None:
+            kept = tpot_ms <= check.tpot_target_ms
+            if check.is_near_tpot or not kept:
+                margins.tpot.observe(admitted.factors.tpot, kept=kept)
+
+    def _of(self, slo: SloClass) -> ClassMargins:
+        margins = self._margins.get(slo.name)
+        if margins is None:
+            margins = self._margins[slo.name] = ClassMargins(slo)
+        return margins

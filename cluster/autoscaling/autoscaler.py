@@ -1,0 +1,133 @@
+"""How many workers each pool shall have: a pure function of what is seen, what is allowed and what was before.
+
+    demand, costs ── local share ── requirement ── pool rules ── role change ── plan ── sentences
+
+See ``docs/autoscaling.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from cluster.autoscaling.forecast import PoolForecast
+from cluster.autoscaling.local_share import with_best_share
+from cluster.autoscaling.observation import Observation
+from cluster.autoscaling.pool_rules import PoolState, Reason, Sizing, size_pool
+from cluster.autoscaling.requirement import Requirement, requirement_of
+from cluster.autoscaling.role_change import RoleChange, choose_role_change
+from cluster.autoscaling.scaling_limits import ScalingLimits
+from cluster.autoscaling.wording import explain_move, explain_pool
+from cluster.config.config import POOLS
+
+
+@dataclass(frozen=True, slots=True)
+class AutoscalerState:
+    """What :func:`plan` must be given back the next time."""
+
+    pools: Mapping[str, PoolState] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """
+    Attributes:
+        before, target: what the pool was asked to have, and what it shall have now.
+        wanted: what the load asks for, whether or not it can be had and is allowed.
+        predicted: with ``before`` workers.
+        texts: the reason in sentences, with the numbers.
+    """
+
+    before: int
+    target: int
+    wanted: int
+    reason: Reason
+    predicted: PoolForecast
+    texts: tuple[str, ...]
+
+    @property
+    def direction(self) -> str:
+        """``up``, ``down`` or ``hold``."""
+        return "up" if self.target > self.before else "down" if self.target < self.before else "hold"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "before": self.before,
+            "target": self.target,
+            "wanted": self.wanted,
+            "direction": self.direction,
+            "reason": str(self.reason),
+            "utilisation": round(self.predicted.utilisation, 4),
+            "attainment": {name: round(share, 4) for name, share in (self.predicted.attainment or {}).items()},
+            "texts": list(self.texts),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingPlan:
+    """
+    Attributes:
+        pools: by name, both; targets with the role change in them.
+        move: the worker that changes its role, if one does.
+        state: for the next plan.
+    """
+
+    pools: Mapping[str, PoolPlan]
+    move: RoleChange | None
+    state: AutoscalerState
+
+    @property
+    def changes(self) -> bool:
+        """Whether there is something to do."""
+        return any(pool.target != pool.before for pool in self.pools.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, without the state."""
+        return {
+            "pools": {name: pool.to_dict() for name, pool in self.pools.items()},
+            "move": None if self.move is None else asdict(self.move),
+        }
+
+
+def plan(observation: Observation, limits: ScalingLimits, state: AutoscalerState) -> ScalingPlan:
+    """The next step of both pools."""
+    observation = replace(observation, demand=with_best_share(observation, limits))
+    needs = {name: requirement_of(name, observation, limits) for name in POOLS}
+    sizings = {
+        name: size_pool(
+            observation.pools[name].counts,
+            needs[name],
+            limits.pools[name],
+            limits,
+            state.pools.get(name, PoolState()),
+            observation.now_s,
+        )
+        for name in POOLS
+    }
+    move = choose_role_change(observation, limits, sizings, needs)
+    pools = {name: _pool_plan(name, observation, limits, needs[name], sizings[name], move) for name in POOLS}
+    return ScalingPlan(pools, move, AutoscalerState({name: sizing.state for name, sizing in sizings.items()}))
+
+
+def _pool_plan(
+    name: str,
+    observation: Observation,
+    limits: ScalingLimits,
+    needs: Requirement,
+    sizing: Sizing,
+    move: RoleChange | None,
+) -> PoolPlan:
+    counts = observation.pools[name].counts
+    target, reason = sizing.target, sizing.reason
+    texts = explain_pool(name, observation, limits, needs, sizing)
+    if move is not None and name == move.source:
+        target, reason = counts.target - 1, Reason.MOVE
+    elif move is not None:
+        # One that could not be placed is not asked for again: the other pool's worker is in its place.
+        target = max(target, counts.target + 1) if reason is not Reason.UNPLACED else target + 1
+        reason = Reason.MOVE
+    if move is not None:
+        texts = (*texts, explain_move(move))
+    return PoolPlan(counts.target, target, max(sizing.wanted, needs.asked), reason, needs.now, texts)

@@ -1,0 +1,169 @@
+"""Plans again and again, from what the router sees, and tells the owner of the pools."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+from cluster.autoscaling.advice import advise
+from cluster.autoscaling.advice_texts import advice_texts
+from cluster.autoscaling.autoscaler import AutoscalerState, ScalingPlan, plan
+from cluster.autoscaling.autoscaling_metrics import AutoscalerMetrics
+from cluster.autoscaling.costs import ModelCosts, costs_of
+from cluster.autoscaling.observation import Observation, PoolCounts, PoolObservation
+from cluster.autoscaling.scaling_limits import ScalingLimits
+from cluster.autoscaling.traffic import TrafficMeter
+from cluster.config.config import DECODE, POOLS, PREFILL
+from cluster.latency.latency_model import LatencyModel
+from cluster.latency.ledger import WorkLedger
+from cluster.registry.workers import WorkerInfo, WorkerRegistry
+
+logger = logging.getLogger(__name__)
+
+_SAMPLE_S = 1.0
+T = TypeVar("T")
+
+
+class PoolControl(Protocol):
+    """The owner of the pools."""
+
+    async def pool_counts(self) -> tuple[Mapping[str, PoolCounts], str]:
+        """(the pools by name, what keeps workers from changing their role; empty: nothing)."""
+        ...
+
+    async def autoscale(self, targets: dict[str, int], move: tuple[str, str] | None) -> None:
+        """Sets the sizes; ``move`` is a worker on its way (from, to), and part of the targets."""
+        ...
+
+
+class Offload(Protocol):
+    """Runs work of many milliseconds, which touches nothing that others change, where tokens do not wait for it."""
+
+    async def __call__(self, work: Callable[[], T], /) -> T: ...
+
+
+class AutoscalerLoop:
+    """
+    Args:
+        num_waiting: requests that wait in the router for room on workers.
+        is_enabled: False: it looks and plans, and changes nothing.
+        clock: monotonic seconds; sleeps follow the event loop.
+        offload: gets plans and advice; a simulation, in which no time passes meanwhile, makes them in place.
+    """
+
+    def __init__(
+        self,
+        control: PoolControl,
+        registry: WorkerRegistry,
+        model: LatencyModel,
+        ledger: WorkLedger,
+        traffic: TrafficMeter,
+        limits: ScalingLimits,
+        metrics: AutoscalerMetrics,
+        *,
+        num_waiting: Callable[[], int] = lambda: 0,
+        is_enabled: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        offload: Offload = asyncio.to_thread,
+    ) -> None:
+        self._control = control
+        self._registry = registry
+        self._model = model
+        self._ledger = ledger
+        self._traffic = traffic
+        self._limits = limits
+        self._metrics = metrics
+        self._num_waiting = num_waiting
+        self._is_enabled = is_enabled
+        self._clock = clock
+        self._offload = offload
+        self._state = AutoscalerState()
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        due_s = self._clock() + self._limits.interval_s
+        while True:
+            await asyncio.sleep(min(_SAMPLE_S, self._limits.interval_s))
+            self.sample()
+            if self._clock() < due_s:
+                continue
+            due_s += self._limits.interval_s
+            if due_s <= self._clock():  # it was held up, and makes up for nothing
+                due_s = self._clock() + self._limits.interval_s
+            try:
+                await self.step()
+            except Exception:  # pools keep their sizes; requests go on
+                logger.exception("a plan failed; the next one begins anew")
+
+    async def step(self) -> ScalingPlan:
+        """One plan, carried out if the autoscaler is on."""
+        decided = await self._plan(await self.observe())
+        self._metrics.observe(decided)
+        if self._is_enabled and decided.changes:
+            await self._apply(decided)
+        self._state = decided.state  # not before: it remembers changes, which may have failed
+        return decided
+
+    async def _apply(self, decided: ScalingPlan) -> None:
+        for pool in decided.pools.values():
+            if pool.target != pool.before:
+                logger.info("%s", pool.texts[0])
+        move = None if decided.move is None else (decided.move.source, decided.move.destination)
+        await self._control.autoscale({name: pool.target for name, pool in decided.pools.items()}, move)
+        self._metrics.applied(decided)
+
+    async def look(self) -> dict[str, Any]:
+        """What the next step would be, for ``GET /admin/plan``; JSON-ready. Changes nothing."""
+        observation = await self.observe()
+        decided = await self._plan(observation)
+        return {
+            "enabled": self._is_enabled,
+            **decided.to_dict(),
+            "move_obstacle": observation.move_obstacle,
+            "traffic": await self._offload(self._traffic.seen().summary),
+            "limits": {name: {"min": bounds.min, "max": bounds.max} for name, bounds in self._limits.pools.items()},
+        }
+
+    async def advise(self) -> dict[str, Any]:
+        """What would serve the traffic seen better, for ``GET /admin/advise``; JSON-ready."""
+        observation = await self.observe()
+        costs = {name: seen.costs for name, seen in observation.pools.items() if seen.costs is not None}
+        sizes = {name: max(1, seen.counts.target) for name, seen in observation.pools.items()}
+        advice = await self._offload(lambda: advise(observation.demand, costs, sizes))
+        traffic = await self._offload(self._traffic.seen().summary)
+        return {**advice.to_dict(), "texts": advice_texts(advice), "traffic": traffic}
+
+    async def observe(self) -> Observation:
+        """Everything that a plan is made from, as it is now. Nothing changes it any more."""
+        counts, obstacle = await self._control.pool_counts()
+        costs, seen = self._costs(), self._traffic.seen()
+        pools = {name: PoolObservation(counts[name], costs.get(name), *self._traffic.load(name)) for name in POOLS}
+        now_s, waiting = self._clock(), self._num_waiting()
+        return Observation(now_s, await self._offload(seen.demand), pools, waiting, obstacle)
+
+    def sample(self) -> None:
+        """Notes the work at hand. Sequences whose prompts are not computed yet do not decode."""
+        prompts, sequences = dict.fromkeys(POOLS, 0), 0
+        for worker in self._registry.workers:
+            worker_id = worker.info.worker_id
+            prompts[worker.info.pool] += self._ledger.num_prompts(worker_id)
+            sequences += self._ledger.batch(worker_id)[0]
+        self._traffic.sample_load(PREFILL, prompts[PREFILL])
+        self._traffic.sample_load(DECODE, max(0, sequences - sum(prompts.values())))
+
+    async def _plan(self, observation: Observation) -> ScalingPlan:
+        limits, state = self._limits, self._state
+        return await self._offload(lambda: plan(observation, limits, state))
+
+    def _costs(self) -> dict[str, ModelCosts]:
+        """By pool, as they are now."""
+        costs = costs_of(self._model, self._infos(PREFILL), self._infos(DECODE))
+        names = [own.info.worker_id for own in costs.values()]
+        return {pool: replace(own, model=self._model.snapshot(names, own.link)) for pool, own in costs.items()}
+
+    def _infos(self, pool: str) -> list[WorkerInfo]:
+        return [worker.info for worker in self._registry.pool(pool) if not worker.draining]

@@ -1,0 +1,54 @@
+"""What the autoscaler thinks and does, as Prometheus series."""
+
+from __future__ import annotations
+
+import math
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from cluster.autoscaling.autoscaler import ScalingPlan
+from cluster.autoscaling.pool_rules import Reason
+from cluster.config.config import POOLS
+
+_DIRECTIONS = ("up", "down")
+
+
+class AutoscalerMetrics:
+    """Gauges follow every plan, also while the autoscaler is off, and are NaN before the first; counters count what was
+    done."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str) -> Gauge:
+            created = Gauge(f"baton_autoscaler_{name}", text, ["pool"], registry=registry)
+            for pool in POOLS:
+                created.labels(pool).set(math.nan)
+            return created
+
+        self._wanted = gauge("wanted_workers", "Workers that the load asks for, limits and places aside.")
+        self._utilisation = gauge("utilisation_ratio", "Load as a share of what the pool can do within the targets.")
+        self._attainment = gauge(
+            "predicted_attainment_ratio", "Share of requests that shall keep the pool's target, of the worst class."
+        )
+        self._decisions = Counter(
+            "baton_autoscaler_decisions",
+            "Changes of a pool's size by the autoscaler.",
+            ["pool", "direction", "reason"],
+            registry=registry,
+        )
+        for pool in POOLS:
+            for direction in _DIRECTIONS:
+                for reason in Reason:
+                    self._decisions.labels(pool, direction, str(reason))
+
+    def observe(self, plan: ScalingPlan) -> None:
+        """Shows what a plan is based on."""
+        for name, pool in plan.pools.items():
+            self._wanted.labels(name).set(pool.wanted)
+            self._utilisation.labels(name).set(pool.predicted.utilisation)
+            self._attainment.labels(name).set(pool.predicted.lowest_attainment)
+
+    def applied(self, plan: ScalingPlan) -> None:
+        """Counts a plan that was carried out."""
+        for name, pool in plan.pools.items():
+            if pool.direction in _DIRECTIONS:
+                self._decisions.labels(name, pool.direction, str(pool.reason)).inc()

@@ -1,0 +1,28 @@
+"""The autoscaler's hand on the pools: calls to the controller actor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cluster.autoscaling.observation import PoolCounts
+
+
+class RayPoolControl:
+    """Implements :class:`cluster.autoscaling.autoscaler_loop.PoolControl`.
+
+    Args:
+        controller: handle of the controller actor.
+    """
+
+    def __init__(self, controller: Any) -> None:
+        self._controller = controller
+
+    async def pool_counts(self) -> tuple[Mapping[str, PoolCounts], str]:
+        """See :class:`PoolControl`."""
+        counts: tuple[Mapping[str, PoolCounts], str] = await self._controller.pool_counts.remote()
+        return counts
+
+    async def autoscale(self, targets: dict[str, int], move: tuple[str, str] | None) -> None:
+        """See :class:`PoolControl`."""
+        await self._controller.autoscale.remote(targets, move)

@@ -1,0 +1,371 @@
+"""The ``baton`` command. Each command reads its options here and leaves the work to ``cluster/cli_*.py``; those of
+``baton train``, which are many, are read in ``cluster/cli/cli_train.py``.
+
+ray, torch, transformers and openai are imported by the commands that need them, so that ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from baton.client.local_cluster import find_endpoint
+from baton.core.errors import BatonError
+from cluster.cli.cli_bench_router import bench_router
+from cluster.cli.cli_bench_serve import bench_compare, bench_serve, bench_sweep
+from cluster.cli.cli_common import ERROR_PREFIX, EndpointOption, JsonOption, with_client
+from cluster.cli.cli_plan import advise, move, plan
+from cluster.cli.cli_reporter import Reporter, error_console
+from cluster.cli.cli_simulate import simulate
+from cluster.cli.cli_train import app as train_app
+
+app = typer.Typer(
+    help="Serve language models with prefill and decode on separate worker pools.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+model_app = typer.Typer(help="Models on this machine.", no_args_is_help=True)
+app.add_typer(model_app, name="model")
+bench_app = typer.Typer(help="Measure what this machine makes of it.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+bench_app.command("serve")(bench_serve)
+bench_app.command("compare")(bench_compare)
+bench_app.command("sweep")(bench_sweep)
+bench_app.command("router")(bench_router)
+app.command("simulate")(simulate)
+app.command("plan")(plan)
+app.command("advise")(advise)
+app.command("move")(move)
+app.add_typer(train_app, name="train")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command and gives its exit status. Errors that users can cause become one message, never a traceback."""
+    try:
+        app(args=list(arguments), prog_name="baton")
+    except BatonError as error:
+        error_console().print(Text(ERROR_PREFIX, style="bold red") + Text(error.message, style="red"), soft_wrap=True)
+        return 1
+    except SystemExit as exit_request:
+        return exit_request.code if isinstance(exit_request.code, int) else 1
+    return 0
+
+
+@app.command()
+def up(
+    config: Annotated[Path | None, typer.Option("-c", "--config", help="YAML file; see deploy/local.yaml.")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one value, e.g. prefill.workers=2.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when ready; the cluster runs on.")] = False,
+) -> None:
+    """Start a cluster and print its endpoint. Ctrl-C shuts it down."""
+    from cluster.cli.cli_up import check_configuration, run_detached, run_in_foreground
+    from cluster.config.config import load_config
+    from cluster.config.config_reading import parse_override
+
+    assignments = assignments or []
+    settings = load_config(config, dict(parse_override(text) for text in assignments))
+    check_configuration(settings)
+    if not detach:
+        with Reporter() as report:
+            run_in_foreground(settings, report, lambda endpoint: _say_ready(report, endpoint, "Ctrl-C"))
+        return
+    arguments = [] if config is None else ["--config", str(config)]
+    for text in assignments:
+        arguments += ["--set", text]
+    with Reporter() as report:
+        state = run_detached(arguments, report)
+        _say_ready(report, state.endpoint or "", "baton down")
+    error_console().print(Text(f"log: {state.log_file}"), soft_wrap=True)
+
+
+@app.command()
+def down(
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for the shutdown.")] = 60.0,
+) -> None:
+    """Stop the cluster that `baton up` runs on this machine."""
+    from cluster.cli.cli_up import stop_cluster
+
+    with Reporter() as report:
+        outcome = stop_cluster(timeout, report)
+    _output().print(Text(outcome), soft_wrap=True)
+
+
+@app.command()
+def status(
+    as_json: JsonOption = False,
+    endpoint: EndpointOption = None,
+) -> None:
+    """Show pools, workers, KV blocks and requests in flight."""
+    from cluster.cli.cli_view import render_status
+
+    address = find_endpoint(endpoint)
+    answer = with_client(address, lambda client: client.status())
+    if as_json:
+        sys.stdout.write(json.dumps({"endpoint": address, **answer}, indent=2) + "\n")
+    else:
+        _output().print(render_status(answer, address, _output().width))
+
+
+@app.command()
+def explain(
+    request_id: Annotated[
+        str | None, typer.Argument(help="The response's id, or X-Request-Id; of one choice: ID-INDEX.")
+    ] = None,
+    last: Annotated[bool, typer.Option("--last", help="The newest request.")] = False,
+    slowest: Annotated[bool, typer.Option("--slowest", help="The slowest of those that are kept.")] = False,
+    as_json: JsonOption = False,
+    endpoint: EndpointOption = None,
+) -> None:
+    """Show where a request's time went, and what to blame for it."""
+    from cluster.cli.cli_explain import fetch_timeline, render_timeline
+
+    if (request_id is not None) + last + slowest != 1:
+        raise typer.BadParameter("give one of REQUEST_ID, --last and --slowest.")
+    which: Literal["newest", "slowest"] = "slowest" if slowest else "newest"
+    timeline = with_client(endpoint, lambda client: fetch_timeline(client, request_id, which))
+    if as_json:
+        sys.stdout.write(json.dumps(timeline, indent=2) + "\n")
+    else:
+        _output().print(render_timeline(timeline, _output().width))
+
+
+@app.command()
+def submit(
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; - reads it from standard input. Leave it out with --file.")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("-f", "--file", help='JSONL, one {"prompt": ...} or {"messages": ...} a line.')
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="JSONL of the answers, in order.")] = None,
+    stream: Annotated[bool, typer.Option("--stream", help="Print the answer as it comes.")] = False,
+    chat: Annotated[bool, typer.Option("--chat/--completion", help="Through the chat template, or as it is.")] = True,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 256,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="0: always the likeliest token. Default: 0; with --top-p or --seed, the server's (1)."),
+    ] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from the most likely tokens of this mass.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer, at any temperature.")] = None,
+    service_tier: Annotated[
+        str | None, typer.Option(metavar="CLASS", help="SLO class, or another service_tier. Default: the server's.")
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Requests in flight at once, with --file. Default: 8.")
+    ] = None,
+    endpoint: EndpointOption = None,
+) -> None:
+    """Send a prompt, or a file of them, and get the answers."""
+    from cluster.cli.cli_submit import DEFAULT_CONCURRENCY, check_source
+
+    is_sampled = top_p is not None or seed is not None
+    if temperature is None and not is_sampled:
+        temperature = 0.0
+    given: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    given["service_tier"] = service_tier
+    options = {name: value for name, value in given.items() if value is not None}
+    if (prompt is None) == (file is None):
+        raise typer.BadParameter("give either a PROMPT or --file.")
+    if prompt is not None:
+        if output is not None:
+            raise typer.BadParameter("--output goes with --file.")
+        if concurrency is not None:
+            raise typer.BadParameter("--concurrency goes with --file.")
+        if temperature == 0 and is_sampled:  # in a file, a line may have a temperature of its own
+            raise typer.BadParameter("--top-p and --seed do nothing at --temperature 0: give one above 0, or none.")
+        prompt = sys.stdin.read() if prompt == "-" else prompt
+        if not prompt.strip():
+            raise typer.BadParameter("the PROMPT is empty.")
+        _submit_one(endpoint, prompt, options, chat=chat, stream=stream)
+    elif file is not None:
+        check_source(file)
+        if output is None:
+            raise typer.BadParameter("--file needs --output.")
+        if stream:
+            raise typer.BadParameter("--stream goes with one PROMPT.")
+        _submit_file(endpoint, file, output, options, chat=chat, concurrency=concurrency or DEFAULT_CONCURRENCY)
+
+
+def _submit_one(endpoint: str | None, prompt: str, options: dict[str, Any], *, chat: bool, stream: bool) -> None:
+    from cluster.cli.cli_submit import submit_one
+
+    def show(piece: str) -> None:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+
+    answer = with_client(
+        endpoint, lambda client: submit_one(client, prompt, options, chat=chat, stream=stream, show=show)
+    )
+    sys.stdout.write("\n")
+    if answer.finish_reason == "length":
+        error_console().print(
+            Text(f"(cut after {answer.usage.get('completion_tokens', '?')} tokens; see --max-tokens)")
+        )
+
+
+def _submit_file(
+    endpoint: str | None, file: Path, output: Path, options: dict[str, Any], *, chat: bool, concurrency: int
+) -> None:
+    from cluster.cli.cli_submit import submit_file
+
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TimeRemainingColumn(), console=error_console(),
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task("prompts", total=None)
+        result = with_client(
+            endpoint,
+            lambda client: submit_file(
+                client, file, output, options, chat=chat, concurrency=concurrency,
+                on_progress=lambda done, total: bar.update(task, completed=done, total=total),
+            ),
+        )  # fmt: skip
+    error_console().print(Text(f"{result.num_answered} answered, {result.num_failed} failed: {output}"), soft_wrap=True)
+    if result.num_failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def scale(
+    targets: Annotated[list[str], typer.Argument(metavar="POOL=NUMBER...", help="For example prefill=2 decode=auto.")],
+    wait: Annotated[
+        bool, typer.Option(help="Return when the workers are there, and those that leave have left.")
+    ] = True,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait.")] = 300.0,
+    endpoint: EndpointOption = None,
+) -> None:
+    """Change the number of workers of each pool, while it serves."""
+    from cluster.cli.cli_scale import parse_targets
+    from cluster.cli.cli_scale import scale as scale_pools
+
+    numbers = parse_targets(targets)
+    with Reporter() as report:
+        wait_s = timeout if wait else None
+        reached = with_client(endpoint, lambda client: scale_pools(client, numbers, wait_s, report, report.note))
+    _output().print(Text(", ".join(f"{pool}: {number}" for pool, number in reached.items())))
+
+
+@model_app.command("pull")
+def model_pull(
+    name: Annotated[
+        str, typer.Argument(help="smollm2-135m-instruct, a hub id (organization/name), or a .gguf file to convert.")
+    ],
+    verify: Annotated[bool, typer.Option("--verify", help="Compare every file's SHA-256 (default model).")] = False,
+) -> None:
+    """Fetch or convert a model and print its folder."""
+    from cluster.cli.cli_model import pull
+
+    with Reporter() as report:
+        folder = pull(name, report, verify=verify)
+    sys.stdout.write(f"{folder}\n")
+
+
+@bench_app.command("speculation")
+def bench_speculation(
+    config: Annotated[Path | None, typer.Option("-c", "--config", help="YAML file, as for `baton up`.")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one of its values.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The same as --set model=...")] = None,
+    draft: Annotated[
+        str | None, typer.Option(help="As --set speculation.draft=...: auto, none, a folder, a hub id.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="As --set dtype=... With float32, tokens must be equal.")] = None,
+    threads: Annotated[int | None, typer.Option(help="The same as --set engine.threads=...")] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Such as auto,ngram. Default: all that can run with this draft.")
+    ] = None,
+    workloads: Annotated[
+        str | None, typer.Option(help="Of chat,code,summarise,story and those of --prompts. Default: all of them.")
+    ] = None,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=FILE", help='One more workload, or another NAME: JSONL of {"prompt": ...}.'),
+    ] = None,
+    temperatures: Annotated[str, typer.Option(help="0 is greedy.")] = "0,0.8",
+    batches: Annotated[str, typer.Option(help="Sequences at once.")] = "1,4,16",
+    max_tokens: Annotated[int, typer.Option(help="Of each answer, if the model does not end it before.")] = 256,
+    rounds: Annotated[int, typer.Option(help="Runs with and without speculation, behind one to warm up.")] = 3,
+    requests: Annotated[int, typer.Option(help="Of each cell, at least: small batches get more rounds.")] = 8,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for speculation.json and .png.")] = Path("out"),
+) -> None:
+    """Measure every speculation method against plain decoding: accepted lengths, milliseconds, TPOT.
+
+    Loads the model into this process, without Ray, and wants the machine for itself. Everything at its default takes
+    some four hours on a small CPU, with --methods auto half an hour; the JSON report is there after the first cell, and
+    grows.
+    """
+    from cluster.cli.cli_bench import REPORT_COLUMNS, bench_speculation, integers, names_if_given, numbers
+    from cluster.config.config_reading import parse_override
+
+    overrides = dict(parse_override(text) for text in assignments or [])
+    given = {"model": model, "speculation.draft": draft, "dtype": dtype, "engine.threads": threads}
+    overrides |= {key: value for key, value in given.items() if value is not None}
+    with Reporter() as report:
+        shown = bench_speculation(
+            config, overrides, report,
+            methods=names_if_given("--methods", methods), workloads=names_if_given("--workloads", workloads),
+            prompts=tuple(prompts or ()),
+            temperatures=numbers("--temperatures", temperatures), batches=integers("--batches", batches),
+            max_tokens=max_tokens, rounds=rounds, requests=requests, out=out,
+        )  # fmt: skip
+    Console(width=max(_output().width, REPORT_COLUMNS)).print(shown)
+
+
+@bench_app.command("lossless")
+def bench_lossless(
+    config: Annotated[Path | None, typer.Option("-c", "--config", help="YAML file, as for `baton up`.")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one of its values.")
+    ] = None,
+    draws: Annotated[int, typer.Option(min=100, help="Answers per method.")] = 21_000,
+    seeds: Annotated[int, typer.Option(min=1, help="Groups of answers, each tested by itself too.")] = 3,
+) -> None:
+    """Test that sampling keeps the model's distribution under speculation: chi-square over triples of tokens."""
+    from cluster.cli.cli_bench import bench_lossless
+    from cluster.config.config_reading import parse_override
+
+    overrides = dict(parse_override(text) for text in assignments or [])
+    with Reporter() as report:
+        shown, is_sound = bench_lossless(config, overrides, report, draws=draws, seeds=seeds)
+    _output().print(shown)
+    if not is_sound:
+        raise typer.Exit(1)
+
+
+@app.command()
+def version() -> None:
+    """Print the versions of baton and of what it stands on."""
+    lines = [f"baton {metadata.version('baton-serve')}", f"python {platform.python_version()}"]
+    lines += [f"{package} {metadata.version(package)}" for package in ("ray", "torch", "transformers", "grpcio")]
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _say_ready(report: Reporter, endpoint: str, how_to_stop: str) -> None:
+    report.close()
+    sys.stdout.write(f"{endpoint}\n")
+    sys.stdout.flush()
+    error_console().print(Text(f'ready: baton submit "Hello" --stream    stop: {how_to_stop}'), soft_wrap=True)
+
+
+def _output() -> Console:
+    return Console()
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

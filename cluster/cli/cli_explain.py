@@ -1,0 +1,153 @@
+"""``baton explain``: a request's time as a waterfall, and what to blame for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from baton.client.router_client import RouterClient
+from baton.core.errors import NotFoundError
+from cluster.cli.cli_common import duration
+from cluster.cli.cli_routing import render_routing
+from cluster.cli.cli_slo import slo_sentence
+
+Which = Literal["newest", "slowest"]
+
+_MIN_BAR = 8
+# Columns of the table; a space follows each.
+_MAX_NAME, _DURATION, _SHARE, _COUNT = 20, 7, 4, 5
+_WORK = frozenset({"tokenize", "prefill", "decode", "detokenize", "parse"})
+_LOST = frozenset({"retry", "recompute"})
+
+
+async def fetch_timeline(client: RouterClient, request_id: str | None, which: Which) -> dict[str, Any]:
+    """The timeline of the request named, else of the newest or the slowest one.
+
+    Raises:
+        NotFoundError: there is no such request, or none at all.
+    """
+    if request_id is None:
+        listed = await client.requests(which, 1)
+        if not listed:
+            raise NotFoundError("No request is kept: there was none yet, or router.timelines_kept is 0.")
+        request_id = str(listed[0]["request_id"])
+    return await client.timeline(request_id)
+
+
+def render_timeline(timeline: Mapping[str, Any], width: int) -> RenderableType:
+    """The answer of ``GET /v1/requests/{id}/timeline``, in ``width`` columns."""
+    sequences: Sequence[Mapping[str, Any]] = timeline.get("sequences") or [timeline]
+    parts: list[RenderableType] = []
+    for sequence in sequences:
+        if parts:
+            parts.append(Text(""))
+        parts.extend(_render_sequence(sequence, width))
+    return Group(*parts)
+
+
+def _render_sequence(timeline: Mapping[str, Any], width: int) -> list[RenderableType]:
+    parts: list[RenderableType] = [_heading(timeline), Text(""), _waterfall(timeline, width)]
+    beside = _beside(timeline, width)
+    if beside is not None:
+        parts += [Text("\nbeside these stages", style="dim"), beside]
+    for key in ("time_to_first_token", "slowest_gap"):
+        if timeline.get(key):
+            parts += [Text(""), *_verdict(timeline[key])]
+    parts += render_routing(timeline)
+    return parts
+
+
+def _heading(timeline: Mapping[str, Any]) -> Text:
+    attributes = timeline.get("attributes", {})
+    tokens = f"{attributes.get('prompt_tokens', '?')} prompt tokens"
+    if attributes.get("cached_tokens"):
+        tokens += f" ({attributes['cached_tokens']} cached)"
+    outcome = attributes.get("outcome", "still running")
+    words = [
+        f"{duration(timeline.get('total_ms', 0.0))} in all",
+        tokens,
+        f"{attributes.get('output_tokens', '?')} output",
+    ]
+    if attributes.get("drafted_tokens"):
+        words.append(_drafts(attributes, timeline.get("drafts") or {}))
+    workers = [str(attributes[key]) for key in ("prefill_worker", "decode_worker") if key in attributes]
+    heading = Text.assemble((str(timeline["request_id"]), "bold"), f": {outcome}\n", ", ".join(words))
+    if "error_message" in attributes:
+        heading.append(f"\n{attributes['error_message']}")
+    if workers:
+        heading.append("\n" + " → ".join(workers))
+    promise = slo_sentence(attributes)
+    if promise is not None:
+        heading.append(f"\n{promise}")
+    return heading
+
+
+def _drafts(attributes: Mapping[str, Any], by_method: Mapping[str, Mapping[str, int]]) -> str:
+    """Older routers and workers name no method."""
+    text = f"{attributes.get('accepted_tokens', 0)} of {attributes['drafted_tokens']} drafts accepted"
+    if len(by_method) == 1:
+        return f"{text} (by {next(iter(by_method))})"
+    shares = [
+        f"{method} {counts['accepted_tokens']} of {counts['drafted_tokens']}"
+        for method, counts in sorted(by_method.items())
+    ]
+    return f"{text} ({', '.join(shares)})" if shares else text
+
+
+def _waterfall(timeline: Mapping[str, Any], width: int) -> Table:
+    blamed = {timeline[key]["stage"] for key in ("time_to_first_token", "slowest_gap") if timeline.get(key)}
+    total_ms = max(float(timeline.get("total_ms", 0.0)), 1e-6)
+    table = _table()
+    for stage in timeline.get("stages", ()):
+        name, start_ms, duration_ms = stage["name"], float(stage["start_ms"]), float(stage["duration_ms"])
+        style = "red" if name in _LOST else "green" if name in _WORK else "yellow"
+        table.add_row(
+            Text(name.replace("_", " "), style="bold" if name in blamed else ""),
+            duration(duration_ms),
+            f"{duration_ms / total_ms:.0%}",
+            f"×{stage['count']}" if stage.get("count", 1) > 1 else "",
+            Text(_bar(start_ms, duration_ms, total_ms, _bar_width(width)), style=style),
+        )
+    return table
+
+
+def _beside(timeline: Mapping[str, Any], width: int) -> Table | None:
+    """What overlaps with the stages: the KV's way, and how decoding went."""
+    total_ms = max(float(timeline.get("total_ms", 0.0)), 1e-6)
+    table = _table()
+    for span in timeline.get("spans", ()):
+        if span["name"] in ("reserve", "transfer"):
+            bar = _bar(float(span["start_ms"]), float(span["duration_ms"]), total_ms, _bar_width(width))
+            name = "KV room" if span["name"] == "reserve" else "KV transfer"
+            table.add_row(name, duration(float(span["duration_ms"])), "", "", Text(bar, style="cyan"))
+    return table if table.row_count else None
+
+
+def _table() -> Table:
+    table = Table.grid(padding=(0, 1, 0, 0))
+    # In a narrow terminal the bars give way, never the names and numbers.
+    for width in (_MAX_NAME, _DURATION, _SHARE):
+        table.add_column(justify="left" if width == _MAX_NAME else "right", no_wrap=True, min_width=width)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True, overflow="crop")
+    return table
+
+
+def _verdict(blame: Mapping[str, Any]) -> list[RenderableType]:
+    return [Text(str(blame["sentence"])), Text(f"→ {blame['hint']}", style="dim")]
+
+
+def _bar_width(width: int) -> int:
+    columns = (_MAX_NAME, _DURATION, _SHARE, _COUNT)
+    return max(_MIN_BAR, width - sum(columns) - len(columns))
+
+
+def _bar(start_ms: float, duration_ms: float, total_ms: float, width: int) -> str:
+    """At least one mark, at its place."""
+    start = min(width - 1, int(start_ms / total_ms * width))
+    length = max(1, min(width - start, round(duration_ms / total_ms * width)))
+    return " " * start + "━" * length

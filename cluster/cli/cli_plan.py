@@ -1,0 +1,109 @@
+"""``baton plan``, ``advise`` and ``move``: what the autoscaler thinks, and a worker that changes its pool by hand."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from cluster.cli.cli_common import EndpointOption, JsonOption, with_client
+
+_DIRECTIONS = {"up": "green", "down": "yellow", "hold": ""}
+
+
+def plan(as_json: JsonOption = False, endpoint: EndpointOption = None) -> None:
+    """Show what the autoscaler would do next and why, also while it is off."""
+    answer = with_client(endpoint, lambda client: client.plan())
+    _show(answer, render_plan(answer), as_json=as_json)
+
+
+def advise(as_json: JsonOption = False, endpoint: EndpointOption = None) -> None:
+    """Say what would serve the traffic seen better with the same workers."""
+    answer = with_client(endpoint, lambda client: client.advise())
+    _show(answer, render_advice(answer), as_json=as_json)
+
+
+def move(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="prefill or decode.")],
+    destination: Annotated[str, typer.Argument(metavar="TO", help="The other one.")],
+    endpoint: EndpointOption = None,
+) -> None:
+    """Make a worker of one pool a worker of the other: it is drained, and keeps its weights."""
+    answer = with_client(endpoint, lambda client: client.move(source, destination))
+    targets = ", ".join(f"{name}: {pool['target']}" for name, pool in answer["pools"].items())
+    Console().print(Text(f"{targets}; `baton status` shows when the worker has changed"), soft_wrap=True)
+
+
+def render_plan(answer: Mapping[str, Any]) -> RenderableType:
+    """The answer of GET /admin/plan: a table of pools, and the reasons in sentences."""
+    table = _table("pool", "now", "next", "wanted", "used", "predicted")
+    for name, pool in answer["pools"].items():
+        attainment = min(pool["attainment"].values(), default=None)
+        bounds = answer["limits"][name]
+        table.add_row(
+            Text(name),
+            str(pool["before"]),
+            Text(str(pool["target"]), style=_DIRECTIONS.get(pool["direction"], "")),
+            f"{pool['wanted']} of {bounds['min']}-{bounds['max']}",
+            _percent(pool["utilisation"]),
+            _percent(attainment),
+        )
+    texts = [text for pool in answer["pools"].values() for text in pool["texts"]]
+    if not answer["enabled"]:
+        texts.append("The autoscaler is off (autoscaler.enabled), so nobody does this.")
+    if answer["move_obstacle"]:
+        texts.append(f"No worker can change its role: {answer['move_obstacle']}")
+    return Group(table, Text(""), *_bullets(dict.fromkeys(texts)))
+
+
+def render_advice(answer: Mapping[str, Any]) -> RenderableType:
+    """The answer of GET /admin/advise: what each use of the workers carries, and the advice in sentences."""
+    bullets = _bullets(answer["texts"])
+    if answer["missing"]:
+        return Group(*bullets)
+    table = _table("workers", "prefill", "decode", "local prompts", "requests/s in time")
+    for heading, key in (("now", "now"), ("best pools", "best"), ("no pools", "aggregated")):
+        option = answer[key]
+        both = key == "aggregated"
+        table.add_row(
+            heading,
+            "-" if both else str(option["prefill"]),
+            "-" if both else str(option["decode"]),
+            _percent(option["local_share"]),
+            f"{option['capacity']:.3g}",
+        )
+    seen = Text(f"seen: {answer['rate']:.3g} requests/s, {answer['num_requests']} in the last five minutes\n")
+    return Group(seen, table, Text(""), *bullets)
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for heading in others:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _bullets(texts: Sequence[str] | Mapping[str, Any]) -> list[Text]:
+    return [Text(f"• {text}") for text in texts]
+
+
+def _percent(share: float | None) -> str:
+    if share is None:
+        return "-"
+    percent = share * 100
+    return f"{percent:.0f} %" if percent >= 100 else f"{percent:.3g} %"
+
+
+def _show(answer: Mapping[str, Any], rendered: RenderableType, *, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+    else:
+        Console().print(rendered)

@@ -1,0 +1,256 @@
+"""``baton up`` and ``baton down``: run a cluster in this process or in one of its own, and stop it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from baton.client.local_cluster import RunState, clear_state, read_state, run_folder, write_state
+from baton.core.errors import BatonError, ConfigError, DeadlineError
+from baton.engine.models.default_model import default_model_folder, is_default_model
+from baton.engine.models.model_config import check_context_length, read_model_config, stated_context_length
+from baton.engine.models.model_source import is_hub_id, resolve_model
+from baton.process.listening import listen
+from baton.process.stop_signals import StopEvent, StopSignals
+from cluster.cli.cli_common import ERROR_PREFIX
+from cluster.cli.cli_model import pull
+from cluster.config.config import BatonConfig
+
+LOG_FILE_VARIABLE = "BATON_RUN_LOG"
+"""Set for the process that runs a detached cluster: where its output goes."""
+_PROFILES = "simulation.profile"
+_POLL_S = 0.2
+_LOG_LINES_SHOWN = 15
+
+Report = Callable[[str], None]
+
+
+class RunningCluster(Protocol):
+    """What ``cluster.controller.launch.Cluster`` gives once it is started."""
+
+    @property
+    def endpoint(self) -> str: ...
+
+    def wait(self, stop: StopEvent) -> None:
+        """Returns when ``stop`` is set; raises BatonError when the cluster died."""
+        ...
+
+    def stop(self) -> None: ...
+
+
+Starter = Callable[[BatonConfig, Report], RunningCluster]
+
+
+class StartError(BatonError):
+    """A detached cluster ended before it was ready; the message has the last lines of its log."""
+
+    code = "start_failed"
+
+
+def start_cluster(config: BatonConfig, report: Report) -> RunningCluster:
+    """The real starter. On this machine alone it first does, in sight of the user, what would fail or take long later.
+
+    Raises:
+        BatonError: the port is taken, the model cannot be had, max_model_len or the draft does not fit it, or
+            something cannot start.
+    """
+    if config.ray.is_local:
+        _check_profile(config)
+        listen(config.router.host, config.router.port).close()
+        folder = pull(config.model, report)
+        if config.simulation.profile is None:  # simulated workers load neither model nor draft
+            _check_context_length(config, folder)
+            _check_draft(config, folder, report)
+    from cluster.controller.launch import Cluster  # ray takes a second to import, and most commands need none of it
+
+    return Cluster.start(config, report)
+
+
+def check_configuration(config: BatonConfig) -> None:
+    """Refuses what can be seen to be wrong without fetching, converting or starting anything, even beside a cluster.
+
+    Raises:
+        BatonError: there is no such model, profile or draft, or max_model_len, the draft or the method does not fit.
+    """
+    if config.ray.address is not None:
+        return
+    _check_profile(config)
+    if not is_default_model(config.model) and not config.model.endswith(".gguf"):
+        resolve_model(config.model)
+    if config.simulation.profile is not None:
+        return
+    # Perhaps it is not there yet: it is checked again when it is.
+    folder = default_model_folder() if is_default_model(config.model) else Path(config.model).expanduser()
+    _check_context_length(config, folder)
+    draft = config.speculation.draft
+    takes_time = is_default_model(draft) or draft.endswith(".gguf") or is_hub_id(draft)
+    if Path(draft).is_dir() or not takes_time:
+        from baton.engine.draft.preflight import check_draft
+
+        check_draft(draft, config.speculation.method, config.model, folder)
+
+
+def _check_profile(config: BatonConfig) -> None:
+    if config.simulation.profile is not None:
+        importlib.import_module(_PROFILES).load_profile(config.simulation.profile)
+
+
+def _check_context_length(config: BatonConfig, model_folder: Path) -> None:
+    check_context_length(config.max_model_len, stated_context_length(read_model_config(model_folder)))
+
+
+def _check_draft(config: BatonConfig, model_folder: Path, report: Report) -> None:
+    from baton.engine.draft.preflight import check_draft
+
+    draft = config.speculation.draft
+    if is_hub_id(draft) and not Path(draft).is_dir():
+        report(f"looking for the draft {draft} on the hub")
+    check_draft(draft, config.speculation.method, config.model, model_folder)
+
+
+def run_in_foreground(
+    config: BatonConfig, report: Report, on_ready: Callable[[str], None], starter: Starter = start_cluster
+) -> None:
+    """Starts a cluster, serves until SIGINT or SIGTERM, and shuts it down.
+
+    Args:
+        on_ready: called with the endpoint once requests can be sent.
+
+    Raises:
+        ConfigError: a cluster of this user already runs.
+        BatonError: the cluster did not start, or died.
+    """
+    refuse_second_cluster()
+    state = RunState.of_this_process(config.to_dict(), os.environ.get(LOG_FILE_VARIABLE))
+    cluster: RunningCluster | None = None
+    with StopSignals() as signals:
+        try:
+            write_state(state)
+            cluster = starter(config, report)
+            signals.end_of_start()
+            write_state(state.with_endpoint(cluster.endpoint))
+            on_ready(cluster.endpoint)
+            cluster.wait(signals.stop)
+        except KeyboardInterrupt:
+            if cluster is None:
+                report("stopped before it was ready")
+        finally:
+            if cluster is not None:
+                report("shutting down")
+                cluster.stop()
+            clear_state(state.pid)
+
+
+def run_detached(arguments: Sequence[str], report: Report) -> RunState:
+    """Runs ``baton up`` with these arguments in a session of its own and waits until it is ready.
+
+    Raises:
+        ConfigError: a cluster of this user already runs.
+        StartError: the new process ended first.
+    """
+    refuse_second_cluster()
+    log_file = run_folder() / "baton.log"
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    if log_file.exists():
+        log_file.replace(log_file.with_suffix(".previous.log"))
+    with log_file.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cluster.cli.cli", "up", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, LOG_FILE_VARIABLE: str(log_file)},
+            start_new_session=True,
+        )
+    try:
+        return _wait_until_ready(process, log_file, report)
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+        raise
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], log_file: Path, report: Report) -> RunState:
+    # What may be why the cluster ends is not reported while it may be: the error below says it.
+    last_words: list[str] = []
+    with log_file.open(encoding="utf-8", errors="replace") as log:
+        has_ended = False
+        while not has_ended:
+            has_ended = process.poll() is not None  # asked first, so that nothing of its log is missed
+            news = log.read()
+            state = read_state()
+            ready = state if state is not None and state.pid == process.pid and state.endpoint is not None else None
+            if ready is not None:
+                news += log.read()  # all that was reported before it was ready
+            for line in filter(None, map(str.strip, news.splitlines())):
+                if ready is not None and line == ready.endpoint:
+                    break  # from there on, the process itself says that it is ready
+                if last_words or line.startswith(ERROR_PREFIX):
+                    last_words.append(line)
+                else:
+                    report(line)
+            if ready is not None:
+                for line in last_words:
+                    report(line)
+                return ready
+            if not has_ended:
+                time.sleep(_POLL_S)
+    lines = last_words[-_LOG_LINES_SHOWN:] or _last_lines(log_file, _LOG_LINES_SHOWN)
+    tail = "\n".join(f"  {line}" for line in lines) or "  (nothing)"
+    raise StartError(
+        f"The cluster ended with exit status {process.returncode} before it was ready. "
+        f"The last lines of {log_file}:\n{tail}"
+    )
+
+
+def refuse_second_cluster() -> None:
+    """Raises ConfigError while a recorded cluster lives."""
+    state = read_state()
+    if state is not None and state.is_running():
+        where = f"at {state.endpoint}" if state.endpoint else "and is still starting"
+        raise ConfigError(f"A cluster already runs {where} (process {state.pid}). Stop it with `baton down` first.")
+
+
+def stop_cluster(timeout_s: float, report: Report) -> str:
+    """Ends the recorded cluster and waits for it; gives what happened, in words.
+
+    Raises:
+        DeadlineError: it did not end in time; it goes on shutting down.
+        ConfigError: the process belongs to another user.
+    """
+    state = read_state()
+    if state is None:
+        return "No cluster runs on this machine."
+    if not state.is_running():
+        clear_state(state.pid)
+        return f"No cluster runs on this machine: the recorded one (process {state.pid}) has ended already."
+    report(f"asking process {state.pid} to shut down")
+    try:
+        process = psutil.Process(state.pid)
+        process.terminate()
+        process.wait(timeout_s)
+    except psutil.NoSuchProcess:
+        pass
+    except psutil.AccessDenied as error:
+        raise ConfigError(f"Process {state.pid} belongs to another user, who can stop it.") from error
+    except psutil.TimeoutExpired as error:
+        raise DeadlineError(
+            f"The cluster (process {state.pid}) has not ended after {timeout_s:g} s and goes on shutting down. "
+            "Wait longer with --timeout."
+        ) from error
+    clear_state(state.pid)
+    return f"Stopped the cluster at {state.endpoint or '(still starting)'}."
+
+
+def _last_lines(file: Path, count: int) -> list[str]:
+    with file.open(encoding="utf-8", errors="replace") as stream:
+        return list(deque((line.rstrip() for line in stream if line.strip()), maxlen=count))

@@ -1,0 +1,122 @@
+"""What the command line shows of a cluster, as rich renderables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from baton.core.memory_budget import MemoryBudget
+from cluster.cli.cli_slo import queue_sentence, slo_table
+
+_STATE_STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow", "dead": "red"}
+_DEVICE = "device"
+"""The only column that wraps: names of GPUs are long."""
+_WIDE = 100
+"""From so many columns on there is room for everything."""
+
+
+def render_status(status: Mapping[str, Any], endpoint: str, width: int) -> RenderableType:
+    """The answer of GET /admin/status as a few lines, a table of workers and one of SLO classes; 80 columns will do.
+
+    Args:
+        width: of the screen, in columns; a wide one also shows age, node and process of each worker.
+    """
+    requests = status["requests"]
+    heading = Text.assemble(
+        (str(status["model"]), "bold"),
+        f" at {endpoint}, up for {in_words(float(status['uptime_s']))}\n",
+        f"requests: {requests['in_flight']} in flight, {requests['finished']} finished, "
+        f"{requests['cancelled']} cancelled, {requests['rejected']} rejected, {requests['failed']} failed\n",
+    )
+    columns = _COLUMNS + (_WIDE_COLUMNS if width >= _WIDE else ())
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0) if width >= _WIDE else 0, pad_edge=False)
+    for column in columns:
+        justify: Literal["right", "left"] = "right" if column.is_number else "left"
+        table.add_column(column.heading, justify=justify, no_wrap=column.heading != _DEVICE)
+    notes = []
+    budgets: dict[str, list[str]] = {}
+    for name, pool in status["pools"].items():
+        num_ready = sum(worker["state"] == "ready" for worker in pool["workers"])
+        table.add_row(Text(name, style="bold"), f"{num_ready} of {pool['target']}")
+        for worker in pool["workers"]:
+            table.add_row(*(column.show(worker) for column in columns))
+            if (worker.get("memory") or {}).get("total"):
+                budgets.setdefault(MemoryBudget(**worker["memory"]).describe(), []).append(worker["id"])
+            notes += [
+                Text(f"{worker['id']}: {worker[key]}", style="yellow")
+                for key in ("reason", "graph_failure")
+                if worker.get(key)
+            ]
+    parts: list[RenderableType] = [heading, table]
+    parts += [Text(f"\nGPU memory of {', '.join(ids)}: {budget}") for budget, ids in budgets.items()]
+    if told := _predictions(status.get("predictions") or {}):
+        parts.append(Text(told))
+    if status.get("slo"):
+        parts += [Text(""), slo_table(status["slo"], is_narrow=width < _WIDE)]
+    if waiting := queue_sentence(status.get("admission") or {}):
+        parts.append(Text(waiting))
+    return Group(*parts, *([Text("")] if notes else []), *notes)
+
+
+def _predictions(summary: Mapping[str, Mapping[str, Any]]) -> str:
+    """How far predictions were off, in one line; empty before the first finished request."""
+    told = [
+        f"{kind.upper()} ±{errors['p50']:.0%} (p95 {errors['p95']:.0%})"
+        for kind, errors in summary.items()
+        if errors["p50"] is not None and errors["p95"] is not None
+    ]
+    return f"\npredictions were off by: {', '.join(told)}" if told else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    heading: str
+    show: Callable[[Mapping[str, Any]], Text]
+    is_number: bool = False
+
+
+def _value(key: str) -> Callable[[Mapping[str, Any]], Text]:
+    return lambda worker: _shown(worker.get(key))
+
+
+def _state(worker: Mapping[str, Any]) -> Text:
+    state = str(worker["state"])
+    return Text(state, style=_STATE_STYLES.get(state, ""))
+
+
+def _uptime(worker: Mapping[str, Any]) -> Text:
+    uptime_s = worker.get("uptime_s")
+    return Text("" if uptime_s is None else in_words(float(uptime_s)))
+
+
+_COLUMNS = (
+    _Column("worker", lambda worker: Text(f"  {worker['id']}")),
+    _Column("state", _state),
+    _Column("in\nflight", _value("in_flight"), is_number=True),
+    _Column("running", _value("running"), is_number=True),
+    _Column("waiting", _value("waiting"), is_number=True),
+    _Column("KV\nblocks", _value("kv_blocks_total"), is_number=True),
+    _Column("\nused", _value("kv_blocks_used"), is_number=True),
+    _Column("\ncached", _value("kv_blocks_cached"), is_number=True),
+    _Column(_DEVICE, _value("device")),
+)
+_WIDE_COLUMNS = (_Column("up", _uptime), _Column("node", _value("node")), _Column("pid", _value("pid"), is_number=True))
+
+
+def _shown(value: object) -> Text:
+    return Text("" if value is None else str(value))
+
+
+def in_words(seconds: float) -> str:
+    """A duration for people: ``8 s``, ``3 min 20 s``, ``2 h 5 min``, ``1 d 4 h``."""
+    whole = int(seconds)
+    for name, size, smaller, smaller_size in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if whole >= size:
+            return f"{whole // size} {name} {whole % size // smaller_size} {smaller}"
+    return f"{whole} s"

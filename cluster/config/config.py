@@ -1,0 +1,398 @@
+"""The configuration: frozen, strict, and with defaults that run on a laptop.
+
+``deploy/local.yaml`` spells out every key with its default; a test keeps the two equal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from baton.core.config_section import DraftReference, Niceness, NonEmptyString, PositiveInt, PositiveSeconds, Section
+from baton.core.errors import ConfigError
+from baton.engine.models.default_model import DEFAULT_MODEL_NAME, is_default_model
+from baton.kv_transfer.kv_transfer_config import KVTransferConfig
+from cluster.admission.admission_config import AdmissionConfig
+from cluster.autoscaling.autoscaler_config import AutoscalerConfig
+from cluster.config.config_reading import explain, merge_overrides, read_yaml
+from cluster.config.simulation_config import SimulationConfig
+from cluster.config.slo_config import SloConfig
+from cluster.gateway.api_keys import ApiKeyConfig, ApiKeys
+from cluster.routing.routing_config import RoutingConfig
+
+PREFILL = "prefill"
+DECODE = "decode"
+POOLS = (PREFILL, DECODE)
+
+DRAFT_METHODS = ("draft_model", "eagle", "eagle3", "medusa")
+"""Speculation methods that need a draft of their kind."""
+
+SpeculationMethod = Literal["auto", "none", "draft_model", "eagle", "eagle3", "lookahead", "medusa", "ngram", "suffix"]
+AcceptanceRule = Literal["match", "residual", "typical"]
+_HOST_AND_PORT = re.compile(r"[^/\s]+:\d{1,5}")
+_LOCAL_CPUS = 64
+
+
+class RouterConfig(Section):
+    """The HTTP endpoint and the limits of what it lets in."""
+
+    host: NonEmptyString = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65_535)] = 8000
+    """0 takes any free port."""
+    max_inflight: PositiveInt = 1024
+    """Requests beyond it get 429."""
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 1024 * 1024
+    """Larger HTTP bodies get 413."""
+    request_timeout_s: PositiveSeconds = 600.0
+    max_attempts: PositiveInt = 3
+    """How many worker pairs a request may try before its failure reaches the client."""
+    worker_wait_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
+    """How long a request waits when a pool has no worker to give, while one restarts for example."""
+    timelines_kept: Annotated[int, Field(ge=0)] = 1000
+    """Finished requests whose timeline can still be asked for."""
+    api_keys: list[ApiKeyConfig] = Field(default_factory=list)
+    """Whoever asks for tokens or for /admin must show one of them; empty: nobody is asked."""
+
+
+class ResourcesConfig(Section):
+    """What one worker of a pool asks Ray for."""
+
+    cpus: Annotated[float, Field(ge=0)] = 1.0
+    gpus: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """A worker runs on one GPU at most; a fraction shares it with other workers."""
+    memory_gib: Annotated[float, Field(gt=0)] | None = None
+    """Main memory to reserve; Ray does not reserve any when null."""
+    accelerator_type: NonEmptyString | None = None
+    """Value of the node label ``ray.io/accelerator-type``, such as H100."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Further node labels that must match (Ray's label selector syntax)."""
+
+
+class PoolConfig(Section):
+    """One pool of workers and how each of them schedules."""
+
+    workers: PositiveInt = 1
+    chunk_tokens: PositiveInt = 512
+    """Token budget of one engine step; longer prompts are prefilled in chunks."""
+    max_num_seqs: PositiveInt = 64
+    """Sequences in one engine step."""
+    kv_blocks: Annotated[int, Field(ge=2)] | None = None
+    """Size of each worker's KV cache in blocks; it or ``kv_memory_gib`` may be set."""
+    kv_memory_gib: Annotated[float, Field(gt=0)] | None = None
+    """The same in GiB. Neither set: 1 GiB on a CPU; on a GPU, what ``engine.gpu_memory_utilization`` leaves."""
+    resources: ResourcesConfig = ResourcesConfig()
+
+    @model_validator(mode="after")
+    def _one_kv_size(self) -> PoolConfig:
+        if self.kv_blocks is not None and self.kv_memory_gib is not None:
+            raise ValueError("kv_blocks and kv_memory_gib both size the KV cache; set only one of them")
+        return self
+
+
+class PrefillConfig(PoolConfig):
+    """The prefill pool."""
+
+    ordering: Literal["edf", "fcfs"] = "edf"
+    """Which prompt is prefilled next: the earliest deadline of the highest priority, or first come, first served."""
+    niceness: Niceness = "auto"
+    """By how much prompts on CPUs yield to whoever decodes on the same cores, as in nice(1); 0: not at all. auto: 10
+    where the fused decoder computes them by a matrix unit, else 0, since they need most of the time there."""
+
+
+class SpeculationConfig(Section):
+    """Speculative decoding: guesses tokens and verifies several of them in one step.
+
+    The target's own draws are what comes out. In float32 they are those of plain decoding; in half precision a forward
+    of several tokens rounds otherwise than one of a single token, so nearly equal tokens can change places.
+    """
+
+    method: SpeculationMethod = "auto"
+    """auto: whatever promises most tokens per millisecond, or nothing; none; or the name of a method."""
+    draft: DraftReference = "auto"
+    """A draft checkpoint (EAGLE or Medusa heads, or a smaller model of the same vocabulary): a folder or a hub id.
+    auto: the one that comes with the default model, for other models none. none: no such draft."""
+    draft_on_prefill: bool = True
+    """Prefill workers run the draft over the prompt, and its KV travels with the model's."""
+    max_draft_tokens: Annotated[int, Field(ge=1, le=64)] = 8
+    """Of a chain, per request and step."""
+    max_tree_tokens: Annotated[int, Field(ge=1, le=64)] = 16
+    """The same for methods that draft trees."""
+    tree_max_batch: Annotated[int, Field(ge=0, le=64)] = 1
+    """EAGLE heads draft trees while a step has no more sequences than that, and chains beyond; 0: always chains."""
+    acceptance: AcceptanceRule = "match"
+    """match: the model draws its own token at every place, and drafts are kept as long as they equal it; seeds give the
+    same tokens as without speculation. residual: drafts are drawn too, and accepted or corrected so that the
+    distribution is the model's (Leviathan et al.). typical: LOSSY; plausible drafts are kept (Medusa)."""
+    typical_epsilon: Annotated[float, Field(gt=0, le=1)] = 0.09
+    typical_alpha: Annotated[float, Field(gt=0, le=1)] = 0.3
+    remember_outputs: bool = False
+    """Let ``suffix`` draft from the outputs of earlier requests too. Who can see how many drafts were right could tell
+    what others were answered, so leave it off where clients must not know of each other."""
+
+
+class DecodeConfig(PoolConfig):
+    """The decode pool."""
+
+
+class EngineConfig(Section):
+    """What every worker's engine shares."""
+
+    block_size: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Tokens per KV block."""
+    prefix_caching: bool = True
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: CUDA where Ray grants a GPU, else the CPU."""
+    threads: PositiveInt | None = None
+    """Threads of torch on the CPU; null: every core, since one request never needs both pools at once; on CUDA 1."""
+    decoder: Literal["auto", "fused", "transformers"] = "auto"
+    """What computes the model. fused: one compiled program, on the CPU, for models of the Llama family; transformers:
+    the model's own modules; auto: fused where it can."""
+    weights: Literal["native", "int8", "int4", "fp8"] = "native"
+    """What the model's linear layers are made into when a worker starts. native: what the model has; int8: half of what
+    there is to read for a token, with a small loss of quality; int4: a third, with a loss that depends on the model;
+    only the fused decoder computes these. fp8: half, for GPUs since Ada and Hopper, beside bfloat16; only the model's
+    own modules compute it."""
+    kv_cache: Literal["native", "int8"] = "native"
+    """What keys and values are kept as. native: as the model makes them; int8: LOSSY, half of the bytes of bfloat16 in
+    the cache and on their way between the pools; those of drafts stay native."""
+    attention_backend: NonEmptyString = "auto"
+    """Of the model's own modules, and of drafts. torch_sdpa: everywhere; triton_paged: on CUDA; auto: the latter where
+    it can."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Part of a GPU that the workers on it use together: weights, the largest step, CUDA graphs, and KV in the rest. A
+    worker takes ``resources.gpus`` of that."""
+    cuda_graphs: Literal["auto", "off"] = "auto"
+    """auto: decode workers on CUDA record their steps when they start, where attention is triton_paged; off: not."""
+    overlap_scheduling: Literal["auto", "on", "off"] = "auto"
+    """Launch a step before the tokens of the one before it are known, where nobody drafts from them: neither a
+    speculation method nor a draft that follows the model. auto: on CUDA; off: never."""
+    self_check: bool = True
+    """Compare the engine with the model's own forward pass when a worker starts."""
+
+    @model_validator(mode="after")
+    def _weights_that_the_decoder_knows(self) -> EngineConfig:
+        needed = "transformers" if self.weights == "fp8" else "fused"
+        if self.weights != "native" and self.decoder not in ("auto", needed):
+            raise ValueError(f"weights: {self.weights} needs decoder: {needed} or auto")
+        return self
+
+
+class RayConfig(Section):
+    """Which Ray cluster the workers live in."""
+
+    address: NonEmptyString | None = None
+    """null: start a local one; auto: the one this machine belongs to; host:port: connect there."""
+    namespace: NonEmptyString = "baton"
+    num_cpus: PositiveInt | None = None
+    """CPUs that a cluster started here pretends to have; null: 64, since workers on one machine share its cores."""
+    start_timeout_s: PositiveSeconds = 600.0
+    """For all workers to be ready. The first start on a machine compiles the decoder: minutes where CPUs are slow."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is started for this cluster alone, on this machine alone: no node can join it."""
+        return self.address is None
+
+    @property
+    def local_cpus(self) -> int | None:
+        """CPUs for the workers of a local cluster; None: it is another one."""
+        return (self.num_cpus or _LOCAL_CPUS) if self.is_local else None
+
+    @field_validator("address")
+    @classmethod
+    def _address_of_a_cluster(cls, address: str | None) -> str | None:
+        if address is not None and address != "auto" and not _HOST_AND_PORT.fullmatch(address):
+            raise ValueError(
+                f"{address!r} is neither auto nor host:port (leave it null for a local cluster); instead of a ray://"
+                " address, use auto on a machine of that cluster"
+            )
+        return address
+
+
+class LogConfig(Section):
+    """What the processes write to their logs."""
+
+    level: Literal["debug", "info", "warning", "error", "critical"] = "warning"
+    json_lines: bool = Field(default=False, alias="json")
+    """One JSON object per line instead of text."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+
+class TelemetryConfig(Section):
+    """Traces of finished requests for an OpenTelemetry collector."""
+
+    otlp_endpoint: NonEmptyString | None = None
+    """Base URL of a collector that takes OTLP over HTTP; null: no traces."""
+    otlp_timeout_s: PositiveSeconds = 10.0
+    """For one batch of spans; what the collector does not take is dropped."""
+    service_name: NonEmptyString = "baton"
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _http_url(cls, endpoint: str | None) -> str | None:
+        if endpoint is not None and not re.fullmatch(r"https?://[^/\s]+\S*", endpoint):
+            raise ValueError(f"{endpoint!r} is no http:// or https:// URL; collectors usually listen on port 4318")
+        return endpoint
+
+
+class BatonConfig(Section):
+    """Everything a cluster is started from."""
+
+    model: NonEmptyString = DEFAULT_MODEL_NAME
+    """Name of the default model, hub id, local folder, or GGUF file."""
+    served_model_name: NonEmptyString | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_model_len: Annotated[int, Field(ge=2)] | None = None
+    """Tokens of prompt and output together; null: as many as the model allows."""
+    router: RouterConfig = RouterConfig()
+    prefill: PrefillConfig = PrefillConfig()
+    decode: DecodeConfig = DecodeConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
+    engine: EngineConfig = EngineConfig()
+    kv_transfer: KVTransferConfig = KVTransferConfig()
+    ray: RayConfig = RayConfig()
+    log: LogConfig = LogConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+    slo: SloConfig = SloConfig()
+    routing: RoutingConfig = RoutingConfig()
+    simulation: SimulationConfig = SimulationConfig()
+    admission: AdmissionConfig = AdmissionConfig()
+    autoscaler: AutoscalerConfig = AutoscalerConfig()
+
+    @model_validator(mode="after")
+    def _api_keys_have_classes(self) -> BatonConfig:
+        for api_key in self.router.api_keys:
+            if api_key.slo_class is not None and api_key.slo_class not in self.slo.classes:
+                raise ValueError(
+                    f"router.api_keys: the key {api_key.name!r} has the SLO class {api_key.slo_class!r}, which is none"
+                    f" of {', '.join(self.slo.classes)}; choose one of these, or define it in slo.classes"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _gpus_for_cuda(self) -> BatonConfig:
+        if self.engine.device == "cuda":
+            for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
+                if pool.resources.gpus == 0:
+                    raise ValueError(
+                        f"engine.device is cuda, but {name}.resources.gpus is 0 and Ray hides every GPU from such a"
+                        f" worker; set {name}.resources.gpus to 1, or engine.device to auto or cpu"
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _kv_is_encoded_once(self) -> BatonConfig:
+        if self.engine.kv_cache != "native" and self.kv_transfer.encoding != "native":
+            raise ValueError(
+                f"engine.kv_cache is {self.engine.kv_cache}, and so is KV on its way; kv_transfer.encoding is"
+                f" {self.kv_transfer.encoding}, but must be native then"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _pools_within_limits(self) -> BatonConfig:
+        scaler = self.autoscaler
+        for name, limits in (("prefill", scaler.prefill), ("decode", scaler.decode)) if scaler.enabled else ():
+            workers = self.pool(name).workers
+            if not limits.min <= workers <= limits.max:
+                raise ValueError(
+                    f"{name}.workers is {workers}, and autoscaler.{name} allows {limits.min} to {limits.max};"
+                    f" set {name}.workers within these, or autoscaler.{name}.min and max around it"
+                )
+        return self
+
+    @classmethod
+    def section_names(cls) -> frozenset[str]:
+        """The keys whose values are sections."""
+        return frozenset(name for name, field in cls.model_fields.items() if isinstance(field.default, Section))
+
+    def pool(self, name: str) -> PoolConfig:
+        """The configuration of the pool ``prefill`` or ``decode``; KeyError for another name."""
+        pools: dict[str, PoolConfig] = {"prefill": self.prefill, "decode": self.decode}
+        return pools[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; ``from_dict`` gives an equal configuration back."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], source: str = "configuration") -> BatonConfig:
+        """Checks and freezes plain values.
+
+        Args:
+            source: where they come from, for error messages.
+
+        Raises:
+            ConfigError: with the path of every key at fault and what was expected there.
+        """
+        return _build(values, source, {})
+
+
+def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> BatonConfig:
+    """Reads a configuration file and lays overrides over it; without either, the defaults.
+
+    A ``model`` or a draft that names a local folder or file becomes an absolute path, so that workers in other working
+    folders find it. A relative one is looked up from the configuration's folder first, then from the current one.
+
+    Args:
+        overrides: dotted key → value, as ``parse_override`` reads them from ``--set``.
+
+    Raises:
+        ConfigError: the file cannot be read, is not YAML, or something in it or in the overrides is wrong.
+    """
+    overrides = overrides or {}
+    values = {} if path is None else read_yaml(path)
+    config = _build(merge_overrides(values, overrides), str(path or "configuration"), overrides)
+
+    def located(key: str, reference: str) -> str:
+        folders = [Path.cwd()] if path is None or key in overrides else [path.absolute().parent, Path.cwd()]
+        return _locate(key, reference, folders)
+
+    speculation = config.speculation
+    if speculation.draft not in ("auto", "none"):
+        draft = located("speculation.draft", speculation.draft)
+        speculation = speculation.model_copy(update={"draft": draft})
+    simulation = config.simulation
+    if simulation.profile is not None:
+        profile = located("simulation.profile", simulation.profile)
+        simulation = simulation.model_copy(update={"profile": profile})
+    # Here and not in the router, which may run on another machine: variables and files are those of whoever starts it.
+    folders = [Path.cwd()] if path is None else [path.absolute().parent, Path.cwd()]
+    api_keys = [api_key.sealed(folders) for api_key in config.router.api_keys]
+    ApiKeys(api_keys)  # refuses two owners of one key now, and not when the router starts
+    router = config.router.model_copy(update={"api_keys": api_keys})
+    model = located("model", config.model)
+    updates = {"model": model, "speculation": speculation, "router": router, "simulation": simulation}
+    return config.model_copy(update=updates)
+
+
+def _build(values: Mapping[str, Any], source: str, overrides: Mapping[str, Any]) -> BatonConfig:
+    # A section whose keys are all commented out reads as null in YAML; it means the defaults.
+    present = {
+        key: value for key, value in values.items() if value is not None or key not in BatonConfig.section_names()
+    }
+    try:
+        return BatonConfig.model_validate(present)
+    except ValidationError as error:
+        raise ConfigError(explain(error, BatonConfig, source, tuple(overrides))) from error
+
+
+def _locate(key: str, reference: str, folders: Sequence[Path]) -> str:
+    if is_default_model(reference):
+        return reference
+    expanded = Path(reference).expanduser()
+    for folder in folders:
+        candidate = folder / expanded
+        if candidate.exists():
+            return str(candidate.resolve())
+    if expanded.is_absolute() or reference.startswith((".", "~")) or expanded.suffix == ".gguf":
+        looked = " and ".join(str(folder / expanded) for folder in folders)
+        raise ConfigError(
+            f"{key}: {reference} names a local folder or file, but there is none at {looked}. Correct the path."
+        )
+    return reference

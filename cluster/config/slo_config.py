@@ -1,0 +1,121 @@
+"""The section ``slo`` of the configuration: classes of requests and what each of them is promised."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator, model_validator
+
+from baton.core.config_section import Duration, DurationOrZero, Section
+from baton.core.slo import AUTO_TIER, BUILTIN_CLASSES, BUILTIN_TIERS, DEFAULT_TIER, STANDARD, SloClass, SloClasses
+
+MAX_CLASSES = 16
+"""Each class has series of its own in the metrics."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+_RESERVED = (AUTO_TIER, DEFAULT_TIER)
+_REQUIRED = {"ttft", "tpot"}
+
+
+class SloClassConfig(Section):
+    """One class. See :class:`baton.core.slo.SloClass`."""
+
+    ttft: Duration
+    """Target for the time to the first token, queueing included."""
+    tpot: Duration
+    """Target for the mean time per output token after the first."""
+    percentile: Annotated[float, Field(ge=1, le=100)] = 95.0
+    """How many of a hundred requests shall keep both targets."""
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = STANDARD.priority
+    """The higher, the more urgent."""
+    queue_deadline: DurationOrZero = STANDARD.queue_deadline_s
+    """How long a request may wait to be admitted before it is better refused; 0s: not at all."""
+
+
+def _built_in(slo: SloClass) -> dict[str, Any]:
+    return {
+        "ttft": slo.ttft_s,
+        "tpot": slo.tpot_s,
+        "percentile": slo.percentile,
+        "priority": slo.priority,
+        "queue_deadline": slo.queue_deadline_s,
+    }
+
+
+class SloConfig(Section):
+    """Classes by name, the one of requests that choose none, and what OpenAI's ``service_tier`` stands for."""
+
+    default: str = STANDARD.name
+    classes: dict[str, SloClassConfig] = Field(
+        default_factory=lambda: {slo.name: SloClassConfig(**_built_in(slo)) for slo in BUILTIN_CLASSES}
+    )
+    """Laid over the built-in ``interactive``, ``standard`` and ``batch``: these are always there, and keep the values
+    that are not given. Further classes need their two targets."""
+    service_tiers: dict[str, str] = Field(default_factory=lambda: dict(BUILTIN_TIERS))
+    """Value of ``service_tier`` → class. ``auto``, ``default`` and the names of classes need no entry, and cannot stand
+    for anything else. Without this key: the built-in ``flex`` and ``priority``, where they are no classes."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_built_in_tier_over_a_class(cls, given: object) -> object:
+        if not isinstance(given, Mapping) or "service_tiers" in given:
+            return given
+        classes = given.get("classes")
+        taken = set(BUILTIN_TIERS).intersection(classes if isinstance(classes, Mapping) else ())
+        tiers = {tier: name for tier, name in BUILTIN_TIERS.items() if tier not in taken}
+        return {**given, "service_tiers": tiers} if taken else given
+
+    @field_validator("classes", mode="before")
+    @classmethod
+    def _over_the_built_in(cls, given: object) -> object:
+        if given is None:
+            given = {}
+        if not isinstance(given, Mapping):
+            return given
+        classes: dict[str, Any] = {slo.name: _built_in(slo) for slo in BUILTIN_CLASSES}
+        for name, values in given.items():
+            if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _RESERVED:
+                raise ValueError(
+                    f"{str(name)[:60]!r} cannot be the name of a class; choose 1 to 32 of a-z, 0-9, _ and -, beginning "
+                    f"with a letter, other than {' and '.join(_RESERVED)}"
+                )
+            values = {} if values is None else values
+            if isinstance(values, Mapping) and name not in classes and not values.keys() >= _REQUIRED:
+                near = difflib.get_close_matches(name, classes, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                missing = " and ".join(sorted(_REQUIRED - values.keys(), reverse=True))
+                raise ValueError(
+                    f"{name!r} is none of {', '.join(classes)}, and a class of your own needs {missing}{hint}"
+                )
+            # What is no mapping is left to pydantic, which says what it should have been.
+            classes[name] = {**classes.get(name, {}), **values} if isinstance(values, Mapping) else values
+        if len(classes) > MAX_CLASSES:
+            raise ValueError(f"there are {len(classes)} classes, built-in ones included; at most {MAX_CLASSES} may be")
+        return classes
+
+    @model_validator(mode="after")
+    def _only_known_classes(self) -> SloConfig:
+        known = ", ".join(self.classes)
+        if self.default not in self.classes:
+            raise ValueError(f"default is {self.default!r}, which is no class; choose one of {known}, or define it")
+        for tier, name in self.service_tiers.items():
+            if tier in _RESERVED:
+                raise ValueError(f"service_tiers cannot redefine {tier}; set slo.default instead")
+            if name not in self.classes:
+                raise ValueError(f"service_tiers.{tier} is {name!r}, which is no class; choose one of {known}")
+            if tier in self.classes and tier != name:
+                raise ValueError(
+                    f"service_tiers.{tier} is {name!r}, but {tier} is itself a class, and its name stands for it; "
+                    f"leave the tier out, give it another name, or change the targets in slo.classes.{tier}"
+                )
+        return self
+
+    def to_classes(self) -> SloClasses:
+        classes = [
+            SloClass(name, slo.ttft, slo.tpot, slo.percentile, slo.priority, slo.queue_deadline)
+            for name, slo in self.classes.items()
+        ]
+        return SloClasses(classes, self.default, self.service_tiers)

@@ -1,0 +1,1 @@
+"""Starts the cluster, owns its pools, and replaces workers that are lost."""

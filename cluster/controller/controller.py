@@ -1,0 +1,293 @@
+"""The Ray actor that owns the cluster: the router and both pools. It decides nothing about requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from baton.core.errors import BatonError, InvalidRequestError, LayoutMismatchError, NotFoundError
+from baton.core.logs import configure_logging
+from baton.engine.models.model_source import resolve_model
+from cluster.autoscaling.observation import PoolCounts
+from cluster.config.config import POOLS, BatonConfig
+from cluster.config.role_change_obstacle import AskedBy, role_change_obstacle
+from cluster.controller.shared_processes import simulated_processes
+from cluster.controller.worker_pool import WorkerPool
+from cluster.registry.workers import WorkerInfo
+from cluster.router_actor import RouterActor
+from cluster.telemetry.cluster_metrics import PoolFigures
+from cluster.worker.worker_actor import WorkerActor
+
+logger = logging.getLogger(__name__)
+
+ACTOR_NAME = "baton-controller"
+_STOP_TIMEOUT_S = 10.0
+_ROUTER_RESTARTS = 5
+"""Tries to replace a router that died; its port may take a moment to become free."""
+_ROUTER_RESTART_PAUSE_S = 1.0
+_LOOPBACK = "127.0.0.1"
+_LONG_START_S = 20.0
+"""After which users want to hear what takes so long."""
+
+
+class Controller:
+    """Implements :class:`cluster.controller.worker_pool.PoolListener`.
+
+    Args:
+        config: of the cluster, as a dictionary.
+        worker_class: what the pools start.
+    """
+
+    def __init__(self, config: dict[str, Any], worker_class: type = WorkerActor) -> None:
+        self._config = BatonConfig.from_dict(config)
+        configure_logging(self._config.log, "controller")
+        # Workers of a local cluster are nobody else's business; on several machines they must reach each other.
+        bind_host = _LOOPBACK if self._config.ray.is_local else None
+        processes = simulated_processes(self._config)
+        self._pools = {name: WorkerPool(name, self._config, self, worker_class, bind_host, processes) for name in POOLS}
+        self._router: Any = None
+        self._port = self._config.router.port
+        self._kv_fingerprint: str | None = None
+        self._infos: dict[str, WorkerInfo] = {}
+        self._reports: asyncio.Queue[str] = asyncio.Queue()
+        self._router_task: asyncio.Task[None] | None = None
+        self._num_router_restarts = 0
+        self._stopping = False
+        self._failed: asyncio.Future[None] = asyncio.get_event_loop().create_future()
+
+    async def start(self) -> str:
+        """Brings everything up; returns the endpoint's URL.
+
+        Raises:
+            BatonError: something cannot start; the message says what and why.
+        """
+        await asyncio.to_thread(resolve_model, self._config.model, self.report)
+        for name, pool in self._pools.items():
+            pool.scale(self._config.pool(name).workers)
+        self.report("starting the router and the workers; each worker loads the model")
+        endpoint = await self._start_router()
+        timeout_s = self._config.ray.start_timeout_s
+        waits = [asyncio.create_task(pool.wait_until_ready(timeout_s)) for pool in self._pools.values()]
+        telling = asyncio.create_task(self._tell_of_a_long_start())
+        try:
+            await asyncio.gather(*waits)
+        finally:
+            for task in (*waits, telling):
+                task.cancel()
+            await asyncio.gather(*waits, telling, return_exceptions=True)
+        self._router_task = asyncio.create_task(self._watch_router())
+        return endpoint
+
+    async def _tell_of_a_long_start(self) -> None:
+        await asyncio.sleep(_LONG_START_S)
+        self.report("still loading; if the decoder was never compiled here, it is now, which takes a minute or two")
+
+    async def next_report(self) -> str:
+        """Waits for the next line of progress."""
+        return await self._reports.get()
+
+    async def wait(self) -> None:
+        """Stays open while the cluster lives; raises ``BatonError`` when it cannot go on."""
+        await asyncio.shield(self._failed)
+
+    async def scale(self, targets: dict[str, int | None]) -> dict[str, Any]:
+        """Sets the pools' sizes by hand, which takes them from the autoscaler; None hands a pool back to it.
+
+        Raises:
+            BatonError: for an unknown pool, a size that cannot be, or None without an autoscaler.
+        """
+        for name, target in targets.items():
+            self._check_pool(name)
+            if target is None:
+                if not self._config.autoscaler.enabled:
+                    raise InvalidRequestError(
+                        f"{name}=auto needs the autoscaler, which is off. Start the cluster with autoscaler.enabled, "
+                        "or give a number of workers.",
+                        param=name,
+                    )
+            elif target < 1:
+                raise InvalidRequestError(f"A pool needs at least one worker, got {name}={target}.", param=name)
+        self._check_room({name: target for name, target in targets.items() if target is not None})
+        for name, target in targets.items():
+            pool = self._pools[name]
+            pool.is_pinned = target is not None and self._config.autoscaler.enabled
+            if target is not None:
+                pool.scale(target)
+        return self.pools()
+
+    def _check_room(self, targets: dict[str, int]) -> None:
+        """Refuses more workers than could ever run: a cluster that was started on one machine has no other nodes."""
+        num_cpus = self._config.ray.local_cpus
+        if num_cpus is None or self._config.simulation.profile is not None:
+            return
+        now = {name: pool.target for name, pool in self._pools.items()}
+        sizes = now | targets
+        wanted = sum(size * self._config.pool(name).resources.cpus for name, size in sizes.items())
+        if wanted > num_cpus and any(size > now[name] for name, size in targets.items()):
+            asked = ", ".join(f"{name}={size}" for name, size in sizes.items())
+            raise InvalidRequestError(
+                f"{asked} would take {wanted:g} CPUs, but Ray has {num_cpus} on this machine (ray.num_cpus) and no "
+                "other nodes. Ask for fewer workers.",
+                param=next(iter(targets)),
+            )
+
+    async def move(self, source: str, destination: str) -> dict[str, Any]:
+        """A worker of one pool goes on in the other one, drained and with its weights.
+
+        Raises:
+            BatonError: an unknown pool, a worker that cannot change, or none to spare.
+        """
+        self._move(source, destination, AskedBy.OPERATOR)
+        return self.pools()
+
+    def _move(self, source: str, destination: str, by: AskedBy) -> None:
+        self._check_pool(source)
+        self._check_pool(destination)
+        if source == destination:
+            raise InvalidRequestError(f"A worker of {source} is one already; name two pools.", param="to")
+        obstacle = self._move_obstacle()
+        if obstacle:
+            raise InvalidRequestError(f"No worker can change its role: {obstacle}")
+        self._pools[destination].adopt(self._pools[source], by)
+
+    async def autoscale(self, targets: dict[str, int], move: tuple[str, str] | None) -> None:
+        """What the autoscaler has decided. A pool whose size was set by hand in the meantime is left as it is.
+
+        Raises:
+            BatonError: as :meth:`move`.
+        """
+        free = {name: pool for name, pool in self._pools.items() if not pool.is_pinned}
+        if move is not None and all(name in free for name in move):
+            self._move(*move, AskedBy.AUTOSCALER)
+        for name, target in targets.items():
+            if name in free and free[name].target != target:
+                free[name].scale(target)
+
+    async def pool_counts(self) -> tuple[dict[str, PoolCounts], str]:
+        """For the autoscaler: the pools by name, and what keeps workers from changing their role."""
+        return {name: pool.counts() for name, pool in self._pools.items()}, self._move_obstacle()
+
+    def _move_obstacle(self) -> str:
+        return role_change_obstacle(self._config, self._infos.values())
+
+    def _check_pool(self, name: str) -> None:
+        if name not in self._pools:
+            raise NotFoundError(f"There is no pool {name!r}. Pools are: {', '.join(self._pools)}.", param=name)
+
+    def pools(self) -> dict[str, Any]:
+        """The state of both pools, JSON-ready."""
+        return {name: pool.status() for name, pool in self._pools.items()}
+
+    async def pool_status(self) -> dict[str, Any]:
+        """:meth:`pools`, for callers in other processes."""
+        return self.pools()
+
+    async def figures(self) -> tuple[dict[str, PoolFigures], int]:
+        """For metrics: of the pools by name, and how often the router was replaced."""
+        return {name: pool.figures() for name, pool in self._pools.items()}, self._num_router_restarts
+
+    async def stop(self) -> None:
+        """Ends everything; first the router, so that no request finds its workers gone."""
+        self._stopping = True
+        if self._router_task is not None:
+            self._router_task.cancel()
+        router, self._router = self._router, None
+        if router is not None:
+            try:
+                await asyncio.wait_for(asyncio.ensure_future(router.stop.remote()), _STOP_TIMEOUT_S)
+            except (RayError, TimeoutError):
+                logger.info("the router did not stop by itself")
+            ray.kill(router, no_restart=True)
+        await asyncio.gather(*(pool.stop() for pool in self._pools.values()))
+
+    async def worker_ready(self, info: WorkerInfo) -> None:
+        """See :class:`PoolListener`.
+
+        Raises:
+            LayoutMismatchError: the worker holds KV otherwise than the others.
+        """
+        if self._kv_fingerprint is None:
+            self._kv_fingerprint = info.kv_fingerprint
+        if info.kv_fingerprint != self._kv_fingerprint:
+            raise LayoutMismatchError(
+                f"{info.worker_id} ({info.dtype}, blocks of {info.block_size}) has another KV layout than the workers "
+                "before it. All workers must run the same model, dtype and engine section; set dtype explicitly "
+                "when the pools run on different devices."
+            )
+        self._infos[info.worker_id] = info
+        await self._tell_router("add_worker", info.to_dict())
+
+    async def worker_gone(self, worker_id: str) -> None:
+        """See :class:`PoolListener`."""
+        self._infos.pop(worker_id, None)
+        await self._tell_router("remove_worker", worker_id)
+
+    async def drain(self, worker_id: str, timeout_s: float) -> None:
+        """See :class:`PoolListener`."""
+        self._infos.pop(worker_id, None)  # a router that is started now shall not learn of it
+        await self._tell_router("drain_worker", worker_id, timeout_s)
+
+    def report(self, text: str) -> None:
+        """See :class:`PoolListener`."""
+        logger.info("%s", text)
+        self._reports.put_nowait(text)
+
+    async def _tell_router(self, method: str, *arguments: Any) -> None:
+        if self._router is None:
+            return
+        try:
+            await getattr(self._router, method).remote(*arguments)
+        except RayError as error:
+            logger.warning("the router did not take %s: %s", method, error)
+
+    async def _start_router(self) -> str:
+        # On this node: the endpoint is where the user started the cluster, and a restart finds its port there.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        actor_class: Any = ray.remote(RouterActor).options(num_cpus=0, max_concurrency=1000, scheduling_strategy=here)
+        handle = ray.get_runtime_context().current_actor
+        router = actor_class.remote(self._config.to_dict(), self._port, handle)
+        try:
+            endpoint, self._port = await router.start.remote()
+        except RayTaskError as error:
+            ray.kill(router, no_restart=True)
+            raise error.cause if isinstance(error.cause, BatonError) else error from None
+        # In one go: news of workers that come and go from here on must not overtake this.
+        self._router = router
+        known = [router.add_worker.remote(info.to_dict()) for info in self._infos.values()]
+        await asyncio.gather(*known, return_exceptions=True)
+        return str(endpoint)
+
+    async def _watch_router(self) -> None:
+        """Replaces a router that died, on the same port, with the workers that live on."""
+        while not self._stopping:
+            router = self._router
+            try:
+                await router.wait.remote()
+                return
+            except RayError as error:
+                logger.error("the router died and is replaced: %s", error)
+                self._num_router_restarts += 1
+            self._router = None
+            ray.kill(router, no_restart=True)  # it may have failed without dying
+            try:
+                await self._replace_router()
+            except (BatonError, RayError) as error:
+                self._failed.set_exception(error)
+                self._failed.exception()  # nobody may ever ask, which is no fault
+                return
+
+    async def _replace_router(self) -> None:
+        for tries_left in reversed(range(_ROUTER_RESTARTS)):
+            try:
+                await self._start_router()
+                return
+            except (BatonError, RayError) as error:
+                if not tries_left:
+                    raise
+                logger.warning("the router could not be started again: %s", error)
+                await asyncio.sleep(_ROUTER_RESTART_PAUSE_S)

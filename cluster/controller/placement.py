@@ -1,0 +1,140 @@
+"""What a pool's workers ask Ray for, and what the user reads when no node has it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from baton.process.worker_environment import is_like_a_worker, worker_variables
+from cluster.config.config import ResourcesConfig
+
+ACCELERATOR_LABEL = "ray.io/accelerator-type"
+_GIB = 2**30
+_TOO_FEW_CPUS = "too few CPUs"
+
+
+def actor_options(resources: ResourcesConfig, *, is_local: bool = False) -> dict[str, Any]:
+    """Options for ``ray.remote(...).options``.
+
+    Args:
+        is_local: Ray runs for this cluster alone, so that actors inherit this process's environment. With no need of
+            another one they do not wait for the process of Ray's that makes environments, which starts seconds later.
+    """
+    options: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": resources.gpus}
+    if resources.memory_gib is not None:
+        options["memory"] = int(resources.memory_gib * _GIB)
+    selector = label_selector(resources)
+    if selector:
+        options["label_selector"] = selector
+    if not (is_local and is_like_a_worker()):
+        options["runtime_env"] = {"env_vars": worker_variables()}
+    return options
+
+
+def label_selector(resources: ResourcesConfig) -> dict[str, str]:
+    """Node labels that must match."""
+    selector = dict(resources.labels)
+    if resources.accelerator_type is not None:
+        selector[ACCELERATOR_LABEL] = resources.accelerator_type
+    return selector
+
+
+def hide_ungranted_gpus() -> None:
+    """In an actor that was granted no GPU, hides those of its node, which Ray leaves visible to it.
+
+    Call it before anything uses CUDA.
+    """
+    if not ray.get_runtime_context().get_accelerator_ids().get("GPU"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A living node: all that it has, not what is free."""
+
+    name: str
+    resources: Mapping[str, float]
+    labels: Mapping[str, str]
+
+    def describe(self) -> str:
+        label = self.labels.get(ACCELERATOR_LABEL)
+        return (
+            f"{self.name}: {self.resources.get('CPU', 0):g} CPUs, {self.resources.get('GPU', 0):g} GPUs"
+            f"{f' ({label})' if label else ''}, {self.resources.get('memory', 0) / _GIB:.1f} GiB"
+        )
+
+
+def living_nodes(ray_nodes: Sequence[Mapping[str, Any]]) -> list[Node]:
+    """From what ``ray.nodes()`` returns."""
+    return [
+        Node(str(node.get("NodeManagerAddress", "?")), node.get("Resources", {}), node.get("Labels", {}))
+        for node in ray_nodes
+        if node.get("Alive", node.get("alive", False))
+    ]
+
+
+def describe_request(resources: ResourcesConfig) -> str:
+    parts = [f"{resources.cpus:g} CPUs", f"{resources.gpus:g} GPUs"]
+    if resources.memory_gib is not None:
+        parts.append(f"{resources.memory_gib:g} GiB of memory")
+    parts.extend(f"the node label {key}={value}" for key, value in label_selector(resources).items())
+    return ", ".join(parts)
+
+
+def fits_somewhere(resources: ResourcesConfig, nodes: Sequence[Node]) -> bool:
+    """True when a node would do if nobody else were on it."""
+    return any(not _lacks(resources, node) for node in nodes)
+
+
+def explain_pending(
+    pool: str, resources: ResourcesConfig, nodes: Sequence[Node], *, is_local: bool = False, num_free_cpus: float = 0.0
+) -> str:
+    """Why a worker of ``pool`` may be waiting for a place, node by node, and what to do.
+
+    Args:
+        is_local: Ray runs for this cluster alone, with as many CPUs as ``ray.num_cpus`` says.
+        num_free_cpus: of that one, how many nobody has taken.
+    """
+    fits = fits_somewhere(resources, nodes)
+    if is_local and fits and _asks_for_cpus_alone(resources) and resources.cpus <= num_free_cpus:
+        return f"There is room for a {pool} worker, but its process is slow to start: the machine is busy."
+    lines = [f"A {pool} worker asks for {describe_request(resources)}, and Ray has not started it yet."]
+    lacks = [_lacks(resources, node) for node in nodes]
+    for node, missing in zip(nodes, lacks, strict=True):
+        lines.append(f"  {node.describe()}: {'; '.join(missing) if missing else 'would do, if others left it free'}")
+    if fits:
+        more = "raise ray.num_cpus" if is_local and _asks_for_cpus_alone(resources) else "add nodes"
+        lines.append(f"If it is not only slow to start: free resources, {more}, or lower {pool}.workers.")
+    else:
+        only_cpus = is_local and [_TOO_FEW_CPUS] in lacks
+        more = "raise ray.num_cpus" if only_cpus else "add nodes that have what it asks for"
+        lines.append(f"No node can ever hold it: change {pool}.resources, or {more}.")
+    return "\n".join(lines)
+
+
+def _asks_for_cpus_alone(resources: ResourcesConfig) -> bool:
+    return not resources.gpus and resources.memory_gib is None and not label_selector(resources)
+
+
+def _lacks(resources: ResourcesConfig, node: Node) -> list[str]:
+    wanted = {"CPU": resources.cpus, "GPU": resources.gpus, "memory": (resources.memory_gib or 0) * _GIB}
+    texts = {"CPU": _TOO_FEW_CPUS, "GPU": "too few GPUs", "memory": "too little memory"}
+    lacks = [texts[name] for name, amount in wanted.items() if amount > node.resources.get(name, 0)]
+    for key, value in label_selector(resources).items():
+        found = node.labels.get(key)
+        if not _matches(value, found):
+            lacks.append(f"label {key} is {found}" if found else f"no label {key}")
+    return lacks
+
+
+def _matches(selector: str, found: str | None) -> bool:
+    """Ray's label operators: ``value``, ``!value``, ``in(a, b)`` and ``!in(a, b)``."""
+    if selector.startswith("!"):
+        return not _matches(selector[1:], found)
+    if selector.startswith("in(") and selector.endswith(")"):
+        return found in [value.strip() for value in selector[3:-1].split(",")]
+    return found == selector

@@ -1,0 +1,162 @@
+"""One worker of a pool as a Ray actor: place it, start it, notice its end, stop it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import asdict
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from baton.core.errors import BatonError, ConfigError
+from cluster.config.config import BatonConfig
+from cluster.controller.placement import actor_options
+from cluster.controller.shared_processes import SharedActor, SharedProcesses
+from cluster.registry.workers import WorkerInfo, WorkerState
+
+logger = logging.getLogger(__name__)
+
+ROLES = {"prefill": "prefill_worker.role:PrefillRole", "decode": "decode_worker.role:DecodeRole"}
+
+_MAX_CONCURRENT_CALLS = 16
+"""start, wait and stop overlap, and a ``wait`` whose caller gave up stays open."""
+_STOP_TIMEOUT_S = 15.0
+
+
+class PoolMember:
+    """From the decision to start a worker until its end. The pool moves its ``state``.
+
+    Attributes:
+        reason: why it is not ready, or why it ended.
+        leaving: set it to ask the worker to go.
+        heir: the member of the other pool that goes on in this one's process.
+        is_drained: no request uses it any more.
+    """
+
+    def __init__(self, worker_id: str) -> None:
+        self.worker_id = worker_id
+        self.state = WorkerState.STARTING
+        self.reason = ""
+        self.info: WorkerInfo | None = None
+        self.leaving = asyncio.Event()
+        self.heir: PoolMember | None = None
+        self.is_drained = False
+        self.since_s = time.monotonic()
+        self.task: asyncio.Task[None] | None = None
+        self._actor: Any = None
+        self._is_decided = False  # whether it has a place
+        self._inherited = asyncio.Event()
+
+    @property
+    def is_pending(self) -> bool:
+        """Ray was asked for it, and its process neither runs yet nor has failed to."""
+        return self._actor is not None and not self._is_decided
+
+    def create(
+        self,
+        actor_class: type,
+        pool: str,
+        config: BatonConfig,
+        bind_host: str | None,
+        processes: SharedProcesses | None = None,
+    ) -> None:
+        """Asks Ray for the actor.
+
+        Args:
+            processes: in which the worker is put, instead of having one of its own.
+
+        Raises:
+            ConfigError: Ray refuses the pool's resources or labels.
+        """
+        if processes is not None:
+            self._actor = processes.place(self.worker_id, pool, bind_host)
+            return
+        options = actor_options(config.pool(pool).resources, is_local=config.ray.is_local)
+        try:
+            remote_class: Any = ray.remote(actor_class).options(max_concurrency=_MAX_CONCURRENT_CALLS, **options)
+            self._actor = remote_class.remote(self.worker_id, pool, ROLES[pool], config.to_dict(), bind_host)
+        except ValueError as error:
+            raise ConfigError(f"Ray refuses {pool}.resources: {error}") from error
+
+    async def placed(self) -> None:
+        """Returns when the actor's process runs. Raises ``RayError`` when it cannot be created."""
+        try:
+            await _result(self._actor.__ray_ready__.remote())
+        except RayError:
+            self._is_decided = True
+            raise
+        self._is_decided = True
+
+    def pass_on(self) -> bool:
+        """Gives the process to the heir. False: it was not drained, or the heir does not want it any more."""
+        heir, self.heir = self.heir, None
+        if heir is None:
+            return False
+        wanted = self.is_drained and heir.state is WorkerState.STARTING and not heir.leaving.is_set()
+        if wanted:
+            heir._actor, self._actor = self._actor, None
+            heir._is_decided = True
+        heir._inherited.set()
+        return wanted
+
+    async def inherits(self) -> bool:
+        """Waits for the process of another member. False: there is none to have, and a new one must be started."""
+        await self._inherited.wait()
+        return self._actor is not None
+
+    async def change_role(self, pool: str) -> WorkerInfo:
+        """Makes the inherited process a worker of ``pool``. Raises ``BatonError`` or ``RayError`` when that fails."""
+        call = self._actor.change_role.remote(self.worker_id, pool, ROLES[pool])
+        return WorkerInfo.from_dict(await _result(call))
+
+    async def start(self) -> WorkerInfo:
+        """Loads the model and serves. Raises ``BatonError`` or ``RayError`` when that fails."""
+        return WorkerInfo.from_dict(await _result(self._actor.start.remote()))
+
+    async def ended(self) -> None:
+        """Stays open while the process lives; raises ``RayError`` the moment that it dies."""
+        await _result(self._actor.wait.remote())
+
+    async def kill(self) -> None:
+        """Ends the process, gently when it serves already, and at once when it does not run yet."""
+        is_pending = self.is_pending
+        actor, self._actor = self._actor, None
+        if actor is None:
+            return
+        try:
+            if self.state in (WorkerState.READY, WorkerState.DRAINING):
+                await asyncio.wait_for(_result(actor.stop.remote()), _STOP_TIMEOUT_S)
+        except (BatonError, RayError, TimeoutError):
+            logger.info("a worker did not stop by itself", extra={"worker": self.worker_id})
+        finally:
+            if isinstance(actor, SharedActor):
+                await actor.release(is_pending=is_pending)
+            else:
+                ray.kill(actor, no_restart=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        is_dead = self.state is WorkerState.DEAD
+        known = {
+            "id": self.worker_id,
+            "state": str(self.state),
+            "reason": self.reason,
+            "uptime_s": None if is_dead else round(time.monotonic() - self.since_s, 1),
+        }
+        if self.info is None:
+            return known
+        known |= {name: getattr(self.info, name) for name in ("address", "pid", "node", "device", "graph_failure")}
+        return known | ({} if self.info.memory is None else {"memory": asdict(self.info.memory)})
+
+
+async def _result(reference: Any) -> Any:
+    """What an actor call returns; an error that the actor raised on purpose comes back as its own class."""
+    try:
+        return await reference
+    except RayTaskError as error:
+        if isinstance(error.cause, BatonError):
+            raise error.cause from None
+        raise

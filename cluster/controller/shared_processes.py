@@ -1,0 +1,129 @@
+"""Processes that hold several workers each: simulated ones, which need no processor of their own.
+
+A pool calls a worker's actor; here it gets a stand-in that passes the calls on to the process, with the worker's name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from baton.core.errors import InternalError
+from cluster.config.config import BatonConfig
+
+logger = logging.getLogger(__name__)
+
+SIMULATED_PROCESS = "cluster.simulation.host:SimulatedWorkerProcess"
+_MAX_CONCURRENT_CALLS = 4
+"""Of one worker: start, wait and stop overlap."""
+
+
+class SharedProcesses:
+    """Starts a process when all others are full, and ends one with its last worker.
+
+    Args:
+        process_path: ``"module:Class"`` of the actor.
+        per_process: workers.
+    """
+
+    def __init__(self, config: BatonConfig, process_path: str, per_process: int) -> None:
+        self._config = config
+        self._path = process_path
+        self._per_process = per_process
+        self._workers: dict[Any, set[str]] = {}
+        self._actor_class: Any = None
+        self._num_started = 0
+
+    def place(self, worker_id: str, pool: str, bind_host: str | None) -> SharedActor:
+        """A place for a worker, and a process for it if there is none."""
+        with_room = (process for process, names in self._workers.items() if len(names) < self._per_process)
+        process = next(with_room, None) or self._create()
+        self._workers[process].add(worker_id)
+        return SharedActor(self, process, worker_id, pool, bind_host)
+
+    def _create(self) -> Any:
+        self._num_started += 1
+        if self._actor_class is None:  # Ray stores the code of a class anew with each that is made of it
+            self._actor_class = ray.remote(_import(self._path)).options(
+                num_cpus=0, max_concurrency=_MAX_CONCURRENT_CALLS * self._per_process
+            )
+        process = self._actor_class.remote(self._config.to_dict(), f"workers-{self._num_started}")
+        self._workers[process] = set()
+        return process
+
+    def leave(self, process: Any, worker_id: str) -> None:
+        """A worker's place is free again. A process that is dead loses all of its workers, and is gone with them."""
+        names = self._workers.get(process)
+        if names is None:
+            return
+        names.discard(worker_id)
+        if not names:
+            del self._workers[process]
+            ray.kill(process, no_restart=True)
+
+    def broken(self, process: Any) -> None:
+        """Nobody is put into it any more."""
+        self._workers.pop(process, None)
+
+
+def simulated_processes(config: BatonConfig) -> SharedProcesses | None:
+    """Those of a configuration with simulated workers; None: workers are real."""
+    simulation = config.simulation
+    if simulation.profile is None:
+        return None
+    return SharedProcesses(config, SIMULATED_PROCESS, simulation.workers_per_process)
+
+
+class SharedActor:
+    """A worker's stand-in for the actor handle that a pool expects."""
+
+    def __init__(
+        self, processes: SharedProcesses, process: Any, worker_id: str, pool: str, bind_host: str | None
+    ) -> None:
+        self._processes = processes
+        self._process = process
+        self._worker_id = worker_id
+        self.__ray_ready__ = _Call(process.__ray_ready__)
+        self.start = _Call(process.start, worker_id, pool, bind_host)
+
+    def __getattr__(self, name: str) -> _Call:
+        return _Call(getattr(self._process, name), self._worker_id)
+
+    async def release(self, *, is_pending: bool) -> None:
+        """Takes the worker out of its process.
+
+        Args:
+            is_pending: the process does not run yet. It knows nothing of the worker then, and to ask it would take as
+                long as its start.
+        """
+        try:
+            if not is_pending:
+                await self._process.stop.remote(self._worker_id)
+        except RayError as error:
+            logger.info("a process of workers is lost: %s", error, extra={"worker": self._worker_id})
+            self._processes.broken(self._process)
+        self._processes.leave(self._process, self._worker_id)
+
+
+class _Call:
+    """A remote method whose first arguments are known."""
+
+    def __init__(self, method: Any, *arguments: Any) -> None:
+        self._method = method
+        self._arguments = arguments
+
+    def remote(self, *arguments: Any) -> Any:
+        return self._method.remote(*self._arguments, *arguments)
+
+
+def _import(path: str) -> type:
+    module_name, _, class_name = path.partition(":")
+    try:
+        found: type = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise InternalError(f"{path!r} cannot be imported: {error}") from error
+    return found

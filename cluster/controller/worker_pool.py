@@ -1,0 +1,394 @@
+"""One pool of workers: starts them, replaces the dead, drains those that leave.
+
+Nothing polls: a call to each worker stays open, and fails the moment that its process dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Coroutine
+from statistics import median
+from typing import Any, Protocol
+
+import ray
+from ray.exceptions import ActorDiedError, RayError
+
+from baton.core.errors import (
+    BatonError,
+    ConfigError,
+    DeadlineError,
+    InvalidRequestError,
+    UnsupportedModelError,
+    WorkerLostError,
+)
+from cluster.autoscaling.observation import PoolCounts
+from cluster.config.config import BatonConfig
+from cluster.config.role_change_obstacle import AskedBy
+from cluster.controller.placement import Node, explain_pending, fits_somewhere, living_nodes
+from cluster.controller.pool_member import PoolMember
+from cluster.controller.shared_processes import SharedProcesses
+from cluster.registry.workers import WorkerInfo, WorkerState
+from cluster.telemetry.cluster_metrics import PoolFigures
+
+logger = logging.getLogger(__name__)
+
+_HOPELESS_NOTICE_S = 5.0
+_BUSY_NOTICE_S = 20.0
+"""A process may take that long to start, so only then is a lack of free resources likely."""
+_NODES_KNOWN_S = 1.0
+_MAX_BACKOFF_S = 30.0
+_MAX_DOUBLINGS = 10.0
+"""Of the first pause of a second: by then it has long been the longest, and 2.0 ** 1024 would be no number."""
+_MAX_FAILED_ROUNDS = 3
+_SHORTEST_DRAIN_TIMEOUT_S = 600.0
+_STILL_LOADING = (
+    "The others are still loading. If the machine is slow, or the model is large, raise ray.start_timeout_s. The first "
+    "start on a machine compiles the decoder, too; what is compiled by now is kept, so another try takes less."
+)
+_DEAD_KEPT = 5
+_STARTS_KEPT = 5
+
+
+class PoolListener(Protocol):
+    """Who must hear of a pool's changes: the router, through the controller."""
+
+    async def worker_ready(self, info: WorkerInfo) -> None:
+        """Raises ``BatonError`` to refuse the worker."""
+        ...
+
+    async def worker_gone(self, worker_id: str) -> None: ...
+
+    async def drain(self, worker_id: str, timeout_s: float) -> None:
+        """Returns when no request uses the worker any more, or after ``timeout_s``."""
+        ...
+
+    def report(self, text: str) -> None:
+        """Progress, for whoever starts the cluster."""
+        ...
+
+
+class WorkerPool:
+    """The workers of one role.
+
+    Args:
+        actor_class: what to start; :class:`cluster.worker.worker_actor.WorkerActor` but for tests.
+        bind_host: address that workers listen on; None: that of the node on which each one runs.
+        processes: in which workers are put; None: each has one of its own.
+
+    Attributes:
+        is_pinned: its size was set by hand, and the autoscaler leaves it alone.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: BatonConfig,
+        listener: PoolListener,
+        actor_class: type,
+        bind_host: str | None,
+        processes: SharedProcesses | None = None,
+    ) -> None:
+        self.name = name
+        self.target = 0
+        self.is_pinned = False
+        self._config = config
+        self._resources = config.pool(name).resources
+        self._listener = listener
+        self._actor_class = actor_class
+        self._bind_host = bind_host
+        self._processes = processes
+        self._members: dict[str, PoolMember] = {}
+        self._dead: list[PoolMember] = []
+        self._next_number = 1
+        # No request is under way for longer than its own time, so a drain never ends under one.
+        self._drain_timeout_s = max(_SHORTEST_DRAIN_TIMEOUT_S, config.router.request_timeout_s)
+        self._num_start_failures = 0  # in a row
+        self._num_started = 0
+        self._starts_s: deque[float] = deque(maxlen=_STARTS_KEPT)
+        self._switches_s: deque[float] = deque(maxlen=_STARTS_KEPT)
+        self._num_failed = {"starting": 0, "serving": 0}
+        self._num_scaled = {"up": 0, "down": 0}
+        self._num_adopted = dict.fromkeys(map(str, AskedBy), 0)
+        self._was_complete = False
+        self._known_nodes: list[Node] = []
+        self._nodes_until_s = 0.0
+        self._fatal: BatonError | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def num_ready(self) -> int:
+        return sum(member.state is WorkerState.READY for member in self._members.values())
+
+    @property
+    def _failed_rounds(self) -> float:
+        """How often in a row each of the workers that are missing has failed to start, on average."""
+        return self._num_start_failures / max(1, self.target - self.num_ready)
+
+    def scale(self, target: int) -> None:
+        """Sets how many workers the pool shall have; they come and go in the background."""
+        if self.target and target != self.target:  # the first size is no change of it
+            self._num_scaled["up" if target > self.target else "down"] += 1
+            logger.info("the pool is scaled from %d to %d workers", self.target, target, extra={"pool": self.name})
+        self.target = target
+        self._fatal = None
+        self._reconcile()
+
+    def adopt(self, source: WorkerPool, by: AskedBy) -> None:
+        """Takes a worker over from another pool: drained there, and with its weights as they are.
+
+        Args:
+            by: whose decision it is.
+
+        Raises:
+            InvalidRequestError: the other pool has none to give.
+        """
+        giving = source._youngest_ready()
+        if giving is None or source.target < 2:
+            raise InvalidRequestError(
+                f"The pool {source.name} cannot give a worker away: it shall have {source.target} and "
+                f"{source.num_ready} are ready; one must stay.",
+                param=source.name,
+            )
+        self.target += 1
+        source.target -= 1
+        self._num_adopted[by] += 1
+        giving.heir = self._add_member(inherits_from=giving.worker_id)
+        giving.leaving.set()
+        logger.info("a worker of %s changes to %s", source.name, self.name, extra={"worker": giving.worker_id})
+        self._notify()
+        source._notify()
+
+    async def wait_until_ready(self, timeout_s: float) -> None:
+        """Returns when the pool has its workers.
+
+        Raises:
+            DeadlineError: it does not have them in time; the message says what it waits for.
+            WorkerLostError: they die while they start, again and again.
+            BatonError: a worker said why it can never start.
+        """
+        give_up_at = time.monotonic() + timeout_s
+        while self.num_ready < self.target:
+            changed = self._changed
+            if self._fatal is not None:
+                raise self._fatal
+            if self._failed_rounds >= _MAX_FAILED_ROUNDS:
+                raise WorkerLostError(f"{self.name} workers keep dying at start: {self._dead[-1].reason}")
+            try:
+                await asyncio.wait_for(changed.wait(), max(0.0, give_up_at - time.monotonic()))
+            except TimeoutError:
+                raise DeadlineError(self._why_not_ready(timeout_s)) from None
+
+    def status(self) -> dict[str, Any]:
+        """JSON-ready: target and workers, the last few dead ones included."""
+        members = (*self._members.values(), *self._dead)
+        known: dict[str, Any] = {"target": self.target, "workers": [member.to_dict() for member in members]}
+        return known | ({"pinned": True} if self.is_pinned else {})
+
+    def counts(self) -> PoolCounts:
+        """For the autoscaler."""
+        members = self._members.values()
+        states = Counter(member.state for member in members)
+        pending = [member for member in members if member.is_pending and not member.leaving.is_set()]
+        now_s = time.monotonic()
+        return PoolCounts(
+            target=self.target,
+            ready=sum(member.state is WorkerState.READY and not member.leaving.is_set() for member in members),
+            starting=states[WorkerState.STARTING],
+            draining=states[WorkerState.DRAINING],
+            pending=len(pending),
+            pending_s=max((now_s - member.since_s for member in pending), default=0.0),
+            reason=next((member.reason for member in pending if member.reason), ""),
+            start_s=median(self._starts_s) if self._starts_s else None,
+            switch_s=median(self._switches_s) if self._switches_s else None,
+            pinned=self.is_pinned,
+        )
+
+    def figures(self) -> PoolFigures:
+        """For metrics."""
+        states = Counter(str(member.state) for member in self._members.values())
+        return PoolFigures(
+            target=self.target,
+            states={str(state): states[state] for state in WorkerState if state is not WorkerState.DEAD},
+            scale_events=dict(self._num_scaled),
+            num_started=self._num_started,
+            failures=dict(self._num_failed),
+            role_changes=dict(self._num_adopted),
+        )
+
+    async def stop(self) -> None:
+        """Ends all workers at once, without draining."""
+        self.target = 0
+        members = list(self._members.values())
+        tasks = [member.task for member in members if member.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(member.kill() for member in members))
+        self._members.clear()
+        self._notify()
+
+    def _reconcile(self) -> None:
+        """Starts what is missing, and asks to leave who is too many."""
+        staying = [member for member in reversed(self._members.values()) if not member.leaving.is_set()]
+        for _ in range(self.target - len(staying)):
+            self._add_member()
+        # The youngest leave first, before them those that serve nobody yet, and first of all those without a place: one
+        # that comes from the other pool instead must not be the one that goes.
+        staying.sort(key=lambda member: (member.state is WorkerState.READY, not member.is_pending))
+        for member in staying[: max(0, len(staying) - self.target)]:
+            member.leaving.set()
+        self._notify()
+
+    def _youngest_ready(self) -> PoolMember | None:
+        ready = (member for member in reversed(self._members.values()) if member.state is WorkerState.READY)
+        return next((member for member in ready if not member.leaving.is_set()), None)
+
+    def _add_member(self, inherits_from: str = "") -> PoolMember:
+        member = PoolMember(f"{self.name}-{self._next_number}")
+        self._next_number += 1
+        self._members[member.worker_id] = member
+        member.reason = f"takes over from {inherits_from} when that is drained" if inherits_from else ""
+        member.task = asyncio.create_task(self._live(member, inherits=bool(inherits_from)))
+        return member
+
+    async def _live(self, member: PoolMember, *, inherits: bool) -> None:
+        """A member's whole life."""
+        try:
+            await _race(self._bring_up(member, inherits=inherits), member.leaving.wait())
+            if member.state is WorkerState.READY:
+                await _race(member.ended(), member.leaving.wait())
+                member.state = WorkerState.DRAINING
+                self._notify()
+                await _race(member.ended(), self._listener.drain(member.worker_id, self._drain_timeout_s))
+                member.is_drained = True
+        except (BatonError, RayError) as error:
+            member.reason = _short_reason(error)
+            # Where all workers have started before, the next one may again: one bad node ends no pool.
+            if isinstance(error, ConfigError | UnsupportedModelError) and not self._was_complete:
+                self._fatal, member.reason = error, error.message
+                logger.error("a worker can never start: %s", error.message, extra={"worker": member.worker_id})
+            else:
+                logger.warning("a worker ended: %s", error, extra={"worker": member.worker_id})
+        except Exception as error:
+            member.reason = f"{type(error).__name__}: {error}"
+            logger.exception("a worker ended unexpectedly", extra={"worker": member.worker_id})
+        await self._bury(member)
+
+    async def _bring_up(self, member: PoolMember, *, inherits: bool) -> None:
+        if inherits and await member.inherits():
+            member.reason, begun_s = "", time.monotonic()
+            try:
+                info = await member.change_role(self.name)
+            except BatonError as error:  # no reason why a new process should not do
+                raise WorkerLostError(f"the worker could not change its role: {error.message}") from error
+            durations = self._switches_s
+        else:
+            if self._num_start_failures:
+                await asyncio.sleep(min(_MAX_BACKOFF_S, 2.0 ** min(_MAX_DOUBLINGS, self._failed_rounds - 1)))
+            begun_s = time.monotonic()
+            member.create(self._actor_class, self.name, self._config, self._bind_host, self._processes)
+            await self._wait_for_place(member)
+            info = await member.start()
+            durations = self._starts_s
+        await self._listener.worker_ready(info)
+        member.info, member.since_s = info, time.monotonic()
+        durations.append(member.since_s - begun_s)
+        member.state = WorkerState.READY
+        self._was_complete = self._was_complete or self.num_ready >= self.target
+        self._num_start_failures = 0
+        self._num_started += 1
+        memory = f"; memory: {info.memory.describe()}" if info.memory is not None and info.memory.total else ""
+        failure = f"; {info.graph_failure}" if info.graph_failure else ""
+        self._listener.report(f"{member.worker_id} is ready at {info.address} ({info.device}){memory}{failure}")
+        self._notify()
+
+    async def _wait_for_place(self, member: PoolMember) -> None:
+        """Waits for Ray to place the actor; when that takes long, says what the nodes lack."""
+        placed = asyncio.ensure_future(member.placed())
+        try:
+            await asyncio.wait({placed}, timeout=_HOPELESS_NOTICE_S)
+            if not placed.done() and fits_somewhere(self._resources, self._nodes()):
+                await asyncio.wait({placed}, timeout=_BUSY_NOTICE_S - _HOPELESS_NOTICE_S)
+            if not placed.done():
+                reason = self._explain_pending()
+                if all(other.reason != reason for other in self._members.values()):  # once for all that wait alike
+                    self._listener.report(reason)
+                member.reason = reason
+                self._notify()
+            await placed
+            member.reason = ""
+        finally:
+            placed.cancel()
+
+    async def _bury(self, member: PoolMember) -> None:
+        await self._listener.worker_gone(member.worker_id)
+        if not member.pass_on():
+            await member.kill()
+        was_serving = member.state is not WorkerState.STARTING
+        self._members.pop(member.worker_id, None)
+        member.state = WorkerState.DEAD
+        if not member.leaving.is_set():
+            self._num_failed["serving" if was_serving else "starting"] += 1
+            if was_serving:
+                self._listener.report(f"{member.worker_id} is lost: {member.reason or 'it ended'}")
+            else:
+                self._num_start_failures += 1
+            self._dead = [*self._dead, member][-_DEAD_KEPT:]
+            if self._fatal is None:  # of those that stay, one is missing now
+                self._reconcile()
+        self._notify()
+
+    def _explain_pending(self) -> str:
+        is_local = self._config.ray.is_local
+        num_free_cpus = ray.available_resources().get("CPU", 0.0) if is_local else 0.0
+        return explain_pending(
+            self.name, self._resources, self._nodes(), is_local=is_local, num_free_cpus=num_free_cpus
+        )
+
+    def _nodes(self) -> list[Node]:
+        """Those that live. Thousands of workers may ask at the same moment, and each question blocks the event loop."""
+        now_s = time.monotonic()
+        if now_s >= self._nodes_until_s:
+            self._known_nodes, self._nodes_until_s = living_nodes(ray.nodes()), now_s + _NODES_KNOWN_S
+        return self._known_nodes
+
+    def _why_not_ready(self, timeout_s: float) -> str:
+        pending = [member for member in self._members.values() if member.is_pending]
+        reasons = [self._explain_pending()] if pending else []  # as it is now: nodes may have come and gone
+        reasons += [
+            member.reason
+            for member in (*self._members.values(), *self._dead)
+            if member.reason and member not in pending
+        ]
+        return f"After {timeout_s:g} s {self.num_ready} of {self.target} {self.name} workers are ready. " + (
+            "\n".join(dict.fromkeys(reasons)) if reasons else _STILL_LOADING
+        )
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+def _short_reason(error: Exception) -> str:
+    """One line of it. Ray puts the remote traceback first and the error last, and advice around a process's death."""
+    if isinstance(error, ray.exceptions.OutOfMemoryError) or "running low on memory" in str(error):
+        return "Ray ended it, since its node ran out of memory; scale the pools down, or give the node more"
+    if isinstance(error, ActorDiedError) and "creation task" not in str(error):
+        return "its process died"
+    return (str(error).strip() or type(error).__name__).splitlines()[-1]
+
+
+async def _race(*works: Coroutine[Any, Any, object]) -> None:
+    """Ends, or fails, with the first that does; cancels the others."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()

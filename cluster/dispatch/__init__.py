@@ -1,0 +1,1 @@
+"""Takes a request through its workers, and through their failures."""

@@ -1,0 +1,224 @@
+"""One attempt of a request on the workers that were chosen for it.
+
+* pair: prefill → first token → (KV travels) → decode
+* alone: a decode worker computes prompt and journal itself: local prefill, or what a lost worker left behind
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from baton.core.errors import (
+    BatonError,
+    ChecksumError,
+    InternalError,
+    LayoutMismatchError,
+    OutOfBlocksError,
+    RequestCancelledError,
+    TransferError,
+    WorkerLostError,
+)
+from baton.core.timeline import Event, Timeline
+from baton.process.background import BackgroundTasks
+from baton.rpc.conversions import pack_sequence, unpack_events
+from baton.rpc.wire import worker_pb2
+from cluster.dispatch.handoff_watch import HandoffWatch
+from cluster.registry.workers import Worker
+from cluster.requests.generation import TokenChunk
+from cluster.requests.journal import Journal
+from cluster.routing.dispatcher import Placement
+from cluster.telemetry.metrics import CHOSEN, RECOVERY, RouterMetrics
+
+RETRYABLE = (
+    WorkerLostError,
+    TransferError,
+    ChecksumError,
+    LayoutMismatchError,
+    OutOfBlocksError,
+    # The router's own cancellations never come back as errors, so it was the worker that ended the call.
+    RequestCancelledError,
+)
+"""Errors after which another attempt may go well."""
+_BLAMED = (*RETRYABLE, InternalError)
+"""Errors after which the next attempt prefers other workers."""
+_ACCUSED = (WorkerLostError, InternalError)
+"""Errors whose reason may be a worker or the request."""
+_PROOF_TOKENS = 16
+"""After so many tokens of an attempt, the request is not the reason why earlier ones failed."""
+
+
+class Attempts:
+    """
+    Args:
+        background: gets what outlives a request: a hand-off's last word, measurements of clocks.
+        on_first_token: called with the journal when an attempt has computed the prompt.
+        clock: monotonic seconds; a simulation brings its own.
+    """
+
+    def __init__(
+        self,
+        metrics: RouterMetrics,
+        background: BackgroundTasks,
+        on_first_token: Callable[[Journal], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._metrics = metrics
+        self._background = background
+        self._on_first_token = on_first_token
+        self._clock = clock
+
+    def run(self, journal: Journal, placement: Placement) -> AsyncGenerator[TokenChunk]:
+        """Tokens that the client has not got yet, until the request is finished.
+
+        Raises:
+            BatonError: the attempt failed; the worker to blame, if there is one, is in the journal.
+        """
+        for worker in placement.workers:
+            if worker.client.needs_sync:
+                self._background.spawn(worker.sync_clock())
+        if placement.prefill is None:
+            return _judged(self._alone(journal, placement), journal, placement)
+        return _judged(self._pair(journal, placement, placement.prefill), journal, placement)
+
+    async def _pair(self, journal: Journal, placement: Placement, prefill: Worker) -> AsyncGenerator[TokenChunk]:
+        """Prefill on one worker, decode on another."""
+        decode, timeline = placement.decode, journal.request.timeline
+        timeline.replace(Event.ROUTED)
+        timeline.attributes.update(prefill_worker=prefill.info.worker_id, decode_worker=decode.info.worker_id)
+        call_id = journal.new_call_id()
+        message = worker_pb2.PrefillRequest(sequence=self._sequence(journal, call_id))
+        if journal.request.params.max_tokens > 1:
+            message.handoff.transfer_id = call_id
+            message.handoff.peer = decode.info.address
+        watch = HandoffWatch(timeline, placement, self._metrics, self._background)
+        is_claimed = False
+        try:
+            first = await watch.start(prefill.client.prefill(message, journal.time_left_s))
+            journal.num_cached_tokens = first.num_cached_tokens
+            yield self._take_first(journal, placement, first)
+            if not journal.is_finished:
+                batches = self._decode(journal, placement, call_id, call_id)
+                async with aclosing(watch.guard(batches)) as chunks:
+                    async for chunk in chunks:
+                        is_claimed = True  # who decodes has the KV, and lets go of it with the call
+                        yield chunk
+        except _BLAMED as error:
+            # While nothing is heard of a hand-off, either end may be the one that is gone.
+            suspects = (prefill,) if watch.is_broken else (decode, prefill) if watch.is_open else (decode,)
+            await _blame(journal, error, *suspects)
+            if isinstance(error, TransferError):
+                journal.accused.append(decode)
+            raise
+        finally:
+            await watch.close(keep=journal.is_finished)
+            if message.HasField("handoff") and not (is_claimed or journal.is_finished):
+                self._background.spawn(decode.client.abandon(call_id))
+
+    async def _alone(self, journal: Journal, placement: Placement) -> AsyncGenerator[TokenChunk]:
+        """A decode worker computes what is known by itself and goes on from there."""
+        timeline, decode = journal.request.timeline, placement.decode
+        timeline.attributes["decode_worker"] = decode.info.worker_id
+        if journal.token_ids:
+            self._metrics.local_prefills.labels(RECOVERY).inc()
+        else:
+            timeline.replace(Event.ROUTED)
+            timeline.attributes.pop("prefill_worker", None)  # of an attempt before this one
+            self._metrics.local_prefills.labels(CHOSEN).inc()
+        try:
+            async with aclosing(self._decode(journal, placement, journal.new_call_id())) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except _BLAMED as error:
+            await _blame(journal, error, decode)
+            raise
+
+    async def _decode(
+        self, journal: Journal, placement: Placement, call_id: str, transfer_id: str = ""
+    ) -> AsyncGenerator[TokenChunk]:
+        timeline, worker, has_second = journal.request.timeline, placement.decode, False
+        sequence = self._sequence(journal, call_id, journal.request.speculation_method)
+        message = worker_pb2.GenerateRequest(sequence=sequence, transfer_id=transfer_id)
+        async with aclosing(worker.client.generate(message, journal.time_left_s)) as batches:
+            async for batch in batches:
+                if not journal.token_ids:
+                    _record_local_prefill(timeline, worker, batch)
+                    journal.num_cached_tokens = batch.num_cached_tokens
+                    yield self._take_first(journal, placement, batch)
+                    continue
+                if batch.events:
+                    worker.client.record(timeline, unpack_events(batch.events))
+                if not has_second:
+                    has_second = True
+                    timeline.record(Event.SECOND_TOKEN)
+                worker.client.record_steps(timeline.decode_steps, batch, len(journal.token_ids))
+                chunk = journal.take(batch)
+                placement.took(len(chunk.token_ids))
+                yield chunk
+        if not journal.is_finished:
+            raise WorkerLostError(f"{worker.info.worker_id} ended its stream without finishing the request")
+
+    def _take_first(self, journal: Journal, placement: Placement, batch: worker_pb2.TokenBatch) -> TokenChunk:
+        timeline = journal.request.timeline
+        timeline.record(Event.FIRST_TOKEN)
+        timeline.decode_steps.follow(timeline.events[Event.FIRST_TOKEN])
+        placement.took(len(batch.token_ids))
+        self._on_first_token(journal)
+        return journal.take(batch)
+
+    def _sequence(self, journal: Journal, call_id: str, speculation_method: str | None = None) -> worker_pb2.Sequence:
+        request = journal.request
+        return pack_sequence(
+            call_id,
+            request.prompt_token_ids,
+            request.params,
+            journal.token_ids,
+            speculation_method,
+            journal.urgency,
+            request.slo.tpot_s,
+            self._clock(),
+        )
+
+
+def _record_local_prefill(timeline: Timeline, worker: Worker, batch: worker_pb2.TokenBatch) -> None:
+    """What a decode worker did for the first token is prefill, wherever it happened."""
+    events = unpack_events(batch.events)
+    names = {Event.DECODE_QUEUED: Event.PREFILL_QUEUED, Event.DECODE_STARTED: Event.PREFILL_STARTED}
+    told = {name: events[event] for event, name in names.items() if event in events}
+    if batch.steps:
+        told[Event.FIRST_TOKEN_SAMPLED] = batch.steps[-1].ended_s
+    worker.client.record(timeline, told)
+    worker.client.record_steps(timeline.prefill_steps, batch, 0)
+
+
+async def _judged(
+    chunks: AsyncGenerator[TokenChunk], journal: Journal, placement: Placement
+) -> AsyncGenerator[TokenChunk]:
+    """Passes an attempt on. When it goes well, the workers that failed at the request before were at fault."""
+    num_tokens = 0
+    async with aclosing(chunks):
+        try:
+            async for chunk in chunks:
+                num_tokens += len(chunk.token_ids)
+                if journal.is_finished or num_tokens >= _PROOF_TOKENS:
+                    for worker in journal.accused:
+                        worker.failed()
+                    journal.accused.clear()
+                yield chunk
+        finally:
+            if journal.is_finished:
+                for worker in placement.workers:
+                    worker.succeeded()
+
+
+async def _blame(journal: Journal, error: BatonError, *workers: Worker) -> None:
+    """The next attempt prefers others; to one that does not even answer, so do all requests for a moment."""
+    journal.failed_on.update(worker.info.worker_id for worker in workers)
+    if isinstance(error, _ACCUSED) and len(workers) == 1:
+        journal.accused.extend(workers)
+    answers = await asyncio.gather(*(worker.client.is_alive() for worker in workers))
+    for worker, is_alive in zip(workers, answers, strict=True):
+        if not is_alive:
+            worker.suspect()

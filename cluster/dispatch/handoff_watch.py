@@ -1,0 +1,146 @@
+"""Follows a prefill call after its first token: the hand-off's outcome, without holding up the tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from baton.core.errors import BatonError, InternalError, TransferError, WorkerLostError, rebuild_error
+from baton.core.logs import RequestLog
+from baton.core.timeline import Timeline
+from baton.process.background import BackgroundTasks
+from baton.rpc.conversions import unpack_events
+from baton.rpc.wire import worker_pb2
+from cluster.requests.generation import TokenChunk
+from cluster.routing.dispatcher import Placement
+from cluster.telemetry.metrics import RouterMetrics
+
+logger = logging.getLogger(__name__)
+
+
+class HandoffWatch:
+    """One prefill call. The worker counts as busy until the hand-off is over, not just until the first token.
+
+    Args:
+        background: keeps the call going when the request is over and only the hand-off's last word is missing.
+    """
+
+    def __init__(
+        self, timeline: Timeline, placement: Placement, metrics: RouterMetrics, background: BackgroundTasks
+    ) -> None:
+        if placement.prefill is None:
+            raise RuntimeError("without a prefill worker there is no hand-off")
+        self._timeline = timeline
+        self._placement = placement
+        self._worker = placement.prefill
+        self._metrics = metrics
+        self._background = background
+        self._first: asyncio.Future[worker_pb2.TokenBatch] = asyncio.get_running_loop().create_future()
+        self._task: asyncio.Task[BatonError | None] | None = None
+        self.is_broken = False
+        """The call itself failed, which is the prefill worker's fault; a hand-off that it reports failed is not."""
+
+    @property
+    def is_open(self) -> bool:
+        """The hand-off's last word has not come."""
+        return self._task is not None and not self._task.done()
+
+    async def start(self, events: AsyncGenerator[worker_pb2.PrefillEvent]) -> worker_pb2.TokenBatch:
+        """The first token.
+
+        Raises:
+            BatonError: prefill failed.
+        """
+        done = self._placement.keep_prefill()
+        self._task = self._background.spawn(self._follow(events))
+        self._task.add_done_callback(lambda _: done())
+        waits: list[asyncio.Future[Any]] = [self._first, self._task]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if not self._first.done():
+            self.is_broken = True
+            raise self._task.result() or WorkerLostError("the prefill worker ended its stream without a token")
+        return self._first.result()
+
+    async def guard(self, chunks: AsyncGenerator[TokenChunk]) -> AsyncGenerator[TokenChunk]:
+        """Passes a decode stream on; until it has brought something, a failed hand-off ends it.
+
+        Raises:
+            TransferError: the hand-off failed.
+            BatonError: of the decode stream.
+        """
+        async with aclosing(chunks):
+            first = asyncio.ensure_future(anext(chunks, None))
+            try:
+                await self._first_of(first)
+                chunk = await first
+            finally:
+                first.cancel()
+                await asyncio.gather(first, return_exceptions=True)
+            if chunk is None:
+                return
+            yield chunk
+            async for chunk in chunks:
+                yield chunk
+
+    async def close(self, *, keep: bool) -> None:
+        """Call it when the request is over.
+
+        Args:
+            keep: the hand-off's last word is awaited in the background; else the call is cancelled.
+        """
+        if self._task is not None and not keep:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _first_of(self, decode: asyncio.Future[TokenChunk | None]) -> None:
+        """Returns when ``decode`` is done; raises :class:`TransferError` when the hand-off fails before that."""
+        if self._task is None:
+            return
+        waits: list[asyncio.Future[Any]] = [decode, self._task]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if not decode.done() and (error := self._task.result()) is not None:
+            # Whatever it was, decoding can still go on from the tokens alone.
+            raise TransferError(f"The KV hand-off failed ({error.code}): {error.message}") from error
+
+    async def _follow(self, events: AsyncGenerator[worker_pb2.PrefillEvent]) -> BatonError | None:
+        """Reads the call to its end; returns what went wrong with it."""
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    self._worker.client.record(self._timeline, unpack_events(event.events))
+                    if event.HasField("handoff"):
+                        return self._book(event.handoff)
+                    if self._first.done():
+                        raise InternalError("the prefill worker sent a second first token")
+                    self._worker.client.record_steps(self._timeline.prefill_steps, event.first_token, 0)
+                    self._first.set_result(event.first_token)
+            if self._first.done() and not self._first.result().finish_reason:
+                raise WorkerLostError("the prefill worker ended its stream without word of the hand-off")
+        except BatonError as error:
+            self.is_broken = True
+            return error
+        except Exception as error:
+            log = RequestLog(logger, self._timeline.request_id)
+            log.exception("following the prefill failed")
+            self.is_broken = True
+            return InternalError(f"following the prefill failed ({type(error).__name__}); the router's log says more")
+        return None
+
+    def _book(self, result: worker_pb2.HandoffResult) -> BatonError | None:
+        self._metrics.observe_handoff(result)
+        self._worker.client.record_parts(self._timeline, result.parts)
+        if result.error_code:
+            self._timeline.attributes["handoff_error"] = result.error_code
+            return rebuild_error(result.error_code, result.error_message)
+        self._timeline.attributes.update(
+            kv_bytes=result.num_bytes,
+            kv_shared_bytes=result.num_shared_bytes,
+            kv_spared_bytes=result.num_spared_bytes,
+            kv_parts=result.num_parts,
+            kv_tokens=result.num_tokens,
+            kv_cached_tokens=result.num_cached_tokens,
+        )
+        return None

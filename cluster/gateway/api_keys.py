@@ -1,0 +1,175 @@
+"""API keys: how they are configured, and whose key a request shows.
+
+Only digests of keys are kept. A key that stands in the configuration is replaced by its digest when it is read, so that
+no copy of the configuration (the record of a running cluster, arguments of actors, logs) has it. SHA-256 without salt
+is enough for that, since keys must be long and are meant to be random.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import model_validator
+
+from baton.core.config_section import NonEmptyString, PositiveInt, Section
+from baton.core.errors import ConfigError, InvalidApiKeyError
+
+_SOURCES = ("key", "key_env", "key_file", "key_sha256")
+_KEY = re.compile(r"[\x21-\x7e]{16,512}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_WHAT_A_KEY_IS = "a key has 16 to 512 visible ASCII characters without spaces, such as `openssl rand -hex 24` prints"
+
+
+class ApiKeyConfig(Section):
+    """A key of the endpoint, named by exactly one of ``key``, ``key_env``, ``key_file`` and ``key_sha256``."""
+
+    name: NonEmptyString
+    """What logs call whoever uses it."""
+    key: None = None
+    """The key itself. It is replaced by ``key_sha256`` at once."""
+    key_env: NonEmptyString | None = None
+    """Name of an environment variable that holds the key."""
+    key_file: NonEmptyString | None = None
+    """A file that holds the key and nothing else."""
+    key_sha256: str | None = None
+    """SHA-256 of the key, in hexadecimal."""
+    slo_class: str | None = None
+    """SLO class of requests that choose none; null: ``slo.default``."""
+    admin: bool = False
+    """May use ``/admin``, as ``baton status`` and ``baton scale`` do."""
+    requests_per_minute: PositiveInt | None = None
+    """HTTP requests for tokens; null: as many as it likes."""
+    tokens_per_minute: PositiveInt | None = None
+    """Of prompts and answers together, as they were, not as ``max_tokens`` allows."""
+    max_concurrent: PositiveInt | None = None
+    """HTTP requests for tokens at the same time."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_the_digest_only(cls, values: Any) -> Any:
+        if not isinstance(values, dict):  # no value in these messages: it may be a key
+            raise ValueError("each key is a section with a name and one of key, key_env, key_file and key_sha256")
+        given = [name for name in _SOURCES if values.get(name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of {', '.join(_SOURCES)}, not {' and '.join(given) or 'none'}")
+        key = values.get("key")
+        if key is None:
+            return values
+        if not isinstance(key, str) or not _KEY.fullmatch(key):
+            raise ValueError(f"key is no key; {_WHAT_A_KEY_IS}")
+        return {**values, "key": None, "key_sha256": digest_of(key)}
+
+    @model_validator(mode="after")
+    def _is_a_digest(self) -> ApiKeyConfig:
+        if self.key_sha256 is not None and not _DIGEST.fullmatch(self.key_sha256):
+            raise ValueError("key_sha256 must be 64 lower-case hexadecimal digits, as `sha256sum` prints them")
+        return self
+
+    def sealed(self, folders: Sequence[Path] = ()) -> ApiKeyConfig:
+        """The same with the digest in place of the variable or the file.
+
+        Args:
+            folders: where a relative ``key_file`` is looked for; none: the current one.
+
+        Raises:
+            ConfigError: there is no such variable or file, or what it holds is no key.
+        """
+        if self.key_sha256 is not None:
+            return self
+        if self.key_env is not None:
+            place, text = f"the environment variable {self.key_env}", os.environ.get(self.key_env)
+        else:
+            place, text = _read(Path(self.key_file or ""), folders)
+        if text is None or not _KEY.fullmatch(text.strip()):
+            problem = "is not there" if text is None else f"holds no key; {_WHAT_A_KEY_IS}"
+            raise ConfigError(f"router.api_keys: {place}, for the key {self.name!r}, {problem}.")
+        return self.model_copy(update={"key_env": None, "key_file": None, "key_sha256": digest_of(text.strip())})
+
+
+def _read(file: Path, folders: Sequence[Path]) -> tuple[str, str | None]:
+    """What to call the file, and its content; None where there is none."""
+    expanded = file.expanduser()
+    candidates = [folder / expanded for folder in folders] or [expanded]
+    found = next((candidate for candidate in candidates if candidate.is_file()), None)
+    if found is None:
+        return f"the file {file}", None
+    try:
+        return f"the file {found}", found.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"router.api_keys: cannot read {found} ({type(error).__name__}).") from error
+
+
+def digest_of(key: str) -> str:
+    """What is kept of a key."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """What a key may use; None: no limit. See :mod:`cluster.gateway.key_limits`."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_concurrent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """What the gateway knows of the owner of a key.
+
+    Attributes:
+        slo_class: name of the class of requests that choose none; None: the default one.
+        is_admin: may use ``/admin``.
+    """
+
+    name: str
+    slo_class: str | None = None
+    is_admin: bool = False
+    limits: KeyLimits = KeyLimits()
+
+
+class ApiKeys:
+    """All keys of the endpoint. Without any, nobody is asked for one.
+
+    Raises:
+        ConfigError: a key cannot be read, or two of them are equal.
+    """
+
+    def __init__(self, configs: Iterable[ApiKeyConfig] = ()) -> None:
+        self._by_digest: dict[str, ApiKey] = {}
+        for config in configs:
+            sealed = config.sealed()
+            digest = str(sealed.key_sha256)
+            if digest in self._by_digest:
+                other = self._by_digest[digest].name
+                raise ConfigError(
+                    f"router.api_keys: {other!r} and {config.name!r} have the same key; give each its own."
+                )
+            limits = KeyLimits(config.requests_per_minute, config.tokens_per_minute, config.max_concurrent)
+            self._by_digest[digest] = ApiKey(config.name, config.slo_class, config.admin, limits)
+
+    def __len__(self) -> int:
+        return len(self._by_digest)
+
+    def find(self, authorization: str | None) -> ApiKey:
+        """Whose key an ``Authorization`` header shows.
+
+        Raises:
+            InvalidApiKeyError: it shows none, or one that is not known here.
+        """
+        scheme, _, key = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            raise InvalidApiKeyError(
+                "This endpoint needs an API key, sent as `Authorization: Bearer KEY`. OpenAI's clients take it as "
+                "api_key, baton's own commands from the environment variable BATON_API_KEY."
+            )
+        found = self._by_digest.get(digest_of(key.strip()))
+        if found is None:
+            raise InvalidApiKeyError("The API key is not known here. Ask whoever runs the endpoint (router.api_keys).")
+        return found

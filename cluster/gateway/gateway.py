@@ -1,0 +1,232 @@
+"""The HTTP application: routes and error handlers. What generates is in :mod:`cluster.gateway.generation_endpoint`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import cast, get_args
+
+from fastapi import Depends, FastAPI, Request, Response
+from prometheus_client import CollectorRegistry
+from starlette.exceptions import HTTPException
+
+from baton.core.errors import BatonError, InternalError, InvalidRequestError, NotFoundError, NoWorkerError
+from baton.core.slo import SloClasses
+from baton.core.version import package_version
+from baton.engine.models.tokenizer import Tokenizer
+from baton.explain.timelines import Order
+from cluster.config.config import POOLS
+from cluster.gateway.admin import AdminBackend
+from cluster.gateway.api_keys import ApiKeys
+from cluster.gateway.generation_endpoint import GenerationEndpoint
+from cluster.gateway.http_access import AccessControl
+from cluster.gateway.http_edge import (
+    JsonResponse,
+    RequestContextMiddleware,
+    error_answer,
+    error_response,
+    read_json_object,
+)
+from cluster.gateway.openai.json_body import shown
+from cluster.gateway.openai.limits import GatewayLimits
+from cluster.gateway.openai.parameters import check_known
+from cluster.gateway.openai.plan import check_model
+from cluster.gateway.openai.responses import error_body, model_body
+from cluster.gateway.request_times import RequestTimesMiddleware
+from cluster.requests.generation import FinishedRequest, Generator
+from cluster.telemetry.http_metrics import HttpMetrics
+
+_MAX_LISTED = 1000
+_MAX_WORKERS = 4096
+_AUTO = "auto"
+"""Instead of a number of workers: the autoscaler decides."""
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+ENDPOINTS = (
+    "GET /",
+    "GET /health",
+    "GET /ready",
+    "GET /metrics",
+    "GET /v1/models",
+    "GET /v1/models/{model}",
+    "POST /v1/completions",
+    "POST /v1/chat/completions",
+    "GET /v1/requests",
+    "GET /v1/requests/{id}/timeline",
+    "GET /admin/status",
+    "POST /admin/scale",
+    "POST /admin/move",
+    "GET /admin/plan",
+    "GET /admin/advise",
+)
+
+
+def create_app(
+    generator: Generator,
+    tokenizer: Tokenizer,
+    admin: AdminBackend,
+    limits: GatewayLimits,
+    metrics: HttpMetrics | None = None,
+    on_finished: Callable[[FinishedRequest], None] | None = None,
+    *,
+    slo_classes: SloClasses | None = None,
+    api_keys: ApiKeys | None = None,
+    is_kept: Callable[[str], bool] = lambda _: False,
+) -> FastAPI:
+    """The application for one served model. It keeps no state outside itself.
+
+    Args:
+        on_finished: told of every request that got as far as the generator, when its response is out.
+        metrics: counts the requests; None: nobody asks for the counts.
+        slo_classes: None: the built-in ones.
+        api_keys: None or empty: nobody is asked for one.
+        is_kept: whether an id finds an earlier request's timeline; such an id is not given again.
+    """
+    access = [Depends(AccessControl(api_keys).check)] if api_keys else []
+    app = FastAPI(
+        title="baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, dependencies=access
+    )
+    app.add_middleware(RequestContextMiddleware, metrics=metrics or HttpMetrics(CollectorRegistry()))
+    app.add_middleware(RequestTimesMiddleware)  # the last one added is the outermost
+    app.add_exception_handler(BatonError, _on_baton_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    endpoint = GenerationEndpoint(generator, tokenizer, limits, slo_classes or SloClasses(), on_finished, is_kept)
+    _add_generation_routes(app, generator, endpoint)
+    _add_health_routes(app, generator)
+    _add_admin_routes(app, admin, limits)
+    return app
+
+
+def _add_generation_routes(app: FastAPI, generator: Generator, endpoint: GenerationEndpoint) -> None:
+    app.post("/v1/completions", response_model=None)(endpoint.complete)
+    app.post("/v1/chat/completions", response_model=None)(endpoint.chat)
+
+    @app.get("/v1/models", response_model=None)
+    async def list_models() -> Response:
+        return JsonResponse({"object": "list", "data": [model_body(generator.model)]})
+
+    # A path, because hub ids have a slash.
+    @app.get("/v1/models/{name:path}", response_model=None)
+    async def get_model(name: str) -> Response:
+        check_model(name, generator.model)
+        return JsonResponse(model_body(generator.model))
+
+
+def _add_health_routes(app: FastAPI, generator: Generator) -> None:
+    # HEAD too, with which many load balancers look whether somebody is there.
+    probe = partial(app.api_route, methods=["GET", "HEAD"], response_model=None)
+
+    @probe("/")
+    async def root() -> Response:
+        return JsonResponse({"name": "baton", "version": package_version(), "endpoints": ENDPOINTS})
+
+    @probe("/health")
+    async def health() -> Response:
+        return JsonResponse({"status": "ok"})
+
+    @probe("/ready")
+    async def ready() -> Response:
+        if not generator.is_ready():
+            raise NoWorkerError(
+                "Not ready: not every pool has a healthy worker. See GET /admin/status for the state of each."
+            )
+        return JsonResponse({"status": "ready", "model": generator.model.name})
+
+
+def _add_admin_routes(app: FastAPI, admin: AdminBackend, limits: GatewayLimits) -> None:
+    @app.get("/metrics", response_model=None)
+    async def metrics() -> Response:
+        return Response(await admin.metrics(), headers={"Content-Type": _METRICS_TYPE})
+
+    @app.get("/v1/requests/{request_id}/timeline", response_model=None)
+    async def timeline(request_id: str) -> Response:
+        return JsonResponse(admin.timeline(request_id))
+
+    @app.get("/v1/requests", response_model=None)
+    async def requests(request: Request) -> Response:
+        order, limit = _parse_listing(request.query_params)
+        return JsonResponse({"object": "list", "data": admin.requests(order, limit)})
+
+    @app.get("/admin/status", response_model=None)
+    async def status() -> Response:
+        return JsonResponse(await admin.status())
+
+    @app.post("/admin/scale", response_model=None)
+    async def scale(request: Request) -> Response:
+        targets = _parse_targets(await read_json_object(request, limits.max_body_bytes))
+        return JsonResponse(await admin.scale(targets))
+
+    @app.post("/admin/move", response_model=None)
+    async def move(request: Request) -> Response:
+        source, destination = _parse_move(await read_json_object(request, limits.max_body_bytes))
+        return JsonResponse(await admin.move(source, destination))
+
+    @app.get("/admin/plan", response_model=None)
+    async def plan() -> Response:
+        return JsonResponse(await admin.plan())
+
+    @app.get("/admin/advise", response_model=None)
+    async def advise() -> Response:
+        return JsonResponse(await admin.advise())
+
+
+def _parse_move(body: dict[str, object]) -> tuple[str, str]:
+    check_known(body, ("from", "to"), "key")
+    pools = []
+    for key in ("from", "to"):
+        pool = body.get(key)
+        if not isinstance(pool, str) or pool not in POOLS:
+            raise InvalidRequestError(f"{key} must be one of {', '.join(POOLS)}, got {shown(pool)}.", param=key)
+        pools.append(pool)
+    return pools[0], pools[1]
+
+
+def _parse_targets(body: dict[str, object]) -> dict[str, int | None]:
+    check_known(body, POOLS, "pool")
+    if not body:
+        raise InvalidRequestError('Name at least one pool, as in {"prefill": 2, "decode": 3}.')
+    targets: dict[str, int | None] = {}
+    for pool, target in body.items():
+        if target == _AUTO:
+            targets[pool] = None
+            continue
+        # type() and not isinstance(): true is no number of workers.
+        if type(target) is not int or not 1 <= target <= _MAX_WORKERS:
+            raise InvalidRequestError(
+                f"{pool} must be an integer between 1 and {_MAX_WORKERS}, or {_AUTO}, got {shown(target)}.", param=pool
+            )
+        targets[pool] = target
+    return targets
+
+
+def _parse_listing(query: Mapping[str, str]) -> tuple[Order, int]:
+    check_known(query, ("order", "limit"), "query parameter")
+    order = query.get("order", "newest")
+    if order not in get_args(Order):
+        raise InvalidRequestError(f"order must be newest or slowest, got {shown(order)}.", param="order")
+    limit = query.get("limit", "20")
+    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MAX_LISTED):
+        raise InvalidRequestError(f"limit must be between 1 and {_MAX_LISTED}, got {shown(limit)}.", param="limit")
+    return cast(Order, order), int(limit)
+
+
+async def _on_baton_error(request: Request, error: Exception) -> Response:
+    return error_answer(request.scope, error if isinstance(error, BatonError) else InternalError("Internal error."))
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """Errors of the framework itself: no such route, or a route that does not take this method."""
+    if not isinstance(error, HTTPException):
+        return error_response(InternalError("Internal error."))
+    asked = f"{request.method} {request.url.path[:100]}"
+    if error.status_code == 404:
+        near = difflib.get_close_matches(asked, ENDPOINTS, n=1, cutoff=0.6)
+        hint = f"Did you mean {near[0]}?" if near else "GET / lists the endpoints."
+        return error_response(NotFoundError(f"There is no endpoint {asked}. {hint}"))
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another one")
+        problem: BatonError = InvalidRequestError(f"{asked} is not allowed; the method must be {allowed}.")
+    else:
+        problem = InvalidRequestError(str(error.detail))
+    return JsonResponse(error_body(problem), status_code=error.status_code, headers=dict(error.headers or {}))

@@ -1,0 +1,318 @@
+"""The two endpoints that generate: from an HTTP request to sequences, and from their output to the response."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from fastapi import Request, Response
+
+from baton.core.errors import InvalidRequestError
+from baton.core.slo import SLO_CLASS_HEADER, SloClass, SloClasses, SloResult
+from baton.core.timeline import Event, Timeline
+from baton.engine.models.tokenizer import Tokenizer
+from cluster.gateway.http_access import api_key_of
+from cluster.gateway.http_edge import (
+    JsonResponse,
+    add_log_fields,
+    add_response_headers,
+    read_json_object,
+    request_id_of,
+    set_request_id,
+    until_disconnect,
+)
+from cluster.gateway.key_limits import Allowance, KeyLimiter
+from cluster.gateway.openai.limits import GatewayLimits
+from cluster.gateway.openai.plan import GenerationPlan, Planner
+from cluster.gateway.openai.responses import ChatFormat, ChoiceOutput, CompletionFormat, Json, ResponseFormat, Usage
+from cluster.gateway.openai.schemas import BaseRequest, ChatCompletionRequest, CompletionRequest, parse_request
+from cluster.gateway.output_processor import OutputDelta, OutputProcessor
+from cluster.gateway.request_times import ArrivalTimes, arrival_of, call_when_over
+from cluster.gateway.sequences import SequenceSpec, run_sequences
+from cluster.gateway.sse import DONE_EVENT, SseResponse, encode_event
+from cluster.requests.generation import FinishedRequest, GenerationRequest, Generator
+
+# How much of the prompt the detokenizer needs to see to know whether the output continues a word.
+_NUM_CONTEXT_TOKENS = 32
+_TRACE_HEADERS = ("traceparent", "tracestate")
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A planned HTTP request. Times are seconds of the monotonic clock.
+
+    Attributes:
+        operation: its name in OpenTelemetry's conventions.
+        allowance: of its API key; None where that has no limits.
+    """
+
+    operation: str
+    slo: SloClass
+    plan: GenerationPlan
+    make_format: Callable[[str], ResponseFormat]
+    parsed_s: float
+    tokenized_s: float
+    allowance: Allowance | None
+
+
+class ActiveIds:
+    """Ids of the requests in flight and of their sequences. Who asks for one that is taken gets another one.
+
+    Args:
+        is_kept: whether an id still finds an earlier request, which nobody may take the place of.
+    """
+
+    def __init__(self, is_kept: Callable[[str], bool] = lambda _: False) -> None:
+        self._active: set[str] = set()
+        self._is_kept = is_kept
+
+    @contextmanager
+    def claim(self, wanted: str, num_sequences: int) -> Iterator[tuple[str, list[str]]]:
+        """Reserves the request's id and the ids of its sequences: the same for one, ``<id>-<index>`` for several."""
+        request_id = wanted
+        while any(map(self._is_taken, names := {request_id, *_sequence_ids(request_id, num_sequences)})):
+            request_id = f"{wanted[:51]}-{uuid.uuid4().hex[:12]}"
+        self._active |= names
+        try:
+            yield request_id, _sequence_ids(request_id, num_sequences)
+        finally:
+            self._active -= names
+
+    def _is_taken(self, name: str) -> bool:
+        return name in self._active or self._is_kept(name)
+
+
+def _sequence_ids(request_id: str, num_sequences: int) -> list[str]:
+    if num_sequences == 1:
+        return [request_id]
+    return [f"{request_id}-{index}" for index in range(num_sequences)]
+
+
+class GenerationEndpoint:
+    """Serves ``/v1/completions`` and ``/v1/chat/completions``.
+
+    Args:
+        on_finished: told of every request that got as far as the generator, when its response is out.
+        is_kept: whether an id finds an earlier request's timeline; such an id is not given again.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        tokenizer: Tokenizer,
+        limits: GatewayLimits,
+        slo_classes: SloClasses,
+        on_finished: Callable[[FinishedRequest], None] | None = None,
+        is_kept: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        self._generator = generator
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._slo_classes = slo_classes
+        self._planner = Planner(tokenizer, limits)
+        self._active_ids = ActiveIds(is_kept)
+        self._on_finished = on_finished
+        self._key_limiter = KeyLimiter()
+
+    async def complete(self, request: Request) -> Response:
+        body = await read_json_object(request, self._limits.max_body_bytes)
+        parsed_s = time.monotonic()
+        allowance = self._ask_allowance(request)
+        parsed = parse_request(CompletionRequest, body)
+        slo = self._choose_class(request, parsed)
+        card = self._generator.model
+        plan = await self._planner.plan_completion(parsed, card)
+        _take_prompt(request, allowance, plan)
+
+        def make_format(request_id: str) -> ResponseFormat:
+            return CompletionFormat(
+                request_id,
+                card.name,
+                self._tokenizer,
+                with_logprobs=parsed.logprobs is not None,
+                echo_texts=[prompt.echo_text for prompt in plan.prompts for _ in range(plan.num_choices)],
+            )
+
+        job = _Job("text_completion", slo, plan, make_format, parsed_s, time.monotonic(), allowance)
+        return await self._respond(request, job)
+
+    async def chat(self, request: Request) -> Response:
+        body = await read_json_object(request, self._limits.max_body_bytes)
+        parsed_s = time.monotonic()
+        allowance = self._ask_allowance(request)
+        parsed = parse_request(ChatCompletionRequest, body)
+        slo = self._choose_class(request, parsed)
+        card = self._generator.model
+        plan = await self._planner.plan_chat(parsed, card)
+        _take_prompt(request, allowance, plan)
+
+        # As with OpenAI, only who asks for a tier is told which one it was; completions have no such field.
+        tier = None if parsed.service_tier is None else self._slo_classes.tier_used(slo, parsed.service_tier)
+
+        def make_format(request_id: str) -> ResponseFormat:
+            return ChatFormat(request_id, card.name, self._tokenizer, with_logprobs=parsed.logprobs, service_tier=tier)
+
+        job = _Job("chat", slo, plan, make_format, parsed_s, time.monotonic(), allowance)
+        return await self._respond(request, job)
+
+    def _ask_allowance(self, request: Request) -> Allowance | None:
+        """Before any work is done for the request, but when its body is read, so that the client reads the answer."""
+        allowance = self._key_limiter.ask(api_key_of(request))
+        if allowance is not None:
+            call_when_over(request, lambda _: allowance.release())
+            add_response_headers(request, allowance.headers)
+        return allowance
+
+    def _choose_class(self, request: Request, parsed: BaseRequest) -> SloClass:
+        api_key = api_key_of(request)
+        key_class = None if api_key is None else api_key.slo_class
+        named = dict.fromkeys(request.headers.getlist(SLO_CLASS_HEADER))
+        if len(named) > 1:
+            raise InvalidRequestError(
+                f"{SLO_CLASS_HEADER} came {len(named)} times with different values; send one.", param=SLO_CLASS_HEADER
+            )
+        slo = self._slo_classes.choose(next(iter(named), None), parsed.service_tier, key_class)
+        add_log_fields(request, slo_class=slo.name)
+        return slo
+
+    async def _respond(self, request: Request, job: _Job) -> Response:
+        if not job.plan.stream:
+            return JsonResponse(await until_disconnect(request.receive, self._collect(request, job)))
+        events = self._stream(request, job)
+        # Until the first token is there, an error can still have its own HTTP status.
+        first = await until_disconnect(request.receive, anext(events))
+        deadline_s = arrival_of(request).accepted_s + self._limits.request_timeout_s
+        return SseResponse(first, events, request_id_of(request), deadline_s)
+
+    async def _collect(self, request: Request, job: _Job) -> Json:
+        with self._claim(request, job) as (request_id, specs):
+            choices = [ChoiceOutput(spec.index) for spec in specs]
+            async with aclosing(run_sequences(self._generator, specs)) as deltas:
+                async for index, delta in deltas:
+                    choices[index].add(delta)
+            body = job.make_format(request_id).whole(choices, _usage(job.plan, specs))
+            if job.plan.return_token_ids:
+                for entry, choice in zip(body["choices"], choices, strict=True):
+                    entry["token_ids"] = choice.token_ids
+            _record_response(specs)
+            return body
+
+    async def _stream(self, request: Request, job: _Job) -> AsyncGenerator[bytes, None]:
+        with self._claim(request, job) as (request_id, specs):
+            plan, output = job.plan, job.make_format(request_id)
+            seen: set[int] = set()
+            async with aclosing(run_sequences(self._generator, specs)) as deltas:
+                async for index, delta in deltas:
+                    is_first = index not in seen
+                    if not (is_first or plan.continuous_usage or plan.return_token_ids or _has_news(delta)):
+                        continue
+                    seen.add(index)
+                    chunk = output.choice_chunk(index, delta, is_first=is_first)
+                    if plan.return_token_ids:
+                        chunk["choices"][0]["token_ids"] = delta.token_ids
+                    if plan.continuous_usage:
+                        chunk["usage"] = _usage(plan, specs).to_json()
+                    elif plan.include_usage:
+                        chunk["usage"] = None
+                    yield encode_event(chunk)
+                    if is_first:  # whoever asks for more has sent this
+                        specs[index].request.timeline.record(Event.FIRST_TOKEN_SENT)
+            _record_response(specs)
+            if plan.include_usage:
+                yield encode_event(output.usage_chunk(_usage(plan, specs)))
+            yield DONE_EVENT
+
+    @contextmanager
+    def _claim(self, request: Request, job: _Job) -> Iterator[tuple[str, list[SequenceSpec]]]:
+        num_sequences = len(job.plan.prompts) * job.plan.num_choices
+        with self._active_ids.claim(request_id_of(request), num_sequences) as (request_id, ids):
+            set_request_id(request, request_id)
+            arrival = arrival_of(request)
+            group = request_id if num_sequences > 1 else None
+            specs = [self._spec(job, arrival, Timeline(name, group=group), i) for i, name in enumerate(ids)]
+            call_when_over(request, partial(self._finish, request, job, request_id, specs))
+            try:
+                yield request_id, specs
+            finally:
+                _log_slo(request, specs)
+                if job.allowance is not None:
+                    job.allowance.settle(sum(spec.processor.num_completion_tokens for spec in specs))
+
+    def _finish(self, request: Request, job: _Job, request_id: str, specs: list[SequenceSpec], was_sent: bool) -> None:
+        if was_sent:
+            _record(specs, Event.SENT)
+        if self._on_finished is not None:
+            sequences = tuple(spec.request for spec in specs)
+            context = {name: request.headers[name] for name in _TRACE_HEADERS if name in request.headers}
+            model = self._generator.model.name
+            self._on_finished(FinishedRequest(request_id, job.operation, model, sequences, job.plan.stream, context))
+
+    def _spec(self, job: _Job, arrival: ArrivalTimes, timeline: Timeline, index: int) -> SequenceSpec:
+        plan = job.plan
+        prompt_index, choice = divmod(index, plan.num_choices)
+        prompt = plan.prompts[prompt_index]
+        timeline.record(Event.RECEIVED, arrival.received_s)
+        timeline.record(Event.ACCEPTED, arrival.accepted_s)
+        timeline.record(Event.PARSED, job.parsed_s)
+        timeline.record(Event.TOKENIZED, job.tokenized_s)
+        detokenizer = self._tokenizer.detokenizer(
+            skip_special_tokens=plan.skip_special_tokens,
+            prompt_token_ids=prompt.token_ids[-_NUM_CONTEXT_TOKENS:] if prompt.is_continued else (),
+        )
+        return SequenceSpec(
+            index=index,
+            request=GenerationRequest(
+                timeline.request_id,
+                prompt.token_ids,
+                prompt.params_of_choice(choice),
+                timeline,
+                plan.speculation_method,
+                job.slo,
+            ),
+            processor=OutputProcessor(detokenizer, plan.stop),
+            starts_after=index - choice if choice else None,
+        )
+
+
+def _take_prompt(request: Request, allowance: Allowance | None, plan: GenerationPlan) -> None:
+    if allowance is not None:
+        allowance.take_prompt(plan.num_prompt_tokens)
+        add_response_headers(request, allowance.headers)
+
+
+def _log_slo(request: Request, specs: list[SequenceSpec]) -> None:
+    """Whether all sequences that count kept the targets of their class."""
+    results = {spec.request.timeline.attributes.get("slo_result") for spec in specs} - {None, SloResult.EXCLUDED}
+    if results:
+        add_log_fields(request, slo_met=results == {SloResult.MET})
+
+
+def _record_response(specs: list[SequenceSpec]) -> None:
+    """A sequence that is alone waits for no other."""
+    if len(specs) > 1:
+        _record(specs, Event.RESPONDED)
+
+
+def _record(specs: list[SequenceSpec], event: Event) -> None:
+    now_s = time.monotonic()
+    for spec in specs:
+        spec.request.timeline.record(event, now_s)
+
+
+def _has_news(delta: OutputDelta) -> bool:
+    return bool(delta.text or delta.entries or delta.finish_reason)
+
+
+def _usage(plan: GenerationPlan, specs: list[SequenceSpec]) -> Usage:
+    return Usage(
+        prompt_tokens=plan.num_prompt_tokens,
+        completion_tokens=sum(spec.processor.num_completion_tokens for spec in specs),
+        # Further choices of a prompt find it in the cache by design; the first one says what the client saved.
+        cached_tokens=sum(spec.processor.num_cached_tokens for spec in specs if spec.starts_after is None),
+        drafted_tokens=sum(spec.processor.num_drafted for spec in specs),
+        accepted_tokens=sum(spec.processor.num_accepted for spec in specs),
+    )

@@ -1,0 +1,225 @@
+"""HTTP plumbing of the gateway: request ids, bounded bodies, disconnects, errors in OpenAI's shape."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+import time
+import uuid
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
+
+import orjson
+from fastapi import Request, Response
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from baton.core.errors import (
+    BatonError,
+    InternalError,
+    InvalidApiKeyError,
+    InvalidRequestError,
+    OverloadedError,
+    RateLimitError,
+    RequestCancelledError,
+    RequestTooLargeError,
+)
+from baton.core.logs import RequestLog, describe_fault
+from cluster.gateway.openai.json_body import check_content_headers, parse_object
+from cluster.gateway.openai.responses import error_body
+from cluster.telemetry.http_metrics import UNKNOWN_ENDPOINT, HttpMetrics
+
+logger = logging.getLogger(__name__)
+
+REQUEST_ID_HEADER = "X-Request-Id"
+_POLLED_ENDPOINTS = frozenset({"/", "/health", "/ready", "/metrics"})
+_VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_ID_PREFIXES = {"/v1/completions": "cmpl-", "/v1/chat/completions": "chatcmpl-"}
+# A client that is cut off while it sends may never read the answer, so this much of a refused body is read and dropped.
+_MAX_DRAINED_BYTES = 64 * 1024 * 1024
+
+_T = TypeVar("_T")
+
+
+class JsonResponse(Response):
+    """A JSON body written by orjson."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content)
+
+
+def error_response(error: BatonError) -> JsonResponse:
+    """``error`` with its HTTP status, in OpenAI's shape."""
+    headers = {}
+    if isinstance(error, OverloadedError):
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, RateLimitError):
+        headers.update(error.headers)
+    if isinstance(error, InvalidApiKeyError):
+        headers["WWW-Authenticate"] = "Bearer"
+    return JsonResponse(error_body(error), status_code=error.http_status, headers=headers)
+
+
+def error_answer(scope: Scope, error: BatonError) -> JsonResponse:
+    """:func:`error_response`, of which metrics and the access log shall know."""
+    scope["state"]["error_code"] = error.code
+    return error_response(error)
+
+
+def to_baton_error(error: Exception, request_id: str) -> BatonError:
+    """``error`` itself, or for anything unforeseen an :class:`InternalError` that says nothing about it.
+
+    What was unforeseen is logged with its place in the code, but without its message: that may quote a prompt.
+    """
+    if isinstance(error, BatonError):
+        return error
+    RequestLog(logger, request_id).error("a request failed: %s", describe_fault(error))
+    return InternalError(f"Internal error. The server's log has more under the request id {request_id}.")
+
+
+def request_id_of(request: Request) -> str:
+    """The id that :class:`RequestContextMiddleware` gave this request."""
+    request_id: str = request.scope["state"]["request_id"]
+    return request_id
+
+
+def set_request_id(request: Request, request_id: str) -> None:
+    """Replaces the id, also in the response's header, as long as that was not sent."""
+    request.scope["state"]["request_id"] = request_id
+
+
+def add_response_headers(request: Request, headers: Mapping[str, str]) -> None:
+    """Adds to whatever is answered, as long as that was not sent."""
+    request.scope["state"].setdefault("response_headers", {}).update(headers)
+
+
+def add_log_fields(request: Request, **fields: str | float | bool) -> None:
+    """Adds to the request's line in the access log. Nothing that a client made up may be in it."""
+    request.scope["state"].setdefault("log_fields", {}).update(fields)
+
+
+class RequestContextMiddleware:
+    """Gives every request an id, returns it as ``X-Request-Id``, and turns whatever is unforeseen into a 500.
+
+    The client's own ``X-Request-Id`` is used when it is 1 to 64 of ``[A-Za-z0-9_.-]``, and else ignored. A request that
+    is over is counted and, at level info, logged; at level debug, if it is of those that machines send all the time.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        state["request_id"] = _choose_request_id(scope)
+        began_s = time.monotonic()
+        status: int | None = None
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID_HEADER] = state["request_id"]
+                headers.update(state.get("response_headers", {}))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            RequestLog(logger, state["request_id"]).debug("the client went away")
+        except Exception as error:  # noqa: BLE001 (the outermost boundary: one request's fault must stay its own)
+            response = error_answer(scope, to_baton_error(error, state["request_id"]))
+            if status is None:
+                await response(scope, receive, send_with_id)
+        finally:
+            self._observe(scope, status or RequestCancelledError.http_status, time.monotonic() - began_s)
+
+    def _observe(self, scope: Scope, status: int, seconds: float) -> None:
+        endpoint = getattr(scope.get("route"), "path", UNKNOWN_ENDPOINT)
+        error_code = scope["state"].get("error_code")
+        self._metrics.observe(endpoint, status, error_code)
+        # The path as it was sent may hold anything; the route does not.
+        fields = {"endpoint": endpoint, "status": status, "duration_ms": round(seconds * 1e3, 1), "code": error_code}
+        fields |= scope["state"].get("log_fields", {})
+        level = logging.DEBUG if endpoint in _POLLED_ENDPOINTS else logging.INFO
+        RequestLog(logger, scope["state"]["request_id"]).log(level, "answered", extra=fields)
+
+
+def _choose_request_id(scope: Scope) -> str:
+    given = Headers(scope=scope).get(REQUEST_ID_HEADER)
+    if given is not None and _VALID_REQUEST_ID.fullmatch(given):
+        return given
+    return _ID_PREFIXES.get(scope["path"], "req-") + uuid.uuid4().hex
+
+
+async def drop_body(request: Request) -> None:
+    """Reads what a refused request sends, so that its client gets to read the answer."""
+    num_bytes = 0
+    async for chunk in request.stream():
+        num_bytes += len(chunk)
+        if num_bytes > _MAX_DRAINED_BYTES:
+            return
+
+
+async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
+    """The JSON object in the request's body.
+
+    Raises:
+        RequestTooLargeError: the body is longer than ``max_bytes``; no more than that is ever held in memory.
+        InvalidRequestError: it is not a JSON object.
+    """
+    try:
+        check_content_headers(request.headers.get("content-type"), request.headers.get("content-encoding"))
+    except InvalidRequestError:
+        await drop_body(request)
+        raise
+    chunks: list[bytes] = []
+    num_bytes = 0
+    async for chunk in request.stream():
+        num_bytes += len(chunk)
+        if num_bytes <= max_bytes:
+            chunks.append(chunk)
+        else:
+            chunks.clear()
+            if num_bytes > max_bytes + _MAX_DRAINED_BYTES:
+                break
+    if num_bytes > max_bytes:
+        raise RequestTooLargeError(
+            f"The request body is larger than the limit of {max_bytes} bytes. Send less in one request."
+        )
+    return parse_object(b"".join(chunks))
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
+    """The result of ``work``, which is cancelled as soon as the client goes away.
+
+    Call it after the request's body was read.
+
+    Raises:
+        RequestCancelledError: the client went away first.
+    """
+    task = asyncio.create_task(work)
+    watcher = asyncio.create_task(_wait_for_disconnect(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise RequestCancelledError("The client closed the connection.")
+        return task.result()
+    finally:
+        task.cancel()
+        watcher.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

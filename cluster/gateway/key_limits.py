@@ -1,0 +1,185 @@
+"""How much the owner of an API key may ask for: requests and tokens per minute, and requests at the same time.
+
+Both rates are token buckets that hold a minute's worth, so that a burst is fine and a steady excess is not. The
+prompt's tokens are taken when they are known, those of the answer when it is over: that may leave a bucket in debt, and
+then its owner waits until it is paid. Nobody is charged for ``max_tokens`` that were never generated, nor for a prompt
+without an answer.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from baton.core.errors import RateLimitError
+from cluster.gateway.api_keys import ApiKey, KeyLimits
+
+_PER_MINUTE_S = 60.0
+_NO_LIMITS = KeyLimits()
+
+
+class TokenBucket:
+    """
+    Args:
+        per_minute: how much comes back in a minute, and how much it holds.
+    """
+
+    def __init__(self, per_minute: int, now_s: float) -> None:
+        self.capacity = per_minute
+        self._level = float(per_minute)
+        self._filled_s = now_s
+
+    def level(self, now_s: float) -> float:
+        """What is there; negative when more was taken than there was."""
+        passed_s = max(0.0, now_s - self._filled_s)
+        self._level = min(self.capacity, self._level + self.capacity * passed_s / _PER_MINUTE_S)
+        self._filled_s = max(self._filled_s, now_s)
+        return self._level
+
+    def take(self, amount: float, now_s: float) -> None:
+        self._level = self.level(now_s) - amount
+
+    def seconds_until(self, amount: float, now_s: float) -> float:
+        """Until there is so much, or the bucket is full."""
+        missing = min(amount, self.capacity) - self.level(now_s)
+        return max(0.0, missing * _PER_MINUTE_S / self.capacity)
+
+
+@dataclass(slots=True)
+class _Owner:
+    """What one key has used."""
+
+    limits: KeyLimits
+    requests: TokenBucket | None
+    tokens: TokenBucket | None
+    num_running: int = 0
+
+
+class Allowance:
+    """One request's share of its key's limits. :meth:`release` ends it.
+
+    Attributes:
+        headers: ``x-ratelimit-…``, as OpenAI names them, at the time of asking.
+    """
+
+    def __init__(self, name: str, owner: _Owner, clock: Callable[[], float]) -> None:
+        self._name = name
+        self._owner = owner
+        self._clock = clock
+        self._prompt_tokens = 0
+        self._is_released = False
+        owner.num_running += 1
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return _headers(self._owner, self._clock())
+
+    def take_prompt(self, num_tokens: int) -> None:
+        """The prompt's tokens are known.
+
+        Raises:
+            RateLimitError: the key has not so many left. A prompt larger than a minute's worth needs all of it.
+        """
+        bucket, now_s = self._owner.tokens, self._clock()
+        if bucket is None:
+            return
+        wait_s = bucket.seconds_until(num_tokens, now_s)
+        if wait_s > 0:
+            raise _exceeded(
+                self._name,
+                "tokens",
+                f"{bucket.capacity} tokens per minute, of which {max(0, int(bucket.level(now_s)))} are left, and the "
+                f"prompt has {num_tokens}",
+                wait_s,
+                _headers(self._owner, now_s),
+            )
+        bucket.take(num_tokens, now_s)
+        self._prompt_tokens += num_tokens
+
+    def settle(self, num_output_tokens: int) -> None:
+        """So many tokens were generated. Without any, the prompt's are given back."""
+        if self._owner.tokens is not None:
+            self._owner.tokens.take(num_output_tokens or -self._prompt_tokens, self._clock())
+
+    def release(self) -> None:
+        """The request is over; a second call changes nothing."""
+        if not self._is_released:
+            self._is_released = True
+            self._owner.num_running -= 1
+
+
+class KeyLimiter:
+    """The books of all keys.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._owners: dict[str, _Owner] = {}
+
+    def ask(self, api_key: ApiKey | None) -> Allowance | None:
+        """Before anything is done for a request. None: its key has no limits.
+
+        Raises:
+            RateLimitError: the key has used up one of them. Who is refused has used nothing.
+        """
+        if api_key is None or api_key.limits == _NO_LIMITS:
+            return None
+        now_s, owner = self._clock(), self._owner(api_key)
+        limits, requests, tokens = owner.limits, owner.requests, owner.tokens
+        headers = _headers(owner, now_s)
+        if limits.max_concurrent is not None and owner.num_running >= limits.max_concurrent:
+            text = f"{limits.max_concurrent} requests at the same time, and so many are running"
+            raise _exceeded(api_key.name, "concurrency", text, 1.0, headers)
+        if requests is not None and (wait_s := requests.seconds_until(1, now_s)) > 0:
+            text = f"{requests.capacity} requests per minute, and has sent them"
+            raise _exceeded(api_key.name, "requests", text, wait_s, headers)
+        if tokens is not None and (wait_s := tokens.seconds_until(1, now_s)) > 0:
+            text = f"{tokens.capacity} tokens per minute, and has used them"
+            raise _exceeded(api_key.name, "tokens", text, wait_s, headers)
+        if requests is not None:
+            requests.take(1, now_s)
+        return Allowance(api_key.name, owner, self._clock)
+
+    def _owner(self, api_key: ApiKey) -> _Owner:
+        owner = self._owners.get(api_key.name)
+        if owner is None:
+            limits, now_s = api_key.limits, self._clock()
+            owner = self._owners[api_key.name] = _Owner(
+                limits,
+                None if limits.requests_per_minute is None else TokenBucket(limits.requests_per_minute, now_s),
+                None if limits.tokens_per_minute is None else TokenBucket(limits.tokens_per_minute, now_s),
+            )
+        return owner
+
+
+def _exceeded(name: str, reason: str, limit: str, wait_s: float, headers: Mapping[str, str]) -> RateLimitError:
+    return RateLimitError(
+        f"The API key {name!r} may use {limit}. Try again in {max(1, math.ceil(wait_s))} s, or ask whoever runs the "
+        "endpoint for more (router.api_keys).",
+        retry_after_s=wait_s,
+        reason=reason,
+        headers=headers,
+    )
+
+
+def _headers(owner: _Owner, now_s: float) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for kind, bucket in (("requests", owner.requests), ("tokens", owner.tokens)):
+        if bucket is not None:
+            headers[f"x-ratelimit-limit-{kind}"] = str(bucket.capacity)
+            headers[f"x-ratelimit-remaining-{kind}"] = str(max(0, int(bucket.level(now_s))))
+            headers[f"x-ratelimit-reset-{kind}"] = _duration(bucket.seconds_until(bucket.capacity, now_s))
+    return headers
+
+
+def _duration(seconds: float) -> str:
+    """As OpenAI writes them: ``250ms``, ``6s``, ``1m30s``."""
+    if seconds < 1:
+        return f"{round(seconds * 1e3)}ms"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"

@@ -1,0 +1,270 @@
+"""A checked request together with the model: token ids, sampling parameters and output options of every sequence."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar, get_args
+
+from baton.core.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError, UnsupportedParameterError
+from baton.core.request import SamplingParams, check_token_ids
+from baton.engine.models.tokenizer import Tokenizer
+from cluster.config.config import DRAFT_METHODS, SpeculationMethod
+from cluster.gateway.openai.json_body import shown
+from cluster.gateway.openai.limits import GatewayLimits
+from cluster.gateway.openai.prompts import check_messages, split_prompts
+from cluster.gateway.openai.sampling import build_sampling_params, choice_seed, resolve_max_tokens
+from cluster.gateway.openai.schemas import BaseRequest, ChatCompletionRequest, CompletionRequest
+from cluster.gateway.output_processor import StopConditions
+from cluster.requests.generation import ModelCard
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""What OpenAI generates for a completion that does not say ``max_tokens``."""
+
+AUTO, NONE = "auto", "none"
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPlan:
+    """One prompt and how to go on from it. ``params.seed`` is the seed of choice 0."""
+
+    token_ids: tuple[int, ...]
+    params: SamplingParams
+    echo_text: str = ""
+    """Text that the response repeats before the output."""
+    is_continued: bool = True
+    """The output continues the prompt's last word, as opposed to starting a new turn."""
+
+    def params_of_choice(self, choice: int) -> SamplingParams:
+        return dataclasses.replace(self.params, seed=choice_seed(self.params.seed, choice))
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationPlan:
+    """Everything that one HTTP request asks for. Its sequences are ``len(prompts) * num_choices``."""
+
+    prompts: tuple[PromptPlan, ...]
+    num_choices: int
+    stop: StopConditions
+    skip_special_tokens: bool
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    return_token_ids: bool = False
+    speculation_method: str | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+
+class Planner:
+    """Builds plans for one served model."""
+
+    def __init__(self, tokenizer: Tokenizer, limits: GatewayLimits) -> None:
+        self._tokenizer = tokenizer
+        self._limits = limits
+
+    async def plan_completion(self, request: CompletionRequest, card: ModelCard) -> GenerationPlan:
+        """Raises :class:`~baton.core.errors.BatonError` for whatever the model or the limits do not allow."""
+        check_model(request.model, card)
+        _check_completion_options(request)
+        prompts = split_prompts(request.prompt)
+        self._check_shared(request, len(prompts))
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                self._check_text_length(len(prompt), card, "prompt")
+            else:
+                check_token_ids(prompt, card.vocab_size, "prompt")
+        # Many short prompts are as much work as a long one.
+        size = sum(len(prompt) for prompt in prompts if request.echo or isinstance(prompt, str))
+        encoded = await self._off_loop(size, self._encode, prompts, request)
+        return self._plan(request, [_plan_prompt(*found, request, card) for found in encoded], card)
+
+    def _encode(self, prompts: Sequence[str | list[int]], request: CompletionRequest) -> list[tuple[list[int], str]]:
+        """(token ids, text to echo) of each prompt."""
+        encoded = []
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                token_ids = self._tokenizer.encode(prompt, request.add_special_tokens)
+                encoded.append((token_ids, prompt if request.echo else ""))
+            else:
+                encoded.append((prompt, self._tokenizer.decode(prompt) if request.echo else ""))
+        return encoded
+
+    async def plan_chat(self, request: ChatCompletionRequest, card: ModelCard) -> GenerationPlan:
+        """Raises :class:`~baton.core.errors.BatonError` for whatever the model or the limits do not allow."""
+        check_model(request.model, card)
+        self._check_shared(request, num_prompts=1)
+        max_tokens_param, requested = _agreed_max_tokens(request)
+        add_generation_prompt = _resolve_generation_prompt(request)
+        num_top = _resolve_top_logprobs(request)
+        messages = check_messages(request.messages)
+        num_chars = sum(len(message["content"]) for message in messages)
+        self._check_text_length(num_chars, card, "messages")
+        token_ids = await self._off_loop(
+            num_chars,
+            self._tokenizer.apply_chat_template,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            add_special_tokens=request.add_special_tokens,
+            template_kwargs=request.chat_template_kwargs,
+        )
+        max_tokens = resolve_max_tokens(len(token_ids), requested, None, card, ("messages", max_tokens_param))
+        params = build_sampling_params(request, card, max_tokens, num_top)
+        prompt = PromptPlan(tuple(token_ids), params, is_continued=request.continue_final_message)
+        return self._plan(request, [prompt], card)
+
+    def _plan(self, request: BaseRequest, prompts: list[PromptPlan], card: ModelCard) -> GenerationPlan:
+        options = request.stream_options
+        return GenerationPlan(
+            prompts=tuple(prompts),
+            num_choices=request.n,
+            stop=StopConditions(
+                strings=request.stop_strings,
+                include_in_output=request.include_stop_str_in_output,
+                min_tokens=request.min_tokens,
+            ),
+            skip_special_tokens=request.skip_special_tokens,
+            stream=request.stream,
+            include_usage=options is not None and options.include_usage,
+            continuous_usage=options is not None and options.continuous_usage_stats,
+            return_token_ids=request.return_token_ids,
+            speculation_method=_speculation_method(request, card),
+        )
+
+    def _check_shared(self, request: BaseRequest, num_prompts: int) -> None:
+        """What both endpoints check before any time is spent on tokenizing."""
+        self._check_counts(request.n, num_prompts)
+        self._check_stop(request.stop_strings)
+        options = request.stream_options
+        if options is not None and not request.stream:
+            raise InvalidRequestError(
+                "stream_options is only allowed together with stream: true.", param="stream_options"
+            )
+        if options is not None and options.include_obfuscation:
+            raise UnsupportedParameterError(
+                "stream_options.include_obfuscation is not supported; leave it out or send false.",
+                param="stream_options",
+            )
+
+    def _check_stop(self, strings: tuple[str, ...]) -> None:
+        limits = self._limits
+        if len(strings) > limits.max_stop_strings:
+            raise InvalidRequestError(
+                f"stop has {len(strings)} strings; at most {limits.max_stop_strings} are allowed.", param="stop"
+            )
+        for string in strings:
+            if not 1 <= len(string) <= limits.max_stop_chars:
+                raise InvalidRequestError(
+                    f"Each stop string must have 1 to {limits.max_stop_chars} characters, got {len(string)}.",
+                    param="stop",
+                )
+
+    def _check_counts(self, n: int, num_prompts: int) -> None:
+        limits = self._limits
+        if not 1 <= n <= limits.max_choices:
+            raise InvalidRequestError(f"n must be between 1 and {limits.max_choices}, got {shown(n)}.", param="n")
+        if num_prompts * n > limits.max_sequences:
+            raise InvalidRequestError(
+                f"The request asks for {num_prompts} prompts times n = {n} sequences; "
+                f"at most {limits.max_sequences} are allowed in one request.",
+                param="n" if n > 1 else "prompt",
+            )
+
+    def _check_text_length(self, num_chars: int, card: ModelCard, param: str) -> None:
+        """Refuses at once what cannot fit whatever the tokens are, before time is spent on tokenizing it.
+
+        The factor 4 leaves room for normalizers that shorten the text.
+        """
+        if num_chars > 4 * card.max_model_len * self._tokenizer.max_token_chars:
+            raise ContextLengthError(
+                f"This model's context is {card.max_model_len} tokens, but {param} has {num_chars} characters, "
+                f"more than {card.max_model_len} tokens can hold. Shorten it.",
+                param=param,
+            )
+
+    async def _off_loop(self, size: int, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Calls ``function``, in a thread when there is much text: tokenizing it would hold up every other stream."""
+        if size > self._limits.inline_text_chars:
+            return await asyncio.to_thread(function, *args, **kwargs)
+        return function(*args, **kwargs)
+
+
+def _plan_prompt(token_ids: list[int], echo_text: str, request: CompletionRequest, card: ModelCard) -> PromptPlan:
+    max_tokens = resolve_max_tokens(
+        len(token_ids), request.max_tokens, DEFAULT_COMPLETION_TOKENS, card, ("prompt", "max_tokens")
+    )
+    params = build_sampling_params(request, card, max_tokens, request.logprobs)
+    return PromptPlan(tuple(token_ids), params, echo_text=echo_text)
+
+
+def check_model(name: str, card: ModelCard) -> None:
+    """Raises :class:`~baton.core.errors.ModelNotFoundError` unless ``name`` is the served model."""
+    if name != card.name:
+        raise ModelNotFoundError(
+            f"The model {name[:100]!r} does not exist here; this endpoint serves {card.name!r}.", param="model"
+        )
+
+
+def _speculation_method(request: BaseRequest, card: ModelCard) -> str | None:
+    """Raises :class:`InvalidRequestError` for a method whose draft the cluster does not have."""
+    method = request.speculation.method if request.speculation else None
+    if method in DRAFT_METHODS and method not in card.draft_methods:
+        loaded = ", ".join(sorted(card.draft_methods))
+        here = f"the draft loaded here is for {loaded}" if loaded else "no draft is loaded here"
+        others = set(get_args(SpeculationMethod)) - (set(DRAFT_METHODS) - card.draft_methods) - {AUTO, NONE}
+        raise InvalidRequestError(
+            f"speculation.method {method} needs a draft of its kind, but {here}. Available are {AUTO}, {NONE}, "
+            f"{', '.join(sorted(others))}; for {method}, the cluster must be started with such a draft in its "
+            "configuration (speculation.draft).",
+            param="speculation",
+        )
+    return method
+
+
+def _check_completion_options(request: CompletionRequest) -> None:
+    if request.echo and request.logprobs is not None:
+        raise UnsupportedParameterError(
+            "echo together with logprobs is not supported; send one of the two.", param="echo"
+        )
+    if request.best_of is not None and request.best_of != request.n:
+        raise UnsupportedParameterError(
+            f"best_of is only supported when it equals n ({shown(request.n)}), got {shown(request.best_of)}.",
+            param="best_of",
+        )
+
+
+def _agreed_max_tokens(request: ChatCompletionRequest) -> tuple[str, int | None]:
+    """The name that the client used for the bound, and its value."""
+    old, new = request.max_tokens, request.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise InvalidRequestError(
+            f"max_tokens ({shown(old)}) and max_completion_tokens ({shown(new)}) contradict each other; send one.",
+            param="max_tokens",
+        )
+    return ("max_tokens", old) if new is None else ("max_completion_tokens", new)
+
+
+def _resolve_generation_prompt(request: ChatCompletionRequest) -> bool:
+    if request.add_generation_prompt and request.continue_final_message:
+        raise InvalidRequestError(
+            "add_generation_prompt and continue_final_message cannot both be true.", param="continue_final_message"
+        )
+    if request.add_generation_prompt is None:
+        return not request.continue_final_message
+    return request.add_generation_prompt
+
+
+def _resolve_top_logprobs(request: ChatCompletionRequest) -> int | None:
+    if request.logprobs:
+        return request.top_logprobs or 0
+    if request.top_logprobs:
+        raise InvalidRequestError("top_logprobs needs logprobs: true.", param="top_logprobs")
+    return None

@@ -1,0 +1,261 @@
+"""Response bodies of both endpoints, whole and as stream chunks, and OpenAI's error shape."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from baton.core.errors import BatonError, OverloadedError
+from baton.core.request import FinishReason
+from baton.engine.models.tokenizer import Tokenizer
+from cluster.gateway.output_processor import OutputDelta, TokenEntry
+from cluster.requests.generation import ModelCard
+
+Json = dict[str, Any]
+
+MIN_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON cannot say; OpenAI uses the same number."""
+
+
+@dataclass(slots=True)
+class Usage:
+    """Token counts of one HTTP request so far.
+
+    Attributes:
+        prompt_tokens: each prompt once, however many choices it has.
+        cached_tokens: prompt tokens that came from the prefix cache.
+        drafted_tokens: tokens that speculation guessed; ``accepted_tokens`` of them were right.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+    def to_json(self) -> Json:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": self.accepted_tokens,
+                "rejected_prediction_tokens": self.drafted_tokens - self.accepted_tokens,
+            },
+        }
+
+
+@dataclass(slots=True)
+class ChoiceOutput:
+    """Everything that one sequence produced, for a response that is not streamed."""
+
+    index: int
+    texts: list[str] = field(default_factory=list)
+    entries: list[TokenEntry] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    def add(self, delta: OutputDelta) -> None:
+        self.texts.append(delta.text)
+        self.entries.extend(delta.entries)
+        self.token_ids.extend(delta.token_ids)
+        self.finish_reason = delta.finish_reason or self.finish_reason
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+class ResponseFormat(Protocol):
+    """How one endpoint writes what was generated."""
+
+    def choice_chunk(self, index: int, delta: OutputDelta, *, is_first: bool) -> Json:
+        """A stream event with news of choice ``index``."""
+        ...
+
+    def usage_chunk(self, usage: Usage) -> Json:
+        """The last stream event, without choices."""
+        ...
+
+    def whole(self, choices: Sequence[ChoiceOutput], usage: Usage) -> Json:
+        """The body of a response that is not streamed."""
+        ...
+
+
+class _Format:
+    object_whole: str
+    object_chunk: str
+
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        tokenizer: Tokenizer,
+        *,
+        with_logprobs: bool,
+        service_tier: str | None = None,
+    ) -> None:
+        self._request_id = request_id
+        self._model = model
+        self._tokenizer = tokenizer
+        self._with_logprobs = with_logprobs
+        self._extra = {} if service_tier is None else {"service_tier": service_tier}
+        self._created_unix_s = int(time.time())
+
+    def usage_chunk(self, usage: Usage) -> Json:
+        return self._envelope(self.object_chunk, []) | {"usage": usage.to_json()}
+
+    def _envelope(self, kind: str, choices: list[Json]) -> Json:
+        return {
+            "id": self._request_id,
+            "object": kind,
+            "created": self._created_unix_s,
+            "model": self._model,
+            "choices": choices,
+            **self._extra,
+        }
+
+
+class CompletionFormat(_Format):
+    """``/v1/completions``. ``echo_texts`` holds one text per choice, shown before its output."""
+
+    object_whole = "text_completion"
+    object_chunk = "text_completion"
+
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        tokenizer: Tokenizer,
+        *,
+        with_logprobs: bool,
+        echo_texts: Sequence[str],
+    ) -> None:
+        super().__init__(request_id, model, tokenizer, with_logprobs=with_logprobs)
+        self._echo_texts = echo_texts
+
+    def choice_chunk(self, index: int, delta: OutputDelta, *, is_first: bool) -> Json:
+        text = self._echo_texts[index] + delta.text if is_first else delta.text
+        return self._envelope(self.object_chunk, [self._choice(index, text, delta.entries, delta.finish_reason)])
+
+    def whole(self, choices: Sequence[ChoiceOutput], usage: Usage) -> Json:
+        body = [
+            self._choice(
+                choice.index, self._echo_texts[choice.index] + choice.text, choice.entries, choice.finish_reason
+            )
+            for choice in choices
+        ]
+        return self._envelope(self.object_whole, body) | {"usage": usage.to_json()}
+
+    def _choice(self, index: int, text: str, entries: Sequence[TokenEntry], finish_reason: FinishReason | None) -> Json:
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": self._logprobs(entries) if self._with_logprobs else None,
+            "finish_reason": finish_reason,
+        }
+
+    def _logprobs(self, entries: Sequence[TokenEntry]) -> Json:
+        return {
+            "tokens": [self._token_key(entry.token_id) for entry in entries],
+            "token_logprobs": [_finite(entry.logprobs.logprob) for entry in entries],
+            "top_logprobs": [self._top(entry) for entry in entries],
+            "text_offset": [entry.text_offset for entry in entries],
+        }
+
+    def _top(self, entry: TokenEntry) -> dict[str, float]:
+        """The likeliest tokens and the chosen one. Of tokens with equal text the likeliest counts."""
+        top: dict[str, float] = {}
+        for token_id, logprob in (*entry.logprobs.top, (entry.token_id, entry.logprobs.logprob)):
+            top.setdefault(self._token_key(token_id), _finite(logprob))
+        return top
+
+    def _token_key(self, token_id: int) -> str:
+        """The token's text; OpenAI writes bytes that are no whole character as ``bytes:\\xe2\\x82``."""
+        raw = self._tokenizer.token_bytes(token_id)
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+class ChatFormat(_Format):
+    """``/v1/chat/completions``. ``service_tier`` is the one that serves the request, where the client asked for one."""
+
+    object_whole = "chat.completion"
+    object_chunk = "chat.completion.chunk"
+
+    def choice_chunk(self, index: int, delta: OutputDelta, *, is_first: bool) -> Json:
+        content: Json = {"role": "assistant"} if is_first else {}
+        if delta.text or is_first:
+            content["content"] = delta.text
+        return self._envelope(
+            self.object_chunk,
+            [
+                {
+                    "index": index,
+                    "delta": content,
+                    "logprobs": self._logprobs(delta.entries) if self._with_logprobs else None,
+                    "finish_reason": delta.finish_reason,
+                }
+            ],
+        )
+
+    def whole(self, choices: Sequence[ChoiceOutput], usage: Usage) -> Json:
+        body = [
+            {
+                "index": choice.index,
+                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "logprobs": self._logprobs(choice.entries) if self._with_logprobs else None,
+                "finish_reason": choice.finish_reason,
+            }
+            for choice in choices
+        ]
+        return self._envelope(self.object_whole, body) | {"usage": usage.to_json()}
+
+    def _logprobs(self, entries: Sequence[TokenEntry]) -> Json:
+        return {
+            "content": [
+                self._token(entry.token_id, entry.logprobs.logprob)
+                | {"top_logprobs": [self._token(*top) for top in entry.logprobs.top]}
+                for entry in entries
+            ],
+            "refusal": None,
+        }
+
+    def _token(self, token_id: int, logprob: float) -> Json:
+        return {
+            "token": self._tokenizer.token_text(token_id),
+            "logprob": _finite(logprob),
+            "bytes": list(self._tokenizer.token_bytes(token_id)),
+        }
+
+
+def _finite(logprob: float) -> float:
+    # The comparison is false for NaN, which JSON cannot say either.
+    return logprob if logprob > MIN_LOGPROB else MIN_LOGPROB
+
+
+def model_body(card: ModelCard) -> Json:
+    """One entry of ``/v1/models``; ``max_model_len`` is an extension that load clients read."""
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": card.created_unix_s,
+        "owned_by": "baton",
+        "max_model_len": card.max_model_len,
+    }
+
+
+def error_body(error: BatonError) -> Json:
+    """OpenAI's error shape. What there is too little of has fields of its own."""
+    body: Json = {"message": error.message, "type": error.error_type, "param": error.param, "code": error.code}
+    if isinstance(error, OverloadedError):
+        if error.reason:
+            body["reason"] = error.reason
+        if error.predicted_wait_s is not None:
+            body["predicted_wait_ms"] = round(error.predicted_wait_s * 1e3)
+    return {"error": body}

@@ -1,0 +1,121 @@
+"""Runs the sequences of one HTTP request side by side and merges what they produce into one stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from baton.core.errors import BatonError, InternalError
+from baton.core.outcomes import ENDED_BY
+from baton.core.request import FinishReason
+from baton.core.timeline import Event
+from cluster.gateway.output_processor import OutputDelta, OutputProcessor
+from cluster.requests.generation import GenerationRequest, Generator, TokenChunk
+
+# Deltas that wait for a slow client before the sequences themselves are made to wait.
+_MAX_WAITING_DELTAS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpec:
+    """One sequence to run.
+
+    Attributes:
+        index: the choice's index in the response.
+        starts_after: index of the sequence whose first token this one waits for, so that the prefix cache holds their
+            common prompt by then.
+    """
+
+    index: int
+    request: GenerationRequest
+    processor: OutputProcessor
+    starts_after: int | None = None
+
+
+async def run_sequences(
+    generator: Generator, specs: Sequence[SequenceSpec]
+) -> AsyncGenerator[tuple[int, OutputDelta], None]:
+    """Yields ``(index, delta)`` as they come; those of one index are in order.
+
+    Closing it, or the failure of one sequence, closes the generators of all.
+
+    Raises:
+        BatonError: what the first sequence that failed raised.
+    """
+    if len(specs) == 1:
+        async with aclosing(_run_one(generator, specs[0])) as deltas:
+            async for delta in deltas:
+                yield specs[0].index, delta
+        return
+
+    started = {spec.index: asyncio.Event() for spec in specs}
+    room = asyncio.Semaphore(_MAX_WAITING_DELTAS)
+    # A finished task is its own end marker, so that its error arrives behind its last delta.
+    inbox: asyncio.Queue[tuple[int, OutputDelta] | asyncio.Task[None]] = asyncio.Queue()
+
+    async def pump(spec: SequenceSpec) -> None:
+        if spec.starts_after is not None:
+            await started[spec.starts_after].wait()
+        async with aclosing(_run_one(generator, spec)) as deltas:
+            async for delta in deltas:
+                started[spec.index].set()
+                await room.acquire()
+                inbox.put_nowait((spec.index, delta))
+
+    tasks = [asyncio.create_task(pump(spec)) for spec in specs]
+    for task in tasks:
+        task.add_done_callback(inbox.put_nowait)
+    try:
+        num_running = len(tasks)
+        while num_running:
+            item = await inbox.get()
+            if isinstance(item, asyncio.Task):
+                item.result()
+                num_running -= 1
+            else:
+                room.release()
+                yield item
+    except Exception as error:
+        # Those under way are closed as if the client had left, and are not to be counted as if it had.
+        for spec in specs:
+            if not spec.processor.is_finished:
+                spec.request.timeline.attributes.setdefault(ENDED_BY, _code_of(error))
+        raise
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _run_one(generator: Generator, spec: SequenceSpec) -> AsyncGenerator[OutputDelta, None]:
+    chunks = generator.generate(spec.request)
+    try:
+        async for chunk in chunks:
+            delta = spec.processor.process(chunk)
+            if spec.processor.is_finished:
+                spec.request.timeline.record(Event.DETOKENIZED)
+                if chunk.finish_reason is None:
+                    # A stop string: the generator does not know, and closing it cancels the rest.
+                    spec.request.timeline.attributes[ENDED_BY] = str(FinishReason.STOP)
+            yield delta
+            if spec.processor.is_finished and chunk.finish_reason is None:
+                return
+        if not spec.processor.is_finished:
+            raise InternalError("A sequence ended without a finish reason.")
+    except Exception as error:
+        spec.request.timeline.attributes.setdefault(ENDED_BY, _code_of(error))
+        raise
+    finally:
+        await _close(chunks)
+
+
+def _code_of(error: Exception) -> str:
+    return error.code if isinstance(error, BatonError) else InternalError.code
+
+
+async def _close(chunks: AsyncIterator[TokenChunk]) -> None:
+    aclose = getattr(chunks, "aclose", None)
+    if aclose is not None:
+        await aclose()

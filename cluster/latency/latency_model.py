@@ -1,0 +1,310 @@
+"""One latency model for every decision: what a prompt, a step and a hand-off will take, on which worker.
+
+    step_ms    = c0 + c1·prompt tokens + c2·attention pairs + c3·sequences + c4·context tokens + c5·drafted tokens
+    prefill_ms = as many such steps as the prompt has chunks; chunking repeats c0 and c3, and nothing else
+    transfer_ms = d0 + d1·bytes
+
+Where the samples come from: workers keep a ring of what their steps cost (``step_samples``), and the router
+asks for the new ones every second with the figures that it asks for anyway. The step records that ride in token batches
+would do as well, but each step comes once with every sequence in it, lacks the others' contexts, never comes when its
+requests were cancelled, and costs work between two tokens: a second of a worker is one message of a few kilobytes
+this way, and one vectorised fit. Transfers are fitted from the parts of hand-offs, which the router gets anyway, and
+which alone tell both ends.
+
+See ``docs/latency-model.md``.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from math import ceil, sqrt
+from typing import TypeVar
+
+import numpy as np
+
+from baton.core.step_costs import STEP_PRIOR
+from baton.core.step_samples import StepSample
+from cluster.latency.calibration import RegimeCalibration
+from cluster.latency.cost_fit import CostGroup, MemberCost, new_group
+from cluster.latency.cost_table import CostTable, PromptCosts
+from cluster.latency.estimates import Estimate, PromptQueue, WorkerTraits, attention_pairs
+from cluster.latency.robust_fit import Floats
+from cluster.latency.sample_window import Features
+from cluster.latency.speculation_rates import SpeculationRates
+
+Link = tuple[str, str]
+"""(prefill worker, decode worker)."""
+
+TRANSFER_PRIOR = (5.0, 2e-6)
+"""Milliseconds, and milliseconds per byte: 500 MB/s."""
+_MAX_WAITING_TRANSFERS = 64
+_TRANSFER_FIT_EVERY_S = 0.03
+_UNKNOWN = WorkerTraits(("unknown",), 512)
+_MAX_TABLES = 16
+
+_Key = TypeVar("_Key")
+_Table = TypeVar("_Table")
+
+
+class _WorkerCost:
+    __slots__ = ("cost", "rates", "traits")
+
+    def __init__(self, traits: WorkerTraits, group: CostGroup, rates: SpeculationRates) -> None:
+        self.traits = traits
+        self.cost = MemberCost(group)
+        self.rates = SpeculationRates(rates)
+
+    def snapshot(self) -> _WorkerCost:
+        """What is known now; what is learned from now on does not reach it."""
+        taken = copy.copy(self)
+        taken.cost, taken.rates = copy.copy(self.cost), copy.deepcopy(self.rates)
+        return taken
+
+
+class LatencyModel:
+    """Learns from samples and predicts. Not for several threads. A prediction takes some microseconds.
+
+    A worker that was never added is predicted as an unknown one is, so that asking never fails.
+
+    Args:
+        clock: monotonic seconds, for the age of samples; a simulation brings its own.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._groups: dict[tuple[str, ...], CostGroup] = {}
+        self._group_rates: dict[tuple[str, ...], SpeculationRates] = {}
+        self._workers: dict[str, _WorkerCost] = {}
+        self._link_group = new_group(TRANSFER_PRIOR)
+        self._links: dict[Link, MemberCost] = {}
+        self._transfers: dict[Link, deque[tuple[Features, float]]] = {}
+        self._transfer_fit_due_s = float("-inf")
+        self._unknown = _WorkerCost(_UNKNOWN, new_group(STEP_PRIOR), SpeculationRates())
+        self._tables: dict[tuple[str, ...], CostTable] = {}
+        self._link_tables: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[Floats, Floats]] = {}
+        self.ttft_calibration = RegimeCalibration()
+        self.tpot_calibration = RegimeCalibration()
+
+    def add_worker(self, worker_id: str, traits: WorkerTraits, prior: Sequence[float] = ()) -> None:
+        """A worker is there; adding it again changes nothing.
+
+        Args:
+            prior: coefficients of an earlier run, above zero, for the first worker of its kind.
+        """
+        if worker_id in self._workers:
+            return
+        kind = traits.kind
+        if kind not in self._groups:
+            self._groups[kind] = new_group(prior or STEP_PRIOR, is_measured=bool(prior))
+            self._group_rates[kind] = SpeculationRates()
+        self._workers[worker_id] = _WorkerCost(traits, self._groups[kind], self._group_rates[kind])
+        self._tables.clear()
+
+    def remove_worker(self, worker_id: str) -> None:
+        """Its kind stays known."""
+        self._workers.pop(worker_id, None)
+        self._tables.clear()
+        self._link_tables.clear()
+        for link in [*self._links, *self._transfers]:
+            if worker_id in link:
+                self._links.pop(link, None)
+                self._transfers.pop(link, None)
+
+    def observe_steps(self, worker_id: str, samples: Iterable[StepSample]) -> None:
+        """Learns what steps of a worker cost. Samples that cannot be true are left out."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return
+        rows: list[tuple[Features, float]] = []
+        for sample in samples:
+            rows.append((_features(sample), sample.ms))
+            worker.rates.observe(sample)
+        worker.cost.observe(rows, self._clock())
+        for other in self._workers.values():
+            if other.traits.kind == worker.traits.kind:
+                other.cost.follow_group()
+        self._tables.clear()
+
+    def observe_transfer(self, link: Link, num_bytes: int, ms: float) -> None:
+        """Learns what a hand-off took while at least one part of it was on its way.
+
+        Fits take part of a millisecond and hand-offs end many times a second: a link's new samples wait for its turn.
+        """
+        if not all(worker_id in self._workers for worker_id in link):
+            return  # hand-offs are told of when decoding ends, and one of the two may have left by then
+        waiting = self._transfers.setdefault(link, deque(maxlen=_MAX_WAITING_TRANSFERS))
+        waiting.append(((1.0, float(num_bytes)), ms))
+        now_s = self._clock()
+        if now_s >= self._transfer_fit_due_s:
+            self._transfer_fit_due_s = now_s + _TRANSFER_FIT_EVERY_S
+            turn = next(iter(self._transfers))
+            self._link(turn).observe(self._transfers.pop(turn), now_s)
+            self._link_tables.clear()
+
+    def snapshot(self, worker_ids: Iterable[str], link: Link) -> LatencyModel:
+        """What is known now of some workers and the link between two, for whom another thread may ask."""
+        taken = LatencyModel(self._clock)
+        taken._workers = {name: self._workers[name].snapshot() for name in worker_ids if name in self._workers}
+        taken._links = {link: copy.copy(self._links.get(link) or MemberCost(self._link_group))}
+        taken.ttft_calibration = copy.deepcopy(self.ttft_calibration)
+        taken.tpot_calibration = copy.deepcopy(self.tpot_calibration)
+        return taken
+
+    def coefficients(self, kind: tuple[str, ...]) -> tuple[float, ...] | None:
+        """Of a kind of workers, as :meth:`add_worker` takes them; None while there are no samples."""
+        group = self._groups.get(kind)
+        return tuple(group.coefficients.tolist()) if group is not None and group.num_samples else None
+
+    def num_samples(self, worker_id: str) -> int:
+        """Step samples that were ever learned from."""
+        return self._worker(worker_id).cost.num_samples
+
+    def prefill_ms(self, worker_id: str, uncached_tokens: int, context_tokens: int = 0) -> Estimate:
+        """A prompt alone on a worker.
+
+        Args:
+            context_tokens: prompt tokens that the worker's cache holds.
+        """
+        worker = self._worker(worker_id)
+        fixed, per_token, per_pair, per_sequence, _, _ = worker.cost.coefficients
+        steps = ceil(uncached_tokens / worker.traits.chunk_tokens)
+        pairs = attention_pairs(uncached_tokens, context_tokens)
+        ms = steps * (fixed + per_sequence) + per_token * uncached_tokens + per_pair * pairs
+        return Estimate(ms, worker.cost.sd * ms)
+
+    def step_ms(self, worker_id: str, batch: int, context_tokens: int, drafted_tokens: float = 0.0) -> Estimate:
+        """A step that decodes.
+
+        Args:
+            batch: sequences in it.
+            context_tokens: of all of them together.
+            drafted_tokens: that it verifies, of all of them together.
+        """
+        cost = self._worker(worker_id).cost
+        fixed, _, _, sequence, context, drafted = cost.coefficients
+        ms = fixed + sequence * batch + context * context_tokens + drafted * drafted_tokens
+        return Estimate(ms, cost.sd * ms)
+
+    def tokens_per_round(self, worker_id: str, batch: int) -> float:
+        """Tokens that a sequence gets from a step of ``batch`` sequences, as measured; 1 without speculation."""
+        return self._worker(worker_id).rates.rates(batch)[0]
+
+    def transfer_ms(self, num_bytes: int, link: Link) -> Estimate:
+        """A hand-off, from its first part to the last acknowledgement."""
+        cost = self._links.get(link) or MemberCost(self._link_group)
+        fixed, per_byte = cost.coefficients
+        ms = fixed + per_byte * num_bytes
+        return Estimate(ms, cost.sd * ms)
+
+    def predict_tpot(
+        self,
+        worker_id: str,
+        batch: int,
+        context_tokens: int,
+        output_tokens: float = 1e9,
+        handoff_ms: float = 0.0,
+        *,
+        contended: bool = False,
+    ) -> Estimate:
+        """Mean time per output token after the first, calibrated by what requests really took.
+
+        Args:
+            batch: sequences that will decode on the worker, this one included.
+            context_tokens: of all of them together.
+            output_tokens: expected of this one.
+            handoff_ms: between the first token and the first step that decodes, spread over the tokens.
+            contended: another worker computes on the same processor.
+        """
+        worker = self._worker(worker_id)
+        tokens, drafted = worker.rates.rates(batch)
+        step_ms = self.step_ms(worker_id, batch, context_tokens, drafted * batch).ms
+        calibration = self.tpot_calibration.of(contended=contended)
+        ms = (step_ms / tokens + handoff_ms / max(1.0, output_tokens - 1)) * calibration.factor
+        return Estimate(ms, ms * sqrt(worker.cost.sd**2 + calibration.spread**2))
+
+    def prompt_costs(
+        self,
+        worker_ids: Sequence[str],
+        uncached_tokens: Sequence[int] | Floats,
+        context_tokens: Sequence[int] | Floats,
+        queues: Sequence[PromptQueue],
+    ) -> PromptCosts:
+        """A prompt on each of many workers, without calibration."""
+        rates = [
+            self._worker(name).rates.rates(queue.decoding) if queue.decoding else (1.0, 0.0)
+            for name, queue in zip(worker_ids, queues, strict=True)
+        ]
+        return self._table(worker_ids).prompt_costs(uncached_tokens, context_tokens, queues, np.array(rates))
+
+    def token_ms(
+        self, worker_ids: Sequence[str], batches: Sequence[int] | Floats, context_tokens: Sequence[int] | Floats
+    ) -> Floats:
+        """Between two tokens of a sequence that decodes, ``[num_workers]``, without calibration."""
+        rates = [self._worker(name).rates.rates(int(count)) for name, count in zip(worker_ids, batches, strict=True)]
+        tokens, drafted = np.array(rates).T
+        return np.asarray(self._table(worker_ids).step_ms(batches, context_tokens, drafted) / tokens)
+
+    def step_sds(self, worker_ids: Sequence[str]) -> Floats:
+        """``[num_workers]``: of a single step, as a share of what is predicted."""
+        return self._table(worker_ids).sd
+
+    def transfer_costs(self, prefill_ids: Sequence[str], decode_ids: Sequence[str]) -> tuple[Floats, Floats]:
+        """Milliseconds of a hand-off and for each byte of it, each ``[num_prefill, num_decode]``."""
+        key = (tuple(prefill_ids), tuple(decode_ids))
+        cached = self._link_tables.get(key)
+        if cached is None:
+            unknown = tuple(self._link_group.coefficients.tolist())
+            links = self._links
+            rows = [
+                cost.coefficients if (cost := links.get((prefill, decode))) is not None else unknown
+                for prefill in prefill_ids
+                for decode in decode_ids
+            ]
+            shape = (len(prefill_ids), len(decode_ids))
+            fixed, per_byte = np.array(rows, dtype=float).reshape(-1, len(TRANSFER_PRIOR)).T
+            cached = fixed.reshape(shape), per_byte.reshape(shape)
+            _remember(self._link_tables, key, cached)
+        return cached
+
+    def _worker(self, worker_id: str) -> _WorkerCost:
+        return self._workers.get(worker_id, self._unknown)
+
+    def _link(self, link: Link) -> MemberCost:
+        cost = self._links.get(link)
+        if cost is None:
+            cost = self._links[link] = MemberCost(self._link_group)
+        return cost
+
+    def _table(self, worker_ids: Sequence[str]) -> CostTable:
+        key = tuple(worker_ids)
+        table = self._tables.get(key)
+        if table is None:
+            workers = [self._worker(worker_id) for worker_id in key]
+            table = CostTable(
+                np.array([worker.cost.coefficients for worker in workers]).T,
+                np.array([worker.traits.chunk_tokens for worker in workers], float),
+                np.array([worker.cost.sd for worker in workers]),
+            )
+            _remember(self._tables, key, table)
+        return table
+
+
+def _remember(tables: dict[_Key, _Table], key: _Key, table: _Table) -> None:
+    """Pools change seldom, so a few are enough; with sampled candidates none is asked for twice."""
+    if len(tables) >= _MAX_TABLES:
+        tables.clear()
+    tables[key] = table
+
+
+def _features(sample: StepSample) -> Features:
+    return (
+        1.0,
+        float(sample.prompt_tokens),
+        float(sample.attention_pairs),
+        float(sample.sequences),
+        float(sample.context_tokens),
+        float(sample.drafted_tokens),
+    )

@@ -1,0 +1,1 @@
+"""Which worker holds how much of a prompt."""

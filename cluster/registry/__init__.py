@@ -1,0 +1,1 @@
+"""The router's table of workers, and its connections to them."""

@@ -1,0 +1,190 @@
+"""The router's connection to one worker, and the shift between their clocks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import grpc.aio
+
+from baton.core.errors import BatonError, WorkerLostError
+from baton.core.step_log import StepLog
+from baton.core.timeline import Event, Timeline, TransferPart
+from baton.rpc.channel import create_channel, error_from_rpc
+from baton.rpc.wire import worker_pb2, worker_pb2_grpc
+
+_PINGS = 5
+_PING_TIMEOUT_S = 5.0
+_ABANDON_TIMEOUT_S = 5.0
+_RESYNC_AFTER_S = 60.0
+_RETRY_SYNC_AFTER_S = 2.0
+
+
+class WorkerClient:
+    """Streams of typed messages; every failure is a ``BatonError``."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = create_channel(address)
+        self._prefill = worker_pb2_grpc.PrefillStub(self._channel)
+        self._decode = worker_pb2_grpc.DecodeStub(self._channel)
+        self._worker = worker_pb2_grpc.WorkerStub(self._channel)
+        self._clock_offset_s: float | None = None
+        self._sync_due_s = float("-inf")
+        self._closed = False
+
+    def prefill(self, request: worker_pb2.PrefillRequest, timeout_s: float) -> AsyncGenerator[worker_pb2.PrefillEvent]:
+        """Closing the iterator cancels the call."""
+        return self._stream(lambda: self._prefill.Prefill(request, timeout=timeout_s))
+
+    def generate(self, request: worker_pb2.GenerateRequest, timeout_s: float) -> AsyncGenerator[worker_pb2.TokenBatch]:
+        """Closing the iterator cancels the call."""
+        return self._stream(lambda: self._decode.Generate(request, timeout=timeout_s))
+
+    async def abandon(self, transfer_id: str) -> None:
+        """Has the worker forget KV that nobody will come for. Who cannot be reached forgets it by itself, in time."""
+        request = worker_pb2.AbandonRequest(transfer_id=transfer_id)
+        with suppress(BatonError):
+            await self._ask(lambda: self._decode.Abandon(request, timeout=_ABANDON_TIMEOUT_S))
+
+    def watch_cache(self) -> AsyncGenerator[worker_pb2.CacheEvents]:
+        """What the worker's prefix cache holds, and then its changes. Closing the iterator cancels the call."""
+        return self._stream(lambda: self._worker.WatchCache(worker_pb2.WatchCacheRequest()))
+
+    async def _stream(self, begin: Callable[[], Any]) -> AsyncGenerator[Any]:
+        with self._typed_errors():
+            call = begin()
+            try:
+                while (message := await call.read()) is not grpc.aio.EOF:
+                    yield message
+            finally:
+                call.cancel()  # nothing happens to a call that is over
+
+    @contextmanager
+    def _typed_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, self.address) from error
+        except grpc.aio.UsageError as error:
+            if self._closed:
+                raise self._gone() from error
+            raise
+        except asyncio.CancelledError:
+            # Closing the channel cancels its calls, which looks like a cancellation of the task that waits for one.
+            task = asyncio.current_task()
+            if self._closed and (task is None or not task.cancelling()):
+                raise self._gone() from None
+            raise
+
+    def _gone(self) -> WorkerLostError:
+        return WorkerLostError(f"the worker at {self.address} has left the cluster")
+
+    async def stats(self, timeout_s: float = 2.0, samples_after: int | None = None) -> worker_pb2.WorkerStats:
+        """The worker's figures, and its step samples behind number ``samples_after`` if one is given.
+
+        Raises:
+            BatonError: the worker does not answer.
+        """
+        request = worker_pb2.StatsRequest(samples_after=samples_after)
+        stats: worker_pb2.WorkerStats = await self._ask(lambda: self._worker.GetStats(request, timeout=timeout_s))
+        return stats
+
+    async def _ask(self, begin: Callable[[], Awaitable[Any]]) -> Any:
+        with self._typed_errors():
+            return await begin()
+
+    @property
+    def needs_sync(self) -> bool:
+        return time.monotonic() >= self._sync_due_s
+
+    async def sync_clock(self) -> None:
+        """Measures the worker's clock: of some round trips the fastest, assuming that both ways took equally long.
+
+        Raises:
+            BatonError: the worker does not answer.
+        """
+        self._sync_due_s = time.monotonic() + _PINGS * _PING_TIMEOUT_S  # one measurement at a time
+        best_s, offset_s = float("inf"), 0.0
+        try:
+            for _ in range(_PINGS):
+                sent_s = time.monotonic()
+                reply = await self._ask(lambda: self._worker.Ping(worker_pb2.PingRequest(), timeout=_PING_TIMEOUT_S))
+                round_trip_s = time.monotonic() - sent_s
+                if round_trip_s < best_s:
+                    best_s, offset_s = round_trip_s, sent_s + round_trip_s / 2 - reply.monotonic_s
+        except BatonError:
+            self._sync_due_s = time.monotonic() + _RETRY_SYNC_AFTER_S
+            raise
+        # Processes of one host share the clock: what the measurement cannot tell from zero is zero.
+        self._clock_offset_s = 0.0 if abs(offset_s) <= best_s / 2 else offset_s
+        self._sync_due_s = time.monotonic() + _RESYNC_AFTER_S
+
+    def record(self, timeline: Timeline, events: Mapping[Event, float]) -> None:
+        """Adds a worker's events to a timeline, on this process's clock; drops them while the shift is unknown."""
+        if self._clock_offset_s is None:
+            return
+        for event, at_s in events.items():
+            timeline.replace(event, at_s + self._clock_offset_s)
+
+    def record_steps(self, log: StepLog, batch: worker_pb2.TokenBatch, first_token: int) -> None:
+        """Adds the steps that made a batch to one of its sequence's logs, as :meth:`record` does.
+
+        Args:
+            first_token: how many tokens the sequence had before the batch.
+        """
+        shift_s = self._clock_offset_s
+        if shift_s is None:
+            return
+        received_s, left = time.monotonic(), len(batch.steps)
+        for step in batch.steps:
+            left -= 1
+            is_last = not left  # the steps before it made no token
+            log.add(
+                step_index=step.index,
+                started_s=step.started_s + shift_s,
+                ended_s=step.ended_s + shift_s,
+                busy_s=step.busy_s,
+                draft_s=step.draft_s,
+                num_steps=step.num_steps,
+                num_computed=step.num_computed_tokens,
+                num_emitted=len(batch.token_ids) if is_last else 0,
+                num_drafted=batch.num_drafted if is_last else 0,
+                num_accepted=batch.num_accepted if is_last else 0,
+                num_sequences=step.num_sequences,
+                num_batch_tokens=step.num_batch_tokens,
+                num_prompt_tokens=step.num_prompt_tokens,
+                received_s=received_s,
+                first_token=first_token,
+            )
+
+    def record_parts(self, timeline: Timeline, parts: Iterable[worker_pb2.TransferPart]) -> None:
+        """Replaces the hand-off's parts, as :meth:`record` does."""
+        shift_s = self._clock_offset_s
+        if shift_s is None:
+            return
+        timeline.parts = [
+            TransferPart(
+                part.num_bytes,
+                part.num_parts,
+                part.started_s + shift_s,
+                part.sent_s + shift_s,
+                part.acknowledged_s + shift_s if part.acknowledged_s else 0.0,
+            )
+            for part in parts
+        ]
+
+    async def is_alive(self) -> bool:
+        try:
+            await self.stats()
+        except BatonError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Ends every call that is open; its reader gets :class:`WorkerLostError`."""
+        self._closed = True
+        await self._channel.close()

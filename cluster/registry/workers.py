@@ -1,0 +1,221 @@
+"""The router's table of workers: who is there, how loaded, and whether to send more."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Container
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from baton.core.errors import BatonError
+from baton.core.memory_budget import MemoryBudget
+from cluster.registry.worker_client import WorkerClient
+
+logger = logging.getLogger(__name__)
+
+_SUSPECT_S = 2.0
+_LONGEST_SUSPICION_S = 16.0
+_FAILURES_BEFORE_SUSPICION = 3
+
+
+class WorkerState(StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What a worker says of itself when it is ready.
+
+    Attributes:
+        address: of its gRPC server, ``host:port``.
+        kv_fingerprint: of its KV layout; equal across both pools.
+        draft_method: the speculation method that its draft is for; empty without a draft.
+        num_threads: of its engine; 0 when that is not known.
+        chunk_tokens: token budget of one of its steps.
+        max_num_seqs: sequences that one of its steps may have.
+        kv_blocks: size of its KV cache; 0 when that is not known.
+        memory: what its memory is for; ``None`` when that is not known.
+        graph_failure: why it computes every step eagerly although CUDA graphs were wanted; empty otherwise.
+    """
+
+    worker_id: str
+    pool: str
+    address: str
+    node: str
+    pid: int
+    device: str
+    model_name: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    kv_fingerprint: str
+    kv_bytes_per_token: int
+    block_size: int
+    dtype: str
+    draft_method: str
+    num_threads: int = 0
+    chunk_tokens: int = 512
+    max_num_seqs: int = 64
+    kv_blocks: int = 0
+    memory: MemoryBudget | None = None
+    graph_failure: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> WorkerInfo:
+        memory = values.get("memory")
+        return cls(
+            **{
+                **values,
+                "eos_token_ids": tuple(values["eos_token_ids"]),
+                "memory": None if memory is None else MemoryBudget(**memory),
+            }
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A worker that the router may use."""
+
+    info: WorkerInfo
+    client: WorkerClient
+    draining: bool = False
+    in_flight: int = 0
+    assigned: int = 0
+    last_assigned_s: float = float("-inf")
+    suspect_until_s: float = 0.0
+    failures_in_a_row: int = 0
+    clock: Callable[[], float] = time.monotonic
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.idle.set()
+
+    def begin(self) -> None:
+        """Counts one more request as this worker's, until :meth:`end`."""
+        self.in_flight += 1
+        self.assigned += 1
+        self.last_assigned_s = self.clock()
+        self.idle.clear()
+
+    def end(self) -> None:
+        self.in_flight -= 1
+        if self.in_flight == 0:
+            self.idle.set()
+
+    def suspect(self) -> None:
+        """The worker did not answer: leave it alone for a moment. If it is dead, its pool will say so."""
+        self.suspect_until_s = self.clock() + _SUSPECT_S
+
+    def failed(self) -> None:
+        """Counts a request that failed here and went well on another worker.
+
+        A worker that fails at once is always the least loaded one, so it would attract every request. After a few
+        failures in a row it is left alone, for twice as long after each further one. Requests that were under way when
+        that began tell nothing new.
+        """
+        if self.clock() < self.suspect_until_s:
+            return
+        self.failures_in_a_row += 1
+        excess = self.failures_in_a_row - _FAILURES_BEFORE_SUSPICION
+        if excess < 0:
+            return
+        pause_s = min(_SUSPECT_S * 2.0 ** min(excess, 8), _LONGEST_SUSPICION_S)
+        self.suspect_until_s = max(self.suspect_until_s, self.clock() + pause_s)
+        logger.warning(
+            "a worker failed at %d requests in a row that went well elsewhere; it gets none for %g s",
+            self.failures_in_a_row,
+            pause_s,
+            extra={"worker": self.info.worker_id},
+        )
+
+    def succeeded(self) -> None:
+        """Counts a request that went well here, which ends a row of failures."""
+        self.failures_in_a_row = 0
+
+    async def sync_clock(self) -> None:
+        """Measures the worker's clock; a worker that does not answer keeps its old offset."""
+        try:
+            await self.client.sync_clock()
+        except BatonError as error:
+            logger.warning("a worker did not answer a ping: %s", error.message, extra={"worker": self.info.worker_id})
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether it may get new requests."""
+        return not self.draining and self.clock() >= self.suspect_until_s
+
+
+class WorkerRegistry:
+    """Workers by id. ``changed`` is replaced and set on every change, so that waiters never miss one.
+
+    Args:
+        connect: address → client; a simulation brings its own, and its own clock.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[str], WorkerClient] = WorkerClient,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._connect = connect
+        self._clock = clock
+        self._workers: dict[str, Worker] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def changed(self) -> asyncio.Event:
+        """Take it before looking; it is set at the next change."""
+        return self._changed
+
+    @property
+    def workers(self) -> list[Worker]:
+        return list(self._workers.values())
+
+    def pool(self, pool: str) -> list[Worker]:
+        return [worker for worker in self._workers.values() if worker.info.pool == pool]
+
+    def get(self, worker_id: str) -> Worker | None:
+        return self._workers.get(worker_id)
+
+    def add(self, info: WorkerInfo) -> Worker:
+        """Adding a worker that is here already changes nothing."""
+        if (known := self._workers.get(info.worker_id)) is not None:
+            return known
+        worker = Worker(info, self._connect(info.address), clock=self._clock)
+        self._workers[info.worker_id] = worker
+        self._notify()
+        return worker
+
+    def drain(self, worker_id: str) -> Worker | None:
+        """No new requests for this worker."""
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            worker.draining = True
+            self._notify()
+        return worker
+
+    async def remove(self, worker_id: str) -> None:
+        worker = self._workers.pop(worker_id, None)
+        if worker is not None:
+            self._notify()
+            await worker.client.close()
+
+    def has_accepting(self, pool: str) -> bool:
+        return any(worker.is_accepting for worker in self.pool(pool))
+
+    def has_untried(self, pool: str, tried: Container[str]) -> bool:
+        """Whether a worker of the pool takes requests whose id is not among ``tried``."""
+        return any(worker.is_accepting and worker.info.worker_id not in tried for worker in self.pool(pool))
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

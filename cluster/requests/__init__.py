@@ -1,0 +1,1 @@
+"""Requests as the router sees them."""

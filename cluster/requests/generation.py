@@ -1,0 +1,96 @@
+"""What the gateway asks of a router, and what comes back. Tokens only; text is the gateway's side."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from baton.core.request import FinishReason, SamplingParams, TokenLogprobs
+from baton.core.slo import STANDARD, SloClass
+from baton.core.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One sequence to generate. ``timeline`` already holds RECEIVED and TOKENIZED.
+
+    Attributes:
+        speculation_method: how the decode worker drafts for it; None leaves that to the cluster's configuration.
+        slo: the class that it belongs to.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    timeline: Timeline
+    speculation_method: str | None = None
+    slo: SloClass = STANDARD
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRequest:
+    """An HTTP request whose response is out, or whose client is gone.
+
+    Attributes:
+        operation: ``chat`` or ``text_completion``.
+        trace_context: W3C ``traceparent`` and ``tracestate`` as the client sent them, if it did.
+    """
+
+    request_id: str
+    operation: str
+    model: str
+    sequences: tuple[GenerationRequest, ...]
+    streamed: bool
+    trace_context: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """New tokens of one sequence, in order.
+
+    The last chunk, and only it, has a ``finish_reason``; a failure raises a ``BatonError`` out of the iterator instead.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What clients may know of the served model.
+
+    Attributes:
+        max_model_len: prompt and output tokens together.
+        draft_methods: speculation methods for which a draft is loaded; those without a draft are always there.
+    """
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    created_unix_s: int
+    eos_token_ids: frozenset[int] = field(default_factory=frozenset)
+    draft_methods: frozenset[str] = frozenset()
+
+
+class Generator(Protocol):
+    """The router, as the gateway sees it."""
+
+    @property
+    def model(self) -> ModelCard: ...
+
+    def generate(self, request: GenerationRequest) -> AsyncIterator[TokenChunk]:
+        """Streams the sequence. Closing the iterator cancels the work on every worker.
+
+        Raises:
+            BatonError: the request was refused or could not be finished.
+        """
+        ...
+
+    def is_ready(self) -> bool:
+        """True while at least one worker of each needed role is healthy."""
+        ...

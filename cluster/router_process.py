@@ -1,0 +1,300 @@
+"""The router's process: HTTP in front, gRPC to the workers behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from typing import Any
+
+import uvicorn
+from ray.exceptions import RayError
+
+from baton.core.errors import BatonError, ConfigError, InternalError
+from baton.core.logs import configure_logging
+from baton.engine.models.model_source import resolve_model
+from baton.engine.models.tokenizer import Tokenizer
+from baton.explain.timelines import Order, TimelineStore
+from baton.process.background import BackgroundTasks
+from baton.process.garbage import spare_pauses
+from baton.process.listening import listen
+from baton.rpc.wire import worker_pb2
+from cluster.autoscaling.pool_control import RayPoolControl
+from cluster.config.config import POOLS, BatonConfig
+from cluster.control_plane import ControlPlane
+from cluster.dispatch.router import Router
+from cluster.gateway.api_keys import ApiKeys
+from cluster.gateway.gateway import create_app
+from cluster.gateway.http_protocol import timed_protocol
+from cluster.gateway.openai.limits import GatewayLimits
+from cluster.latency.store import FitStore
+from cluster.registry.workers import WorkerInfo, WorkerRegistry
+from cluster.requests.generation import ModelCard
+from cluster.telemetry.cluster_metrics import ClusterFigures, PoolFigures
+from cluster.telemetry.metrics_page import MetricsPage
+from cluster.telemetry.tracing import NoTracer, RequestTracer, create_tracer
+
+logger = logging.getLogger(__name__)
+
+_STATS_TIMEOUT_S = 2.0
+_SHUTDOWN_GRACE_S = 3
+"""So long requests may go on when the router stops; those that still run then end with an error."""
+_GOODBYE_S = 2
+"""For these errors to reach their clients."""
+
+
+class RouterHost:
+    """Hosts gateway and router; implements :class:`cluster.gateway.admin.AdminBackend` for them.
+
+    Args:
+        port: to listen on; 0 takes any.
+        controller: handle of the controller actor, which owns the pools.
+    """
+
+    def __init__(self, config: dict[str, Any], port: int, controller: Any) -> None:
+        self._config = BatonConfig.from_dict(config)
+        configure_logging(self._config.log, "router")
+        self._port = port
+        self._controller = controller
+        self._registry = WorkerRegistry()
+        self._plane = ControlPlane(self._config, self._registry, RayPoolControl(controller), store=FitStore())
+        self._metrics = self._plane.metrics
+        self._api_keys = ApiKeys()
+        self._scaling: asyncio.Task[None] | None = None
+        self._feeding: asyncio.Task[None] | None = None
+        self._background = BackgroundTasks()
+        self._metrics_page = MetricsPage(self._metrics, self._ask_cluster)
+        self._timelines = TimelineStore(self._config.router.timelines_kept)
+        self._tracer: RequestTracer = NoTracer()
+        self._router: Router | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._server: uvicorn.Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._socket: socket.socket | None = None
+        self._started_s = time.monotonic()
+        self._stopped = asyncio.Event()
+        self._is_stopping = False
+
+    async def start(self) -> tuple[str, int]:
+        """Binds the port and loads the tokenizer; HTTP begins with the first worker. Returns (endpoint, port).
+
+        Raises:
+            ConfigError: the port is taken, the model has no tokenizer, an API key cannot be read, or OpenTelemetry is
+                wanted but not installed.
+        """
+        self._tracer = create_tracer(self._config.telemetry)
+        self._api_keys = ApiKeys(self._config.router.api_keys)
+        self._socket = listen(self._config.router.host, self._port)
+        source = await asyncio.to_thread(resolve_model, self._config.model)
+        try:
+            self._tokenizer = await asyncio.to_thread(_load_tokenizer, source.path)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"model: {source.path} has no usable tokenizer ({str(error).splitlines()[0]}). "
+                "A model folder needs its tokenizer files beside the weights."
+            ) from error
+        port = int(self._socket.getsockname()[1])
+        return f"http://{_url_host(self._config.router.host)}:{port}", port
+
+    async def add_worker(self, info: dict[str, Any]) -> None:
+        """A worker is ready. The first one tells what the model is like, and opens the endpoint."""
+        worker = self._registry.add(WorkerInfo.from_dict(info))
+        self._plane.prefixes.add(worker)
+        await worker.sync_clock()
+        await self._plane.samples.add(worker)
+        if self._serving is None:
+            self._serve(worker.info)
+
+    async def drain_worker(self, worker_id: str, timeout_s: float) -> None:
+        """Returns when no request uses the worker any more, or after ``timeout_s``."""
+        worker = self._registry.drain(worker_id)
+        if worker is None:
+            return
+        try:
+            await asyncio.wait_for(worker.idle.wait(), timeout_s)
+        except TimeoutError:
+            return
+        finally:
+            self._plane.prefixes.remove(worker_id)  # the worker's server waits for open streams when it stops
+
+    async def remove_worker(self, worker_id: str) -> None:
+        self._plane.prefixes.remove(worker_id)
+        await self._registry.remove(worker_id)
+        self._plane.samples.remove(worker_id)
+
+    async def wait(self) -> None:
+        """Returns after :meth:`stop`. Raises what ended the HTTP server, if it ends before."""
+        await self._stopped.wait()
+        if self._serving is not None and self._serving.done() and not self._is_stopping:
+            self._serving.result()
+            raise InternalError("the router's HTTP server ended by itself")
+
+    async def stop(self) -> None:
+        self._is_stopping = True
+        if self._scaling is not None:
+            self._scaling.cancel()
+        if self._feeding is not None:
+            self._feeding.cancel()
+            await self._plane.samples.save()
+        await self._plane.prefixes.close()
+        self._plane.admission.close()
+        if self._server is not None and self._serving is not None:
+            self._server.should_exit = True
+            _, running = await asyncio.wait({self._serving}, timeout=_SHUTDOWN_GRACE_S)
+            if running:
+                # Their calls fail, no other attempt is let in, and that is what the clients hear.
+                await asyncio.gather(*(worker.client.close() for worker in self._registry.workers))
+                await asyncio.wait({self._serving}, timeout=_GOODBYE_S + 1)
+        await self._tracer.stop()
+        self._stopped.set()
+
+    def _serve(self, info: WorkerInfo) -> None:
+        if self._tokenizer is None or self._socket is None:
+            raise RuntimeError("a worker was added to a router that was never started")
+        model = ModelCard(
+            name=info.model_name,
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            created_unix_s=int(time.time()),
+            eos_token_ids=frozenset(info.eos_token_ids),
+        )
+        self._router = self._plane.create_router(model, self._timelines)
+        router = self._config.router
+        limits = GatewayLimits(max_body_bytes=router.max_body_bytes, request_timeout_s=router.request_timeout_s)
+        app = create_app(
+            self._router,
+            self._tokenizer,
+            self,
+            limits,
+            self._metrics.http,
+            self._tracer.submit,
+            slo_classes=self._plane.slo_classes,
+            api_keys=self._api_keys,
+            is_kept=self._timelines.keeps,
+        )
+        config = uvicorn.Config(
+            app,
+            http=timed_protocol(self._metrics.http.observe_no_request),
+            ws="none",
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=_SHUTDOWN_GRACE_S + _GOODBYE_S,
+        )
+        self._server = uvicorn.Server(config)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        self._serving.add_done_callback(lambda _: self._stopped.set())
+        self._feeding = self._background.spawn(self._plane.samples.run())
+        spare_pauses()
+        self._scaling = self._background.spawn(self._plane.autoscaler.run())
+
+    async def status(self) -> dict[str, Any]:
+        """See :class:`AdminBackend`."""
+        pools: dict[str, Any] = await self._controller.pool_status.remote()
+        stats = await self._ask_workers()
+        for pool in POOLS:
+            for entry in pools[pool]["workers"]:
+                self._add_live_figures(entry, stats.get((pool, entry["id"])))
+        router = self._router
+        return {
+            "model": router.model.name if router else None,
+            "max_model_len": router.model.max_model_len if router else None,
+            "uptime_s": round(time.monotonic() - self._started_s, 1),
+            "requests": {
+                "in_flight": router.num_in_flight if router else 0,
+                "finished": router.num_finished if router else 0,
+                "cancelled": router.num_cancelled if router else 0,
+                "rejected": router.num_rejected if router else 0,
+                "failed": router.num_failed if router else 0,
+            },
+            "slo": self._metrics.slo.status(),
+            "admission": self._plane.admission.status(),
+            "predictions": self._metrics.prediction_errors.summary(),
+            "pools": pools,
+        }
+
+    async def scale(self, targets: dict[str, int | None]) -> dict[str, Any]:
+        """See :class:`AdminBackend`."""
+        return {"pools": await self._controller.scale.remote(targets)}
+
+    async def move(self, source: str, destination: str) -> dict[str, Any]:
+        """See :class:`AdminBackend`."""
+        return {"pools": await self._controller.move.remote(source, destination)}
+
+    async def plan(self) -> dict[str, Any]:
+        """See :class:`AdminBackend`."""
+        return await self._plane.autoscaler.look()
+
+    async def advise(self) -> dict[str, Any]:
+        """See :class:`AdminBackend`."""
+        return await self._plane.autoscaler.advise()
+
+    def timeline(self, request_id: str) -> dict[str, Any]:
+        """See :class:`AdminBackend`."""
+        return self._timelines.find(request_id)
+
+    def requests(self, order: Order, limit: int) -> list[dict[str, Any]]:
+        """See :class:`AdminBackend`."""
+        return self._timelines.listing(order, limit)
+
+    async def metrics(self) -> bytes:
+        """See :class:`AdminBackend`."""
+        return await self._metrics_page.get()
+
+    def _add_live_figures(self, entry: dict[str, Any], stats: worker_pb2.WorkerStats | None) -> None:
+        worker = self._registry.get(entry["id"])
+        entry["in_flight"] = worker.in_flight if worker else 0
+        if stats is not None:
+            entry.update(
+                running=stats.num_running,
+                waiting=stats.num_waiting,
+                transfers=stats.num_transfers,
+                kv_blocks_total=stats.kv_blocks_total,
+                kv_blocks_used=stats.kv_blocks_used,
+                kv_blocks_cached=stats.kv_blocks_cached,
+                kv_blocks_leaked=stats.num_leaked_blocks,
+                preemptions=stats.num_preemptions,
+            )
+
+    async def _ask_cluster(self) -> ClusterFigures:
+        workers, answer = await asyncio.gather(self._ask_workers(), self._ask_controller())
+        pools, num_router_restarts = answer or ({}, None)
+        return ClusterFigures(workers, pools, num_router_restarts)
+
+    async def _ask_controller(self) -> tuple[dict[str, PoolFigures], int] | None:
+        """None when it does not answer; requests are served without it."""
+        try:
+            async with asyncio.timeout(_STATS_TIMEOUT_S):
+                figures: tuple[dict[str, PoolFigures], int] = await self._controller.figures.remote()
+                return figures
+        except (RayError, TimeoutError) as error:
+            logger.warning("the controller did not answer a scrape: %s", error)
+            return None
+
+    async def _ask_workers(self) -> dict[tuple[str, str], worker_pb2.WorkerStats | None]:
+        """What every worker says; None for one that does not answer."""
+        workers = self._registry.workers
+        results = await asyncio.gather(
+            *(worker.client.stats(_STATS_TIMEOUT_S) for worker in workers), return_exceptions=True
+        )
+        found: dict[tuple[str, str], worker_pb2.WorkerStats | None] = {}
+        for worker, result in zip(workers, results, strict=True):
+            if isinstance(result, BaseException) and not isinstance(result, BatonError):
+                raise result
+            found[worker.info.pool, worker.info.worker_id] = None if isinstance(result, BatonError) else result
+        return found
+
+
+def _load_tokenizer(path: str) -> Tokenizer:
+    """With what it would else look up, for a tenth of a second, while the first request waits."""
+    tokenizer = Tokenizer.load(path)
+    _ = tokenizer.max_token_chars
+    return tokenizer
+
+
+def _url_host(host: str) -> str:
+    """A host that a client on this machine can put into a URL."""
+    if host in ("0.0.0.0", "::"):
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host

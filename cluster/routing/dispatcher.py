@@ -1,0 +1,218 @@
+"""Chooses the workers of a request, and counts it as theirs from that moment on.
+
+Both steps are synchronous: nothing can come between looking at the workers and taking them, so that a worker that
+starts to drain either has a request or does not get it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Literal, Protocol
+
+from baton.core.errors import NoWorkerError
+from cluster.config.config import DECODE, PREFILL
+from cluster.registry.workers import Worker, WorkerRegistry
+from cluster.requests.booking import Booking
+from cluster.requests.journal import Journal
+from cluster.routing.base import Preference, RouteChooser, RouteDecision, RoutingRequest, WorkerSnapshot
+from cluster.routing.request_predictions import RequestPredictions
+from cluster.routing.routing_metrics import RoutingMetrics
+
+_EXPECTED_FOR_S = 5.0
+"""After its first token is due, a prompt that is not in a cache yet will not be."""
+
+
+class PrefixIndex(Protocol):
+    """Which worker holds how much of a prompt; see :class:`cluster.prefix_index.prefix_index.PrefixIndex`."""
+
+    def cached_tokens(self, worker_ids: Iterable[str], prompt: Sequence[int]) -> Mapping[str, int]:
+        """Leading tokens of the prompt that each worker need not compute."""
+        ...
+
+    def expect(self, worker_id: str, prompt: Sequence[int], until_s: float) -> None:
+        """A prompt is on its way to a worker."""
+        ...
+
+
+class Placement:
+    """A request's place on its workers. Use it as a context, or call :meth:`release`; both may happen."""
+
+    def __init__(
+        self,
+        prefill: Worker | None,
+        decode: Worker,
+        booking: Booking,
+        predictions: RequestPredictions,
+    ) -> None:
+        self.prefill = prefill
+        self.decode = decode
+        self._booking = booking
+        self._predictions = predictions
+        self._holds_prefill = prefill is not None
+        self._is_released = False
+        self._holds_decode = booking.decodes
+        if prefill is not None:
+            prefill.begin()
+        if self._holds_decode:
+            decode.begin()
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
+
+    def took(self, num_tokens: int) -> None:
+        """The sequence has got tokens."""
+        self._predictions.took(self._booking, num_tokens)
+
+    def keep_prefill(self) -> Callable[[], None]:
+        """The prefill worker stays busy beyond :meth:`release`, until what this gives is called; call it once."""
+        if self.prefill is None or not self._holds_prefill:
+            raise RuntimeError("there is no prefill worker to keep, or somebody keeps it already")
+        self._holds_prefill = False
+        return self.prefill.end
+
+    def release(self) -> None:
+        """The workers have nothing to do with the request any more; a second call changes nothing."""
+        if self._is_released:
+            return
+        self._is_released = True
+        self._predictions.end(self._booking)
+        if self._holds_decode:
+            self.decode.end()
+        if self.prefill is not None and self._holds_prefill:
+            self.prefill.end()
+
+    def __enter__(self) -> Placement:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class Dispatcher:
+    """
+    Args:
+        prefix_index: None: prefill workers hold as much of a prompt as usual, and decode workers nothing.
+        metrics: None: nobody wants to know.
+        prefill_ordering: of prompts on prefill workers: ``edf``, by urgency, or ``fcfs``. Decode workers have ``edf``.
+        clock: monotonic seconds; a simulation brings its own.
+    """
+
+    def __init__(
+        self,
+        registry: WorkerRegistry,
+        predictions: RequestPredictions,
+        chooser: RouteChooser,
+        prefix_index: PrefixIndex | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        metrics: RoutingMetrics | None = None,
+        prefill_ordering: Literal["edf", "fcfs"] = "edf",
+    ) -> None:
+        self._registry = registry
+        self._predictions = predictions
+        self._chooser = chooser
+        self._prefix_index = prefix_index
+        self._clock = clock
+        self._metrics = metrics
+        self._prefill_ordering = prefill_ordering
+
+    def forecast(self, journal: Journal, preferred: Preference | None = None) -> RouteDecision | None:
+        """The best route at present, of which nothing is booked. None: no worker that is needed takes the request."""
+        began_s = time.perf_counter()
+        now_s = self._clock()
+        request = _routing_request(journal, now_s, self._predictions.habits.output_tokens.value)
+        prefill, decode = self._registry.pool(PREFILL), self._registry.pool(DECODE)
+        cached = self._cached_tokens([*prefill, *decode], journal)
+        decision = self._chooser.choose(
+            [self._snapshot(worker, request, cached, now_s) for worker in prefill],
+            [self._snapshot(worker, request, cached, now_s) for worker in decode],
+            request,
+            preferred,
+        )
+        if self._metrics is not None:
+            self._metrics.decisions.observe(time.perf_counter() - began_s)
+        return decision
+
+    def book(self, journal: Journal, decision: RouteDecision) -> Placement:
+        """From now on the request counts as work of its route, until its place is released.
+
+        Raises:
+            NoWorkerError: a worker of the route has left since; ask for another one.
+        """
+        prefill = self._find(decision.prefill_id) if decision.prefill_id is not None else None
+        decode = self._find(decision.decode_id)
+        booking = self._predictions.begin(journal, decision)
+        if not journal.token_ids:
+            journal.request.timeline.routing = decision.record
+        if self._prefix_index is not None:
+            until_s = journal.received_s + decision.ttft_ms / 1e3 + _EXPECTED_FOR_S
+            self._prefix_index.expect(booking.computing_id, journal.request.prompt_token_ids, until_s)
+        if self._metrics is not None:
+            self._metrics.observe_route(local=prefill is None)
+        return Placement(prefill, decode, booking, self._predictions)
+
+    def missing_pools(self) -> list[str]:
+        """Pools without a worker that takes requests."""
+        return [pool for pool in (PREFILL, DECODE) if not self._registry.has_accepting(pool)]
+
+    def _find(self, worker_id: str) -> Worker:
+        worker = self._registry.get(worker_id)
+        if worker is None:
+            raise NoWorkerError(f"The worker {worker_id} has left the cluster. Try again.")
+        return worker
+
+    def _cached_tokens(self, workers: Sequence[Worker], journal: Journal) -> Mapping[str, int]:
+        prompt = journal.request.prompt_token_ids
+        if self._prefix_index is not None:
+            return self._prefix_index.cached_tokens([worker.info.worker_id for worker in workers], prompt)
+        usual = int(min(self._predictions.habits.cached_tokens.value, len(prompt) - 1))
+        return {worker.info.worker_id: usual for worker in workers if worker.info.pool == PREFILL}
+
+    def _snapshot(
+        self, worker: Worker, request: RoutingRequest, cached: Mapping[str, int], now_s: float
+    ) -> WorkerSnapshot:
+        info, ledger = worker.info, self._predictions.ledger
+        worker_id = info.worker_id
+        by_urgency = info.pool != PREFILL or self._prefill_ordering == "edf"
+        queue = ledger.queue(worker_id, now_s, request.urgency if by_urgency else None, info.chunk_tokens)
+        return WorkerSnapshot(
+            worker_id=worker_id,
+            pool=info.pool,
+            accepting=worker.is_accepting,
+            in_flight=worker.in_flight,
+            assigned=worker.assigned,
+            queue=queue,
+            batch=queue.decoding,
+            context_tokens=queue.context_tokens,
+            final_tokens=ledger.final_tokens(worker_id),
+            cached_tokens=cached.get(worker_id, 0),
+            kv_tokens=info.kv_blocks * info.block_size,
+            max_num_seqs=info.max_num_seqs,
+            chunk_tokens=info.chunk_tokens,
+            kv_bytes_per_token=info.kv_bytes_per_token,
+            device=info.device,
+            node=info.node,
+            backlog_tokens=ledger.backlog_tokens(worker_id),
+            tpot_target_s=ledger.tpot_target_s(worker_id),
+            last_assigned_s=worker.last_assigned_s,
+        )
+
+
+def _routing_request(journal: Journal, now_s: float, usual_output_tokens: float) -> RoutingRequest:
+    request, num_generated = journal.request, len(journal.token_ids)
+    max_tokens = max(1, request.params.max_tokens - num_generated)
+    return RoutingRequest(
+        request_id=request.request_id,
+        num_prompt_tokens=len(request.prompt_token_ids) + num_generated,
+        failed_on=frozenset(journal.failed_on),
+        slo=request.slo,
+        max_tokens=max_tokens,
+        elapsed_ms=(now_s - journal.received_s) * 1e3,
+        urgency=journal.urgency,
+        is_resumed=num_generated > 0,
+        output_tokens=max(1.0, min(usual_output_tokens, max_tokens)),
+    )

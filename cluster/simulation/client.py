@@ -1,0 +1,82 @@
+"""The router's connection to a simulated worker of its own process: ``WorkerClient``'s
+methods, without a wire."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Mapping
+
+from baton.core.errors import WorkerLostError
+from baton.core.step_log import StepLog
+from baton.core.timeline import Event, Timeline, TransferPart
+from baton.rpc.wire import worker_pb2
+from cluster.registry.worker_client import WorkerClient
+from cluster.simulation.worker import SimulatedWorker
+
+
+class InProcessClient(WorkerClient):
+    """Both ends share one loop and one clock, so that nothing has to be measured or shifted.
+
+    Args:
+        worker: None: nobody is there.
+    """
+
+    def __init__(self, address: str, worker: SimulatedWorker | None) -> None:
+        self.address = address  # the base class would open a channel
+        self._simulated = worker
+
+    def prefill(self, request: worker_pb2.PrefillRequest, timeout_s: float) -> AsyncGenerator[worker_pb2.PrefillEvent]:
+        """See the base class."""
+        return self._present().prefill(request, timeout_s)
+
+    def generate(self, request: worker_pb2.GenerateRequest, timeout_s: float) -> AsyncGenerator[worker_pb2.TokenBatch]:
+        """See the base class."""
+        return self._present().generate(request, timeout_s)
+
+    async def abandon(self, transfer_id: str) -> None:
+        """See the base class."""
+        if self._simulated is not None:
+            self._simulated.sink.abandon(transfer_id)
+
+    def watch_cache(self) -> AsyncGenerator[worker_pb2.CacheEvents]:
+        """See the base class."""
+        return self._present().watch_cache()
+
+    async def stats(self, timeout_s: float = 2.0, samples_after: int | None = None) -> worker_pb2.WorkerStats:
+        """See the base class."""
+        return self._present().stats(samples_after)
+
+    @property
+    def needs_sync(self) -> bool:
+        return False
+
+    async def sync_clock(self) -> None:
+        """There is one clock."""
+
+    def record(self, timeline: Timeline, events: Mapping[Event, float]) -> None:
+        """See the base class."""
+        for event, at_s in events.items():
+            timeline.replace(event, at_s)
+
+    def record_steps(self, log: StepLog, batch: worker_pb2.TokenBatch, first_token: int) -> None:
+        """Nobody looks at the steps of a replay."""
+
+    def record_parts(self, timeline: Timeline, parts: Iterable[worker_pb2.TransferPart]) -> None:
+        """See the base class."""
+        timeline.parts = [
+            TransferPart(part.num_bytes, part.num_parts, part.started_s, part.sent_s, part.acknowledged_s)
+            for part in parts
+        ]
+
+    async def is_alive(self) -> bool:
+        return self._simulated is not None
+
+    async def close(self) -> None:
+        """Ends every call that is open; its reader gets :class:`WorkerLostError`."""
+        worker, self._simulated = self._simulated, None
+        if worker is not None:
+            worker.stop(WorkerLostError(f"the worker at {self.address} has left the cluster"))
+
+    def _present(self) -> SimulatedWorker:
+        if self._simulated is None:
+            raise WorkerLostError(f"the worker at {self.address} has left the cluster")
+        return self._simulated

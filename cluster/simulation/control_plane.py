@@ -1,0 +1,96 @@
+"""The real control plane over simulated workers, in virtual time and without HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from baton.explain.timelines import TimelineStore
+from baton.process.background import BackgroundTasks
+from cluster.config.config import POOLS, BatonConfig
+from cluster.control_plane import ControlPlane
+from cluster.registry.workers import WorkerRegistry
+from cluster.requests.generation import ModelCard
+from cluster.simulation.profile import TimingProfile
+from cluster.simulation.virtual_cluster import VirtualCluster
+from cluster.simulation.virtual_pools import PoolActions, VirtualPools
+from cluster.telemetry.metrics import RouterMetrics
+
+T = TypeVar("T")
+
+_SAMPLES_EVERY_S = 1.0
+_LEARNING_S = 10.0
+"""From the start on samples are fetched every second, as a real router does it; then less often, to save time."""
+
+
+class VirtualControlPlane:
+    """:class:`ControlPlane` on the clock of the event loop, with workers and pools of its own.
+
+    Args:
+        poll_s: how often step samples are fetched.
+    """
+
+    def __init__(self, config: BatonConfig, profile: TimingProfile, poll_s: float) -> None:
+        self._config = config
+        self._clock = asyncio.get_running_loop().time
+        self._poll_s = poll_s
+        self.cluster = VirtualCluster(config, profile)
+        actions = PoolActions(self._add_worker, self._remove_worker, self.cluster.paid)
+        self._pools = VirtualPools(actions, profile.start_s, profile.switch_s)
+        self._plane = ControlPlane(config, self.registry, self._pools, clock=self._clock, offload=_in_place)
+        self._tasks = BackgroundTasks()
+        self._running: list[asyncio.Task[None]] = []
+        card = ModelCard("simulated", 2**31, 2**31, 0)  # the router asks the workers for what bounds a request
+        self.router = self._plane.create_router(card, TimelineStore(0))
+
+    @property
+    def registry(self) -> WorkerRegistry:
+        return self.cluster.registry
+
+    @property
+    def metrics(self) -> RouterMetrics:
+        return self._plane.metrics
+
+    async def start(self) -> None:
+        """Brings the pools to their sizes."""
+        await self._pools.fill({pool: self._config.pool(pool).workers for pool in POOLS})
+        self._running.append(self._tasks.spawn(self._poll()))
+        if self._config.autoscaler.enabled:
+            self._running.append(self._tasks.spawn(self._plane.autoscaler.run()))
+
+    async def _add_worker(self, pool: str) -> str:
+        """Its id; requests may go to it at once."""
+        worker = self.cluster.add(pool)
+        self._plane.prefixes.add(worker)
+        await self._plane.samples.add(worker)
+        return worker.info.worker_id
+
+    async def _remove_worker(self, worker_id: str) -> None:
+        """When nothing runs on it any more."""
+        worker = self.registry.drain(worker_id)
+        if worker is not None:
+            await worker.idle.wait()
+            self._plane.prefixes.remove(worker_id)
+            await self.cluster.remove(worker_id)
+            self._plane.samples.remove(worker_id)
+
+    def sizes(self) -> dict[str, int]:
+        """Workers by pool."""
+        return {pool: len(self.registry.pool(pool)) for pool in POOLS}
+
+    async def stop(self) -> None:
+        for task in self._running:
+            task.cancel()
+        await self._plane.prefixes.close()
+        self._plane.admission.close()
+
+    async def _poll(self) -> None:
+        while True:
+            await asyncio.sleep(_SAMPLES_EVERY_S if self._clock() < _LEARNING_S else self._poll_s)
+            await self._plane.samples.poll()
+
+
+async def _in_place(work: Callable[[], T], /) -> T:
+    """When a thread is done would be chance, and a replay is not to depend on it."""
+    return work()

@@ -1,0 +1,62 @@
+"""Profiles from real runs: routers keep what they learn of every kind of worker, and a profile can be made of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from baton.core.errors import ConfigError
+from baton.engine.models.model_cache import cache_dir
+from cluster.config.config import DECODE, PREFILL
+from cluster.latency.store import FitStore
+from cluster.simulation.profile import StepTimes, TimingProfile
+
+_POOL = 1
+"""Where a worker's kind names its pool; see :func:`cluster.latency.feed.traits_of`."""
+
+
+def newest_fits(folder: Path | None = None) -> dict[str, tuple[float, ...]]:
+    """Step coefficients by pool: those of the kind of worker that was learned about last.
+
+    Args:
+        folder: of :class:`cluster.latency.store.FitStore`; None: the usual one.
+    """
+    folder = folder or cache_dir() / "latency"
+    store, fits = FitStore(folder), {}
+    for file in sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime):
+        try:
+            kind = tuple(json.loads(file.read_text(encoding="utf-8"))["kind"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        coefficients = store.load(kind)
+        if coefficients and len(kind) > _POOL:
+            fits[kind[_POOL]] = coefficients
+    return fits
+
+
+def fitted_profile(base: TimingProfile, fits: Mapping[str, tuple[float, ...]]) -> TimingProfile:
+    """``base`` with the step costs of real workers.
+
+    Raises:
+        ConfigError: there are none of a pool.
+    """
+    for pool in (PREFILL, DECODE):
+        if pool not in fits:
+            raise ConfigError(
+                f"Nothing is known of real {pool} workers. Run a cluster under load for a minute and stop it with "
+                "`baton down`; its router keeps what it has learned."
+            )
+    return base.model_copy(update={"step": _step(fits[PREFILL]), "decode_step": _step(fits[DECODE])})
+
+
+def profile_text(profile: TimingProfile) -> str:
+    """YAML that :func:`cluster.simulation.profile.load_profile` reads."""
+    return yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False)
+
+
+def _step(coefficients: tuple[float, ...]) -> StepTimes:
+    values = (float(f"{value:.6g}") for value in coefficients)
+    return StepTimes(**dict(zip(StepTimes.model_fields, values, strict=True)))

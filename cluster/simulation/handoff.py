@@ -1,0 +1,151 @@
+"""The sending end of a hand-off without payload: it takes as long as its bytes would."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from baton.core.kv_spec import KVCacheSpec
+from baton.core.request import Request
+from baton.core.timeline import Event, TransferPart
+from baton.kv_transfer.base import KVTransport, TransferOffer
+from cluster.simulation.profile import TransferCosts
+
+_MAX_PARTS = 16
+"""Longer hand-offs report their last parts as one."""
+
+
+class Uplink:
+    """What a worker sends leaves one behind the other, at the link's rate."""
+
+    def __init__(self, costs: TransferCosts) -> None:
+        self._costs = costs
+        self._free_s = 0.0
+        self.num_bytes_sent = 0
+
+    @property
+    def latency_s(self) -> float:
+        return self._costs.fixed_ms / 1e3
+
+    def send(self, num_bytes: int, now_s: float) -> float:
+        """When the last of these bytes has left."""
+        self.num_bytes_sent += num_bytes
+        self._free_s = max(self._free_s, now_s) + num_bytes / self._costs.bytes_per_second
+        return self._free_s
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffSummary:
+    """How a hand-off went."""
+
+    num_bytes: int
+    num_tokens: int
+    num_cached_tokens: int
+    seconds: float
+    parts: tuple[TransferPart, ...]
+
+
+class SimulatedHandoff:
+    """One prompt's way to a decode worker. It asks for room when the first chunk is scheduled; what is computed leaves
+    chunk by chunk, while the next ones are computed.
+
+    Args:
+        events: gets the hand-off's lifecycle events.
+    """
+
+    def __init__(
+        self,
+        transport: KVTransport,
+        uplink: Uplink,
+        request: Request,
+        spec: KVCacheSpec,
+        transfer_id: str,
+        peer: str,
+        reserve_timeout_s: float,
+        bytes_per_token: int,
+        events: dict[Event, float],
+    ) -> None:
+        self._transport = transport
+        self._uplink = uplink
+        self._bytes_per_token = bytes_per_token
+        self._num_prompt = request.num_prompt_tokens
+        self._offer = TransferOffer(
+            transfer_id, request.request_id, spec, tuple(request.prompt_token_ids), reserve_timeout_s
+        )
+        self._peer = peer
+        self._events = events
+        self._loop = asyncio.get_running_loop()
+        self._sent_tokens: int | None = None
+        self._num_computed = 0
+        self._sent_s = self._started_s = 0.0
+        self._parts: list[TransferPart] = []
+        self._computed = asyncio.Event()
+        self._task: asyncio.Task[HandoffSummary] | None = None
+
+    def computed(self, num_tokens: int, now_s: float) -> None:
+        """So many tokens of the prompt have their KV. The first call, with those that are cached, asks for room."""
+        if self._task is None:
+            self._started_s = now_s
+            self._task = self._loop.create_task(self._run())
+        self._num_computed = num_tokens
+        self._push(now_s)
+        if num_tokens >= self._num_prompt:
+            self._computed.set()
+
+    async def result(self) -> HandoffSummary:
+        """Raises ``BatonError`` when it failed."""
+        if self._task is None:
+            raise RuntimeError("a hand-off was awaited that never began")
+        return await self._task
+
+    async def close(self) -> None:
+        """Gives it up, unless it is over."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> HandoffSummary:
+        self._events[Event.TRANSFER_STARTED] = self._started_s
+        stream = await self._transport.open(self._offer, self._peer)
+        try:
+            self._events[Event.TRANSFER_RESERVED] = self._loop.time()
+            cached = min(stream.reservation.num_cached_tokens, self._num_prompt)
+            self._sent_tokens = cached
+            self._push(self._loop.time())
+            await self._computed.wait()
+            await asyncio.sleep(max(0.0, self._sent_s + self._uplink.latency_s - self._loop.time()))
+            await stream.commit()
+        except BaseException:
+            await stream.abort()
+            raise
+        acknowledged_s = self._loop.time()
+        self._events[Event.TRANSFER_ACKNOWLEDGED] = acknowledged_s
+        num_tokens = self._num_prompt - cached
+        return HandoffSummary(
+            num_tokens * self._bytes_per_token,
+            num_tokens,
+            cached,
+            acknowledged_s - self._started_s,
+            tuple(self._parts),
+        )
+
+    def _push(self, now_s: float) -> None:
+        if self._sent_tokens is None or self._num_computed <= self._sent_tokens:
+            return
+        num_bytes = (self._num_computed - self._sent_tokens) * self._bytes_per_token
+        self._sent_tokens = self._num_computed
+        self._sent_s = self._uplink.send(num_bytes, now_s)
+        part = TransferPart(num_bytes, 1, now_s, self._sent_s, self._sent_s + self._uplink.latency_s)
+        if len(self._parts) == _MAX_PARTS:
+            part = _merged(self._parts.pop(), part)
+        self._parts.append(part)
+
+
+def _merged(first: TransferPart, second: TransferPart) -> TransferPart:
+    return TransferPart(
+        first.num_bytes + second.num_bytes,
+        first.num_parts + second.num_parts,
+        first.started_s,
+        second.sent_s,
+        second.acknowledged_s,
+    )

@@ -1,0 +1,137 @@
+"""Ray actors of simulated workers: many workers to a process, each with a gRPC server of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import ray
+
+from baton.core.errors import ConfigError, NotFoundError, WorkerLostError
+from baton.core.logs import configure_logging
+from baton.engine.models.model_source import resolve_model
+from baton.engine.models.tokenizer import Tokenizer
+from baton.kv_transfer.base import KVTransport
+from baton.kv_transfer.receiver import KVTransferService
+from baton.kv_transfer.transports import create_transport
+from baton.process.without_torch import do_without_torch
+from baton.rpc.channel import create_server
+from cluster.config.config import BatonConfig
+from cluster.simulation.profile import load_profile
+from cluster.simulation.services import SimulatedServices
+from cluster.simulation.settings import worker_settings
+from cluster.simulation.worker import SimulatedWorker
+
+
+class SimulatedWorkerHost:
+    """One simulated worker, with the methods that a pool calls on :class:`cluster.worker.worker_host.WorkerHost`.
+
+    Args:
+        bind_host: address that the gRPC server listens on and that others reach; None: that of this node.
+    """
+
+    def __init__(self, worker_id: str, pool: str, config: BatonConfig, bind_host: str | None) -> None:
+        self._worker_id = worker_id
+        self._pool = pool
+        self._config = config
+        self._bind_host = bind_host or ray.util.get_node_ip_address()
+        self._server: grpc.aio.Server | None = None
+        self._worker: SimulatedWorker | None = None
+        self._transport: KVTransport | None = None
+        self._stopped = asyncio.Event()
+
+    async def start(self, model: ServedModel) -> dict[str, Any]:
+        """Serves. Returns a :class:`cluster.registry.workers.WorkerInfo` as a dictionary.
+
+        Raises:
+            ConfigError: the profile is unknown or wrong.
+        """
+        config = self._config
+        settings = worker_settings(
+            config,
+            load_profile(config.simulation.profile or ""),
+            self._worker_id,
+            self._pool,
+            vocab_size=model.vocab_size,
+            eos_token_ids=model.eos_token_ids,
+            model_name=model.name,
+        )
+        kv = config.kv_transfer
+        transport = create_transport(kv.transport, None, kv.transfer_timeout_s)
+        worker = SimulatedWorker(settings, transport)
+        server = create_server()
+        SimulatedServices(worker).add_to(server)
+        KVTransferService(worker.sink).add_to(server)
+        port = server.add_insecure_port(f"{self._bind_host}:0")
+        await server.start()
+        self._server, self._worker, self._transport = server, worker, transport
+        return settings.info(f"{self._bind_host}:{port}", os.uname().nodename, os.getpid()).to_dict()
+
+    async def wait(self) -> None:
+        """Returns after :meth:`stop`."""
+        await self._stopped.wait()
+
+    async def stop(self) -> None:
+        """Ends the worker and its server."""
+        if self._server is not None:
+            await self._server.stop(grace=1.0)
+        if self._worker is not None:
+            self._worker.stop(WorkerLostError(f"{self._worker_id} was stopped"))
+        if self._transport is not None:
+            await self._transport.close()
+        self._stopped.set()
+
+
+class ServedModel:
+    """What the tokens of simulated workers are shown with.
+
+    Raises:
+        ConfigError: the model has no usable tokenizer.
+    """
+
+    def __init__(self, reference: str) -> None:
+        source = resolve_model(reference)
+        self.name = source.name
+        try:
+            tokenizer = Tokenizer.load(source.path)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"model: {Path(source.path)} has no usable tokenizer: {error}") from error
+        self.vocab_size = tokenizer.vocab_size
+        self.eos_token_ids = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+
+
+class SimulatedWorkerProcess:
+    """A Ray actor with room for several workers. Its methods take the id of the worker that is meant."""
+
+    def __init__(self, config: dict[str, Any], name: str) -> None:
+        do_without_torch()
+        self._config = BatonConfig.from_dict(config)
+        self._hosts: dict[str, SimulatedWorkerHost] = {}
+        self._model: asyncio.Task[ServedModel] | None = None
+        configure_logging(self._config.log, name)
+
+    async def start(self, worker_id: str, pool: str, bind_host: str | None) -> dict[str, Any]:
+        """See :meth:`SimulatedWorkerHost.start`."""
+        if self._model is None:
+            self._model = asyncio.create_task(asyncio.to_thread(ServedModel, self._config.model))
+        host = self._hosts[worker_id] = SimulatedWorkerHost(worker_id, pool, self._config, bind_host)
+        return await host.start(await asyncio.shield(self._model))
+
+    async def wait(self, worker_id: str) -> None:
+        """See :meth:`SimulatedWorkerHost.wait`."""
+        await self._host(worker_id).wait()
+
+    async def stop(self, worker_id: str) -> None:
+        """See :meth:`SimulatedWorkerHost.stop`; a worker that is not there is fine."""
+        host = self._hosts.pop(worker_id, None)
+        if host is not None:
+            await host.stop()
+
+    def _host(self, worker_id: str) -> SimulatedWorkerHost:
+        host = self._hosts.get(worker_id)
+        if host is None:
+            raise NotFoundError(f"{worker_id} is not in this process.")
+        return host

@@ -1,0 +1,74 @@
+"""The gRPC face of a simulated worker: the services of both roles, and the one that every worker has."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, TypeAlias
+
+import grpc.aio
+
+from baton.rpc.channel import reporting_errors
+from baton.rpc.wire import worker_pb2, worker_pb2_grpc
+from cluster.simulation.worker import SimulatedWorker
+
+logger = logging.getLogger(__name__)
+
+_Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+
+class SimulatedServices(
+    worker_pb2_grpc.PrefillServicer, worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.WorkerServicer
+):
+    """See ``proto/worker.proto``. Cancelling a call aborts its request."""
+
+    def __init__(self, worker: SimulatedWorker) -> None:
+        self._worker = worker
+        self._loop = asyncio.get_running_loop()
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        worker_pb2_grpc.add_PrefillServicer_to_server(self, server)
+        worker_pb2_grpc.add_DecodeServicer_to_server(self, server)
+        worker_pb2_grpc.add_WorkerServicer_to_server(self, server)
+
+    async def Prefill(  # noqa: N802 - named by the schema
+        self, request: worker_pb2.PrefillRequest, context: _Context
+    ) -> None:
+        await _stream(context, request.sequence.request_id, self._worker.prefill(request))
+
+    async def Generate(  # noqa: N802 - named by the schema
+        self, request: worker_pb2.GenerateRequest, context: _Context
+    ) -> None:
+        await _stream(context, request.sequence.request_id, self._worker.generate(request))
+
+    async def Abandon(  # noqa: N802 - named by the schema
+        self, request: worker_pb2.AbandonRequest, context: _Context
+    ) -> worker_pb2.AbandonReply:
+        self._worker.sink.abandon(request.transfer_id)
+        return worker_pb2.AbandonReply()
+
+    async def Ping(  # noqa: N802 - named by the schema
+        self, request: worker_pb2.PingRequest, context: _Context
+    ) -> worker_pb2.PingReply:
+        return worker_pb2.PingReply(monotonic_s=self._loop.time())
+
+    async def GetStats(  # noqa: N802 - named by the schema
+        self, request: worker_pb2.StatsRequest, context: _Context
+    ) -> worker_pb2.WorkerStats:
+        after = request.samples_after if request.HasField("samples_after") else None
+        return self._worker.stats(after)
+
+    async def WatchCache(  # noqa: N802 - named by the schema
+        self, request: worker_pb2.WatchCacheRequest, context: _Context
+    ) -> AsyncGenerator[worker_pb2.CacheEvents]:
+        async with aclosing(self._worker.watch_cache()) as messages:
+            async for message in messages:
+                yield message
+
+
+async def _stream(context: _Context, call_id: str, messages: AsyncGenerator[object]) -> None:
+    async with reporting_errors(context, logger, call_id), aclosing(messages):
+        async for message in messages:
+            await context.write(message)

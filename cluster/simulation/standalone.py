@@ -1,0 +1,82 @@
+"""Simulated workers in a process of their own, without a cluster: ``python -m cluster.simulation.standalone -c FILE``.
+
+Prints one line of JSON when all of them serve: a list with a ``WorkerInfo`` for each. They are
+there until the standard input ends, so that they never outlive whoever started them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from baton.core.errors import BatonError
+from baton.process.without_torch import do_without_torch
+from cluster.config.config import POOLS, BatonConfig, load_config
+from cluster.simulation.host import ServedModel, SimulatedWorkerHost
+
+_HOST = "127.0.0.1"
+
+
+class StandaloneWorkers:
+    """As many of each pool as the configuration says, listening on this machine alone.
+
+    Args:
+        config: has a ``simulation.profile``.
+    """
+
+    def __init__(self, config: BatonConfig) -> None:
+        self._config = config
+        self._hosts: list[SimulatedWorkerHost] = []
+
+    async def start(self) -> list[dict[str, Any]]:
+        """What each worker says of itself.
+
+        Raises:
+            ConfigError: the profile or the model is unknown or wrong.
+        """
+        model = ServedModel(self._config.model)
+        infos = []
+        for pool in POOLS:
+            for number in range(self._config.pool(pool).workers):
+                host = SimulatedWorkerHost(f"{pool}-{number + 1}", pool, self._config, _HOST)
+                self._hosts.append(host)
+                infos.append(await host.start(model))
+        return infos
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(host.stop() for host in self._hosts))
+
+
+async def serve_until_eof(config: BatonConfig) -> None:
+    """Raises what :meth:`StandaloneWorkers.start` raises."""
+    workers = StandaloneWorkers(config)
+    try:
+        sys.stdout.write(json.dumps(await workers.start()) + "\n")
+        sys.stdout.flush()
+        await asyncio.to_thread(sys.stdin.read)
+    finally:
+        await workers.stop()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m cluster.simulation.standalone", description=__doc__)
+    parser.add_argument("-c", "--config", type=Path, required=True, metavar="FILE")
+    options = parser.parse_args(arguments)
+    try:
+        uvloop.run(serve_until_eof(load_config(options.config)))
+    except BatonError as error:
+        sys.stderr.write(f"{error.message}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    do_without_torch()
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""Durations of steps. While a batch only decodes, many of its steps are one leap, whose length has a closed form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, exp, sqrt
+from random import Random
+
+from baton.core.step_costs import StepCosts
+from baton.core.step_samples import StepSample
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What a step computes; the names are those of :class:`baton.core.step_samples.StepSample`."""
+
+    prompt_tokens: int = 0
+    attention_pairs: int = 0
+    sequences: int = 0
+    context_tokens: float = 0.0
+    drafted_tokens: float = 0.0
+
+    def ms(self, costs: StepCosts) -> float:
+        return (
+            costs.fixed
+            + costs.per_prompt_token * self.prompt_tokens
+            + costs.per_attention_pair * self.attention_pairs
+            + costs.per_sequence * self.sequences
+            + costs.per_context_token * self.context_tokens
+            + costs.per_drafted_token * self.drafted_tokens
+        )
+
+
+def sample_leap(leap: Leap, work: StepWork, batch: int, tokens_per_round: float) -> StepSample:
+    """One sample for all steps of a leap: the step in its middle.
+
+    Args:
+        work: of its first step.
+        batch: sequences in it that decode.
+    """
+    context = work.context_tokens + (leap.num_steps - 1) / 2 * batch * tokens_per_round
+    drafted = round(work.drafted_tokens)
+    return StepSample(
+        (leap.end_s() - leap.started_s) * 1e3 / leap.num_steps,
+        work.prompt_tokens,
+        work.attention_pairs,
+        work.sequences,
+        batch,
+        round(context),
+        drafted,
+        min(drafted, round(batch * (tokens_per_round - 1))),
+    )
+
+
+@dataclass(slots=True)
+class Leap:
+    """``num_steps`` steps of one batch, each longer than the one before by the same amount, since contexts grow.
+
+        duration of the first k steps = k·first + growth·k·(k - 1)/2
+
+    Attributes:
+        first_ms, growth_ms: noise included.
+    """
+
+    started_s: float
+    num_steps: int
+    first_ms: float
+    growth_ms: float
+
+    def end_s(self, num_steps: int | None = None) -> float:
+        """When the first ``num_steps`` of it are over; None: all."""
+        k = self.num_steps if num_steps is None else num_steps
+        return self.started_s + (k * self.first_ms + self.growth_ms * k * (k - 1) / 2) / 1e3
+
+    def steps_begun(self, now_s: float) -> int:
+        """How many steps have begun by then: at least one, and never more than the leap has."""
+        elapsed_ms = max(0.0, (now_s - self.started_s) * 1e3)
+        half = self.growth_ms / 2
+        if half > 0:
+            linear = self.first_ms - half
+            k = (-linear + sqrt(linear * linear + 4 * half * elapsed_ms)) / (2 * half)
+        else:
+            k = elapsed_ms / self.first_ms
+        return min(self.num_steps, max(1, ceil(k - 1e-9)))
+
+
+class Noise:
+    """Log-normal factors with a mean of 1.
+
+    Args:
+        sd: of a single step.
+    """
+
+    def __init__(self, sd: float, seed: str) -> None:
+        self._sd = sd
+        self._random = Random(seed)
+
+    def factor(self, num_steps: int) -> float:
+        """Of the mean of so many steps."""
+        if not self._sd:
+            return 1.0
+        sd = self._sd / sqrt(num_steps)
+        return exp(self._random.gauss(-sd * sd / 2, sd))

@@ -1,0 +1,92 @@
+"""Simulated workers of one process, behind the real registry, and how the real control plane hears of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import count
+
+from baton.kv_transfer.base import KVSink
+from baton.kv_transfer.payload.in_process import InProcessKVTransport
+from cluster.config.config import POOLS, BatonConfig
+from cluster.registry.workers import Worker, WorkerRegistry
+from cluster.simulation.client import InProcessClient
+from cluster.simulation.profile import TimingProfile
+from cluster.simulation.settings import worker_settings
+from cluster.simulation.worker import SimulatedWorker
+
+_NODE = "simulated"
+
+
+class VirtualCluster:
+    """Workers come and go; the hours of those that are paid for are counted."""
+
+    def __init__(self, config: BatonConfig, profile: TimingProfile) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._config = config
+        self._profile = profile
+        self._sinks: dict[str, KVSink] = {}
+        self._transport = InProcessKVTransport(self._sinks)
+        self._workers: dict[str, SimulatedWorker] = {}
+        self._hours = {pool: _Meter() for pool in POOLS}
+        self.sizes: list[tuple[float, str, int]] = []
+        """When a pool came to have how many workers that are paid for."""
+        self._numbers = {pool: count(1) for pool in POOLS}
+        self.registry = WorkerRegistry(self.connect, clock=self._loop.time)
+
+    @property
+    def workers(self) -> list[SimulatedWorker]:
+        return list(self._workers.values())
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        return self._loop.time
+
+    def connect(self, address: str) -> InProcessClient:
+        """For the registry."""
+        return InProcessClient(address, self._workers.get(address))
+
+    def add(self, pool: str) -> Worker:
+        """One more worker, ready at once."""
+        worker_id = f"{pool}-{next(self._numbers[pool])}"
+        settings = worker_settings(self._config, self._profile, worker_id, pool, with_steps=False)
+        worker = SimulatedWorker(settings, self._transport)
+        self._workers[worker_id] = worker
+        self._sinks[worker_id] = worker.sink
+        return self.registry.add(settings.info(worker_id, _NODE, 0))
+
+    async def remove(self, worker_id: str) -> None:
+        """Whatever still runs on it fails."""
+        self._sinks.pop(worker_id, None)
+        self._workers.pop(worker_id, None)
+        await self.registry.remove(worker_id)
+
+    def paid(self, pool: str, change: int) -> None:
+        """So many more workers of a pool cost from now on, those that start and drain included."""
+        self._hours[pool].change(change, self._loop.time())
+        self.sizes.append((self._loop.time(), pool, self._hours[pool].count))
+
+    def worker_hours(self) -> dict[str, float]:
+        """By pool, until now."""
+        now_s = self._loop.time()
+        return {pool: meter.seconds(now_s) / 3600 for pool, meter in self._hours.items()}
+
+    def leaks(self) -> list[str]:
+        """Sentences about blocks that nobody gave back."""
+        return [f"{name}: {problem}" for name, worker in self._workers.items() for problem in worker.check()]
+
+
+class _Meter:
+    """Seconds of workers."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._past_s = self._since_s = 0.0
+
+    def change(self, by: int, now_s: float) -> None:
+        self._past_s = self.seconds(now_s)
+        self._since_s = now_s
+        self.count += by
+
+    def seconds(self, now_s: float) -> float:
+        return self._past_s + self.count * (now_s - self._since_s)

@@ -1,0 +1,121 @@
+"""Pools whose workers take virtual time to start, and are drained before they go: what the autoscaler acts on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from baton.process.background import BackgroundTasks
+from cluster.autoscaling.observation import PoolCounts
+from cluster.config.config import POOLS
+
+
+class _Pool:
+    def __init__(self) -> None:
+        self.target = 0
+        self.ready: list[str] = []
+        self.starting = 0
+        self.draining = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolActions:
+    """What pools have done for them.
+
+    Attributes:
+        add: a worker of a pool, by its id, to which requests may go at once.
+        remove: returns when no request used the worker any more, and it is gone.
+        paid: a worker of a pool is there and costs, 1, or costs no more, -1.
+    """
+
+    add: Callable[[str], Awaitable[str]]
+    remove: Callable[[str], Awaitable[None]]
+    paid: Callable[[str, int], None]
+
+
+class VirtualPools:
+    """Implements :class:`cluster.autoscaling.autoscaler_loop.PoolControl`.
+
+    Args:
+        start_s: from the wish for a worker until it serves.
+        switch_s: that a drained worker takes to become one of the other pool.
+    """
+
+    def __init__(self, actions: PoolActions, start_s: float, switch_s: float) -> None:
+        self._actions = actions
+        self._start_s = start_s
+        self._switch_s = switch_s
+        self._pools = {pool: _Pool() for pool in POOLS}
+        self._tasks = BackgroundTasks()
+
+    async def fill(self, sizes: Mapping[str, int]) -> None:
+        """Brings the pools to their first sizes, at once."""
+        for name, size in sizes.items():
+            pool = self._pools[name]
+            pool.target = size
+            for _ in range(size):
+                self._actions.paid(name, 1)
+                pool.ready.append(await self._actions.add(name))
+
+    async def pool_counts(self) -> tuple[Mapping[str, PoolCounts], str]:
+        """See :class:`PoolControl`."""
+        counts = {
+            name: PoolCounts(
+                target=pool.target,
+                ready=len(pool.ready),
+                starting=pool.starting,
+                draining=pool.draining,
+                start_s=self._start_s,
+                switch_s=self._switch_s,
+            )
+            for name, pool in self._pools.items()
+        }
+        return counts, ""
+
+    async def autoscale(self, targets: dict[str, int], move: tuple[str, str] | None) -> None:
+        """See :class:`PoolControl`."""
+        if move is not None and len(self._pools[move[0]].ready) > 1:
+            self._move(*move)
+        for name, target in targets.items():
+            self._scale(name, target)
+
+    def _scale(self, name: str, target: int) -> None:
+        pool = self._pools[name]
+        pool.target = target
+        for _ in range(target - len(pool.ready) - pool.starting):
+            self._tasks.spawn(self._start(name, self._start_s))
+        for _ in range(len(pool.ready) - target):  # those that start and are too many never join
+            self._tasks.spawn(self._leave(name, pool.ready.pop()))
+
+    def _move(self, source: str, destination: str) -> None:
+        giving, taking = self._pools[source], self._pools[destination]
+        giving.target -= 1
+        taking.target += 1
+        taking.starting += 1
+        worker_id = giving.ready.pop()
+
+        async def change() -> None:
+            await self._leave(source, worker_id)
+            taking.starting -= 1
+            await self._start(destination, self._switch_s)
+
+        self._tasks.spawn(change())
+
+    async def _start(self, name: str, seconds: float) -> None:
+        pool = self._pools[name]
+        pool.starting += 1
+        self._actions.paid(name, 1)
+        await asyncio.sleep(seconds)
+        pool.starting -= 1
+        if len(pool.ready) >= pool.target:  # nobody wants it any more
+            self._actions.paid(name, -1)
+            return
+        pool.ready.append(await self._actions.add(name))
+
+    async def _leave(self, name: str, worker_id: str) -> None:
+        pool = self._pools[name]
+        pool.draining += 1
+        await self._actions.remove(worker_id)
+        pool.draining -= 1
+        self._actions.paid(name, -1)

@@ -1,0 +1,377 @@
+"""A simulated worker: what both kinds of workers do, over one engine. gRPC and in-process clients both end here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+from baton.core.errors import BatonError, ContextLengthError, DeadlineError, TransferError
+from baton.core.kv_spec import KVCacheSpec, LayerSpec
+from baton.core.request import FinishReason, Request
+from baton.core.step_costs import StepCosts
+from baton.core.step_samples import StepSample
+from baton.core.timeline import Event
+from baton.engine.kv_cache.block_manager import BlockManager
+from baton.engine.scheduling.ordering import EarliestDeadlineFirst, OrderingPolicy
+from baton.kv_transfer.base import KVTransport
+from baton.rpc.cache_messages import watch_messages
+from baton.rpc.conversions import pack_events, pack_parts, unpack_sequence
+from baton.rpc.wire import worker_pb2
+from cluster.config.config import DECODE
+from cluster.registry.workers import WorkerInfo
+from cluster.simulation.engine import SimulatedEngine
+from cluster.simulation.handoff import SimulatedHandoff, Uplink
+from cluster.simulation.kv_sink import SimulatedKVSink
+from cluster.simulation.limits import EngineLimits
+from cluster.simulation.profile import TimingProfile
+from cluster.simulation.sequences import SimulatedOutput, SimulatedSequence
+from cluster.simulation.timing import StepWork
+from cluster.simulation.tokens import FakeTokens
+
+DTYPE = "bfloat16"
+_PROFILE_WORK = tuple(
+    StepWork(prompt_tokens=tokens, attention_pairs=tokens * (tokens + 1) // 2, sequences=1)
+    for tokens in (16, 64, 128, 256, 512, 1024, 2048, 4096)
+) + tuple(
+    StepWork(sequences=batch, context_tokens=batch * context)
+    for batch, context in ((1, 64), (4, 128), (16, 64), (32, 512), (16, 4096), (1, 16384))
+)
+"""What a real worker measures at its start, in kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """
+    Attributes:
+        limits: of its engine.
+        num_blocks, block_size: of its KV cache.
+        tokens_per_message: the most that one message of a stream brings.
+        with_steps: whether messages say which steps made them, which timelines show.
+        seed: of its noise, with its id.
+    """
+
+    worker_id: str
+    pool: str
+    profile: TimingProfile
+    limits: EngineLimits
+    num_blocks: int
+    block_size: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    model_name: str
+    ordering: OrderingPolicy = field(default_factory=EarliestDeadlineFirst)
+    prefix_caching: bool = True
+    tokens_per_message: int = 16
+    with_steps: bool = True
+    reserve_timeout_s: float = 30.0
+    claim_timeout_s: float = 30.0
+    seed: int = 0
+
+    @property
+    def kv_spec(self) -> KVCacheSpec:
+        """A layout of the right size: all that hand-offs look at is whether both ends have the same one."""
+        elements = max(1, self.profile.kv_bytes_per_token // 4)
+        layer = LayerSpec(1, elements, elements)
+        return KVCacheSpec(f"simulated {self.profile.model}", DTYPE, self.block_size, (layer,))
+
+    def info(self, address: str, node: str, pid: int) -> WorkerInfo:
+        """What the worker says of itself."""
+        return WorkerInfo(
+            worker_id=self.worker_id,
+            pool=self.pool,
+            address=address,
+            node=node,
+            pid=pid,
+            device=f"simulated {self.profile.gpu}",
+            model_name=self.model_name,
+            max_model_len=self.limits.max_model_len,
+            vocab_size=self.vocab_size,
+            eos_token_ids=self.eos_token_ids,
+            kv_fingerprint=self.kv_spec.fingerprint(),
+            kv_bytes_per_token=self.profile.kv_bytes_per_token,
+            block_size=self.block_size,
+            dtype=DTYPE,
+            draft_method="",
+            chunk_tokens=self.limits.chunk_tokens,
+            max_num_seqs=self.limits.max_num_seqs,
+            kv_blocks=self.num_blocks,
+        )
+
+
+class SimulatedWorker:
+    """Make it on the event loop that it shall live on.
+
+    Args:
+        transport: how its hand-offs reach decode workers.
+    """
+
+    def __init__(self, settings: WorkerSettings, transport: KVTransport) -> None:
+        self.settings = settings
+        profile = settings.profile
+        self._loop = asyncio.get_running_loop()
+        self._transport = transport
+        self._eos = frozenset(settings.eos_token_ids)
+        self._spec = settings.kv_spec
+        self.blocks = BlockManager(settings.num_blocks, settings.block_size, prefix_caching=settings.prefix_caching)
+        costs = profile.costs(settings.pool)
+        tokens = FakeTokens(settings.vocab_size, min(self._eos, default=None), profile.output_tokens)
+        self.engine = SimulatedEngine(
+            profile,
+            costs,
+            settings.limits,
+            self.blocks,
+            tokens,
+            ordering=settings.ordering,
+            tokens_per_message=settings.tokens_per_message,
+            seed=f"{settings.seed}:{settings.worker_id}",
+            on_free=lambda: self.sink.retry_soon(),
+        )
+        self.sink = SimulatedKVSink(self.engine, self.blocks, settings.claim_timeout_s)
+        self._uplink = Uplink(profile.transfer)
+        self._started_s = self._loop.time()
+        self._num_calls = count(1)
+        self._num_handoffs = 0
+        for work in _PROFILE_WORK:
+            self.engine.samples.add(_profile_sample(work, costs))
+
+    async def prefill(
+        self, message: worker_pb2.PrefillRequest, timeout_s: float | None = None
+    ) -> AsyncGenerator[worker_pb2.PrefillEvent]:
+        """See ``proto/worker.proto``. Closing the generator aborts request and hand-off.
+
+        Args:
+            timeout_s: after which it fails with :class:`DeadlineError`; None: somebody else looks after that.
+        """
+        await self._arrive()
+        events = {Event.PREFILL_QUEUED: self._loop.time()}
+        request = self._request(message.sequence)
+        request.hands_off = True
+        handoff: SimulatedHandoff | None = None
+        lease_id = request.request_id
+        sequence = SimulatedSequence(request)
+        if message.HasField("handoff"):
+            handoff = self._begin_handoff(request, message.handoff, events)
+            sequence.on_computed = self._leasing(request, handoff)
+        self._check(request, 1)
+        timer = self._limit(sequence, timeout_s)
+        try:
+            self.engine.add(sequence)
+            output = await _next(sequence)
+            events[Event.FIRST_TOKEN_SAMPLED] = output.at_s
+            events[Event.PREFILL_STARTED] = request.first_scheduled_s or output.at_s
+            batch = self._batch(output, request)
+            yield worker_pb2.PrefillEvent(first_token=batch, events=pack_events(events))
+            if handoff is not None and output.finish_reason is FinishReason.HANDED_OFF:
+                result = await _outcome(handoff)
+                self.blocks.pool.end_lease(lease_id)
+                yield worker_pb2.PrefillEvent(handoff=result, events=pack_events(events))
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self.engine.abort(sequence)
+            if handoff is not None:
+                self._num_handoffs -= 1
+                await handoff.close()
+            self.blocks.pool.end_lease(lease_id)
+            self.engine.wake()
+
+    async def generate(
+        self, message: worker_pb2.GenerateRequest, timeout_s: float | None = None
+    ) -> AsyncGenerator[worker_pb2.TokenBatch]:
+        """See ``proto/worker.proto``. Closing the generator aborts the request; ``timeout_s`` as above."""
+        if not message.transfer_id:
+            await self._arrive()
+        received_s = self._loop.time()
+        request = self._request(message.sequence)
+        self._check(request, request.params.max_tokens)
+        events = {Event.DECODE_RECEIVED: received_s}
+        if message.transfer_id:
+            imported = await self.sink.claim(message.transfer_id)
+            try:
+                if imported.holder is None or imported.holder.num_tokens != request.num_prompt_tokens:
+                    raise TransferError(f"transfer {message.transfer_id} brought the KV of another prompt.")
+                events[Event.KV_COMMITTED] = imported.committed_s
+                self.sink.hand_over(imported, request)
+            finally:
+                self.sink.release(imported)
+        request.arrival_s = events[Event.DECODE_QUEUED] = self._loop.time()
+        sequence = SimulatedSequence(request)
+        timer = self._limit(sequence, timeout_s)
+        try:
+            self.engine.add(sequence)
+            while True:
+                output = await _next(sequence)
+                is_prompt = bool(events) and not message.transfer_id
+                batch = self._batch(output, request, with_steps=bool(events), is_prompt=is_prompt)
+                if events:
+                    events[Event.DECODE_STARTED] = request.first_scheduled_s or request.arrival_s
+                    batch.events.extend(pack_events(events))
+                    events = {}
+                yield batch
+                if output.finish_reason is not None:
+                    return
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self.engine.abort(sequence)
+
+    def watch_cache(self) -> AsyncGenerator[worker_pb2.CacheEvents]:
+        """See ``Worker.WatchCache``."""
+        return watch_messages(self.blocks.prefix_cache.events)
+
+    def stats(self, samples_after: int | None = None) -> worker_pb2.WorkerStats:
+        """See ``Worker.GetStats``."""
+        engine, usage = self.engine, self.blocks.usage()
+        stats = worker_pb2.WorkerStats(
+            worker_id=self.settings.worker_id,
+            role=self.settings.pool,
+            num_running=engine.num_running,
+            num_waiting=engine.num_waiting,
+            num_transfers=self.sink.num_active if self.settings.pool == DECODE else self._num_handoffs,
+            kv_blocks_total=usage.total,
+            kv_blocks_used=usage.used,
+            kv_blocks_cached=usage.cached,
+            num_preemptions=engine.num_preemptions,
+            num_steps=engine.num_steps,
+            prefill_tokens=engine.num_prefill_tokens,
+            generated_tokens=engine.num_generated_tokens,
+            kv_bytes_sent=self._uplink.num_bytes_sent,
+            uptime_s=self._loop.time() - self._started_s,
+        )
+        if samples_after is not None:
+            stats.step_samples.last_index = engine.samples.last_index
+            rows = engine.samples.after(samples_after)
+            for name, column in zip(StepSample._fields, zip(*rows, strict=True), strict=False):
+                getattr(stats.step_samples, name).extend(column)
+        return stats
+
+    def check(self) -> list[str]:
+        """Sentences about blocks that leaked; empty when every one is accounted for."""
+        return self.blocks.check([*self.engine.holders(), *self.sink.holders()])
+
+    def stop(self, error: BatonError) -> None:
+        """Ends the engine; whoever reads a stream gets ``error``."""
+        self.engine.stop(error)
+
+    def _limit(self, sequence: SimulatedSequence, timeout_s: float | None) -> asyncio.TimerHandle | None:
+        if timeout_s is None:
+            return None
+        error = DeadlineError(f"{self.settings.worker_id} did not answer in time.")
+        return self._loop.call_later(timeout_s, self.engine.fail, sequence, error)
+
+    async def _arrive(self) -> None:
+        """Both ways of a delivery at once: what matters of them is when the first token is back."""
+        if self.settings.profile.delivery_ms:
+            await asyncio.sleep(self.settings.profile.delivery_ms / 1e3)
+
+    def _request(self, message: worker_pb2.Sequence) -> Request:
+        request = unpack_sequence(message, self._eos, self._loop.time())
+        # A second attempt may arrive before this worker has heard that the first one is over.
+        request.request_id = f"{request.request_id}#{next(self._num_calls)}"
+        return request
+
+    def _check(self, request: Request, num_new: int) -> None:
+        limits, room = self.settings.limits, self.settings.num_blocks * self.settings.block_size
+        needed = request.num_prompt_tokens + num_new
+        if needed > limits.max_model_len or needed - 1 > room:
+            raise ContextLengthError(
+                f"The request needs {needed} tokens, but a simulated worker takes {limits.max_model_len} and its KV "
+                f"cache holds {room}.",
+                param="max_tokens",
+            )
+
+    def _begin_handoff(
+        self, request: Request, message: worker_pb2.Handoff, events: dict[Event, float]
+    ) -> SimulatedHandoff:
+        self._num_handoffs += 1
+        return SimulatedHandoff(
+            self._transport,
+            self._uplink,
+            request,
+            self._spec,
+            message.transfer_id,
+            message.peer,
+            self.settings.reserve_timeout_s,
+            self.settings.profile.kv_bytes_per_token,
+            events,
+        )
+
+    def _leasing(self, request: Request, handoff: SimulatedHandoff) -> Callable[[int, float], None]:
+        """Passes chunks on, and keeps the blocks of a prompt beyond its request."""
+
+        def computed(num_tokens: int, now_s: float) -> None:
+            handoff.computed(num_tokens, now_s)
+            if num_tokens >= request.num_prompt_tokens:
+                self.blocks.pool.lease(request.request_id, request.block_ids)
+
+        return computed
+
+    def _batch(
+        self, output: SimulatedOutput, request: Request, *, with_steps: bool = False, is_prompt: bool = False
+    ) -> worker_pb2.TokenBatch:
+        """
+        Args:
+            with_steps: whatever the settings say. The end of a local prefill shows in its step.
+            is_prompt: its steps computed the prompt.
+        """
+        num_uncached = request.num_prompt_tokens - request.num_cached_tokens
+        reason = output.finish_reason
+        batch = worker_pb2.TokenBatch(
+            token_ids=output.token_ids,
+            finish_reason="" if reason is None or reason is FinishReason.HANDED_OFF else str(reason),
+            num_cached_tokens=request.num_cached_tokens,
+            num_drafted=output.num_drafted,
+            num_accepted=output.num_accepted,
+        )
+        if with_steps or self.settings.with_steps:
+            steps = output.steps
+            batch.steps.add(
+                index=steps.last_index,
+                started_s=steps.started_s,
+                ended_s=steps.ended_s,
+                busy_s=steps.ended_s - steps.started_s,
+                num_steps=steps.num_steps,
+                num_computed_tokens=num_uncached if is_prompt else len(output.token_ids),
+                num_sequences=steps.sequences,
+                num_batch_tokens=steps.sequences + steps.prompt_tokens,
+                num_prompt_tokens=steps.prompt_tokens,
+            )
+        return batch
+
+
+async def _next(sequence: SimulatedSequence) -> SimulatedOutput:
+    output = await sequence.outputs.get()
+    if isinstance(output, BatonError):
+        raise output
+    return output
+
+
+async def _outcome(handoff: SimulatedHandoff) -> worker_pb2.HandoffResult:
+    try:
+        done = await handoff.result()
+    except BatonError as error:
+        return worker_pb2.HandoffResult(error_code=error.code, error_message=error.message)
+    return worker_pb2.HandoffResult(
+        num_bytes=done.num_bytes,
+        num_parts=sum(part.num_parts for part in done.parts),
+        num_tokens=done.num_tokens,
+        num_cached_tokens=done.num_cached_tokens,
+        seconds=done.seconds,
+        parts=pack_parts(done.parts),
+    )
+
+
+def _profile_sample(work: StepWork, costs: StepCosts) -> StepSample:
+    decoding = 0 if work.prompt_tokens else work.sequences
+    return StepSample(
+        work.ms(costs),
+        work.prompt_tokens,
+        work.attention_pairs,
+        work.sequences,
+        decoding,
+        round(work.context_tokens),
+        0,
+        0,
+    )

@@ -1,0 +1,183 @@
+"""What workers and pools say of themselves, as Prometheus series that vanish with whom they describe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, get_args
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from baton.rpc.wire import worker_pb2
+from cluster.config.config import SpeculationMethod
+
+_OTHER_METHOD = "other"
+_METHODS = frozenset(get_args(SpeculationMethod))
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFigures:
+    """A pool's size and its history since the controller started.
+
+    Attributes:
+        states: number of workers by state.
+        scale_events: changes of the target, by direction.
+        failures: workers that ended without being asked to, by what they were doing.
+        role_changes: workers taken over from the other pool, by who asked for it.
+    """
+
+    target: int
+    states: Mapping[str, int]
+    scale_events: Mapping[str, int]
+    num_started: int
+    failures: Mapping[str, int]
+    role_changes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFigures:
+    """One round of questions.
+
+    Attributes:
+        workers: by (pool, worker id); None for a worker that did not answer.
+        pools: by name; empty when the controller did not answer.
+    """
+
+    workers: Mapping[tuple[str, str], worker_pb2.WorkerStats | None] = field(default_factory=dict)
+    pools: Mapping[str, PoolFigures] = field(default_factory=dict)
+    num_router_restarts: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """A figure of a worker: the metric's name, the field of its statistics, and what it is."""
+
+    name: str
+    field: str
+    text: str
+    family_type: ClassVar[type[CounterMetricFamily] | type[GaugeMetricFamily]]
+
+    def family(self, labels: list[str]) -> CounterMetricFamily | GaugeMetricFamily:
+        return self.family_type(self.name, self.text, labels=labels)
+
+
+class _Gauge(_Series):
+    family_type = GaugeMetricFamily
+
+
+class _Counter(_Series):
+    family_type = CounterMetricFamily
+
+
+_WORKER_SERIES = (
+    _Gauge("baton_worker_uptime_seconds", "uptime_s", "Since the worker began to serve."),
+    _Gauge("baton_worker_running_requests", "num_running", "Requests in the worker's batch."),
+    _Gauge("baton_worker_waiting_requests", "num_waiting", "Requests that wait in the worker's queue."),
+    _Gauge("baton_worker_transfers", "num_transfers", "KV hand-offs under way."),
+    _Gauge("baton_worker_kv_blocks", "kv_blocks_total", "KV blocks of the worker."),
+    _Gauge("baton_worker_kv_blocks_used", "kv_blocks_used", "KV blocks held by requests and hand-offs."),
+    _Gauge("baton_worker_kv_blocks_cached", "kv_blocks_cached", "Free KV blocks whose content can be reused."),
+    _Counter(
+        "baton_worker_kv_leaked_blocks", "num_leaked_blocks", "KV blocks that nobody owned and nobody gave back: a bug."
+    ),
+    _Counter("baton_worker_preemptions", "num_preemptions", "Requests that lost their blocks and were computed again."),
+    _Counter("baton_worker_steps", "num_steps", "Engine steps."),
+    _Counter(
+        "baton_worker_prefill_tokens",
+        "prefill_tokens",
+        "Prompt tokens computed; those from a prefix cache or from a hand-off are not.",
+    ),
+    _Counter("baton_worker_generated_tokens", "generated_tokens", "Tokens generated."),
+    _Counter("baton_worker_kv_sent_bytes", "kv_bytes_sent", "KV bytes sent."),
+    _Counter("baton_worker_kv_received_bytes", "kv_bytes_received", "KV bytes received."),
+    _Counter(
+        "baton_worker_draft_failures",
+        "num_draft_failures",
+        "Times that a speculation method broke and was switched off. Its requests went on without it.",
+    ),
+)
+
+_METHOD_SERIES = (
+    _Counter("baton_worker_drafts", "num_drafts", "Drafts of a method that were verified."),
+    _Counter("baton_worker_drafted_tokens", "num_drafted_tokens", "Tokens in these drafts."),
+    _Counter(
+        "baton_worker_accepted_tokens", "num_accepted_tokens", "Of these tokens, the ones that the model agreed with."
+    ),
+)
+
+
+class ClusterCollector(Collector):
+    """Shows the newest :class:`ClusterFigures`. Workers that are gone have no series any more."""
+
+    def __init__(self) -> None:
+        self.figures = ClusterFigures()
+        """Replaced as a whole, so that a rendering in another thread never sees half of it."""
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: the registry shall not ask for figures when this is registered."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        figures = self.figures
+        yield from _pool_families(figures)
+        up = GaugeMetricFamily("baton_worker_up", "1: the worker answered this scrape.", labels=["pool", "worker"])
+        for labels, stats in figures.workers.items():
+            up.add_metric(labels, float(stats is not None))
+        yield up
+        answered = {labels: stats for labels, stats in figures.workers.items() if stats is not None}
+        for series in _WORKER_SERIES:
+            family = series.family(["pool", "worker"])
+            for labels, stats in answered.items():
+                family.add_metric(labels, getattr(stats, series.field))
+            yield family
+        for series in _METHOD_SERIES:
+            family = series.family(["pool", "worker", "method"])
+            for labels, stats in answered.items():
+                for method, value in _by_method(stats, series.field).items():
+                    family.add_metric([*labels, method], value)
+            yield family
+
+
+def _by_method(stats: worker_pb2.WorkerStats, field_name: str) -> dict[str, float]:
+    """A worker's word is no bound: what no configuration names is counted together."""
+    values: dict[str, float] = {}
+    for entry in stats.methods:
+        method = entry.method if entry.method in _METHODS else _OTHER_METHOD
+        values[method] = values.get(method, 0.0) + getattr(entry, field_name)
+    return values
+
+
+def _pool_families(figures: ClusterFigures) -> Iterator[Metric]:
+    pools = figures.pools
+    target = GaugeMetricFamily("baton_workers_target", "Workers that the pool shall have.", labels=["pool"])
+    workers = GaugeMetricFamily("baton_workers", "Workers of the pool, by state.", labels=["pool", "state"])
+    scaled = CounterMetricFamily(
+        "baton_scale_events", "Changes of the pool's target, by direction.", labels=["pool", "direction"]
+    )
+    started = CounterMetricFamily("baton_worker_starts", "Workers that became ready.", labels=["pool"])
+    failed = CounterMetricFamily(
+        "baton_worker_failures",
+        "Workers that ended without being asked to, by whether they were starting or serving.",
+        labels=["pool", "phase"],
+    )
+    moved = CounterMetricFamily(
+        "baton_role_changes", "Workers taken over from the other pool, by who asked for it.", labels=["pool", "by"]
+    )
+    for name, pool in pools.items():
+        target.add_metric([name], pool.target)
+        started.add_metric([name], pool.num_started)
+        for family, values in (
+            (workers, pool.states),
+            (scaled, pool.scale_events),
+            (failed, pool.failures),
+            (moved, pool.role_changes),
+        ):
+            for label, value in values.items():
+                family.add_metric([name, label], value)
+    yield from (target, workers, scaled, started, failed, moved)
+    if figures.num_router_restarts is not None:
+        restarts = CounterMetricFamily("baton_router_restarts", "Times that the router died and was replaced.")
+        restarts.add_metric([], figures.num_router_restarts)
+        yield restarts

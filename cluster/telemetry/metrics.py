@@ -1,0 +1,234 @@
+"""Prometheus metrics of the whole cluster, served by the router. Names begin with ``baton_``; units are base units.
+
+Every value that a label can take is known beforehand or is the id of a present worker, never what a client sent. Series
+whose labels are known begin at zero, so that the first increase shows as one.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from baton.core.errors import error_classes
+from baton.core.histogram_buckets import FAST_SECONDS, SECONDS, TOKENS
+from baton.core.outcomes import CANCELLED, FINISHED, REJECTED
+from baton.core.slo import BUILTIN_CLASSES, STANDARD, SloClass
+from baton.core.timeline import Event, Timeline
+from baton.core.version import package_version
+from baton.rpc.wire import worker_pb2
+from cluster.admission.admission_metrics import AdmissionMetrics
+from cluster.autoscaling.autoscaling_metrics import AutoscalerMetrics
+from cluster.latency.error_metrics import PredictionErrors
+from cluster.prefix_index.prefix_metrics import PrefixMetrics
+from cluster.routing.routing_metrics import RoutingMetrics
+from cluster.telemetry.cluster_metrics import ClusterCollector
+from cluster.telemetry.http_metrics import HttpMetrics
+from cluster.telemetry.slo_metrics import SloMetrics
+
+CHOSEN = "chosen"
+RECOVERY = "recovery"
+LOCAL_PREFILL_REASONS = (CHOSEN, RECOVERY)
+"""The model preferred it; a worker was lost, and another goes on alone."""
+
+
+class RouterMetrics:
+    """All metrics, in a registry of their own.
+
+    Args:
+        slo_classes: those of the configuration.
+        clock: of timelines and sliding windows; seconds that never go back.
+
+    Attributes:
+        http: of the gateway.
+        cluster: what workers and pools said when they were last asked.
+        slo: by class.
+        prediction_errors: of the latency model.
+        prefixes: of what the router knows of prefix caches.
+        routing: of how workers are chosen.
+        admission: of who is let in.
+        autoscaler: of what the pools should be like.
+    """
+
+    def __init__(
+        self, slo_classes: Iterable[SloClass] = BUILTIN_CLASSES, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        classes = tuple(slo_classes)
+        self._clock = clock
+        self.registry = CollectorRegistry()
+        self.http = HttpMetrics(self.registry)
+        self.cluster = ClusterCollector()
+        self.registry.register(self.cluster)
+        ProcessCollector("baton_router", registry=self.registry)
+        self._add_build_info()
+        codes = tuple(error_classes())
+        self.requests = self._labelled(
+            "baton_requests",
+            "Sequences that ended, by outcome: how they finished, cancelled by the client, rejected, or an error code.",
+            "outcome",
+            (*FINISHED, CANCELLED, REJECTED, *codes),
+        )
+        self.in_flight = Gauge("baton_requests_in_flight", "Sequences accepted and not over.", registry=self.registry)
+        self.retries = self._labelled(
+            "baton_retries", "Attempts that failed and were repeated elsewhere, by error code.", "reason", codes
+        )
+        self.local_prefills = self._labelled(
+            "baton_local_prefills",
+            "Prompts that a decode worker computed itself, by reason.",
+            "reason",
+            LOCAL_PREFILL_REASONS,
+        )
+        self._add_token_metrics()
+        self._add_transfer_metrics()
+        self.slo = SloMetrics(self.registry, classes, clock)
+        self._add_latency_metrics()
+        self.prediction_errors = PredictionErrors()
+        self.registry.register(self.prediction_errors)
+        self.prefixes = PrefixMetrics(self.registry)
+        self.routing = RoutingMetrics(self.registry)
+        self.admission = AdmissionMetrics(self.registry, classes)
+        self.autoscaler = AutoscalerMetrics(self.registry)
+
+    def _add_build_info(self) -> None:
+        info = Gauge("baton_build_info", "Versions; the value is 1.", ["version", "python"], registry=self.registry)
+        info.labels(package_version(), platform.python_version()).set(1)
+
+    def _add_token_metrics(self) -> None:
+        counter, histogram = self._counter, self._histogram
+        self.prompt_tokens = counter("baton_prompt_tokens", "Prompt tokens of sequences that were let in.")
+        self.cached_tokens = counter("baton_cached_prompt_tokens", "Prompt tokens that a prefix cache held.")
+        self.drafted_tokens = counter("baton_drafted_tokens", "Tokens that speculation guessed and verified.")
+        self.accepted_tokens = counter("baton_accepted_tokens", "Guessed tokens that the model agreed with.")
+        self.output_tokens = counter("baton_output_tokens", "Tokens sent to clients.")
+        self._prompt_size = histogram("baton_request_prompt_tokens", "Prompt tokens of one sequence.", TOKENS)
+        self._output_size = histogram("baton_request_output_tokens", "Tokens sent to the client in one.", TOKENS)
+
+    def _add_transfer_metrics(self) -> None:
+        counter = self._counter
+        self.transfers = self._labelled("baton_kv_transfers", "KV hand-offs, by outcome.", "outcome", ("ok", "failed"))
+        self.transfer_bytes = counter("baton_kv_transfer_bytes", "KV bytes that crossed from prefill to decode.")
+        self.transfer_shared_bytes = counter(
+            "baton_kv_transfer_shared_bytes", "Of them, those that the receiver read from the sender's memory."
+        )
+        self.transfer_spared_bytes = counter(
+            "baton_kv_transfer_spared_bytes", "KV bytes that did not cross because of kv_transfer.encoding."
+        )
+        self.transfer_tokens = counter("baton_kv_transfer_tokens", "Prompt tokens whose KV crossed.")
+        self.transfer_saved_tokens = counter(
+            "baton_kv_transfer_saved_tokens", "Prompt tokens whose KV the decode worker held already."
+        )
+        self.transfer_seconds = self._histogram(
+            "baton_kv_transfer_seconds", "From asking for room to the acknowledgement.", SECONDS
+        )
+
+    def _add_latency_metrics(self) -> None:
+        histogram = self._histogram
+        self._itl = histogram(
+            "baton_inter_token_latency_seconds",
+            "Between two deliveries of a sequence's tokens; with speculation, one may bring several.",
+            FAST_SECONDS,
+        )
+        self._queue = histogram("baton_queue_seconds", "In the prefill worker's queue.", SECONDS)
+        self._prefill = histogram("baton_prefill_seconds", "Computing the prompt.", SECONDS)
+        self._decode_queue = histogram("baton_decode_queue_seconds", "In the decode worker's queue.", SECONDS)
+        self._decode = histogram("baton_decode_seconds", "From the first token to the end.", SECONDS)
+        self._duration = histogram("baton_request_seconds", "From receipt to the end.", SECONDS)
+
+    def track_deliveries(self, timeline: Timeline, slo: SloClass = STANDARD) -> DeliveryTracker:
+        """What books a sequence's first token and the gaps between its tokens."""
+        return DeliveryTracker(self.slo.ttft(slo), self._itl, timeline.events.get(Event.RECEIVED), self._clock)
+
+    def observe_prompt(self, num_prompt_tokens: int) -> None:
+        """Books the prompt of a sequence that was let in."""
+        self.prompt_tokens.inc(num_prompt_tokens)
+        self._prompt_size.observe(num_prompt_tokens)
+
+    def observe_end(
+        self,
+        timeline: Timeline,
+        outcome: str,
+        num_output_tokens: int,
+        num_cached_tokens: int = 0,
+        slo: SloClass = STANDARD,
+    ) -> None:
+        """Books a sequence that is over. Only one that finished says how long requests take."""
+        self.requests.labels(outcome).inc()
+        self.cached_tokens.inc(num_cached_tokens)
+        self.output_tokens.inc(num_output_tokens)
+        if outcome not in FINISHED:
+            return
+        self._output_size.observe(num_output_tokens)
+        for metric, value_ms in (
+            (self.slo.tpot(slo), timeline.tpot_ms(num_output_tokens)),
+            (self._queue, timeline.queue_ms),
+            (self._prefill, timeline.prefill_ms),
+            (self._decode_queue, timeline.between_ms(Event.DECODE_QUEUED, Event.DECODE_STARTED)),
+            (self._decode, timeline.between_ms(Event.FIRST_TOKEN, Event.FINISHED)),
+            (self._duration, timeline.total_ms),
+        ):
+            if value_ms is not None:
+                metric.observe(value_ms / 1e3)
+
+    def observe_handoff(self, result: worker_pb2.HandoffResult) -> None:
+        """Books a hand-off that is over."""
+        self.transfers.labels("failed" if result.error_code else "ok").inc()
+        self.transfer_bytes.inc(result.num_bytes)
+        self.transfer_shared_bytes.inc(result.num_shared_bytes)
+        self.transfer_spared_bytes.inc(result.num_spared_bytes)
+        if not result.error_code:
+            self.transfer_tokens.inc(result.num_tokens)
+            self.transfer_saved_tokens.inc(result.num_cached_tokens)
+            self.transfer_seconds.observe(result.seconds)
+
+    def render(self) -> bytes:
+        """Prometheus' text format. Takes milliseconds with many workers, and may run in any thread."""
+        return generate_latest(_WithoutCreated(self.registry))
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, registry=self.registry)
+
+    def _labelled(self, name: str, text: str, label: str, values: Iterable[str]) -> Counter:
+        counter = Counter(name, text, [label], registry=self.registry)
+        for value in values:
+            counter.labels(value)
+        return counter
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, buckets=buckets, registry=self.registry)
+
+
+class DeliveryTracker:
+    """The moments at which one sequence's tokens reach the router.
+
+    Args:
+        received_s: when the request came, on the clock; None leaves its time to the first token out.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, ttft: Histogram, gaps: Histogram, received_s: float | None, clock: Callable[[], float]) -> None:
+        self._gaps = gaps
+        self._clock = clock
+        self._next, self._last_s = ttft, received_s
+
+    def observe(self) -> None:
+        """Tokens are here."""
+        now_s = self._clock()
+        if self._last_s is not None:
+            self._next.observe(now_s - self._last_s)
+        self._next, self._last_s = self._gaps, now_s
+
+
+class _WithoutCreated(Collector):
+    """Leaves out the moments at which series began: they would double the counters, and Prometheus needs none."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield family

@@ -1,0 +1,137 @@
+"""Metrics by SLO class: latencies, what became of requests, attainment and goodput."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from baton.core.histogram_buckets import FAST_SECONDS, SECONDS
+from baton.core.slo import BUILTIN_CLASSES, SloClass, SloResult, SloVerdict
+from cluster.telemetry.attainment import AttainmentTracker, WindowFigures
+
+_LABEL = "slo_class"
+
+
+class SloMetrics:
+    """Everything with the label ``slo_class``, whose values are the classes of the configuration and no others.
+
+    Args:
+        clock: of the sliding windows; seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        classes: Iterable[SloClass] = BUILTIN_CLASSES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._classes = tuple(classes)
+        self._attainment = AttainmentTracker((slo.name for slo in self._classes), clock)
+        self._requests = Counter(
+            "baton_slo_requests",
+            "Sequences that are over, by SLO class and what became of its targets.",
+            [_LABEL, "result"],
+            registry=registry,
+        )
+        self._ttft = Histogram(
+            "baton_time_to_first_token_seconds",
+            "From receipt to the first token.",
+            [_LABEL],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._tpot = Histogram(
+            "baton_time_per_output_token_seconds",
+            "Mean of a sequence after its first token.",
+            [_LABEL],
+            buckets=FAST_SECONDS,
+            registry=registry,
+        )
+        for slo in self._classes:
+            self._ttft.labels(slo.name)
+            self._tpot.labels(slo.name)
+            for result in SloResult:
+                self._requests.labels(slo.name, str(result))
+        self._publish_targets(registry)
+        registry.register(_AttainmentCollector(self._attainment))
+
+    def _publish_targets(self, registry: CollectorRegistry) -> None:
+        target = Gauge("baton_slo_target_seconds", "What an SLO class promises.", [_LABEL, "target"], registry=registry)
+        objective = Gauge(
+            "baton_slo_objective_ratio",
+            "Share of sequences that shall keep both targets of their SLO class.",
+            [_LABEL],
+            registry=registry,
+        )
+        for slo in self._classes:
+            target.labels(slo.name, "ttft").set(slo.ttft_s)
+            target.labels(slo.name, "tpot").set(slo.tpot_s)
+            objective.labels(slo.name).set(slo.objective)
+
+    def ttft(self, slo: SloClass) -> Histogram:
+        """Times to the first token of a class, in seconds."""
+        return self._ttft.labels(slo.name)
+
+    def tpot(self, slo: SloClass) -> Histogram:
+        """Times per output token of a class, in seconds."""
+        return self._tpot.labels(slo.name)
+
+    def observe(self, slo: SloClass, verdict: SloVerdict) -> None:
+        """Books a sequence that is over."""
+        self._requests.labels(slo.name, str(verdict.result)).inc()
+        if verdict.is_met is not None:
+            self._attainment.add(slo.name, met=verdict.is_met)
+
+    def status(self) -> dict[str, Any]:
+        """For ``GET /admin/status``: class → targets, and figures by window. JSON-ready."""
+        figures = self._attainment.read()
+        return {
+            slo.name: {
+                "ttft_target_ms": round(slo.ttft_s * 1e3, 3),
+                "tpot_target_ms": round(slo.tpot_s * 1e3, 3),
+                "percentile": slo.percentile,
+                "windows": {window: _window_status(counts) for window, counts in figures[slo.name].items()},
+            }
+            for slo in self._classes
+        }
+
+
+def _window_status(figures: WindowFigures) -> Mapping[str, float | None]:
+    attainment = figures.attainment
+    return {
+        "requests": figures.num_requests,
+        "attainment": None if attainment is None else round(attainment, 4),
+        "goodput_per_s": round(figures.goodput, 4),
+    }
+
+
+class _AttainmentCollector(Collector):
+    """Reads the windows when Prometheus asks. Without requests, attainment is NaN: neither good nor bad."""
+
+    def __init__(self, attainment: AttainmentTracker) -> None:
+        self._attainment = attainment
+
+    def collect(self) -> Iterator[Metric]:
+        labels = [_LABEL, "window"]
+        attainment = GaugeMetricFamily(
+            "baton_slo_attainment_ratio", "Share of sequences that kept both targets, over a window.", labels=labels
+        )
+        goodput = GaugeMetricFamily(
+            "baton_slo_goodput_requests_per_second",
+            "Sequences per second that kept both targets, over a window.",
+            labels=labels,
+        )
+        for name, windows in self._attainment.read().items():
+            for window, figures in windows.items():
+                attained = figures.attainment
+                attainment.add_metric([name, window], math.nan if attained is None else attained)
+                goodput.add_metric([name, window], figures.goodput)
+        yield attainment
+        yield goodput

@@ -1,0 +1,88 @@
+"""What a worker's process offers its role, and what it asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc.aio
+
+from baton.engine.draft.loading import LoadedDraft
+from baton.engine.runner.model_runner import ModelRunner
+from baton.rpc.wire import worker_pb2
+from cluster.config.config import BatonConfig, PoolConfig
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """
+    Attributes:
+        worker_id: unique in the cluster, e.g. ``"prefill-1"``.
+        config: of the whole cluster.
+        pool: of this worker's pool.
+        runner: model and cache; outlive the role.
+        max_model_len: prompt and output tokens of one request.
+        num_threads: CPU threads of the engine.
+        draft: what speculates for the model, if the role runs it; the runner knows it.
+    """
+
+    worker_id: str
+    config: BatonConfig
+    pool: PoolConfig
+    runner: ModelRunner
+    max_model_len: int
+    num_threads: int
+    draft: LoadedDraft | None = None
+
+    @property
+    def overlaps_scheduling(self) -> bool:
+        """Whether steps are launched before the tokens of those before them are known, where nobody drafts from them.
+
+        On the CPU a forward keeps the host busy itself, and a forward that waits for the device keeps it waiting, so
+        that ``auto`` gains nothing there. The latter is known once graphs were to be captured: ask in each step.
+        """
+        setting = self.config.engine.overlap_scheduling
+        return setting == "on" or (
+            setting == "auto" and self.runner.device.type != "cpu" and not self.runner.forward_waits
+        )
+
+
+class WorkerRole(Protocol):
+    """Prefill or decode. Built with a :class:`WorkerContext`."""
+
+    async def start(self, server: grpc.aio.Server, host: str) -> None:
+        """Registers the role's gRPC services with a server that is not started yet, and starts the engine.
+
+        Args:
+            host: address of this worker's that the others reach.
+        """
+        ...
+
+    async def profile(self) -> None:
+        """Measures a few steps of the started engine, which serves nobody yet.
+
+        Raises:
+            BatonError: the engine failed.
+        """
+        ...
+
+    async def step_samples(self, after: int) -> worker_pb2.StepSamples:
+        """What steps cost since the one of that number."""
+        ...
+
+    def watch_cache(self) -> AsyncGenerator[worker_pb2.CacheEvents]:
+        """What the prefix cache holds, and every change of it until the iterator is closed."""
+        ...
+
+    async def closed(self) -> None:
+        """Returns when the engine ended, by :meth:`stop` or by a fault."""
+        ...
+
+    async def fill_stats(self, stats: worker_pb2.WorkerStats) -> None:
+        """Adds the role's figures."""
+        ...
+
+    async def stop(self) -> None:
+        """Ends what is still running and frees everything but the runner."""
+        ...

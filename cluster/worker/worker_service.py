@@ -1,0 +1,46 @@
+"""The gRPC service that every worker has, whatever its role."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import grpc.aio
+
+from baton.rpc.wire import worker_pb2, worker_pb2_grpc
+from cluster.worker.role import WorkerRole
+
+
+class WorkerService(worker_pb2_grpc.WorkerServicer):
+    """Clock, figures, and what the prefix cache holds."""
+
+    def __init__(self, worker_id: str, pool: str, role: WorkerRole) -> None:
+        self._worker_id = worker_id
+        self._pool = pool
+        self._role = role
+        self._started_s = time.monotonic()
+
+    async def Ping(  # noqa: N802 - named by the schema
+        self, request: worker_pb2.PingRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> worker_pb2.PingReply:
+        return worker_pb2.PingReply(monotonic_s=time.monotonic())
+
+    async def GetStats(  # noqa: N802 - named by the schema
+        self, request: worker_pb2.StatsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> worker_pb2.WorkerStats:
+        stats = worker_pb2.WorkerStats(
+            worker_id=self._worker_id, role=self._pool, uptime_s=time.monotonic() - self._started_s
+        )
+        await self._role.fill_stats(stats)
+        if request.HasField("samples_after"):
+            stats.step_samples.CopyFrom(await self._role.step_samples(request.samples_after))
+        return stats
+
+    async def WatchCache(  # noqa: N802 - named by the schema
+        self, request: worker_pb2.WatchCacheRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[worker_pb2.CacheEvents]:
+        async with aclosing(self._role.watch_cache()) as messages:
+            async for message in messages:
+                yield message
