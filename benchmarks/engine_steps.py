@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from baton.core.drafts import ROOT, Draft
+from baton.core.drafts import ROOT, Draft, ScheduledSequence
 from baton.core.request import Request, SamplingParams
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.kv_cache.paged_cache import PagedKVCache
@@ -30,7 +30,6 @@ from baton.engine.models.model_source import resolve_model
 from baton.engine.runner.forward_pass import DECODERS, FUSED_WEIGHTS
 from baton.engine.runner.model_runner import KV_CACHES, ModelRunner
 from baton.engine.runner.served_model import load_served_model
-from baton.engine.scheduling.scheduler import ScheduledSequence
 from baton.process.cores import usable_cores
 from baton.process.worker_environment import become_like_a_worker
 from benchmarks.argument_types import HelpFormatter, at_least

@@ -27,13 +27,14 @@ import torch
 import uvloop
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from baton.core.drafts import ScheduledSequence
 from baton.core.kv_spec import KVEncoding
 from baton.core.request import Request, SamplingParams
 from baton.engine.async_engine import AsyncEngine
 from baton.engine.kv_cache.paged_cache import PagedKVCache
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.scheduling.scheduler import ScheduledSequence, SchedulerLimits
+from baton.engine.scheduling.scheduler import SchedulerLimits
 from baton.kv_transfer.kv_transfer_config import KVTransferConfig
 from baton.kv_transfer.payload.data_connection import SocketOption
 from baton.kv_transfer.payload.data_listener import DataListener

@@ -15,13 +15,12 @@ from dataclasses import asdict
 import torch
 from rich.console import Console
 
-from baton.core.drafts import Draft
+from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.kv_spec import KVEncoding
 from baton.core.request import Request, SamplingParams
 from baton.engine.models.model_loader import load_model, pick_device
 from baton.engine.models.model_source import resolve_model
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.scheduling.scheduler import ScheduledSequence
 from baton.process.worker_environment import become_like_a_worker
 from benchmarks import quality_text
 from benchmarks.perplexity import Quality, show, windows_of

@@ -17,10 +17,11 @@ from rich.table import Table
 
 from baton.core.errors import ConfigError, InternalError
 from baton.core.request import FinishReason, Request, SamplingParams
+from baton.engine.contracts import Verifier
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.sampling.sampler import probabilities
-from baton.engine.sampling.verification import Verifier, sampling_row
+from baton.engine.sampling.verification import sampling_row
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from benchmarks.chi_square import ChiSquare, chi_square
 from benchmarks.speculation_target import Target, load_target

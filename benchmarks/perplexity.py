@@ -18,13 +18,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from baton.core.drafts import Draft
+from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.request import Request, SamplingParams
 from baton.engine.models.model_loader import load_model, pick_device
 from baton.engine.models.model_source import resolve_model
 from baton.engine.runner.forward_pass import WEIGHTS
 from baton.engine.runner.model_runner import KV_CACHES, ModelRunner
-from baton.engine.scheduling.scheduler import ScheduledSequence
 from baton.process.worker_environment import become_like_a_worker
 from benchmarks import quality_text
 

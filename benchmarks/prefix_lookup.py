@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
+from baton.core.block_hashes import HASH_BYTES
 from baton.core.prefix_events import CacheChanges, PrefixEvents
-from baton.engine.kv_cache.prefix_cache import HASH_BYTES
 from baton.rpc.cache_messages import pack_cache_changes
 from cluster.prefix_index.prefix_index import PrefixIndex
 from cluster.prefix_index.prompt_hashes import prompt_hashes

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry
 
 from baton.bench.latency import percentile
+from baton.core.block_hashes import HASH_BYTES
 from baton.core.request import SamplingParams
+from baton.core.roles import DECODE, PREFILL
 from baton.core.timeline import Event, Timeline
-from baton.engine.kv_cache.prefix_cache import HASH_BYTES
 from baton.rpc.wire import worker_pb2
-from cluster.config.config import DECODE, PREFILL
 from cluster.latency.error_metrics import PredictionErrors
 from cluster.latency.estimates import WorkerTraits
 from cluster.latency.latency_model import LatencyModel

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from baton.core.drafts import Draft, depths_of
+from baton.core.drafts import Draft, ScheduledSequence, depths_of
 from baton.engine.batch.batch import ForwardBatch
-from baton.engine.sampling.verification import Proposer, VerifyResult
-from baton.engine.scheduling.scheduler import ScheduledSequence
+from baton.engine.contracts import Proposer, VerifyResult
 
 NO_METHOD = "none"
 

@@ -26,8 +26,9 @@ from baton.bench.document import check_writable
 from baton.bench.option_text import known_name
 from baton.bench.traces import TraceRequest, read_trace
 from baton.core.errors import ConfigError
+from baton.core.roles import DECODE, POOLS, PREFILL
 from benchmarks.parallel import mapping
-from cluster.config.config import DECODE, POOLS, PREFILL, BatonConfig, load_config
+from cluster.config.config import BatonConfig, load_config
 from cluster.config.config_reading import parse_override
 from cluster.simulation.profile import DEFAULT_PROFILE, load_profile
 from cluster.simulation.replay import ReplayResult, ReplaySettings, replay

@@ -13,6 +13,7 @@ from ray.exceptions import RayError
 
 from baton.core.errors import BatonError, ConfigError, InternalError
 from baton.core.logs import configure_logging
+from baton.core.roles import POOLS
 from baton.engine.models.model_source import resolve_model
 from baton.engine.models.tokenizer import Tokenizer
 from baton.explain.timelines import Order, TimelineStore
@@ -21,7 +22,7 @@ from baton.process.garbage import spare_pauses
 from baton.process.listening import listen
 from baton.rpc.wire import worker_pb2
 from cluster.autoscaling.pool_control import RayPoolControl
-from cluster.config.config import POOLS, BatonConfig
+from cluster.config.config import BatonConfig
 from cluster.control_plane import ControlPlane
 from cluster.dispatch.router import Router
 from cluster.gateway.api_keys import ApiKeys

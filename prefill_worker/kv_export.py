@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 
+from baton.core.drafts import ScheduledSequence
 from baton.core.errors import TransferError
 from baton.core.request import Request
 from baton.core.step_samples import StepSample
@@ -21,7 +22,6 @@ from baton.core.timeline import Event, TransferPart
 from baton.engine.async_engine import AsyncEngine
 from baton.engine.kv_cache.kv_copies import WorkMark
 from baton.engine.kv_cache.paged_cache import PagedKVCache
-from baton.engine.scheduling.scheduler import ScheduledSequence
 from baton.kv_transfer.base import KVSendStream, KVTransport, PartBuffer, PartHeader, TransferOffer, plan_parts
 from prefill_worker.encoding_choice import EncodingChoice, Passage
 from prefill_worker.part_log import PartLog

@@ -8,12 +8,11 @@ from typing import TypeVar
 
 import torch
 
-from baton.core.drafts import Draft
+from baton.core.drafts import Draft, ScheduledSequence
 from baton.engine.batch.batch import ForwardBatch
+from baton.engine.contracts import VerifyResult
 from baton.engine.draft.faults import DraftFaults
 from baton.engine.draft.network import DraftState
-from baton.engine.sampling.verification import VerifyResult
-from baton.engine.scheduling.scheduler import ScheduledSequence
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)

@@ -10,16 +10,16 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from baton.core.drafts import Draft
+from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.request import Request, SamplingParams
 from baton.engine.attention import triton_paged
 from baton.engine.attention.paged_plan import PlannedBatch, PlanSize, StaticPlan
 from baton.engine.attention.triton_paged import TritonPaged
 from baton.engine.batch.batch import ForwardBatch
-from baton.engine.kv_cache.paged_cache import TORCH_DTYPES, PagedKVCache
+from baton.engine.device.uploads import TORCH_DTYPES
+from baton.engine.kv_cache.paged_cache import PagedKVCache
 from baton.engine.models.model_loader import LoadedModel, prepare_model
 from baton.engine.runner.forward_pass import TransformersForward
-from baton.engine.scheduling.scheduler import ScheduledSequence
 from tests.triton_launches import Launches
 
 BLOCK_SIZE = 16

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from baton.core.drafts import ROOT, Draft
+from baton.core.drafts import ROOT, Draft, ScheduledSequence
 from baton.core.request import Request, SamplingParams
+from baton.engine.contracts import Proposer, VerifyResult
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.sampling.verification import Proposer, VerifyResult
-from baton.engine.scheduling.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from decode_worker.speculation.verification import create_verifier
 from tests.tiny_drafts import VOCAB
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedModel
 
-from baton.core.drafts import ROOT, Draft
+from baton.core.drafts import ROOT, Draft, ScheduledSequence
 from baton.core.request import Request
 from baton.engine.batch.batch import ForwardBatch
+from baton.engine.contracts import VerifyResult
 from baton.engine.sampling.logits import process_logits
-from baton.engine.sampling.verification import VerifyResult, sampling_row
-from baton.engine.scheduling.scheduler import ScheduledSequence
+from baton.engine.sampling.verification import sampling_row
 from decode_worker.speculation.noise import draw_drafts
 
 
@@ -35,7 +35,7 @@ class NextTokenLogits:
 
 @dataclass(slots=True)
 class DrawingProposer:
-    """Implements :class:`baton.engine.sampling.verification.Proposer`.
+    """Implements :class:`baton.engine.contracts.Proposer`.
 
     Attributes:
         logits: the target's.

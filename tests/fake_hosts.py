@@ -15,7 +15,7 @@ import ray
 from baton.core.errors import ConfigError
 from baton.process.worker_environment import LOCAL_RAY_VARIABLES
 from cluster.config.config import BatonConfig
-from cluster.controller.placement import hide_ungranted_gpus
+from cluster.worker.worker_host import hide_ungranted_gpus
 from tests.worker_infos import make_info
 
 _OBJECT_STORE_BYTES = 80 * 2**20

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 
 from baton.core.errors import BatonError
 from baton.core.request import SamplingParams
+from baton.core.roles import DECODE, PREFILL
 from baton.core.timeline import Event, Timeline
 from baton.explain.timelines import TimelineStore
 from baton.rpc.channel import abort_with, create_server
 from baton.rpc.conversions import pack_events
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc
-from cluster.config.config import DECODE, PREFILL, RouterConfig
+from cluster.config.config import RouterConfig
 from cluster.dispatch.router import Router
 from cluster.latency.latency_model import LatencyModel
 from cluster.registry.workers import WorkerInfo, WorkerRegistry

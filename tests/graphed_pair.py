@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from baton.core.drafts import Draft
+from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.kv_spec import KVEncoding
 from baton.core.request import Request, SamplingParams
 from baton.engine.attention.base import AttentionBackend
@@ -18,7 +18,6 @@ from baton.engine.kv_cache.paged_cache import PagedKVCache
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.cuda_graphs import Bucket, GraphedForward, make_buckets
 from baton.engine.runner.forward_pass import ForwardPass, TransformersForward
-from baton.engine.scheduling.scheduler import ScheduledSequence
 from tests.graph_tape import Tape, TapeRecorder
 from tests.plan_attention import PlanAttention, TapedPlanAttention
 from tests.tiny_models import VOCAB_SIZE, tiny_model

@@ -6,13 +6,13 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton.core.drafts import Draft
+from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.request import FinishReason, Request, RequestStatus, SamplingParams
 from baton.core.step_costs import Pace
 from baton.core.urgency import NOT_URGENT, Urgency
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.scheduling.ordering import OrderingPolicy
-from baton.engine.scheduling.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 
 EOS = 1
 MAX_STEPS = 3_000

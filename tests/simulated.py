@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from baton.core.request import SamplingParams
+from baton.core.roles import DECODE, PREFILL
 from baton.core.urgency import NOT_URGENT, Urgency
 from baton.kv_transfer.base import KVSink
 from baton.kv_transfer.payload.in_process import InProcessKVTransport
 from baton.rpc.conversions import pack_sequence
 from baton.rpc.wire import worker_pb2
-from cluster.config.config import DECODE, PREFILL
 from cluster.simulation.limits import EngineLimits
 from cluster.simulation.profile import StepTimes, TimingProfile, TransferCosts
 from cluster.simulation.worker import SimulatedWorker, WorkerSettings

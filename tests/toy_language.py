@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from baton.core.drafts import NO_DRAFT, ROOT, Draft
+from baton.core.drafts import NO_DRAFT, ROOT, Draft, ScheduledSequence
 from baton.core.request import Request, SamplingParams, TokenLogprobs
 from baton.engine.batch.batch import ForwardBatch
+from baton.engine.contracts import Verifier
 from baton.engine.sampling.logits import process_logits
-from baton.engine.sampling.verification import Verifier, sampling_row
-from baton.engine.scheduling.scheduler import ScheduledSequence
+from baton.engine.sampling.verification import sampling_row
 from decode_worker.speculation.noise import draw_drafts
 from decode_worker.speculation.verification import sampling_rows
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from baton.core.drafts import ROOT, Draft
+from baton.core.drafts import ROOT, Draft, ScheduledSequence
 from baton.engine.batch.batch import ForwardBatch
-from baton.engine.sampling.verification import VerifyResult
-from baton.engine.scheduling.scheduler import ScheduledSequence
+from baton.engine.contracts import VerifyResult
 from tests.tiny_models import VOCAB_SIZE
 
 STYLES = ("right", "half right", "wrong", "random", "too long", "sometimes", "silent")
@@ -19,7 +18,7 @@ STYLES = ("right", "half right", "wrong", "random", "too long", "sometimes", "si
 
 @dataclass(slots=True)
 class Oracle:
-    """Implements :class:`baton.engine.sampling.verification.Proposer`.
+    """Implements :class:`baton.engine.contracts.Proposer`.
 
     Attributes:
         truth: each request's whole output, by its id.

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from baton.core.request import Request
+
 if TYPE_CHECKING:
     import torch
 
@@ -87,3 +89,22 @@ def depths_of(parents: Sequence[int]) -> list[int]:
     for parent in parents:
         depths.append(0 if parent == ROOT else depths[parent] + 1)
     return depths
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """Compute positions ``[num_computed_tokens, … + num_tokens)``, then verify ``draft`` behind them."""
+
+    request: Request
+    num_tokens: int
+    draft: Draft = NO_DRAFT
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Rows of the forward, drafts included."""
+        return self.num_tokens + len(self.draft)
+
+    @property
+    def samples(self) -> bool:
+        """True when the step reaches the last known token, so that a new one follows from it."""
+        return self.request.num_computed_tokens + self.num_tokens == self.request.num_tokens

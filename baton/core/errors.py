@@ -253,3 +253,7 @@ def error_classes() -> dict[str, type[BatonError]]:
 def rebuild_error(code: str, message: str) -> BatonError:
     """The error that a peer raised, from its ``code`` and message; an unknown code becomes :class:`InternalError`."""
     return error_classes().get(code, InternalError)(message)
+
+
+class NotFusableError(UnsupportedModelError):
+    """The model has a part that the fused decoder does not know; transformers' own modules can compute it."""

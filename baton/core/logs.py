@@ -12,9 +12,11 @@ import sys
 import traceback
 from collections.abc import MutableMapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
-from cluster.config.config import LogConfig
+from pydantic import ConfigDict, Field
+
+from baton.core.config_section import Section
 
 PACKAGES = ("engine", "cluster", "prefill_worker", "decode_worker", "simulation")
 _OTHERS_WITH_HANDLERS = ("ray",)
@@ -108,3 +110,13 @@ def configure_logging(config: LogConfig, process_name: str) -> None:
         for name in (None, *_OTHERS_WITH_HANDLERS):
             logging.getLogger(name).handlers = [handler]
         logging.captureWarnings(True)
+
+
+class LogConfig(Section):
+    """What the processes write to their logs."""
+
+    level: Literal["debug", "info", "warning", "error", "critical"] = "warning"
+    json_lines: bool = Field(default=False, alias="json")
+    """One JSON object per line instead of text."""
+
+    model_config = ConfigDict(serialize_by_alias=True)

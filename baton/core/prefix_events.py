@@ -20,7 +20,7 @@ _SNAPSHOT_ABOVE = 1024
 
 @dataclass(frozen=True, slots=True)
 class CacheChanges:
-    """Hashes of blocks (``baton.engine.kv_cache.prefix_cache.hash_blocks``), each once.
+    """Hashes of blocks (``baton.core.block_hashes.hash_blocks``), each once.
 
     Attributes:
         is_snapshot: whatever was said before is void; ``stored`` is all there is.

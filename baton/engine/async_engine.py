@@ -9,6 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
+from baton.core.drafts import ScheduledSequence
 from baton.core.errors import (
     ContextLengthError,
     InternalError,
@@ -18,14 +19,14 @@ from baton.core.errors import (
 )
 from baton.core.request import FinishReason, Request, TokenOutput, check_token_ids
 from baton.core.step_samples import StepSample
+from baton.engine.contracts import Proposer, Verifier
 from baton.engine.engine import AheadRule, Engine, StepListener, never
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.kv_cache.block_pool import BlockUsage
 from baton.engine.loop import EngineLoop
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.sampling.verification import Proposer, Verifier
 from baton.engine.scheduling.ordering import OrderingPolicy
-from baton.engine.scheduling.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from baton.engine.scheduling.step_cost_fit import StepCostFit
 from baton.engine.scheduling.step_meter import MeasuredStep, SampleListener
 

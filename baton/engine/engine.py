@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
+from baton.core.drafts import ScheduledSequence
 from baton.core.errors import InternalError
 from baton.core.request import FinishReason, Request, TokenOutput
 from baton.core.steps import EngineStep, add_share
 from baton.engine.batch.batch import ForwardBatch
+from baton.engine.contracts import Proposer, Verifier, VerifyResult
 from baton.engine.device.device_errors import (
     DeviceLostError,
     check_device,
@@ -22,15 +24,8 @@ from baton.engine.device.device_errors import (
 )
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.sampling.step_sampling import sample_step
-from baton.engine.sampling.verification import (
-    ChosenTokens,
-    PlainSampling,
-    Proposer,
-    Verifier,
-    VerifyResult,
-    choose_tokens,
-)
-from baton.engine.scheduling.scheduler import ScheduledSequence, Scheduler
+from baton.engine.sampling.verification import ChosenTokens, PlainSampling, choose_tokens
+from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.scheduling.step_meter import ForwardCost, SampleListener, StepMeter
 
 logger = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 
+from baton.core.block_hashes import HASH_BYTES
 from baton.core.prefix_events import DELIVERY_PAUSE_S, CacheChanges, PrefixEvents, watch
-from baton.engine.kv_cache.prefix_cache import HASH_BYTES
 from baton.rpc.wire import worker_pb2
 
 DECODE_PAUSE_S = 0.2

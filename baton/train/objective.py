@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from baton.engine.kv_cache.paged_cache import TORCH_DTYPES
+from baton.engine.device.uploads import TORCH_DTYPES
 from baton.train.batches import RowBatch
 from baton.train.settings import TrainingSettings
 from baton.train.soft_loss import SoftTargets, soft_loss

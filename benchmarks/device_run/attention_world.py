@@ -18,8 +18,9 @@ from baton.core.drafts import ROOT
 from baton.core.kv_spec import SCALE_BYTES, KVCacheSpec, KVEncoding, LayerSpec
 from baton.engine.attention.base import AttentionBackend, AttentionVariant
 from baton.engine.batch.attention_groups import AttentionGroup, Span, group_spans
+from baton.engine.device.uploads import TORCH_DTYPES
 from baton.engine.kv_cache.kv_int8 import scales_of_rows
-from baton.engine.kv_cache.paged_cache import TORCH_DTYPES, PagedKVCache, slots_of
+from baton.engine.kv_cache.paged_cache import PagedKVCache, slots_of
 
 CPU = torch.device("cpu")
 _FLOAT32_ROUNDOFF = 2.0**-24

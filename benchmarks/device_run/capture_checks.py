@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
+from baton.core.drafts import ScheduledSequence
 from baton.core.request import Request, SamplingParams
-from baton.engine.kv_cache.paged_cache import TORCH_DTYPES
+from baton.engine.device.uploads import TORCH_DTYPES
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.cuda_graphs import make_buckets
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.scheduling.scheduler import ScheduledSequence
 from benchmarks.device_run.architecture_checks import compared, make_runner
 from benchmarks.device_run.borrowed import build_engine, random_prompts, run_tokens, tiny_model
 from benchmarks.device_run.part import Row

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from baton.core.drafts import Draft
+from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.request import Request, SamplingParams
 from baton.engine.batch.batch import ForwardBatch
 from baton.engine.runner.forward_pass import TransformersForward
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.sampling.verification import choose_tokens
-from baton.engine.scheduling.scheduler import ScheduledSequence
 from benchmarks.device_run.timing import WatchedRecorder, device_ms, host_ms, median_ms, medians
 from benchmarks.engine_steps import Case
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
+from baton.engine.device.uploads import TORCH_DTYPES
 from baton.engine.kv_cache import kv_int8
-from baton.engine.kv_cache.paged_cache import TORCH_DTYPES
 from benchmarks.device_run.attention_world import decoded
 from benchmarks.device_run.part import Row
 
@@ -31,7 +31,8 @@ def _rows(num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -
 
 def check_fp8_rows(device: torch.device) -> Iterator[Row]:
     """Rows of several widths, dtypes and strides, by the Triton kernel on CUDA and by torch on the CPU."""
-    from baton.engine.models.fp8_linear import LARGEST, LEAST, quantize_rows  # imports transformers
+    from baton.engine.models.fp8_kernels import LARGEST, LEAST  # imports transformers
+    from baton.engine.models.fp8_linear import quantize_rows  # imports transformers
 
     quantize = quantize_rows
     if device.type == "cuda":

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
+from baton.engine.contracts import DraftNetwork, Proposer
 from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
 from baton.engine.draft.eagle.feature_state import FeatureState
 from baton.engine.draft.eagle.head import EagleHead
@@ -21,10 +22,8 @@ from baton.engine.draft.medusa.heads import MedusaHeads, load_medusa
 from baton.engine.draft.medusa.medusa_state import MedusaState
 from baton.engine.draft.model.draft_model import DraftModel
 from baton.engine.draft.model.token_state import TokenState
-from baton.engine.draft.network import DraftNetwork
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.sampling.verification import Proposer
 from benchmarks.device_run.architecture_checks import BLOCK_SIZE, NUM_BLOCKS, compared
 from benchmarks.device_run.attention_world import poison
 from benchmarks.device_run.borrowed import (

@@ -20,7 +20,8 @@ from baton.engine.attention.base import AttentionVariant
 from baton.engine.attention.paged_plan import PlannedBatch, make_plan
 from baton.engine.batch.attention_groups import Span
 from baton.engine.device.device_errors import is_device_lost
-from baton.engine.kv_cache.paged_cache import TORCH_DTYPES, PagedKVCache, slots_of
+from baton.engine.device.uploads import TORCH_DTYPES
+from baton.engine.kv_cache.paged_cache import PagedKVCache, slots_of
 from benchmarks.device_run.part import Row, Setting
 from benchmarks.device_run.random_model import fill_randomly
 from benchmarks.device_run.timing import graphed, median_ms

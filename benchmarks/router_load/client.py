@@ -13,10 +13,10 @@ import aiohttp
 
 from baton.core.errors import InternalError
 from baton.core.request import SamplingParams
+from baton.core.roles import PREFILL
 from baton.rpc.conversions import pack_sequence
 from baton.rpc.wire import worker_pb2
 from benchmarks.router_load.processes import RouterUnderTest
-from cluster.config.config import PREFILL
 from cluster.registry.worker_client import WorkerClient
 
 _REQUEST_TIMEOUT_S = 120.0

@@ -20,10 +20,11 @@ import psutil
 import uvloop
 
 from baton.core.errors import BatonError
+from baton.core.roles import POOLS
 from baton.process.without_torch import do_without_torch
 from benchmarks.router_load.stages import Timeline, stage_summaries
 from cluster.autoscaling.observation import PoolCounts
-from cluster.config.config import POOLS, BatonConfig, load_config
+from cluster.config.config import BatonConfig, load_config
 from cluster.router_process import RouterHost
 
 _MOST_TIMELINES = 300

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from baton.core.roles import PREFILL
 from cluster.admission.admission import Admission
 from cluster.admission.admission_metrics import AdmissionMetrics
 from cluster.admission.gathering import Gatherer
-from cluster.config.config import PREFILL, BatonConfig
+from cluster.config.config import BatonConfig
 from cluster.latency.latency_model import LatencyModel
 from cluster.registry.workers import WorkerRegistry
 from cluster.routing.dispatcher import Dispatcher, Placement

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from baton.core.roles import DECODE, PREFILL
 from cluster.autoscaling.costs import PoolCosts
 from cluster.autoscaling.decode_capacity import decode_forecast
 from cluster.autoscaling.demand import ClassDemand, Demand
 from cluster.autoscaling.prefill_capacity import prefill_forecast
-from cluster.config.config import DECODE, PREFILL
 
 ENOUGH_REQUESTS = 50
 LOCAL_SHARES = (0.0, 0.1, 0.25, 0.5, 0.75)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from baton.core.roles import POOLS
 from cluster.autoscaling.forecast import PoolForecast
 from cluster.autoscaling.local_share import with_best_share
 from cluster.autoscaling.observation import Observation
@@ -19,7 +20,6 @@ from cluster.autoscaling.requirement import Requirement, requirement_of
 from cluster.autoscaling.role_change import RoleChange, choose_role_change
 from cluster.autoscaling.scaling_limits import ScalingLimits
 from cluster.autoscaling.wording import explain_move, explain_pool
-from cluster.config.config import POOLS
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
+from baton.core.roles import DECODE, POOLS, PREFILL
 from cluster.autoscaling.advice import advise
 from cluster.autoscaling.advice_texts import advice_texts
 from cluster.autoscaling.autoscaler import AutoscalerState, ScalingPlan, plan
@@ -17,7 +18,6 @@ from cluster.autoscaling.costs import ModelCosts, costs_of
 from cluster.autoscaling.observation import Observation, PoolCounts, PoolObservation
 from cluster.autoscaling.scaling_limits import ScalingLimits
 from cluster.autoscaling.traffic import TrafficMeter
-from cluster.config.config import DECODE, POOLS, PREFILL
 from cluster.latency.latency_model import LatencyModel
 from cluster.latency.ledger import WorkLedger
 from cluster.registry.workers import WorkerInfo, WorkerRegistry

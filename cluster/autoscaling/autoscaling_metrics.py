@@ -6,9 +6,9 @@ import math
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from baton.core.roles import POOLS
 from cluster.autoscaling.autoscaler import ScalingPlan
 from cluster.autoscaling.pool_rules import Reason
-from cluster.config.config import POOLS
 
 _DIRECTIONS = ("up", "down")
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from baton.core.roles import DECODE, PREFILL
 from cluster.autoscaling.costs import PoolCosts
 from cluster.autoscaling.decode_capacity import decode_forecast
 from cluster.autoscaling.demand import Demand
@@ -17,7 +18,6 @@ from cluster.autoscaling.forecast import fewest_workers
 from cluster.autoscaling.observation import Observation
 from cluster.autoscaling.prefill_capacity import prefill_forecast
 from cluster.autoscaling.scaling_limits import PoolLimits, ScalingLimits
-from cluster.config.config import DECODE, PREFILL
 
 _SEEN = 0.02
 """A router that keeps less of the prompts local than that has been told not to: what it recovers is computed so."""

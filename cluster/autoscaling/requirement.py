@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, sqrt
 
+from baton.core.roles import DECODE, POOLS, PREFILL
 from cluster.autoscaling.decode_capacity import decode_forecast
 from cluster.autoscaling.demand import Demand
 from cluster.autoscaling.forecast import PoolForecast, fewest_workers
 from cluster.autoscaling.observation import Observation, PoolObservation
 from cluster.autoscaling.prefill_capacity import prefill_forecast
 from cluster.autoscaling.scaling_limits import PoolLimits, ScalingLimits
-from cluster.config.config import DECODE, POOLS, PREFILL
 
 MIN_REQUESTS = 8
 ENOUGH_S = 120.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from baton.core.roles import POOLS
 from cluster.autoscaling.observation import Observation
 from cluster.autoscaling.pool_rules import Reason, Sizing
 from cluster.autoscaling.requirement import Requirement
 from cluster.autoscaling.scaling_limits import ScalingLimits
-from cluster.config.config import POOLS
 
 _DRAIN_FACTOR = 2.0
 """Requests end one after another; the last one takes longer than the usual one."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from baton.core.roles import DECODE, PREFILL
 from cluster.autoscaling.forecast import PoolForecast
 from cluster.autoscaling.observation import Observation, PoolCounts
 from cluster.autoscaling.pool_rules import PoolState, Reason, Sizing
 from cluster.autoscaling.requirement import MIN_REQUESTS, Requirement
 from cluster.autoscaling.role_change import RoleChange
 from cluster.autoscaling.scaling_limits import PoolLimits, ScalingLimits
-from cluster.config.config import DECODE, PREFILL
 
 
 def explain_pool(

@@ -10,7 +10,7 @@ from typing import Any
 
 from baton.client.router_client import RouterClient
 from baton.core.errors import BatonError, ConfigError, DeadlineError
-from cluster.config.config import POOLS
+from baton.core.roles import POOLS
 
 _POLL_S = 0.5
 _AUTO = "auto"

@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from baton.core.config_section import DraftReference, Niceness, NonEmptyString, PositiveInt, PositiveSeconds, Section
 from baton.core.errors import ConfigError
+from baton.core.logs import LogConfig
+from baton.core.roles import SpeculationMethod
 from baton.engine.models.default_model import DEFAULT_MODEL_NAME, is_default_model
 from baton.kv_transfer.kv_transfer_config import KVTransferConfig
 from cluster.admission.admission_config import AdmissionConfig
@@ -23,15 +25,8 @@ from cluster.config.simulation_config import SimulationConfig
 from cluster.config.slo_config import SloConfig
 from cluster.gateway.api_keys import ApiKeyConfig, ApiKeys
 from cluster.routing.routing_config import RoutingConfig
+from cluster.telemetry.telemetry_config import TelemetryConfig
 
-PREFILL = "prefill"
-DECODE = "decode"
-POOLS = (PREFILL, DECODE)
-
-DRAFT_METHODS = ("draft_model", "eagle", "eagle3", "medusa")
-"""Speculation methods that need a draft of their kind."""
-
-SpeculationMethod = Literal["auto", "none", "draft_model", "eagle", "eagle3", "lookahead", "medusa", "ngram", "suffix"]
 AcceptanceRule = Literal["match", "residual", "typical"]
 _HOST_AND_PORT = re.compile(r"[^/\s]+:\d{1,5}")
 _LOCAL_CPUS = 64
@@ -211,33 +206,6 @@ class RayConfig(Section):
                 " address, use auto on a machine of that cluster"
             )
         return address
-
-
-class LogConfig(Section):
-    """What the processes write to their logs."""
-
-    level: Literal["debug", "info", "warning", "error", "critical"] = "warning"
-    json_lines: bool = Field(default=False, alias="json")
-    """One JSON object per line instead of text."""
-
-    model_config = ConfigDict(serialize_by_alias=True)
-
-
-class TelemetryConfig(Section):
-    """Traces of finished requests for an OpenTelemetry collector."""
-
-    otlp_endpoint: NonEmptyString | None = None
-    """Base URL of a collector that takes OTLP over HTTP; null: no traces."""
-    otlp_timeout_s: PositiveSeconds = 10.0
-    """For one batch of spans; what the collector does not take is dropped."""
-    service_name: NonEmptyString = "baton"
-
-    @field_validator("otlp_endpoint")
-    @classmethod
-    def _http_url(cls, endpoint: str | None) -> str | None:
-        if endpoint is not None and not re.fullmatch(r"https?://[^/\s]+\S*", endpoint):
-            raise ValueError(f"{endpoint!r} is no http:// or https:// URL; collectors usually listen on port 4318")
-        return endpoint
 
 
 class BatonConfig(Section):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
-from cluster.config.config import DECODE, BatonConfig
+from baton.core.roles import DECODE
+from cluster.config.config import BatonConfig
 from cluster.registry.workers import WorkerInfo
 
 

@@ -12,9 +12,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from baton.core.errors import BatonError, InvalidRequestError, LayoutMismatchError, NotFoundError
 from baton.core.logs import configure_logging
+from baton.core.roles import POOLS
 from baton.engine.models.model_source import resolve_model
 from cluster.autoscaling.observation import PoolCounts
-from cluster.config.config import POOLS, BatonConfig
+from cluster.config.config import BatonConfig
 from cluster.config.role_change_obstacle import AskedBy, role_change_obstacle
 from cluster.controller.shared_processes import simulated_processes
 from cluster.controller.worker_pool import WorkerPool

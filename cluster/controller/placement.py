@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import ray
 
 from baton.process.worker_environment import is_like_a_worker, worker_variables
 from cluster.config.config import ResourcesConfig
@@ -41,15 +38,6 @@ def label_selector(resources: ResourcesConfig) -> dict[str, str]:
     if resources.accelerator_type is not None:
         selector[ACCELERATOR_LABEL] = resources.accelerator_type
     return selector
-
-
-def hide_ungranted_gpus() -> None:
-    """In an actor that was granted no GPU, hides those of its node, which Ray leaves visible to it.
-
-    Call it before anything uses CUDA.
-    """
-    if not ray.get_runtime_context().get_accelerator_ids().get("GPU"):
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,13 @@ from baton.core.errors import BatonError, DeadlineError, InternalError, Overload
 from baton.core.logs import RequestLog
 from baton.core.outcomes import CANCELLED, ENDED_BY, FINISHED, REJECTED
 from baton.core.request import FinishReason
+from baton.core.roles import DECODE, POOLS
 from baton.core.slo import judge, target_attributes
 from baton.core.timeline import Event, FailedAttempt
 from baton.explain.timelines import TimelineStore
 from baton.process.background import BackgroundTasks
 from cluster.autoscaling.traffic import TrafficMeter
-from cluster.config.config import DECODE, POOLS, RouterConfig
+from cluster.config.config import RouterConfig
 from cluster.dispatch.attempts import RETRYABLE, Attempts
 from cluster.dispatch.entry import Entry
 from cluster.registry.workers import WorkerRegistry

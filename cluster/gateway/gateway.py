@@ -12,11 +12,11 @@ from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 
 from baton.core.errors import BatonError, InternalError, InvalidRequestError, NotFoundError, NoWorkerError
+from baton.core.roles import POOLS
 from baton.core.slo import SloClasses
 from baton.core.version import package_version
 from baton.engine.models.tokenizer import Tokenizer
 from baton.explain.timelines import Order
-from cluster.config.config import POOLS
 from cluster.gateway.admin import AdminBackend
 from cluster.gateway.api_keys import ApiKeys
 from cluster.gateway.generation_endpoint import GenerationEndpoint

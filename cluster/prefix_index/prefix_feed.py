@@ -6,8 +6,8 @@ import asyncio
 import logging
 from contextlib import aclosing
 
+from baton.core.block_hashes import HASH_BYTES
 from baton.core.errors import BatonError
-from baton.engine.kv_cache.prefix_cache import HASH_BYTES
 from baton.process.background import BackgroundTasks
 from baton.rpc.wire import worker_pb2
 from cluster.prefix_index.prefix_index import PrefixIndex

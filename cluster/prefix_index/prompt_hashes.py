@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.engine.kv_cache.prefix_cache import hash_blocks
+from baton.core.block_hashes import hash_blocks
 
 _KEPT_TOKENS = 262_144
 

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Literal, Protocol
 
 from baton.core.errors import NoWorkerError
-from cluster.config.config import DECODE, PREFILL
+from baton.core.roles import DECODE, PREFILL
 from cluster.registry.workers import Worker, WorkerRegistry
 from cluster.requests.booking import Booking
 from cluster.requests.journal import Journal

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
+from baton.core.roles import POOLS
 from baton.explain.timelines import TimelineStore
 from baton.process.background import BackgroundTasks
-from cluster.config.config import POOLS, BatonConfig
+from cluster.config.config import BatonConfig
 from cluster.control_plane import ControlPlane
 from cluster.registry.workers import WorkerRegistry
 from cluster.requests.generation import ModelCard

@@ -9,8 +9,8 @@ from pathlib import Path
 import yaml
 
 from baton.core.errors import ConfigError
+from baton.core.roles import DECODE, PREFILL
 from baton.engine.models.model_cache import cache_dir
-from cluster.config.config import DECODE, PREFILL
 from cluster.latency.store import FitStore
 from cluster.simulation.profile import StepTimes, TimingProfile
 

@@ -12,8 +12,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from baton.core.config_section import NonEmptyString, PositiveInt, Section
 from baton.core.errors import ConfigError
+from baton.core.roles import DECODE
 from baton.core.step_costs import StepCosts
-from cluster.config.config import DECODE
 from cluster.config.config_reading import explain, read_yaml
 
 _FOLDER = "profiles"

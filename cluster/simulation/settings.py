@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from baton.core.errors import ConfigError
+from baton.core.roles import POOLS
 from baton.engine.scheduling.ordering import ArrivalOrder, EarliestDeadlineFirst
-from cluster.config.config import POOLS, BatonConfig
+from cluster.config.config import BatonConfig
 from cluster.simulation.limits import EngineLimits
 from cluster.simulation.profile import TimingProfile
 from cluster.simulation.worker import WorkerSettings

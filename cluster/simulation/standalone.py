@@ -17,8 +17,9 @@ from typing import Any
 import uvloop
 
 from baton.core.errors import BatonError
+from baton.core.roles import POOLS
 from baton.process.without_torch import do_without_torch
-from cluster.config.config import POOLS, BatonConfig, load_config
+from cluster.config.config import BatonConfig, load_config
 from cluster.simulation.host import ServedModel, SimulatedWorkerHost
 
 _HOST = "127.0.0.1"

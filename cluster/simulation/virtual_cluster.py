@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable
 from itertools import count
 
+from baton.core.roles import POOLS
 from baton.kv_transfer.base import KVSink
 from baton.kv_transfer.payload.in_process import InProcessKVTransport
-from cluster.config.config import POOLS, BatonConfig
+from cluster.config.config import BatonConfig
 from cluster.registry.workers import Worker, WorkerRegistry
 from cluster.simulation.client import InProcessClient
 from cluster.simulation.profile import TimingProfile

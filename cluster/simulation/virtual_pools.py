@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+from baton.core.roles import POOLS
 from baton.process.background import BackgroundTasks
 from cluster.autoscaling.observation import PoolCounts
-from cluster.config.config import POOLS
 
 
 class _Pool:

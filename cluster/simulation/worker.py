@@ -10,6 +10,7 @@ from itertools import count
 from baton.core.errors import BatonError, ContextLengthError, DeadlineError, TransferError
 from baton.core.kv_spec import KVCacheSpec, LayerSpec
 from baton.core.request import FinishReason, Request
+from baton.core.roles import DECODE
 from baton.core.step_costs import StepCosts
 from baton.core.step_samples import StepSample
 from baton.core.timeline import Event
@@ -19,7 +20,6 @@ from baton.kv_transfer.base import KVTransport
 from baton.rpc.cache_messages import watch_messages
 from baton.rpc.conversions import pack_events, pack_parts, unpack_sequence
 from baton.rpc.wire import worker_pb2
-from cluster.config.config import DECODE
 from cluster.registry.workers import WorkerInfo
 from cluster.simulation.engine import SimulatedEngine
 from cluster.simulation.handoff import SimulatedHandoff, Uplink

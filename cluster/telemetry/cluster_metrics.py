@@ -10,8 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from baton.core.roles import SpeculationMethod
 from baton.rpc.wire import worker_pb2
-from cluster.config.config import SpeculationMethod
 
 _OTHER_METHOD = "other"
 _METHODS = frozenset(get_args(SpeculationMethod))

@@ -18,8 +18,8 @@ from baton.core.errors import ConfigError
 from baton.core.timeline import Event, Timeline
 from baton.core.version import package_version
 from baton.explain.critical_path import critical_path, stage_times
-from cluster.config.config import TelemetryConfig
 from cluster.requests.generation import FinishedRequest, GenerationRequest
+from cluster.telemetry.telemetry_config import TelemetryConfig
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

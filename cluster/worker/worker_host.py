@@ -17,6 +17,7 @@ from baton.core.errors import ConfigError, InternalError, UnsupportedModelError
 from baton.core.kv_spec import KVEncoding
 from baton.core.logs import configure_logging
 from baton.core.memory_budget import MemoryBudget
+from baton.core.roles import DECODE
 from baton.engine.draft.loading import LoadedDraft, load_draft
 from baton.engine.models.model_config import check_context_length
 from baton.engine.models.model_loader import pick_device
@@ -28,8 +29,7 @@ from baton.process.cores import usable_cores
 from baton.process.garbage import collect_rarely
 from baton.rpc.channel import create_server
 from baton.rpc.wire import worker_pb2_grpc
-from cluster.config.config import DECODE, BatonConfig, PoolConfig
-from cluster.controller.placement import hide_ungranted_gpus
+from cluster.config.config import BatonConfig, PoolConfig
 from cluster.registry.workers import WorkerInfo
 from cluster.worker.role import WorkerContext, WorkerRole
 from cluster.worker.worker_memory import limit_memory, plan_memory
@@ -279,3 +279,12 @@ def _max_model_len(config: BatonConfig, runner: ModelRunner) -> int:
 
 def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def hide_ungranted_gpus() -> None:
+    """In an actor that was granted no GPU, hides those of its node, which Ray leaves visible to it.
+
+    Call it before anything uses CUDA.
+    """
+    if not ray.get_runtime_context().get_accelerator_ids().get("GPU"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from baton.core.errors import ConfigError
 from baton.core.kv_spec import KVCacheSpec
 from baton.core.memory_budget import MIN_BLOCKS, DeviceMemoryUse, MemoryBudget, divide_memory
-from baton.engine.draft.network import DraftNetwork
+from baton.core.roles import DECODE, PREFILL
+from baton.engine.contracts import DraftNetwork
 from baton.engine.models.model_loader import LoadedModel
 from baton.engine.runner.device_memory import CONTEXT_BYTES, SMALL_CACHE_BLOCKS, DeviceMemory, StepLimits, measure_use
 from baton.engine.runner.model_runner import ModelRunner
-from cluster.config.config import DECODE, PREFILL, BatonConfig
+from cluster.config.config import BatonConfig
 from cluster.config.role_change_obstacle import role_change_obstacle
 
 _DEFAULT_CPU_KV_GIB = 1.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton.engine.contracts import Verifier
 from baton.engine.draft.loading import LoadedDraft
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.sampling.verification import Verifier
 from cluster.config.config import SpeculationConfig
 from decode_worker.speculation.controller import SpeculationController
 from decode_worker.speculation.registry import SpeculationLimits, create_controller

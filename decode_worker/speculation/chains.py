@@ -11,11 +11,12 @@ import torch
 
 from baton.core.drafts import Draft
 from baton.core.request import Request
+from baton.engine.contracts import VerifyResult
 from baton.engine.device.downloads import fetch
 from baton.engine.device.uploads import take_rows
 from baton.engine.sampling.logits import process_logits
 from baton.engine.sampling.sampler import probabilities
-from baton.engine.sampling.verification import VerifyResult, sampling_row
+from baton.engine.sampling.verification import sampling_row
 from decode_worker.speculation.acceptance import AcceptanceTracker, DepthAcceptance, num_right
 from decode_worker.speculation.certainty import bucket_of, likeliest, prior_of
 from decode_worker.speculation.draft_length import DraftPasses, Outlook

@@ -9,13 +9,12 @@ from typing import TypeVar
 
 import torch
 
-from baton.core.drafts import Draft
+from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.request import Request
 from baton.engine.batch.batch import ForwardBatch
+from baton.engine.contracts import Proposer, VerifyResult
 from baton.engine.draft.faults import DraftFaults
 from baton.engine.draft.network import DraftState
-from baton.engine.sampling.verification import Proposer, VerifyResult
-from baton.engine.scheduling.scheduler import ScheduledSequence
 from decode_worker.speculation.draft_length import (
     DraftingPolicy,
     DraftPasses,
@@ -70,7 +69,7 @@ class MethodCounts:
 
 
 class SpeculationController:
-    """Implements :class:`baton.engine.sampling.verification.Proposer` over several methods.
+    """Implements :class:`baton.engine.contracts.Proposer` over several methods.
 
     Args:
         methods: without a network, by name.

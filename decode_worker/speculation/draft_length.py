@@ -20,7 +20,7 @@ from typing import Protocol
 
 from baton.core.drafts import Draft
 from baton.core.request import Request
-from baton.engine.sampling.verification import Proposer
+from baton.engine.contracts import Proposer
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.tree import reach_probabilities
 

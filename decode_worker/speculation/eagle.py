@@ -10,14 +10,13 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from baton.core.drafts import Draft
+from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.request import Request
 from baton.engine.batch.attention_groups import Span
 from baton.engine.batch.batch import ForwardBatch
+from baton.engine.contracts import VerifyResult
 from baton.engine.device.uploads import take_rows
 from baton.engine.draft.eagle.feature_state import FeatureState, WaitingRows
-from baton.engine.sampling.verification import VerifyResult
-from baton.engine.scheduling.scheduler import ScheduledSequence
 from decode_worker.speculation.chains import Chain, ChainDrafter, VocabularyMap
 from decode_worker.speculation.draft_length import DraftPasses, Outlook
 from decode_worker.speculation.method import DraftMethod

@@ -22,17 +22,17 @@ from itertools import compress
 
 import torch
 
-from baton.core.drafts import ROOT, Draft, depths_of
+from baton.core.drafts import ROOT, Draft, ScheduledSequence, depths_of
 from baton.core.errors import ConfigError
 from baton.core.request import Request, SamplingParams
 from baton.engine.batch.attention_groups import Span
 from baton.engine.batch.batch import ForwardBatch
+from baton.engine.contracts import VerifyResult
 from baton.engine.device.downloads import fetch
 from baton.engine.device.uploads import take_rows
 from baton.engine.draft.eagle.feature_state import FeatureState, WaitingRows
 from baton.engine.sampling.logits import SamplingRow, process_logits
-from baton.engine.sampling.verification import VerifyResult, sampling_row
-from baton.engine.scheduling.scheduler import ScheduledSequence
+from baton.engine.sampling.verification import sampling_row
 from decode_worker.speculation.acceptance import AcceptanceTracker, DepthAcceptance
 from decode_worker.speculation.certainty import bucket_of, prior_of
 from decode_worker.speculation.chains import VocabularyMap

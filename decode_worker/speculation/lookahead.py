@@ -27,13 +27,12 @@ from typing import Literal
 
 import torch
 
-from baton.core.drafts import ROOT, Draft
+from baton.core.drafts import ROOT, Draft, ScheduledSequence
 from baton.core.errors import ConfigError
 from baton.core.request import Request
 from baton.engine.batch.batch import ForwardBatch
+from baton.engine.contracts import VerifyResult
 from baton.engine.device.uploads import take_rows
-from baton.engine.sampling.verification import VerifyResult
-from baton.engine.scheduling.scheduler import ScheduledSequence
 from decode_worker.speculation.acceptance import AcceptanceTracker
 from decode_worker.speculation.method import DraftMethod
 from decode_worker.speculation.tree import merge_paths
@@ -204,7 +203,7 @@ class _State:
 
 
 class LookaheadProposer(DraftMethod):
-    """Implements :class:`baton.engine.sampling.verification.Proposer`. A draft has its n-grams first, then the window.
+    """Implements :class:`baton.engine.contracts.Proposer`. A draft has its n-grams first, then the window.
 
     Nodes of the window are rarely accepted; they are worth their place by what their rows of the logits say. Where
     only a part of a draft is verified, the columns that are left out start anew.

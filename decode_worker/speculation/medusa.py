@@ -13,14 +13,13 @@ from dataclasses import dataclass
 
 import torch
 
-from baton.core.drafts import Draft
+from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.request import Request
 from baton.engine.batch.batch import ForwardBatch
+from baton.engine.contracts import VerifyResult
 from baton.engine.device.downloads import fetch
 from baton.engine.draft.medusa.heads import MAX_RANKS
 from baton.engine.draft.medusa.medusa_state import MedusaState
-from baton.engine.sampling.verification import VerifyResult
-from baton.engine.scheduling.scheduler import ScheduledSequence
 from decode_worker.speculation.acceptance import AcceptanceTracker, kind_of
 from decode_worker.speculation.certainty import bucket_of, prior_of
 from decode_worker.speculation.draft_length import DraftPasses, Outlook

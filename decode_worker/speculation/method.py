@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import torch
 
 from baton.engine.batch.batch import ForwardBatch
-from baton.engine.sampling.verification import VerifyResult
+from baton.engine.contracts import VerifyResult
 
 
 class DraftMethod:
-    """The part of :class:`baton.engine.sampling.verification.Proposer` that most methods have no use for."""
+    """The part of :class:`baton.engine.contracts.Proposer` that most methods have no use for."""
 
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
         """For methods that read more of a forward than its tokens."""

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from baton.core.drafts import Draft
+from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.request import Request
-from baton.engine.sampling.verification import VerifyResult
-from baton.engine.scheduling.scheduler import ScheduledSequence
+from baton.engine.contracts import VerifyResult
 from decode_worker.speculation.acceptance import AcceptanceTracker, num_right
 from decode_worker.speculation.method import DraftMethod
 from decode_worker.speculation.suffix_automaton import Match, continuation
@@ -39,7 +38,7 @@ class _Index:
 
 
 class NgramProposer(DraftMethod):
-    """Implements :class:`baton.engine.sampling.verification.Proposer`."""
+    """Implements :class:`baton.engine.contracts.Proposer`."""
 
     name = "ngram"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.core.errors import ConfigError
+from baton.engine.contracts import Proposer
 from baton.engine.draft.eagle.feature_state import FeatureState
 from baton.engine.draft.loading import LoadedDraft
 from baton.engine.draft.medusa.medusa_state import MedusaState
@@ -13,7 +14,6 @@ from baton.engine.draft.network import DraftState
 from baton.engine.draft.references import DRAFT_METHODS, check_method
 from baton.engine.draft.states import create_draft_state
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.sampling.verification import Proposer
 from decode_worker.speculation.controller import AUTO, NONE, NetworkMethod, SpeculationController
 from decode_worker.speculation.draft_length import DraftPasses, NetworkProposer
 from decode_worker.speculation.draft_model import DraftModelProposer

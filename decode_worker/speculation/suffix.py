@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from baton.core.drafts import Draft
+from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.request import Request
-from baton.engine.sampling.verification import VerifyResult
-from baton.engine.scheduling.scheduler import ScheduledSequence
+from baton.engine.contracts import VerifyResult
 from decode_worker.speculation.acceptance import AcceptanceTracker, num_right
 from decode_worker.speculation.method import DraftMethod
 from decode_worker.speculation.suffix_automaton import Match, SuffixAutomaton, continuation
@@ -41,7 +40,7 @@ class _Sequence:
 
 
 class SuffixProposer(DraftMethod):
-    """Implements :class:`baton.engine.sampling.verification.Proposer`.
+    """Implements :class:`baton.engine.contracts.Proposer`.
 
     Args:
         remembers_outputs: also draft from the outputs of earlier requests.

@@ -18,14 +18,14 @@ from collections.abc import Sequence
 
 import torch
 
-from baton.core.drafts import ROOT
+from baton.core.drafts import ROOT, ScheduledSequence
 from baton.core.errors import ConfigError
 from baton.engine.batch.batch import ForwardBatch
+from baton.engine.contracts import Verifier, VerifyResult
 from baton.engine.device.uploads import take_rows
 from baton.engine.sampling.logits import SamplingRow
 from baton.engine.sampling.sampler import SampledToken, logprobs_at, probabilities, sample
-from baton.engine.sampling.verification import Verifier, VerifyResult, logprobs_of, sampling_row
-from baton.engine.scheduling.scheduler import ScheduledSequence
+from baton.engine.sampling.verification import logprobs_of, sampling_row
 from decode_worker.speculation.acceptance_rules import AcceptanceRule, ResidualRule, TypicalRule
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ ACCEPTANCES = (MATCH, RESIDUAL, TYPICAL)
 
 
 class SampleAndMatch:
-    """Implements :class:`baton.engine.sampling.verification.Verifier`."""
+    """Implements :class:`baton.engine.contracts.Verifier`."""
 
     def verify(self, batch: ForwardBatch, logits: torch.Tensor) -> list[VerifyResult]:
         """Draws a token on every row in one call, then follows the draws through each draft."""

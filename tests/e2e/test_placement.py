@@ -18,7 +18,8 @@ import yaml
 from ray.cluster_utils import Cluster as RayCluster
 
 from baton.core.errors import DeadlineError
-from cluster.config.config import POOLS, BatonConfig, load_config
+from baton.core.roles import POOLS
+from cluster.config.config import BatonConfig, load_config
 from cluster.controller.launch import Cluster
 from cluster.controller.placement import ACCELERATOR_LABEL
 from cluster.controller.worker_pool import WorkerPool

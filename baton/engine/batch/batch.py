@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from baton.core.drafts import ScheduledSequence
 from baton.core.request import Request
 from baton.engine.batch.attention_groups import AttentionGroup, Span, group_spans
 from baton.engine.device.uploads import upload, upload_ints
 from baton.engine.kv_cache.paged_cache import slot_of, slots_of
-from baton.engine.scheduling.scheduler import ScheduledSequence
 
 _FEW_TOKENS = 64
 

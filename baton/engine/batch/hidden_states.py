@@ -10,7 +10,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from baton.core.errors import UnsupportedModelError
-from baton.engine.draft.eagle.head import FINAL_HIDDEN
 
 
 class HiddenStates(Protocol):
@@ -36,7 +35,7 @@ class FeatureTap:
         model: the target.
         layers: ``k`` is the residual stream that goes *into* decoder layer ``k``, before any norm, as in transformers'
             ``hidden_states``; the number of layers stands for what comes out of the last one, before the final norm;
-            :data:`baton.engine.draft.eagle.head.FINAL_HIDDEN` for the state after that norm.
+            :data:`baton.engine.batch.hidden_states.FINAL_HIDDEN` for the state after that norm.
 
     Raises:
         UnsupportedModelError: the model has no such layer, or its layers cannot be found.
@@ -109,3 +108,7 @@ def find_decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
         if isinstance(module, nn.ModuleList) and len(module) == expected:
             return list(module)
     raise UnsupportedModelError(f"{type(model).__name__} has no list of {expected} decoder layers to read from.")
+
+
+FINAL_HIDDEN = -1
+"""In ``feature_layers``: the target's last hidden state behind its final norm, what its lm_head reads."""

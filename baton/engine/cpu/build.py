@@ -16,12 +16,12 @@ import torch
 from filelock import FileLock
 
 from baton.core import kv_spec
+from baton.core.errors import NotFusableError
 from baton.engine.cpu.emitter import features
 from baton.engine.cpu.threads import Serve
 from baton.engine.cpu.tiles import has_tiles
 from baton.engine.kv_cache import kv_int8
 from baton.engine.models.model_cache import CACHE_VARIABLE, cache_dir
-from baton.engine.runner.forward_pass import NotFusableError
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,11 @@ import torch
 
 from baton.core.errors import UnsupportedModelError
 from baton.engine.batch.batch import ForwardBatch
-from baton.engine.batch.hidden_states import HiddenStates
+from baton.engine.batch.hidden_states import FINAL_HIDDEN, HiddenStates
 from baton.engine.cpu.forward import MAX_THREADS, FusedForward, Table
 from baton.engine.cpu.quantization import quantize
 from baton.engine.cpu.stage_clock import StageClock
 from baton.engine.cpu.structure import read_decoder
-from baton.engine.draft.eagle.head import FINAL_HIDDEN
 from baton.engine.kv_cache.paged_cache import PagedKVCache
 from baton.engine.models.model_loader import LoadedModel
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 import torch
 from torch.nn import functional
 
+from baton.core.errors import NotFusableError
 from baton.engine.cpu.nibbles import GROUP, GROUP_ROWS
 from baton.engine.cpu.structure import Decoder, Linear
-from baton.engine.runner.forward_pass import NotFusableError
 
 _LARGEST = 127
 _MOST_LEVEL = 15

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from baton.core.errors import NotFusableError
 from baton.engine.cpu.structure import Rotary
-from baton.engine.runner.forward_pass import NotFusableError
 
 _FIRST_SIZE = 2048
 

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from baton.core.errors import NotFusableError
 from baton.engine.models.model_loader import LoadedModel
-from baton.engine.runner.forward_pass import NotFusableError
 
 Rotary = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 DTYPES = (torch.bfloat16, torch.float32)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from baton.core.errors import NotFusableError
 from baton.engine.cpu.tables import Pool
-from baton.engine.runner.forward_pass import NotFusableError
 
 Serve = Callable[[int, int], None]
 _LINE_BYTES = 64

@@ -49,3 +49,6 @@ def upload_into(target: torch.Tensor, array: npt.NDArray[np.generic]) -> None:
     """Overwrites a tensor of the array's shape and dtype, which keeps its address."""
     source = torch.from_numpy(array)
     target.copy_(source.pin_memory() if target.is_cuda else source, non_blocking=True)
+
+
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from baton.core.errors import ConfigError
+from baton.engine.contracts import DraftNetwork
+from baton.engine.device.uploads import TORCH_DTYPES
 from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
 from baton.engine.draft.eagle.eagle_probe import settle_feature_layers
 from baton.engine.draft.eagle.head import EagleHead
 from baton.engine.draft.medusa.heads import load_medusa
 from baton.engine.draft.model.draft_model import load_draft_model
-from baton.engine.draft.network import DraftNetwork
 from baton.engine.draft.references import kind_of, resolve_draft
-from baton.engine.kv_cache.paged_cache import TORCH_DTYPES
 from baton.engine.models.float32_products import speed_up_products
 from baton.engine.models.model_loader import LoadedModel
 from baton.engine.models.tokenizer import Tokenizer

@@ -5,36 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from baton.core.kv_spec import LayerSpec
 from baton.core.request import Request
 from baton.engine.batch.batch import ForwardBatch
-from baton.engine.sampling.verification import VerifyResult
-
-
-class DraftNetwork(Protocol):
-    """A network that guesses, with KV in the target's blocks, or built on the target's hidden states, or both.
-
-    Attributes:
-        feature_layers: hidden states of the target that it reads; see ``FeatureTap``.
-        layer_specs: shapes of its KV, layer by layer.
-    """
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]: ...
-
-    @property
-    def layer_specs(self) -> tuple[LayerSpec, ...]: ...
-
-    def fingerprint(self) -> str:
-        """Hex digest over everything that it computes with. Costs a pass over its weights."""
-        ...
+from baton.engine.contracts import VerifyResult
 
 
 class DraftState(Protocol):
     """What a worker keeps for a network between steps, request by request. Used from the engine's thread only."""
 
     def computed(self, batch: ForwardBatch, results: Mapping[str, VerifyResult]) -> None:
-        """Sees a forward of the target; see :meth:`baton.engine.sampling.verification.Proposer.computed`."""
+        """Sees a forward of the target; see :meth:`baton.engine.contracts.Proposer.computed`."""
         ...
 
     def keep(self, num_rows: int | None) -> None:

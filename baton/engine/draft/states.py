@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from baton.engine.contracts import DraftNetwork
 from baton.engine.draft.eagle.feature_state import FeatureState
 from baton.engine.draft.eagle.head import EagleHead
 from baton.engine.draft.medusa.heads import MedusaHeads
 from baton.engine.draft.medusa.medusa_state import MedusaState
 from baton.engine.draft.model.draft_model import DraftModel
 from baton.engine.draft.model.token_state import TokenState
-from baton.engine.draft.network import DraftNetwork, DraftState
+from baton.engine.draft.network import DraftState
 from baton.engine.runner.model_runner import ModelRunner
 
 

@@ -6,7 +6,8 @@ Checkpoints of one kind are compared under one set of names, which no user has e
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 FileNames = Callable[[str], str]
 """The canonical name of a tensor → its name in the file; of one that is missing, the name that it should have there."""
@@ -82,3 +83,13 @@ def medusa_file_names(known: Mapping[str, str], *, is_v1: bool) -> FileNames:
 
 def _first_part(name: str) -> str:
     return name.partition(".")[0]
+
+
+class Shaped(Protocol):
+    """A tensor, or what is known of one that was not read."""
+
+    @property
+    def ndim(self) -> int: ...
+
+    @property
+    def shape(self) -> Sequence[int]: ...

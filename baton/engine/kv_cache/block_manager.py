@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from baton.core.block_hashes import hash_blocks
 from baton.core.request import Request, RequestStatus
 from baton.engine.kv_cache.block_pool import BlockPool, BlockUsage
-from baton.engine.kv_cache.prefix_cache import PrefixCache, hash_blocks
+from baton.engine.kv_cache.prefix_cache import PrefixCache
 
 
 class BlockManager:

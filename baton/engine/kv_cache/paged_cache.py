@@ -23,12 +23,12 @@ import torch
 
 from baton.core.errors import UnsupportedModelError
 from baton.core.kv_spec import SCALE_BYTES, KVCacheSpec, KVEncoding
+from baton.engine.device.uploads import TORCH_DTYPES
 from baton.engine.kv_cache import kv_int8
 from baton.engine.kv_cache.kv_copies import CopyQueue, WatchedCopies, WorkMark, copy_queue_for
 
 _MOST_AT_ONCE = 256 * 1024
 """Bytes that are encoded or decoded together, so that what lies between stays in the processor's caches."""
-TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def slots_of(block_ids: Sequence[int], start: int, end: int, block_size: int) -> torch.Tensor:

@@ -6,8 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.engine.models.fp8_linear import LARGEST, LEAST
-
+LARGEST = 448.0
+"""Of e4m3."""
+LEAST = 1e-12
+"""A row whose largest number is smaller is scaled as if it had this one."""
 _LARGEST = tl.constexpr(LARGEST)
 _LEAST = tl.constexpr(LEAST)
 _NUMBERS_PER_WARP = 512

@@ -15,11 +15,8 @@ from torch.nn.functional import ScalingType, scaled_mm
 from transformers import PreTrainedModel
 
 from baton.core.errors import ConfigError, UnsupportedModelError
+from baton.engine.models.fp8_kernels import LARGEST, LEAST
 
-LARGEST = 448.0
-"""Of e4m3."""
-LEAST = 1e-12
-"""A row whose largest number is smaller is scaled as if it had this one."""
 _LEAST_CAPABILITY = (8, 9)
 _SIDE_MULTIPLE = 16
 """Of both sides of a weight, as tensor cores want it; others stay as they are."""

@@ -23,7 +23,7 @@ from transformers.utils.logging import disable_progress_bar
 from baton.core.errors import ConfigError, UnsupportedModelError
 from baton.core.kv_spec import KVCacheSpec, KVEncoding
 from baton.engine.attention.base import ATTENTION_NAME, paged_attention
-from baton.engine.kv_cache.paged_cache import TORCH_DTYPES
+from baton.engine.device.uploads import TORCH_DTYPES
 from baton.engine.models.attention_probe import AttentionLayer, probe_attention
 from baton.engine.models.float32_products import has_bfloat16, speed_up_products
 from baton.engine.models.fp8_linear import make_linears_fp8

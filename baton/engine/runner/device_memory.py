@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from baton.core.drafts import Draft
+from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.errors import ConfigError, UnsupportedModelError
 from baton.core.memory_budget import DeviceMemoryUse
 from baton.core.request import Request, SamplingParams
@@ -17,7 +17,6 @@ from baton.engine.runner.cuda_graphs import make_buckets
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.sampling.sampler import queue_sample
 from baton.engine.sampling.verification import sampling_row
-from baton.engine.scheduling.scheduler import ScheduledSequence
 
 CONTEXT_BYTES = 512 * 2**20
 """An estimate: CUDA's context and the kernels of torch and its libraries, which no allocator of torch's counts."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from baton.core.errors import UnsupportedModelError
+from baton.core.errors import NotFusableError
 from baton.engine.attention.base import ATTENTION_NAME, AttentionBackend, AttentionBatch, AttentionSlot, bind_slot
 from baton.engine.batch.batch import ForwardBatch
 from baton.engine.batch.hidden_states import FeatureTap, HiddenStates
@@ -20,10 +20,6 @@ FUSED_WEIGHTS = ("native", "int8", "int4")
 WEIGHTS = (*FUSED_WEIGHTS, "fp8")
 DECODER_OF_WEIGHTS = {"int8": "fused", "int4": "fused", "fp8": "transformers"}
 """What alone computes them."""
-
-
-class NotFusableError(UnsupportedModelError):
-    """The model has a part that the fused decoder does not know; transformers' own modules can compute it."""
 
 
 class ForwardPass(Protocol):

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from baton.core.drafts import Draft
-from baton.core.errors import ConfigError, UnsupportedModelError
+from baton.core.drafts import Draft, ScheduledSequence
+from baton.core.errors import ConfigError, NotFusableError, UnsupportedModelError
 from baton.core.kv_spec import KVEncoding
 from baton.core.request import Request, SamplingParams
 from baton.engine.attention.backends import create_backend
 from baton.engine.batch.batch import ForwardBatch
 from baton.engine.batch.hidden_states import HiddenStates
-from baton.engine.device.uploads import upload_ints
-from baton.engine.draft.network import DraftNetwork
+from baton.engine.contracts import DraftNetwork
+from baton.engine.device.uploads import TORCH_DTYPES, upload_ints
 from baton.engine.kv_cache.block_manager import BlockManager
-from baton.engine.kv_cache.paged_cache import TORCH_DTYPES, PagedKVCache, slot_of
+from baton.engine.kv_cache.paged_cache import PagedKVCache, slot_of
 from baton.engine.models.model_loader import LoadedModel, check_tokens, own_logits, relative_distance
 from baton.engine.runner.cuda_graphs import CUDA_GRAPHS, GraphedForward, GraphFailure, make_buckets
 from baton.engine.runner.forward_pass import (
@@ -26,12 +26,10 @@ from baton.engine.runner.forward_pass import (
     DECODERS,
     WEIGHTS,
     ForwardPass,
-    NotFusableError,
     TransformersForward,
     create_fused,
 )
 from baton.engine.runner.graph_recorder import CudaGraphRecorder, Recorder
-from baton.engine.scheduling.scheduler import ScheduledSequence
 
 if TYPE_CHECKING:
     from baton.engine.cpu.decoder import FusedDecoder

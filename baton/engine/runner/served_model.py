@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import torch
 
+from baton.core.errors import NotFusableError
 from baton.engine.models.float32_products import has_bfloat16
 from baton.engine.models.model_loader import LoadedModel, load_config, load_model, stored_dtype
 from baton.engine.models.model_source import ModelSource
-from baton.engine.runner.forward_pass import DECODER_OF_WEIGHTS, NotFusableError
+from baton.engine.runner.forward_pass import DECODER_OF_WEIGHTS
 from baton.engine.runner.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from baton.core.drafts import ScheduledSequence
 from baton.core.step_samples import StepSample
-from baton.engine.scheduling.scheduler import ScheduledSequence
 
 
 def sample_step(plan: Sequence[ScheduledSequence]) -> StepSample:

@@ -4,90 +4,16 @@ verifier that handles drafts belong to the decode role, which injects them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
 
 import torch
 
-from baton.core.drafts import Draft
+from baton.core.drafts import ScheduledSequence
 from baton.core.request import Request, TokenLogprobs
 from baton.engine.batch.batch import ForwardBatch
+from baton.engine.contracts import VerifyResult
 from baton.engine.sampling.logits import SamplingRow
 from baton.engine.sampling.sampler import QueuedSample, SampledToken, queue_sample
-from baton.engine.scheduling.scheduler import ScheduledSequence
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyResult:
-    """One sequence's outcome of a step.
-
-    Attributes:
-        accepted: drafted tokens that the target agrees with, in order.
-        next_token: the recovered token after a rejection, or the bonus token after a full acceptance; None when the
-            model's logits were not numbers.
-        nodes: where the accepted tokens are in the draft; a path from below the root.
-        logprobs: one for each of ``accepted + next_token``, if asked for.
-    """
-
-    sequence: ScheduledSequence
-    accepted: tuple[int, ...]
-    next_token: int | None
-    nodes: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] | None = None
-
-    @property
-    def num_drafted(self) -> int:
-        """Tokens that were verified."""
-        return len(self.sequence.draft)
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        return self.accepted if self.next_token is None else (*self.accepted, self.next_token)
-
-
-class Proposer(Protocol):
-    """A speculation method. Within a step: propose → forward → verify → computed → observe."""
-
-    def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
-        """Drafts for those of the plan's sequences that it can guess for, by request id.
-
-        Args:
-            plan: the step's sequences.
-            room: how many tokens may be drafted, by request id; there are slots for them in the cache. No draft is
-                wanted for requests that are not in it.
-        """
-        ...
-
-    def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
-        """Sees a forward while its hidden states are at hand; its KV is in the cache, accepted nodes in their places.
-
-        Args:
-            batch: as it was computed; its requests do not know their new tokens yet.
-            logits: ``[num_rows, vocab_size]`` of the batch.
-            results: of the sequences that have logits, by request id.
-        """
-        ...
-
-    def observe(self, result: VerifyResult) -> None:
-        """Learns what came of a sequence: of each that something was drafted for, whether it was verified or not."""
-        ...
-
-    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
-        """Learns what a forward of so many tokens, drafts included, and its verification took."""
-        ...
-
-    def release(self, request_id: str) -> None:
-        """Forgets a request that ended."""
-        ...
-
-
-class Verifier(Protocol):
-    """Decides which tokens a step yields."""
-
-    def verify(self, batch: ForwardBatch, logits: torch.Tensor) -> list[VerifyResult]:
-        """One result for each sequence that has logits (``[num_rows, vocab_size]``, float32) in this step."""
-        ...
 
 
 def sampling_row(request: Request, drafts: Sequence[int] = ()) -> SamplingRow:

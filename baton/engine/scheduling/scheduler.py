@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from heapq import merge
 
 from baton.core.chunk_budget import PromptAllowance, prompt_allowance
-from baton.core.drafts import NO_DRAFT, Draft
+from baton.core.drafts import ScheduledSequence
 from baton.core.errors import ContextLengthError
 from baton.core.request import FinishReason, Request, RequestStatus
 from baton.core.step_costs import Pace
@@ -34,25 +34,6 @@ class SchedulerLimits:
     chunk_tokens: int
     max_num_seqs: int
     max_model_len: int
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
-    """Compute positions ``[num_computed_tokens, … + num_tokens)``, then verify ``draft`` behind them."""
-
-    request: Request
-    num_tokens: int
-    draft: Draft = NO_DRAFT
-
-    @property
-    def num_new_tokens(self) -> int:
-        """Rows of the forward, drafts included."""
-        return self.num_tokens + len(self.draft)
-
-    @property
-    def samples(self) -> bool:
-        """True when the step reaches the last known token, so that a new one follows from it."""
-        return self.request.num_computed_tokens + self.num_tokens == self.request.num_tokens
 
 
 class _StepPlan:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from baton.core.step_samples import StepSample, StepSamples
-from baton.engine.sampling.verification import Proposer
+from baton.engine.contracts import Proposer
 
 SampleListener = Callable[[StepSample], None]
 
 
 class ForwardCost(NamedTuple):
-    """What :meth:`baton.engine.sampling.verification.Proposer.observe_step` is called with."""
+    """What :meth:`baton.engine.contracts.Proposer.observe_step` is called with."""
 
     num_sequences: int
     num_tokens: int

@@ -10,8 +10,8 @@ from typing import ParamSpec, TypeVar, get_args
 
 from baton.core.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError, UnsupportedParameterError
 from baton.core.request import SamplingParams, check_token_ids
+from baton.core.roles import DRAFT_METHODS, SpeculationMethod
 from baton.engine.models.tokenizer import Tokenizer
-from cluster.config.config import DRAFT_METHODS, SpeculationMethod
 from cluster.gateway.openai.json_body import shown
 from cluster.gateway.openai.limits import GatewayLimits
 from cluster.gateway.openai.prompts import check_messages, split_prompts

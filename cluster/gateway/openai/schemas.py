@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from baton.core.errors import InvalidRequestError
-from cluster.config.config import SpeculationMethod
+from baton.core.roles import SpeculationMethod
 from cluster.gateway.openai.json_body import json_type, shown
 from cluster.gateway.openai.parameters import CHAT_IGNORED, COMPLETION_IGNORED, check_ignored, check_known
 

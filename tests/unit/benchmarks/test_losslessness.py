@@ -11,10 +11,10 @@ import torch
 
 from baton.core.errors import ConfigError
 from baton.engine.batch.batch import ForwardBatch
+from baton.engine.contracts import VerifyResult
 from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
 from baton.engine.draft.loading import LoadedDraft
 from baton.engine.models.model_loader import prepare_model
-from baton.engine.sampling.verification import VerifyResult
 from benchmarks.losslessness import Case, LosslessnessSettings, _Bench, group_sizes, run
 from benchmarks.speculation_target import Target
 from cluster.config.config import BatonConfig

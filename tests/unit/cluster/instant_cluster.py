@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from fastapi import FastAPI
 
 from baton.core.errors import TransferError, WorkerLostError
+from baton.core.roles import DECODE, POOLS
 from baton.explain.timelines import TimelineStore
 from baton.rpc.wire import worker_pb2
-from cluster.config.config import DECODE, POOLS, RouterConfig
+from cluster.config.config import RouterConfig
 from cluster.dispatch.router import Router
 from cluster.gateway.gateway import create_app
 from cluster.gateway.openai.limits import GatewayLimits

@@ -10,6 +10,7 @@ import threading
 import pytest
 from prometheus_client import CollectorRegistry
 
+from baton.core.roles import DECODE, POOLS, PREFILL
 from baton.core.slo import INTERACTIVE
 from baton.core.step_samples import StepSample
 from baton.core.urgency import Urgency
@@ -21,7 +22,6 @@ from cluster.autoscaling.autoscaling_metrics import AutoscalerMetrics
 from cluster.autoscaling.demand import Demand
 from cluster.autoscaling.observation import PoolCounts
 from cluster.autoscaling.traffic import TrafficMeter
-from cluster.config.config import DECODE, POOLS, PREFILL
 from cluster.latency.feed import traits_of
 from cluster.latency.latency_model import LatencyModel
 from cluster.latency.ledger import WorkLedger

@@ -10,11 +10,11 @@ from prometheus_client import CollectorRegistry
 
 from baton.core.errors import NoWorkerError
 from baton.core.request import SamplingParams
+from baton.core.roles import DECODE, PREFILL
 from baton.core.slo import BATCH, INTERACTIVE
 from baton.core.timeline import Event, Timeline
 from baton.core.urgency import Urgency
 from baton.rpc.wire import worker_pb2
-from cluster.config.config import DECODE, PREFILL
 from cluster.latency.error_metrics import PredictionErrors
 from cluster.latency.latency_model import LatencyModel
 from cluster.registry.workers import WorkerRegistry

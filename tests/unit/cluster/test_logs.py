@@ -8,8 +8,7 @@ import warnings
 
 import pytest
 
-from baton.core.logs import PACKAGES, JsonFormatter, RequestLog, configure_logging, describe_fault
-from cluster.config.config import LogConfig
+from baton.core.logs import PACKAGES, JsonFormatter, LogConfig, RequestLog, configure_logging, describe_fault
 
 
 @pytest.fixture(autouse=True)

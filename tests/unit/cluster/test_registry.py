@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cluster.config.config import DECODE, PREFILL
+from baton.core.roles import DECODE, PREFILL
 from cluster.registry.workers import WorkerInfo, WorkerRegistry
 from tests.worker_infos import make_info
 

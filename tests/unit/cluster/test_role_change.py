@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from baton.core.errors import InvalidRequestError
-from cluster.config.config import DECODE, PREFILL, BatonConfig
+from baton.core.roles import DECODE, PREFILL
+from cluster.config.config import BatonConfig
 from cluster.config.role_change_obstacle import AskedBy, role_change_obstacle
 from cluster.controller.controller import Controller
 from cluster.controller.worker_pool import WorkerPool

@@ -16,8 +16,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from baton.core.errors import ConfigError
 from baton.core.request import SamplingParams
 from baton.core.timeline import Event, Timeline
-from cluster.config.config import BatonConfig, TelemetryConfig
+from cluster.config.config import BatonConfig
 from cluster.requests.generation import FinishedRequest, GenerationRequest
+from cluster.telemetry.telemetry_config import TelemetryConfig
 from cluster.telemetry.tracing import NoTracer, OtlpTracer, SeldomFilter, create_tracer
 from tests.unit.engine.test_critical_path import served
 

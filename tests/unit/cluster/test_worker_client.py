@@ -8,9 +8,9 @@ from contextlib import aclosing
 import pytest
 
 from baton.core.errors import ChecksumError, DeadlineError, WorkerLostError
+from baton.core.roles import DECODE, PREFILL
 from baton.core.timeline import Event, Timeline
 from baton.rpc.wire import worker_pb2
-from cluster.config.config import DECODE, PREFILL
 from cluster.registry.worker_client import WorkerClient
 from tests.fake_workers import FakeWorker, decode_some, expected_tokens, failing, for_ever, hang
 

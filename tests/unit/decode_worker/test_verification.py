@@ -12,10 +12,10 @@ import torch
 from baton.core.drafts import Draft
 from baton.core.request import FinishReason, Request, SamplingParams
 from baton.engine.async_engine import AsyncEngine
+from baton.engine.contracts import Proposer
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.sampling.verification import Proposer
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from decode_worker.speculation.controller import SpeculationController
 from decode_worker.speculation.verification import SampleAndMatch

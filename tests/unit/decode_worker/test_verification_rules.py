@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from baton.core.drafts import NO_DRAFT, ROOT, Draft
+from baton.core.drafts import NO_DRAFT, ROOT, Draft, ScheduledSequence
 from baton.core.errors import ConfigError
 from baton.core.request import Request, SamplingParams
-from baton.engine.sampling.verification import VerifyResult, sampling_row
-from baton.engine.scheduling.scheduler import ScheduledSequence
+from baton.engine.contracts import VerifyResult
+from baton.engine.sampling.verification import sampling_row
 from decode_worker.speculation import acceptance_rules, noise
 from decode_worker.speculation.acceptance_rules import ResidualRule, TypicalRule, Verdict
 from decode_worker.speculation.noise import coin_stream, draft_stream, draw_drafts

@@ -6,10 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.core.drafts import Draft
+from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.request import Request, SamplingParams
 from baton.engine.batch.batch import ForwardBatch
-from baton.engine.scheduling.scheduler import ScheduledSequence
 
 CPU = torch.device("cpu")
 

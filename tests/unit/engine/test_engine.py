@@ -7,15 +7,17 @@ import math
 import pytest
 import torch
 
+from baton.core.drafts import ScheduledSequence
 from baton.core.request import FinishReason, Request, SamplingParams
 from baton.core.urgency import Urgency
 from baton.engine.batch.batch import ForwardBatch
+from baton.engine.contracts import VerifyResult
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.sampling.verification import PlainSampling, VerifyResult
+from baton.engine.sampling.verification import PlainSampling
 from baton.engine.scheduling.ordering import EarliestDeadlineFirst
-from baton.engine.scheduling.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from baton.engine.scheduling.step_cost_fit import StepCostFit
 from tests.engine_runs import BLOCK_SIZE, Outcome, build_engine, build_runner, greedy, run
 from tests.tiny_models import VOCAB_SIZE, random_prompts, tiny_model

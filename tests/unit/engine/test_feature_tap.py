@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from baton.core.drafts import ScheduledSequence
 from baton.core.errors import UnsupportedModelError
 from baton.core.request import Request, SamplingParams
-from baton.engine.batch.hidden_states import FeatureTap
-from baton.engine.draft.eagle.head import FINAL_HIDDEN
+from baton.engine.batch.hidden_states import FINAL_HIDDEN, FeatureTap
 from baton.engine.kv_cache.block_manager import BlockManager
-from baton.engine.scheduling.scheduler import ScheduledSequence
 from tests.engine_runs import BLOCK_SIZE, build_runner
 from tests.tiny_models import tiny_model
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from baton.core.errors import UnsupportedModelError
 from baton.core.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
+from baton.engine.device.uploads import TORCH_DTYPES
 from baton.engine.kv_cache import kv_int8
-from baton.engine.kv_cache.paged_cache import TORCH_DTYPES, PagedKVCache, slots_of
+from baton.engine.kv_cache.paged_cache import PagedKVCache, slots_of
 
 CPU = torch.device("cpu")
 LAYERS = (LayerSpec(2, 3, 3), LayerSpec(1, 5, 2), LayerSpec(2, 4, 1))

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from baton.core.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
+from baton.engine.device.uploads import TORCH_DTYPES
 from baton.engine.kv_cache.kv_copies import MOST_BEHIND_BYTES, CudaCopyQueue, copy_queue_for
-from baton.engine.kv_cache.paged_cache import TORCH_DTYPES, PagedKVCache
+from baton.engine.kv_cache.paged_cache import PagedKVCache
 from tests.fake_cuda import fake_cuda
 from tests.late_copies import LateCopies
 from tests.stream_checker import Access, Device, Schedule

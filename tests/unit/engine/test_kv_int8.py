@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.kv_spec import KVEncoding
+from baton.engine.device.uploads import TORCH_DTYPES
 from baton.engine.kv_cache import kv_int8
-from baton.engine.kv_cache.paged_cache import TORCH_DTYPES
 
 DTYPES = sorted(TORCH_DTYPES)
 # Of the dtype itself, and of numbers that are too small for a scale.

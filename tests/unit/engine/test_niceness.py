@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from baton.core.drafts import ScheduledSequence
 from baton.core.request import Request, SamplingParams
 from baton.engine.cpu.tiles import has_tiles
 from baton.engine.loop import EngineLoop
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.scheduling.scheduler import ScheduledSequence
 from tests.engine_runs import build_engine, build_runner
 from tests.tiny_models import tiny_model
 

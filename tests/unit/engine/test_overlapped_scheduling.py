@@ -12,12 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.core.drafts import ScheduledSequence
 from baton.core.request import FinishReason, Request, SamplingParams, TokenOutput
 from baton.engine.batch.batch import ForwardBatch
 from baton.engine.device.downloads import Download
 from baton.engine.engine import Engine, always
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.scheduling.scheduler import ScheduledSequence
 from tests.engine_runs import Outcome, build_engine, build_runner, greedy, run
 from tests.tiny_models import random_prompts, tiny_model
 

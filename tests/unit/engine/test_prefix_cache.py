@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.engine.kv_cache.prefix_cache import PrefixCache, hash_blocks
+from baton.core.block_hashes import hash_blocks
+from baton.engine.kv_cache.prefix_cache import PrefixCache
 
 SIZE = 4
 token_lists = st.lists(st.integers(0, 2), max_size=20)

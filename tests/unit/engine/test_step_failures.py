@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from baton.core.request import FinishReason
+from baton.engine.contracts import VerifyResult
 from baton.engine.engine import Engine
-from baton.engine.sampling.verification import VerifyResult
 from tests.engine_runs import build_engine, build_runner, greedy, run
 from tests.tiny_models import random_prompts, tiny_model
 from tests.toy_proposers import Oracle

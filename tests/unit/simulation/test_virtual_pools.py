@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 
-from cluster.config.config import DECODE, PREFILL
+from baton.core.roles import DECODE, PREFILL
 from cluster.simulation.virtual_loop import run_virtually
 from cluster.simulation.virtual_pools import PoolActions, VirtualPools
 

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from baton.core.errors import NotFusableError
 from baton.engine.batch.attention_groups import Span
+from baton.engine.batch.hidden_states import FINAL_HIDDEN
 from baton.engine.cpu.decoder import feature_columns
 from baton.engine.cpu.forward import FusedForward
 from baton.engine.cpu.quantization import quantize
@@ -26,9 +28,8 @@ from baton.engine.cpu.structure import (
     tensor_of,
 )
 from baton.engine.cpu.tiles import has_tiles
-from baton.engine.draft.eagle.head import FINAL_HIDDEN, EagleHead
+from baton.engine.draft.eagle.head import EagleHead
 from baton.engine.kv_cache.paged_cache import PagedKVCache, slot_of
-from baton.engine.runner.forward_pass import NotFusableError
 
 
 class FusedHeadPass:

@@ -11,6 +11,7 @@ from transformers import CONFIG_MAPPING
 from transformers.activations import ACT2FN
 
 from baton.core.errors import ConfigError
+from baton.engine.batch.hidden_states import FINAL_HIDDEN
 from baton.engine.draft.eagle.eagle_layout import (
     EagleFormat,
     check_sizes,
@@ -20,7 +21,7 @@ from baton.engine.draft.eagle.eagle_layout import (
     read_layout,
     refused,
 )
-from baton.engine.draft.eagle.head import FINAL_HIDDEN, EagleSettings
+from baton.engine.draft.eagle.head import EagleSettings
 from baton.engine.draft.layers import LayerSettings, RotaryTable
 from baton.engine.draft.target_shape import TargetShape
 from baton.engine.draft.tensor_names import FileNames

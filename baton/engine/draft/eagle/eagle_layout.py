@@ -10,14 +10,14 @@ Formats disagree on what a missing flag or a layer id means; these rules stand h
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from baton.core.errors import ConfigError, UnsupportedModelError
 from baton.engine.draft.target_shape import TargetShape
-from baton.engine.draft.tensor_names import FileNames, canonical_eagle_name
+from baton.engine.draft.tensor_names import FileNames, Shaped, canonical_eagle_name
 
 # What draft layers are written as. Mistral's is Llama's with a window, Qwen2's is Llama's with biases.
 _LAYER_TYPES = ("llama", "mistral", "qwen2", "qwen3")
@@ -26,16 +26,6 @@ LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _IGNORED_TENSORS = ("verifier_lm_head.weight", "verifier_norm.weight")
 
 AnyTensor = TypeVar("AnyTensor")
-
-
-class Shaped(Protocol):
-    """A tensor, or what is known of one that was not read."""
-
-    @property
-    def ndim(self) -> int: ...
-
-    @property
-    def shape(self) -> Sequence[int]: ...
 
 
 class EagleFormat(StrEnum):

@@ -21,12 +21,12 @@ from baton.core.request import Request
 from baton.engine.batch.attention_groups import Span
 from baton.engine.batch.batch import ForwardBatch
 from baton.engine.batch.hidden_states import HiddenStates
+from baton.engine.contracts import VerifyResult
 from baton.engine.device.uploads import take_rows, upload_numbers
 from baton.engine.draft.eagle.head import EagleHead
 from baton.engine.draft.eagle.head_pass import ModuleHeadPass, create_head_pass
 from baton.engine.kv_cache.paged_cache import slot_array
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.sampling.verification import VerifyResult
 
 _MAX_WAITING_ROWS = 64
 

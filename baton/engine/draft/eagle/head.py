@@ -22,9 +22,6 @@ from baton.engine.draft.checkpoint import fingerprint
 from baton.engine.draft.layers import Attend, DraftLayer, LayerSettings, RotaryTable, causal_attend
 from baton.engine.draft.target_shape import TargetShape
 
-FINAL_HIDDEN = -1
-"""In ``feature_layers``: the target's last hidden state behind its final norm, what its lm_head reads."""
-
 
 @dataclass(frozen=True, slots=True)
 class EagleSettings:

@@ -8,13 +8,13 @@ from typing import Protocol
 
 import torch
 
+from baton.core.errors import NotFusableError
 from baton.engine.attention.base import AttentionBackend
 from baton.engine.batch.attention_groups import Span
 from baton.engine.device.uploads import upload_ints
 from baton.engine.draft.eagle.head import EagleHead
 from baton.engine.draft.rows import DraftRows, PagedAttend
 from baton.engine.kv_cache.paged_cache import PagedKVCache
-from baton.engine.runner.forward_pass import NotFusableError
 from baton.engine.runner.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)

@@ -19,9 +19,9 @@ from transformers import PreTrainedModel
 
 from baton.core.errors import UnsupportedModelError
 from baton.core.kv_spec import LayerSpec
+from baton.engine.batch.hidden_states import FINAL_HIDDEN
 from baton.engine.draft.checkpoint import check_tensors, fingerprint, read_tensors, write_tensors
 from baton.engine.draft.checkpoint_files import CONFIG_NAME, find_checkpoint, read_config
-from baton.engine.draft.eagle.head import FINAL_HIDDEN
 from baton.engine.draft.medusa.medusa_layout import (
     MEDUSA_WEIGHT_NAMES,
     MedusaSettings,
@@ -82,7 +82,7 @@ class MedusaHeads(nn.Module):
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """See :class:`baton.engine.draft.network.DraftNetwork`."""
+        """See :class:`baton.engine.contracts.DraftNetwork`."""
         return (FINAL_HIDDEN,)
 
     @property

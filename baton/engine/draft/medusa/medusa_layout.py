@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 
 from baton.core.errors import ConfigError, UnsupportedModelError
 from baton.engine.draft.checkpoint_files import WEIGHT_NAMES
-from baton.engine.draft.eagle.eagle_layout import Shaped
 from baton.engine.draft.target_shape import TargetShape
-from baton.engine.draft.tensor_names import FileNames, medusa_file_names, without_medusa_prefix
+from baton.engine.draft.tensor_names import FileNames, Shaped, medusa_file_names, without_medusa_prefix
 
 MEDUSA_WEIGHT_NAMES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", *WEIGHT_NAMES)
 _V1_BLOCK = re.compile(r"^(\d+)\.(\d+)\.linear\.(weight|bias)$")

@@ -14,10 +14,10 @@ import torch
 from baton.core.request import Request
 from baton.engine.batch.batch import ForwardBatch
 from baton.engine.batch.hidden_states import HiddenStates
+from baton.engine.contracts import VerifyResult
 from baton.engine.device.uploads import upload_ints, upload_numbers
 from baton.engine.draft.medusa.heads import MedusaHeads
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.sampling.verification import VerifyResult
 
 
 @dataclass(frozen=True, slots=True)

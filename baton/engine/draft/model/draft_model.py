@@ -21,7 +21,7 @@ from baton.engine.runner.model_runner import ModelRunner
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """Implements :class:`baton.engine.draft.network.DraftNetwork`.
+    """Implements :class:`baton.engine.contracts.DraftNetwork`.
 
     Attributes:
         loaded: the draft.

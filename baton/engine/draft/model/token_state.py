@@ -20,10 +20,10 @@ import torch
 from baton.core.request import Request
 from baton.engine.batch.attention_groups import Span
 from baton.engine.batch.batch import ForwardBatch
+from baton.engine.contracts import VerifyResult
 from baton.engine.draft.model.draft_model import DraftModel, PagedDraftModel
 from baton.engine.kv_cache.paged_cache import slots_of
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.sampling.verification import VerifyResult
 
 _MAX_PASS_ROWS = 1024
 # Positions without draft KV ahead of a chunk of the prompt that are computed together with it.

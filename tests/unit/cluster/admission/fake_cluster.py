@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry
 
 from baton.core.request import FinishReason, SamplingParams
+from baton.core.roles import DECODE
 from baton.core.slo import BUILTIN_CLASSES, SloClass
 from baton.core.timeline import Event, Timeline
 from cluster.admission.admission import Admission
 from cluster.admission.admission_config import AdmissionConfig
 from cluster.admission.admission_metrics import AdmissionMetrics
-from cluster.config.config import DECODE
 from cluster.requests.generation import GenerationRequest
 from cluster.requests.journal import Journal
 from cluster.routing.base import Preference, RouteDecision

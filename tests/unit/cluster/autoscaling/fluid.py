@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baton.core.request import SamplingParams
+from baton.core.roles import DECODE, POOLS, PREFILL
 from baton.core.slo import INTERACTIVE
 from baton.core.timeline import Timeline
 from cluster.autoscaling.autoscaler import AutoscalerState, plan
@@ -21,7 +22,6 @@ from cluster.autoscaling.observation import Observation, PoolCounts, PoolObserva
 from cluster.autoscaling.prefill_capacity import prefill_forecast
 from cluster.autoscaling.scaling_limits import ScalingLimits
 from cluster.autoscaling.traffic import TrafficMeter
-from cluster.config.config import DECODE, POOLS, PREFILL
 from cluster.requests.generation import GenerationRequest
 from cluster.requests.journal import Journal
 from tests.unit.cluster.autoscaling.scenarios import COSTS

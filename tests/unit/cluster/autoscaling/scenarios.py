@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from baton.core.roles import DECODE, POOLS, PREFILL
 from baton.core.slo import INTERACTIVE, SloClass
 from cluster.autoscaling.autoscaler import AutoscalerState, ScalingPlan, plan
 from cluster.autoscaling.autoscaler_config import AutoscalerConfig
 from cluster.autoscaling.demand import ClassDemand, Demand, PromptGroup
 from cluster.autoscaling.observation import Observation, PoolCounts, PoolObservation
 from cluster.autoscaling.scaling_limits import PoolLimits, ScalingLimits
-from cluster.config.config import DECODE, POOLS, PREFILL
 
 LIMITS = replace(
     AutoscalerConfig().to_limits(), pools={PREFILL: PoolLimits(1, 64), DECODE: PoolLimits(1, 64)}, calm_s=60.0

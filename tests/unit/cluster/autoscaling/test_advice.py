@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from baton.core.roles import DECODE, PREFILL
 from baton.core.slo import INTERACTIVE, STANDARD
 from cluster.autoscaling.advice import advise
 from cluster.autoscaling.advice_texts import advice_texts
 from cluster.autoscaling.demand import Demand
-from cluster.config.config import DECODE, PREFILL
 from tests.unit.cluster.autoscaling.scenarios import COSTS, FormulaCosts, demand
 
 

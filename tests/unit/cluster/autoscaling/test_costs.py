@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.core.roles import DECODE, PREFILL
 from baton.core.step_samples import StepSample
 from cluster.autoscaling.costs import MIN_STEP_SAMPLES, ModelCosts, costs_of
-from cluster.config.config import DECODE, PREFILL
 from cluster.latency.feed import traits_of
 from cluster.latency.latency_model import LatencyModel
 from cluster.registry.workers import WorkerInfo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.config.config import DECODE, POOLS, PREFILL
+from baton.core.roles import DECODE, POOLS, PREFILL
 from tests.unit.cluster.autoscaling.fluid import FluidCluster, Load
 from tests.unit.cluster.autoscaling.scenarios import limits
 

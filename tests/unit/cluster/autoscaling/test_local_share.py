@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from baton.core.roles import DECODE, PREFILL
 from baton.core.slo import STANDARD
 from cluster.autoscaling.autoscaler import AutoscalerState, plan
 from cluster.autoscaling.decode_capacity import decode_forecast
@@ -14,7 +15,6 @@ from cluster.autoscaling.local_share import with_best_share
 from cluster.autoscaling.observation import PoolCounts
 from cluster.autoscaling.prefill_capacity import prefill_forecast
 from cluster.autoscaling.scaling_limits import PoolLimits
-from cluster.config.config import DECODE, PREFILL
 from tests.unit.cluster.autoscaling.scenarios import COSTS, Planned, demand, limits, observe
 
 LIMITS = limits(headroom=0.1)  # the loads below are near what that many workers bear

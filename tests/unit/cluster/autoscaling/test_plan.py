@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.core.roles import DECODE, POOLS, PREFILL
 from baton.core.slo import BATCH, INTERACTIVE, STANDARD
 from cluster.autoscaling.autoscaler import AutoscalerState, plan
 from cluster.autoscaling.demand import Demand
 from cluster.autoscaling.observation import PoolCounts
 from cluster.autoscaling.pool_rules import Reason
 from cluster.autoscaling.scaling_limits import PoolLimits
-from cluster.config.config import DECODE, POOLS, PREFILL
 from tests.unit.cluster.autoscaling.scenarios import COSTS, LIMITS, FormulaCosts, Planned, demand, limits, observe
 
 RATES = st.floats(0, 500)

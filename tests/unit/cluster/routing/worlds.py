@@ -10,8 +10,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from baton.core.roles import DECODE, PREFILL
 from baton.core.slo import BUILTIN_CLASSES
-from cluster.config.config import DECODE, PREFILL
 from cluster.latency.estimates import PromptQueue, WorkerTraits
 from cluster.latency.habits import RequestHabits
 from cluster.latency.latency_model import LatencyModel

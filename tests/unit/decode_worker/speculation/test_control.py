@@ -8,13 +8,12 @@ from typing import get_args
 import pytest
 import torch
 
-from baton.core.drafts import Draft
+from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.errors import ConfigError
 from baton.core.request import Request, SamplingParams
+from baton.core.roles import SpeculationMethod
 from baton.engine.batch.batch import ForwardBatch
-from baton.engine.sampling.verification import VerifyResult
-from baton.engine.scheduling.scheduler import ScheduledSequence
-from cluster.config.config import SpeculationMethod
+from baton.engine.contracts import VerifyResult
 from decode_worker.speculation.controller import NetworkMethod, SpeculationController
 from decode_worker.speculation.draft_length import DraftPasses, Outlook
 from decode_worker.speculation.registry import SpeculationLimits, create_controller, method_names

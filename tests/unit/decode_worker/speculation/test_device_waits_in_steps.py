@@ -13,16 +13,15 @@ import pytest
 import torch
 
 from baton.core.request import Request, SamplingParams
+from baton.engine.contracts import DraftNetwork, Proposer
 from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
 from baton.engine.draft.eagle.feature_state import FeatureState
 from baton.engine.draft.medusa.heads import load_medusa
 from baton.engine.draft.medusa.medusa_state import MedusaState
 from baton.engine.draft.model.draft_model import DraftModel
 from baton.engine.draft.model.token_state import TokenState
-from baton.engine.draft.network import DraftNetwork
 from baton.engine.models.model_loader import LoadedModel
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.sampling.verification import Proposer
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.draft_model import DraftModelProposer
 from decode_worker.speculation.eagle import EagleProposer

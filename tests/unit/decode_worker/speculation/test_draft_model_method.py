@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from baton.core.drafts import Draft
+from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.request import Request, SamplingParams
 from baton.engine.draft.model.draft_model import DraftModel
 from baton.engine.draft.model.token_state import TokenState
@@ -17,7 +17,6 @@ from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.sampling.sampler import probabilities
 from baton.engine.sampling.verification import sampling_row
-from baton.engine.scheduling.scheduler import ScheduledSequence
 from benchmarks.device_run.attention_world import poison
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.draft_model import DraftModelProposer

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from baton.core.drafts import Draft
+from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.errors import ConfigError
 from baton.core.request import Request, SamplingParams
+from baton.engine.contracts import Proposer, VerifyResult
 from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
 from baton.engine.draft.eagle.feature_state import FeatureState
 from baton.engine.draft.eagle.head import EagleHead
@@ -21,8 +22,7 @@ from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.sampling.verification import Proposer, VerifyResult
-from baton.engine.scheduling.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from decode_worker.speculation.controller import SpeculationController
 from decode_worker.speculation.draft_length import DraftPasses, Outlook
 from decode_worker.speculation.eagle import EagleProposer

@@ -13,12 +13,12 @@ from functools import cache
 import pytest
 import torch
 
-from baton.core.drafts import NO_DRAFT, Draft
+from baton.core.drafts import NO_DRAFT, Draft, ScheduledSequence
 from baton.core.request import Request, SamplingParams, TokenLogprobs
+from baton.engine.contracts import Verifier
 from baton.engine.sampling import sampler
 from baton.engine.sampling.logits import SamplingRow
-from baton.engine.sampling.verification import PlainSampling, Verifier
-from baton.engine.scheduling.scheduler import ScheduledSequence
+from baton.engine.sampling.verification import PlainSampling
 from decode_worker.speculation import acceptance_rules, noise, verification
 from decode_worker.speculation.acceptance_rules import AcceptanceRule, ResidualRule, draw_token
 from decode_worker.speculation.noise import PLAIN, RECOVER, coin_stream, draft_stream

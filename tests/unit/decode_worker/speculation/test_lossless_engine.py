@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from baton.core.request import Request, SamplingParams
+from baton.engine.contracts import Proposer, Verifier
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.sampling.logits import process_logits
-from baton.engine.sampling.verification import Proposer, Verifier, sampling_row
+from baton.engine.sampling.verification import sampling_row
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from benchmarks.chi_square import ChiSquare, chi_square
 from decode_worker.speculation.acceptance_rules import AcceptanceRule, ResidualRule

@@ -9,14 +9,13 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from baton.core.drafts import Draft, depths_of
+from baton.core.drafts import Draft, ScheduledSequence, depths_of
 from baton.core.request import Request, SamplingParams
 from baton.engine.draft.medusa.heads import MedusaHeads, load_medusa
 from baton.engine.draft.medusa.medusa_state import MedusaState
 from baton.engine.engine import Engine
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.scheduling.scheduler import ScheduledSequence
 from benchmarks.device_run.attention_world import poison
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.medusa import MedusaProposer

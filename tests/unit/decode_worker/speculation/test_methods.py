@@ -6,11 +6,12 @@ import random
 
 import pytest
 
+from baton.core.drafts import ScheduledSequence
 from baton.core.request import Request, SamplingParams
+from baton.engine.contracts import Proposer
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
-from baton.engine.sampling.verification import Proposer
-from baton.engine.scheduling.scheduler import ScheduledSequence, Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from decode_worker.speculation.controller import SpeculationController
 from decode_worker.speculation.ngram import NgramProposer
 from decode_worker.speculation.suffix import SuffixProposer

@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 import torch
 
+from baton.core.drafts import ScheduledSequence
 from baton.core.errors import UnsupportedModelError
 from baton.core.kv_spec import KVCacheSpec
 from baton.core.request import Request, SamplingParams
 from baton.engine.attention.torch_sdpa import TorchSDPA
 from baton.engine.batch.batch import ForwardBatch
+from baton.engine.batch.hidden_states import FINAL_HIDDEN
 from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
 from baton.engine.draft.eagle.eagle_probe import settle_feature_layers
-from baton.engine.draft.eagle.head import FINAL_HIDDEN, EagleHead
+from baton.engine.draft.eagle.head import EagleHead
 from baton.engine.draft.rows import DraftRows, PagedAttend
 from baton.engine.kv_cache.paged_cache import PagedKVCache
-from baton.engine.scheduling.scheduler import ScheduledSequence
 from tests.tiny_drafts import (
     HIDDEN,
     VOCAB,

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.core.drafts import Draft
+from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.request import Request, SamplingParams
+from baton.engine.contracts import VerifyResult
 from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
 from baton.engine.draft.eagle.feature_state import FeatureState
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.sampling.verification import PlainSampling, VerifyResult
-from baton.engine.scheduling.scheduler import ScheduledSequence
+from baton.engine.sampling.verification import PlainSampling
 from tests.tiny_drafts import HIDDEN, tiny_eagle3, tiny_target
 
 BLOCK_SIZE = 4

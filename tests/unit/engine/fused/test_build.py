@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import baton.engine.cpu.build
+from baton.core.errors import NotFusableError
 from baton.engine.cpu.build import _kept_in, load_program
-from baton.engine.runner.forward_pass import NotFusableError
 from tests.engine_runs import build_engine, build_runner, run_tokens
 from tests.tiny_models import model_with_reference, random_prompts
 

@@ -13,19 +13,18 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 import baton.engine.cpu.forward
-from baton.core.drafts import NO_DRAFT, ROOT, Draft
-from baton.core.errors import ConfigError, UnsupportedModelError
+from baton.core.drafts import NO_DRAFT, ROOT, Draft, ScheduledSequence
+from baton.core.errors import ConfigError, NotFusableError, UnsupportedModelError
 from baton.core.request import Request, SamplingParams
 from baton.engine.batch.batch import ForwardBatch
+from baton.engine.batch.hidden_states import FINAL_HIDDEN
 from baton.engine.cpu.decoder import FusedDecoder
 from baton.engine.cpu.tiles import has_tiles
-from baton.engine.draft.eagle.head import FINAL_HIDDEN
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.kv_cache.paged_cache import PagedKVCache
 from baton.engine.models.model_loader import LoadedModel, prepare_model
-from baton.engine.runner.forward_pass import FUSED_WEIGHTS, NotFusableError
+from baton.engine.runner.forward_pass import FUSED_WEIGHTS
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.scheduling.scheduler import ScheduledSequence
 from benchmarks.device_run.attention_world import poison
 from tests.fused_dtypes import FUSED_DTYPES
 from tests.tiny_models import CONFIGS, VOCAB_SIZE, build_model, random_prompts, tiny_model

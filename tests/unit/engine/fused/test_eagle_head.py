@@ -9,15 +9,16 @@ import pytest
 import torch
 
 from baton.core.drafts import ROOT
+from baton.core.errors import NotFusableError
 from baton.engine.attention.backends import create_backend
 from baton.engine.batch.attention_groups import Span
+from baton.engine.device.uploads import TORCH_DTYPES
 from baton.engine.draft.eagle.compiled_pass import FusedHeadPass
 from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
 from baton.engine.draft.eagle.head import EagleHead
 from baton.engine.draft.eagle.head_pass import ModuleHeadPass, create_head_pass
-from baton.engine.kv_cache.paged_cache import TORCH_DTYPES, PagedKVCache
+from baton.engine.kv_cache.paged_cache import PagedKVCache
 from baton.engine.models.model_loader import prepare_model
-from baton.engine.runner.forward_pass import NotFusableError
 from baton.engine.runner.model_runner import ModelRunner
 from tests.fused_dtypes import FUSED_DTYPES
 from tests.tiny_drafts import (

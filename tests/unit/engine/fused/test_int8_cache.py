@@ -9,8 +9,8 @@ import torch
 from baton.core.drafts import Draft
 from baton.core.errors import ConfigError, UnsupportedModelError
 from baton.engine.cpu.int8_rows import pack_row, unpack_rows
+from baton.engine.device.uploads import TORCH_DTYPES
 from baton.engine.kv_cache import kv_int8
-from baton.engine.kv_cache.paged_cache import TORCH_DTYPES
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
 from tests.fused_dtypes import FUSED_DTYPES

@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton.core.errors import ConfigError, UnsupportedModelError
+from baton.core.drafts import ScheduledSequence
+from baton.core.errors import ConfigError, NotFusableError, UnsupportedModelError
 from baton.core.request import Request, SamplingParams
 from baton.engine.cpu.nibbles import GROUP
 from baton.engine.cpu.quantization import quantize_linear, quantize_linear_int4
 from baton.engine.cpu.structure import Linear
 from baton.engine.models.model_loader import LoadedModel, prepare_model
-from baton.engine.runner.forward_pass import NotFusableError
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.scheduling.scheduler import ScheduledSequence
 from tests.engine_runs import build_engine, run_tokens
 from tests.rounded_weights import numbers_of, rounded, with_rounded_weights
 from tests.tiny_models import random_prompts, reference_tokens, tiny_model

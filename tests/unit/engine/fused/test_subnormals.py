@@ -11,14 +11,13 @@ import pytest
 import torch
 from numba import njit
 
-from baton.core.drafts import Draft
+from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.request import Request, SamplingParams
 from baton.engine.cpu import emitter
 from baton.engine.cpu.nibbles import widen_halves
 from baton.engine.cpu.subnormals import ignore_subnormals, restore_subnormals
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.scheduling.scheduler import ScheduledSequence
 from tests.fused_dtypes import FUSED_DTYPES
 from tests.tiny_models import CONFIGS, build_model
 

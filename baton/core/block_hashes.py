@@ -1,0 +1,34 @@
+"""Content hashes of KV blocks, by which prefix caches of all workers find them. No torch here."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+HASH_BYTES = 16
+
+
+_ROOT = b"\x00" * HASH_BYTES
+
+
+_TOKEN_BYTES = array("q").itemsize
+
+
+def hash_blocks(token_ids: Sequence[int], block_size: int, num_blocks: int, parent: bytes | None = None) -> list[bytes]:
+    """16-byte content hashes of ``num_blocks`` full blocks, each chained with the one before.
+
+    Args:
+        token_ids: begin with the blocks' tokens.
+        parent: the hash of the block before the first; None where a sequence begins.
+    """
+    tokens = memoryview(array("q", token_ids[: num_blocks * block_size])).cast("B")
+    num_bytes = block_size * _TOKEN_BYTES
+    hashes: list[bytes] = []
+    newest = parent or _ROOT
+    for start in range(0, num_blocks * num_bytes, num_bytes):
+        digest = hashlib.blake2b(newest, digest_size=HASH_BYTES)
+        digest.update(tokens[start : start + num_bytes])
+        newest = digest.digest()
+        hashes.append(newest)
+    return hashes

@@ -1,0 +1,20 @@
+"""Names of the two pools and of the speculation methods."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+PREFILL = "prefill"
+
+
+DECODE = "decode"
+
+
+POOLS = (PREFILL, DECODE)
+
+
+DRAFT_METHODS = ("draft_model", "eagle", "eagle3", "medusa")
+"""Speculation methods that need a draft of their kind."""
+
+
+SpeculationMethod = Literal["auto", "none", "draft_model", "eagle", "eagle3", "lookahead", "medusa", "ngram", "suffix"]

@@ -1,0 +1,26 @@
+"""The section ``telemetry`` of the configuration: traces of finished requests."""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import field_validator
+
+from baton.core.config_section import NonEmptyString, PositiveSeconds, Section
+
+
+class TelemetryConfig(Section):
+    """Traces of finished requests for an OpenTelemetry collector."""
+
+    otlp_endpoint: NonEmptyString | None = None
+    """Base URL of a collector that takes OTLP over HTTP; null: no traces."""
+    otlp_timeout_s: PositiveSeconds = 10.0
+    """For one batch of spans; what the collector does not take is dropped."""
+    service_name: NonEmptyString = "baton"
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _http_url(cls, endpoint: str | None) -> str | None:
+        if endpoint is not None and not re.fullmatch(r"https?://[^/\s]+\S*", endpoint):
+            raise ValueError(f"{endpoint!r} is no http:// or https:// URL; collectors usually listen on port 4318")
+        return endpoint
