@@ -13,8 +13,11 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from baton.core.roles import PREFILL
 from baton.explain.timelines import TimelineStore
-from cluster.admission.assembly import create_admission
+from cluster.admission.admission import Admission
+from cluster.admission.admission_metrics import AdmissionMetrics
+from cluster.admission.gathering import Gatherer
 from cluster.autoscaling.autoscaler_loop import AutoscalerLoop, Offload, PoolControl
 from cluster.autoscaling.traffic import TrafficMeter
 from cluster.config.config import BatonConfig
@@ -26,7 +29,7 @@ from cluster.prefix_index.prefix_feed import PrefixFeed
 from cluster.prefix_index.prefix_index import PrefixIndex
 from cluster.registry.workers import WorkerRegistry
 from cluster.requests.generation import ModelCard
-from cluster.routing.dispatcher import Dispatcher
+from cluster.routing.dispatcher import Dispatcher, Placement
 from cluster.routing.profile import build_profile
 from cluster.routing.request_predictions import RequestPredictions
 from cluster.telemetry.metrics import RouterMetrics
@@ -99,3 +102,35 @@ class ControlPlane:
             self._clock,
             self._traffic,
         )
+
+
+def create_admission(
+    config: BatonConfig,
+    dispatcher: Dispatcher,
+    registry: WorkerRegistry,
+    model: LatencyModel,
+    metrics: AdmissionMetrics,
+    clock: Callable[[], float] = time.monotonic,
+) -> Admission[Placement]:
+    """Admission as the configuration wants it.
+
+    Args:
+        dispatcher: over the workers of ``registry``.
+        model: of these workers.
+        clock: monotonic seconds; a simulation brings its own.
+    """
+
+    def prefill_chunk_tokens() -> dict[str, int]:
+        workers = (worker.info for worker in registry.pool(PREFILL) if worker.is_accepting)
+        return {info.worker_id: info.chunk_tokens for info in workers}
+
+    return Admission(
+        dispatcher,
+        config.admission,
+        metrics,
+        config.slo.to_classes().all,
+        worker_wait_s=config.router.worker_wait_s,
+        workers_changed=lambda: registry.changed,
+        gatherer=Gatherer(model, prefill_chunk_tokens),
+        clock=clock,
+    )

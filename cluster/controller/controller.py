@@ -14,15 +14,14 @@ from baton.core.errors import BatonError, InvalidRequestError, LayoutMismatchErr
 from baton.core.logs import configure_logging
 from baton.core.roles import POOLS
 from baton.engine.models.model_source import resolve_model
+from cluster.actors import RouterActor, WorkerActor
 from cluster.autoscaling.observation import PoolCounts
 from cluster.config.config import BatonConfig
 from cluster.config.role_change_obstacle import AskedBy, role_change_obstacle
 from cluster.controller.shared_processes import simulated_processes
 from cluster.controller.worker_pool import WorkerPool
 from cluster.registry.workers import WorkerInfo
-from cluster.router_actor import RouterActor
 from cluster.telemetry.cluster_metrics import PoolFigures
-from cluster.worker.worker_actor import WorkerActor
 
 logger = logging.getLogger(__name__)
 

@@ -74,7 +74,7 @@ class WorkerPool:
     """The workers of one role.
 
     Args:
-        actor_class: what to start; :class:`cluster.worker.worker_actor.WorkerActor` but for tests.
+        actor_class: what to start; :class:`cluster.actors.WorkerActor` but for tests.
         bind_host: address that workers listen on; None: that of the node on which each one runs.
         processes: in which workers are put; None: each has one of its own.
 

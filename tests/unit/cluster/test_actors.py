@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from baton.process.without_torch import do_without_torch
+from cluster.actors import RouterActor, WorkerActor
 from cluster.gateway.admin import AdminBackend
-from cluster.router_actor import RouterActor
 from cluster.router_process import RouterHost
-from cluster.worker.worker_actor import WorkerActor
 from cluster.worker.worker_host import WorkerHost
 from tests.tiny_tokenizers import byte_level_tokenizer
 

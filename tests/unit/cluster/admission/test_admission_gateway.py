@@ -12,8 +12,8 @@ from baton.core.request import SamplingParams
 from baton.core.slo import INTERACTIVE
 from baton.core.timeline import Timeline
 from baton.explain.timelines import TimelineStore
-from cluster.admission.assembly import create_admission
 from cluster.config.config import BatonConfig
+from cluster.control_plane import create_admission
 from cluster.dispatch.router import Router
 from cluster.gateway.gateway import create_app
 from cluster.gateway.openai.limits import GatewayLimits

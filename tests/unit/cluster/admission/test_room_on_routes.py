@@ -14,10 +14,10 @@ from baton.core.errors import OverloadedError
 from baton.core.request import SamplingParams
 from baton.core.slo import INTERACTIVE
 from baton.core.timeline import Event, Timeline
-from cluster.admission.assembly import create_admission
 from cluster.admission.room import check_room, routes_with_room
 from cluster.admission.safety_margin import LARGEST_FACTOR, Factors
 from cluster.config.config import BatonConfig
+from cluster.control_plane import create_admission
 from cluster.latency.estimates import WorkerTraits
 from cluster.latency.latency_model import LatencyModel
 from cluster.registry.workers import WorkerRegistry
