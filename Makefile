@@ -63,7 +63,7 @@ test-compile-matrix: $(INSTALLED_TEST) $(OTHER_TRITONS:=/.installed)  ## compile
 	for folder in "" $(OTHER_TRITONS); do \
 		export PYTHONPATH="$$folder"; \
 		$(BIN)/python -c 'import triton; print("Triton", triton.__version__)'; \
-		$(PYTEST) tests/unit/engine/attention/test_triton_compiles.py --thorough -n $(TEST_JOBS) || status=$$?; \
+		$(PYTEST) tests/unit/baton/engine/attention/test_triton_compiles.py --thorough -n $(TEST_JOBS) || status=$$?; \
 	done; \
 	exit $$status
 

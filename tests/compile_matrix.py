@@ -35,7 +35,7 @@ from baton.engine.models import fp8_kernels
 from tests.compile_figures import Figures, figures_of
 from tests.triton_launches import Launches
 
-COMPILE_TABLE = Path(__file__).parent / "unit/engine/attention/compile_table.csv"
+COMPILE_TABLE = Path(__file__).parent / "unit/baton/engine/attention/compile_table.csv"
 CAPABILITIES = (80, 89, 90, 100, 120)
 """Compute capabilities times ten: A100, L4 and RTX 40, H100, B200, RTX 50."""
 _NUM_HEADS, _NUM_KV_HEADS = 32, 8

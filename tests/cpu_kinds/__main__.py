@@ -21,16 +21,16 @@ PIECES = [
             "softmax", "split_softmax", "tiles", "smallest_products",
         )
     ),
-    "tests/unit/engine/test_float32_products.py",
+    "tests/unit/baton/engine/models/test_float32_products.py",
     "tests/unit/benchmarks/test_ceilings.py",
 ]  # fmt: skip
 """Tests of functions that are compiled by themselves."""
 PROGRAMS = [
     *(f"{_FUSED}/test_{name}.py" for name in ("decoder", "eagle_head", "int8_cache", "quantization", "subnormals")),
-    "tests/unit/engine/test_niceness.py",
-    "tests/unit/engine/test_served_model.py",
-    "tests/unit/engine/test_encoding_check.py",
-    "tests/unit/engine/draft/test_loading.py",
+    "tests/unit/baton/engine/test_niceness.py",
+    "tests/unit/baton/engine/runner/test_served_model.py",
+    "tests/unit/baton/engine/test_encoding_check.py",
+    "tests/unit/baton/engine/draft/test_loading.py",
 ]
 """Tests of the whole program, which takes minutes to compile for each kind, once per machine."""
 

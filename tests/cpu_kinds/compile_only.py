@@ -39,7 +39,7 @@ def main() -> int:
     found = set()
     for name, arguments in _PIECES.items():
         module, function = name.split(".")
-        compiled = getattr(import_module(f"tests.unit.engine.fused.{module}"), function)
+        compiled = getattr(import_module(f"tests.unit.baton.engine.cpu.{module}"), function)
         compiled.compile(f"void({', '.join(arguments)})")
         for code in compiled.inspect_asm().values():
             found |= set(re.findall(r"^\s+([a-z]\w+)", code, re.MULTILINE))

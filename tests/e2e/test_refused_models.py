@@ -23,7 +23,7 @@ def test_a_model_without_a_kv_cache_is_refused_at_start(tmp_path: Path) -> None:
         start(config)
 
 
-@pytest.mark.thorough  # `baton up` refuses it sooner, see tests/unit/cluster/test_cli.py
+@pytest.mark.thorough  # `baton up` refuses it sooner, see tests/unit/cluster/cli/test_cli.py
 def test_a_draft_of_another_model_is_refused_at_start(tmp_path: Path) -> None:
     draft = tiny_eagle3().write(tmp_path / "draft")
     config = BatonConfig.from_dict({"router": {"port": 0}, "speculation": {"draft": str(draft)}})

@@ -29,7 +29,7 @@ from prefill_worker.kv_export import ExportSummary, KVExporter
 from tests.engine_runs import BLOCK_SIZE, greedy
 from tests.kv_receiver import Receiver, read_layers, running_receiver
 from tests.tiny_models import random_prompts
-from tests.unit.cluster.kv_transfer.links import kv_server, slots_free
+from tests.unit.baton.kv_transfer.links import kv_server, slots_free
 
 CHUNK = 8
 PROMPT = random_prompts((45,))[0]

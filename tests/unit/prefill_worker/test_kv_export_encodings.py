@@ -18,7 +18,7 @@ from baton.kv_transfer.throttle import Throttle
 from prefill_worker.encoding_choice import EncodingChoice
 from tests.kv_receiver import Receiver, running_receiver
 from tests.tiny_models import random_prompts
-from tests.unit.cluster.kv_transfer.links import kv_server
+from tests.unit.baton.kv_transfer.links import kv_server
 from tests.unit.prefill_worker.test_kv_export import PROMPT, prompt_request, received, sending, true_kv
 
 INT8 = KVEncoding.INT8

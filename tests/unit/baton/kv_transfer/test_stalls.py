@@ -1,0 +1,159 @@
+"""A transfer waits for its prompt as long as that takes, for its receiver only so long, and for nobody who is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from baton.core.errors import InternalError, TransferError, WorkerLostError
+from baton.core.kv_spec import KVCacheSpec, LayerSpec
+from baton.kv_transfer.base import KVSendStream, PartHeader, Reservation, TransferOffer
+from baton.kv_transfer.receiver import KVTransferService
+from baton.kv_transfer.sender import GrpcKVTransport
+from baton.rpc.channel import create_server
+from tests.unit.baton.kv_transfer.links import RecordingSink
+
+SPEC = KVCacheSpec("model", "float32", 4, (LayerSpec(1, 4, 4),))
+HEADER = PartHeader(0, 1, 0, 1)
+PART_BYTES = 64 * 1024
+STALL_S = 0.5
+
+
+def offer(transfer_id: str = "transfer-1", deadline_s: float = 20.0) -> TransferOffer:
+    return TransferOffer(transfer_id, "request-1", SPEC, (1, 2, 3), deadline_s)
+
+
+@dataclass(slots=True)
+class ChoosySink(RecordingSink):
+    """
+    Attributes:
+        room: reservations wait for it.
+        lost: transfers whose reservation ends as if this worker were lost.
+    """
+
+    room: asyncio.Event = field(default_factory=asyncio.Event)
+    lost: tuple[str, ...] = ()
+
+    async def reserve(self, offer: TransferOffer) -> Reservation:
+        if offer.transfer_id in self.lost:
+            raise WorkerLostError("this worker is shutting down")
+        await self.room.wait()
+        return Reservation(0)
+
+
+@asynccontextmanager
+async def receiving(sink: RecordingSink, silence_s: float = 60.0) -> AsyncIterator[str]:
+    server = create_server()
+    KVTransferService(sink, silence_s=silence_s).add_to(server)
+    peer = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        yield peer
+    finally:
+        await server.stop(grace=0)
+
+
+@asynccontextmanager
+async def sending(timeout_s: float = STALL_S) -> AsyncIterator[GrpcKVTransport]:
+    transport = GrpcKVTransport(timeout_s=timeout_s, max_inflight_bytes=2 * PART_BYTES)
+    try:
+        yield transport
+    finally:
+        await transport.close()
+
+
+async def send_for_ever(stream: KVSendStream) -> None:
+    while True:
+        await stream.send(HEADER, bytes(PART_BYTES))
+
+
+async def test_a_prompt_may_take_longer_than_any_receiver() -> None:
+    sink = RecordingSink()
+    sink.gate.set()
+    async with receiving(sink) as peer, sending(timeout_s=1.0) as transport:
+        stream = await transport.open(offer(), peer)
+        await stream.send(HEADER, bytes(PART_BYTES))
+        await asyncio.sleep(1.2)  # until the prefill's next chunk
+        await stream.send(HEADER, bytes(PART_BYTES))
+        assert await stream.commit() == 2 * PART_BYTES
+    assert not sink.aborts
+
+
+async def test_parts_that_are_not_acknowledged_end_the_transfer() -> None:
+    sink = RecordingSink()
+    async with receiving(sink) as peer, sending() as transport:
+        stream = await transport.open(offer(), peer)
+        with pytest.raises(TransferError, match="transfer_timeout_s"):
+            await send_for_ever(stream)
+
+
+async def test_a_commit_that_is_not_answered_ends_the_transfer() -> None:
+    sink = RecordingSink()
+    async with receiving(sink) as peer, sending() as transport:
+        stream = await transport.open(offer(), peer)
+        with pytest.raises(TransferError, match="transfer_timeout_s"):
+            await stream.commit()
+
+
+async def test_a_reservation_that_is_not_answered_ends_the_transfer() -> None:
+    sink = ChoosySink()
+    async with receiving(sink) as peer, sending() as transport:
+        with pytest.raises(TransferError, match="transfer_timeout_s"):
+            await transport.open(offer(deadline_s=0.0), peer)
+
+
+async def test_waiting_for_room_has_a_limit_of_its_own() -> None:
+    sink = ChoosySink()
+    async with receiving(sink) as peer, sending() as transport:
+        opening = asyncio.create_task(transport.open(offer(deadline_s=60.0), peer))
+        await asyncio.sleep(2 * STALL_S)
+        sink.room.set()
+        await opening
+
+
+async def test_a_sender_that_is_silent_for_too_long_is_gone() -> None:
+    """One whose host is lost closes no connection."""
+    sink = RecordingSink()
+    async with receiving(sink, silence_s=0.05) as peer, sending(timeout_s=20.0) as transport:
+        stream = await transport.open(offer(), peer)
+        async with asyncio.timeout(20.0):
+            while not sink.aborts:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        with pytest.raises(TransferError, match=r"sent nothing for 0\.05 s"):
+            await stream.commit()
+    assert sink.aborts == ["the sender sent nothing for 0.05 s."]
+
+
+async def test_whatever_breaks_the_reading_of_replies_ends_the_transfer(caplog: pytest.LogCaptureFixture) -> None:
+    sink = RecordingSink()
+    sink.gate.set()
+
+    def fail(num_bytes: int) -> None:
+        raise KeyError("a bug")
+
+    async with receiving(sink) as peer, sending(timeout_s=20.0) as transport:
+        stream = await transport.open(offer(), peer)
+        stream.on_acknowledged = fail
+        with pytest.raises(InternalError, match="failed unexpectedly"):
+            await send_for_ever(stream)
+        await stream.abort()
+    assert "a bug" in caplog.text
+
+
+async def test_a_reservation_that_is_lost_takes_no_other_transfer_along() -> None:
+    sink = ChoosySink(lost=("lost",))
+    sink.gate.set()
+    sink.room.set()
+    async with receiving(sink) as peer, sending(timeout_s=20.0) as transport:
+        before = await transport.open(offer("before"), peer)
+        with pytest.raises(WorkerLostError, match="shutting down"):
+            await transport.open(offer("lost"), peer)
+        after = await transport.open(offer("after"), peer)
+        await before.send(HEADER, bytes(PART_BYTES))
+        assert await before.commit() == PART_BYTES
+        await after.commit()
+    assert not sink.aborts

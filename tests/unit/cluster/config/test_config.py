@@ -1,0 +1,229 @@
+"""The configuration is strict, explains itself, and survives the way to an actor."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from baton.core.errors import ConfigError
+from cluster.config.config import BatonConfig, load_config
+from cluster.config.config_reading import parse_override
+
+DEPLOY = Path(__file__).parents[4] / "deploy"
+
+
+def error_for(tmp_path: Path, text: str, *assignments: str) -> str:
+    file = tmp_path / "baton.yaml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, dict(parse_override(assignment) for assignment in assignments))
+    return caught.value.message
+
+
+def test_the_commented_default_equals_the_built_in_defaults():
+    assert load_config(DEPLOY / "local.yaml") == BatonConfig()
+
+
+def test_the_commented_default_spells_out_every_key():
+    import yaml
+
+    def keys(values: dict[str, object]) -> dict[str, object]:
+        return {key: keys(value) if isinstance(value, dict) else None for key, value in values.items()}
+
+    written = yaml.safe_load((DEPLOY / "local.yaml").read_text(encoding="utf-8"))
+    assert keys(written) == keys(BatonConfig().to_dict())
+
+
+def test_the_gpu_example_places_pools_on_different_accelerators():
+    config = load_config(DEPLOY / "gpu-cluster.yaml")
+    assert config.prefill.resources.accelerator_type == "H100"
+    assert config.decode.resources.accelerator_type == "H200"
+    assert config.prefill.resources.gpus == config.decode.resources.gpus == 1
+    assert config.ray.address == "auto"
+
+
+@pytest.mark.parametrize("name", ["local.yaml", "gpu-cluster.yaml"])
+def test_a_configuration_survives_json(name):
+    config = load_config(DEPLOY / name)
+    assert BatonConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_a_configuration_cannot_be_changed():
+    with pytest.raises(Exception, match="frozen"):
+        BatonConfig().router.port = 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("router: {prot: 1}", "unknown key router.prot. Did you mean router.port? Known keys in router: api_keys,"),
+        ("prefil: {workers: 1}", "unknown key prefil. Did you mean prefill? Known keys at the top: admission,"),
+        ("workers: 2", "unknown key workers. Did you mean prefill.workers or decode.workers?"),
+        ("zzz: 2", "unknown key zzz. Known keys at the top:"),
+        ("decode: {resources: {gpu: 1}}", "unknown key decode.resources.gpu. Did you mean decode.resources.gpus?"),
+        ("log: {json_lines: true}", "unknown key log.json_lines. Did you mean log.json?"),
+        ("router: {port: '8000'}", "router.port must be a valid integer, got '8000'."),
+        ("router: {port: 70000}", "router.port must be less than or equal to 65535, got 70000."),
+        ("router: {port: 1.5}", "router.port must be a valid integer, got 1.5"),
+        ("router: {port: true}", "router.port must be a valid integer, got True."),
+        ("router: 8000", "router must be a section with keys of its own, got 8000."),
+        ("decode: {workers: 0}", "decode.workers must be greater than or equal to 1, got 0."),
+        ("dtype: bfloat61", "dtype must be 'auto', 'float32', 'bfloat16' or 'float16', got 'bfloat61'. Did you mean"),
+        ("prefill: {niceness: 20}", "prefill.niceness: 20 is neither auto nor a whole number from 0 to 19."),
+        ("prefill: {niceness: low}", "prefill.niceness: low is neither auto nor a whole number from 0 to 19."),
+        ("prefill: {niceness: -1}", "prefill.niceness: -1 is neither auto nor a whole number from 0 to 19."),
+        ("prefill: {niceness: null}", "prefill.niceness: null is neither auto nor a whole number from 0 to 19."),
+        ("prefill: {niceness: true}", "prefill.niceness: True is neither auto nor a whole number from 0 to 19."),
+        ("prefill: {ordering: lifo}", "prefill.ordering must be 'edf' or 'fcfs', got 'lifo'."),
+        ("kv_transfer: {transport: rdma}", "kv_transfer.transport must be 'grpc' or 'nixl', got 'rdma'."),
+        ("kv_transfer: {shared_memory: always}", "kv_transfer.shared_memory must be 'auto' or 'off', got 'always'."),
+        (
+            "kv_transfer: {encoding: int4}",
+            "kv_transfer.encoding must be 'native', 'int8' or 'auto', got 'int4'. Did you mean int8?",
+        ),
+        ("engine: {prefix_caching: 1}", "engine.prefix_caching must be true or false, got 1."),
+        ("model: null", "model must be a valid string, got nothing (null)."),
+        *(
+            (
+                f"speculation: {{draft: {text}}}",
+                f"speculation.draft: {shown} names no draft; write none to go without one",
+            )
+            for text, shown in (
+                ("null", "null"),
+                ("'null'", "null"),
+                ("false", "false"),
+                ("off", "off"),
+                ("None", "None"),
+            )
+        ),
+        ("speculation: {draft: ''}", "speculation.draft must have at least 1 character, got ''."),
+        ("model: ''", "model must have at least 1 character, got ''."),
+        ("prefill: {resources: {labels: {a: 1}}}", "prefill.resources.labels.a must be a valid string, got 1."),
+        ("prefill: {resources: {gpus: 2}}", "prefill.resources.gpus must be less than or equal to 1, got 2."),
+        ("engine: {gpu_memory_utilization: 90}", "engine.gpu_memory_utilization"),
+        ("engine: {gpu_memory_utilization: 0}", "engine.gpu_memory_utilization"),
+        ("prefill: {kv_blocks: 9, kv_memory_gib: 1}", "prefill: kv_blocks and kv_memory_gib both size the KV cache"),
+        ("engine: {weights: int8, decoder: transformers}", "weights: int8 needs decoder: fused or auto"),
+        ("engine: {weights: int4, decoder: transformers}", "weights: int4 needs decoder: fused or auto"),
+        ("engine: {weights: fp8, decoder: fused}", "weights: fp8 needs decoder: transformers or auto"),
+        ("engine: {weights: int3}", "engine.weights must be 'native', 'int8', 'int4' or 'fp8', got 'int3'."),
+        (
+            "engine: {kv_cache: int8}\nkv_transfer: {encoding: auto}",
+            "kv_transfer.encoding is auto, but must be native then",
+        ),
+        ("engine: {kv_cache: fp8}", "engine.kv_cache must be 'native' or 'int8', got 'fp8'."),
+        ("engine: {device: cuda}", "engine.device is cuda, but prefill.resources.gpus is 0"),
+        (
+            "autoscaler: {enabled: true}\ndecode: {workers: 48}",
+            "decode.workers is 48, and autoscaler.decode allows 1 to 8",
+        ),
+        (
+            "autoscaler: {enabled: true, prefill: {min: 2}}",
+            "prefill.workers is 1, and autoscaler.prefill allows 2 to 8",
+        ),
+        ("kv_transfer: {connections: off}", "kv_transfer.connections: must be a number from 0, for none, to 16."),
+        ("kv_transfer: {connections: 17}", "kv_transfer.connections must be less than or equal to 16, got 17."),
+        ("kv_transfer: {max_bytes_per_second: .inf}", "kv_transfer.max_bytes_per_second must be a finite number"),
+        ("router: {port: 1}\nrouter: {port: 2}", "the key 'router' stands here a second time"),
+        ("router: [", "is not valid YAML, line 1, column 10: while parsing a flow node, expected the node content"),
+        ("router:\n  port: @", "is not valid YAML, line 2, column 9: while scanning for the next token, found"),
+        ("router: \a", "is not valid YAML: unacceptable character"),
+        ("- a", "must hold keys and values"),
+        ("? [a]\n: 1", "is not valid YAML"),
+        ("1: 2", "unknown key 1."),
+    ],
+)
+def test_a_wrong_configuration_is_explained(tmp_path, text, expected):
+    message = error_for(tmp_path, text)
+    assert expected in message
+    assert str(tmp_path / "baton.yaml") in message
+
+
+def test_every_fault_is_named_at_once(tmp_path):
+    message = error_for(tmp_path, "router: {port: -1}\ndtype: int3\n")
+    assert len(message.splitlines()) == 2
+
+
+def test_a_fault_on_the_command_line_is_laid_at_its_door(tmp_path):
+    assert error_for(tmp_path, "dtype: auto", "router.prot=1").startswith("--set: unknown key router.prot.")
+    assert error_for(tmp_path, "dtype: auto", "prefil.workers=1").startswith("--set: unknown key prefil.")
+
+
+def test_overrides_win_over_the_file(tmp_path):
+    file = tmp_path / "baton.yaml"
+    file.write_text("router: {port: 1, host: localhost}\nprefill:\n", encoding="utf-8")
+    overrides = dict(map(parse_override, ["router.port=2", "prefill.resources.labels={pool: a}", "log.json=true"]))
+    config = load_config(file, overrides)
+    assert (config.router.host, config.router.port) == ("localhost", 2)
+    assert config.prefill.resources.labels == {"pool": "a"}
+    assert config.log.json_lines is True
+
+
+def test_an_empty_file_and_empty_sections_mean_the_defaults(tmp_path):
+    file = tmp_path / "baton.yaml"
+    file.write_text("# nothing\n", encoding="utf-8")
+    assert load_config(file) == BatonConfig()
+    file.write_text("router:\nengine:\n", encoding="utf-8")
+    assert load_config(file) == BatonConfig()
+
+
+@pytest.mark.parametrize("text", ["router.port", "=1", ".port=1", "router..port=1", "a=[", "a={b: 1, b: 2}"])
+def test_an_override_that_cannot_be_read_is_refused(text):
+    with pytest.raises(ConfigError, match="--set"):
+        parse_override(text)
+
+
+def test_an_override_below_a_plain_value_is_refused(tmp_path):
+    assert "--set model.name: model is 'a/b'" in error_for(tmp_path, "model: a/b", "model.name=x")
+
+
+def test_a_missing_file_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"Cannot read the configuration \S+none.yaml: No such file or directory\.$"):
+        load_config(tmp_path / "none.yaml")
+
+
+def test_a_local_model_is_found_from_the_configurations_folder(tmp_path, monkeypatch):
+    (tmp_path / "deploy").mkdir()
+    (tmp_path / "deploy" / "tiny").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    file = tmp_path / "deploy" / "baton.yaml"
+    file.write_text("model: ./tiny\n", encoding="utf-8")
+    assert load_config(file).model == str(tmp_path / "deploy" / "tiny")
+
+
+@pytest.mark.parametrize("model", ["./none", "/none/such", "~/none-such", "none.gguf"])
+def test_a_local_model_that_does_not_exist_is_an_error(model):
+    with pytest.raises(ConfigError, match=r"names a local folder or file, .* Correct the path\."):
+        load_config(overrides={"model": model})
+
+
+def test_hub_ids_and_the_default_name_stay_as_they_are(tmp_path, monkeypatch):
+    (tmp_path / "smollm2-135m-instruct").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load_config(overrides={"model": "organization/name"}).model == "organization/name"
+    assert load_config().model == "smollm2-135m-instruct"
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e3", 1000.0), ("2.5E2", 250.0), ("1.0e+3", 1000.0)])
+def test_powers_of_ten_are_numbers(text: str, value: float, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"router:\n  request_timeout_s: {text}\n", encoding="utf-8")
+    for config in (load_config(file), load_config(None, dict([parse_override(f"router.request_timeout_s={text}")]))):
+        assert config.router.request_timeout_s == value
+
+
+@pytest.mark.parametrize(
+    "key", ["admission.mode", "kv_transfer.shared_memory", "engine.cuda_graphs", "engine.overlap_scheduling"]
+)
+def test_off_is_a_word(key: str, tmp_path: Path) -> None:
+    section, name = key.split(".")
+    file = tmp_path / "baton.yaml"
+    file.write_text(f"{section}:\n  {name}: off\n", encoding="utf-8")
+    for config in (load_config(file), load_config(None, dict([parse_override(f"{key}=off")]))):
+        assert getattr(getattr(config, section), name) == "off"
+
+
+def test_booleans_are_true_and_false(tmp_path: Path) -> None:
+    assert load_config(None, dict([parse_override("autoscaler.enabled=true")])).autoscaler.enabled
+    assert "must be true or false, got 'on'" in error_for(tmp_path, "autoscaler:\n  enabled: on\n")

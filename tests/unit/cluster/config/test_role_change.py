@@ -1,0 +1,205 @@
+"""A worker's change from one pool to the other: whether it can, and that none is lost or counted twice on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from baton.core.errors import InvalidRequestError
+from baton.core.roles import DECODE, PREFILL
+from cluster.config.config import BatonConfig
+from cluster.config.role_change_obstacle import AskedBy, role_change_obstacle
+from cluster.controller.controller import Controller
+from cluster.controller.worker_pool import WorkerPool
+from tests.fake_hosts import FakeHost, UnchangingHost, small_ray
+from tests.unit.cluster.controller.test_worker_pool import READY_S, Listener, ids_in, until
+from tests.worker_infos import make_info
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray():
+    with small_ray(num_cpus=8):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("config", "obstacle"),
+    [
+        ({}, ""),
+        ({"prefill": {"kv_blocks": 100}}, "KV caches of different sizes"),
+        ({"prefill": {"kv_blocks": 100}, "decode": {"kv_blocks": 100}}, ""),
+        ({"decode": {"kv_memory_gib": 2.0}}, "KV caches of different sizes"),
+        ({"decode": {"resources": {"cpus": 2.0}}}, "Ray grants a process its resources once"),
+        ({"speculation": {"draft_on_prefill": False}}, "speculation.draft_on_prefill"),
+        ({"simulation": {"profile": "h100-8b"}}, "simulated workers"),
+    ],
+)
+def test_what_keeps_workers_from_changing_is_said(config, obstacle):
+    workers = [make_info("decode-1", DECODE, draft_method="eagle3"), make_info("prefill-1", PREFILL)]
+    said = role_change_obstacle(BatonConfig.from_dict(config), workers)
+    assert obstacle in said
+    assert bool(said) == bool(obstacle)
+
+
+def test_without_a_draft_prefill_workers_lack_nothing():
+    config = BatonConfig.from_dict({"speculation": {"draft_on_prefill": False}})
+    assert role_change_obstacle(config, [make_info("decode-1", DECODE)]) == ""
+
+
+class TestPools:
+    """Both pools on a real Ray, with actors that have no model."""
+
+    @pytest.fixture
+    def listener(self):
+        return Listener()
+
+    @pytest.fixture
+    async def start(self, listener):
+        pools: list[WorkerPool] = []
+
+        async def start(prefill: int, decode: int, actor_class: type = FakeHost, cpus: float = 1.0) -> list[WorkerPool]:
+            config = BatonConfig.from_dict({name: {"resources": {"cpus": cpus}} for name in (PREFILL, DECODE)})
+            for name, size in ((PREFILL, prefill), (DECODE, decode)):
+                pools.append(WorkerPool(name, config, listener, actor_class, "127.0.0.1"))
+                pools[-1].scale(size)
+            await asyncio.gather(*(pool.wait_until_ready(READY_S) for pool in pools))
+            return pools
+
+        yield start
+        for pool in pools:
+            await pool.stop()
+
+    def pid_of(self, pool: WorkerPool, worker_id: str) -> int:
+        [worker] = [one for one in pool.status()["workers"] if one["id"] == worker_id]
+        return worker["pid"]
+
+    async def test_a_drained_worker_goes_on_in_the_other_pool_in_the_same_process(self, start, listener):
+        prefill, decode = await start(2, 1)
+        pid = listener.ready["prefill-2"].pid
+        decode.adopt(prefill, AskedBy.OPERATOR)
+        assert (prefill.target, decode.target) == (1, 2)
+        assert [(counts.ready, counts.starting, counts.draining) for counts in (prefill.counts(), decode.counts())] == [
+            (1, 0, 0),
+            (1, 1, 0),
+        ]
+        await asyncio.sleep(0.1)
+        assert listener.gone == []  # it serves until it is drained
+        [waiting] = [worker for worker in decode.status()["workers"] if worker["id"] == "decode-2"]
+        assert waiting["reason"] == "takes over from prefill-2 when that is drained"
+        listener.may_drain.set()
+        await decode.wait_until_ready(READY_S)
+        assert listener.gone == ["prefill-2"]
+        assert listener.ready["decode-2"].pid == pid
+        assert listener.ready["decode-2"].pool == DECODE
+        assert (ids_in(prefill, "ready"), ids_in(decode, "ready")) == (["prefill-1"], ["decode-1", "decode-2"])
+        assert decode.counts().switch_s is not None
+        assert decode.figures().failures == {"starting": 0, "serving": 0}
+
+        prefill.adopt(decode, AskedBy.AUTOSCALER)  # and back, with a name of its own
+        await prefill.wait_until_ready(READY_S)
+        assert listener.ready["prefill-3"].pid == pid
+        assert decode.figures().role_changes == {"autoscaler": 0, "operator": 1}
+        assert prefill.figures().role_changes == {"autoscaler": 1, "operator": 0}
+
+    async def test_one_that_dies_on_the_way_is_replaced(self, start, listener):
+        prefill, decode = await start(2, 0)
+        pid = listener.ready["prefill-2"].pid
+        decode.adopt(prefill, AskedBy.OPERATOR)
+        os.kill(pid, signal.SIGKILL)
+        await decode.wait_until_ready(READY_S)
+        assert listener.ready["decode-1"].pid != pid
+        assert (prefill.target, decode.target) == (1, 1)
+
+    async def test_one_that_cannot_change_is_replaced(self, start, listener):
+        prefill, decode = await start(2, 0, UnchangingHost)
+        pid = listener.ready["prefill-2"].pid
+        listener.may_drain.set()
+        decode.adopt(prefill, AskedBy.OPERATOR)
+        await decode.wait_until_ready(READY_S)
+        assert ids_in(decode, "ready") == ["decode-2"]
+        assert listener.ready["decode-2"].pid != pid
+
+    async def test_one_that_is_wanted_no_more_ends_with_its_drain(self, start, listener):
+        prefill, decode = await start(2, 0)
+        decode.adopt(prefill, AskedBy.OPERATOR)
+        decode.scale(0)
+        await until(lambda: decode.status()["workers"] == [])
+        listener.may_drain.set()
+        await until(lambda: len(prefill.status()["workers"]) == 1)
+        assert (prefill.counts().ready, decode.counts().ready) == (1, 0)
+        assert sorted(listener.ready) == ["prefill-1"]
+
+    async def test_it_comes_instead_of_one_that_found_no_place_and_the_last_one_stays(self, start, listener):
+        prefill, decode = await start(2, 0, cpus=3.0)
+        pid = listener.ready["prefill-2"].pid
+        decode.scale(1)
+        await until(lambda: decode.counts().pending == 1)
+        decode.adopt(prefill, AskedBy.AUTOSCALER)
+        decode.scale(1)  # what the autoscaler wants is the one, not the other
+        listener.may_drain.set()
+        await decode.wait_until_ready(READY_S)
+        assert ids_in(decode, "ready") == ["decode-2"]
+        assert listener.ready["decode-2"].pid == pid
+        await until(lambda: len(decode.status()["workers"]) == 1)
+        assert (prefill.target, decode.target) == (1, 1)
+
+        # The last one stays.
+        with pytest.raises(InvalidRequestError, match=r"pool prefill cannot give a worker away.*one must stay"):
+            decode.adopt(prefill, AskedBy.OPERATOR)
+        assert (prefill.target, decode.target) == (1, 1)
+
+
+async def test_the_autoscaler_leaves_a_pool_that_was_set_by_hand_alone():
+    controller = Controller(BatonConfig.from_dict({"autoscaler": {"enabled": True}}).to_dict(), FakeHost)
+    try:
+        await controller.autoscale({PREFILL: 2, DECODE: 1}, None)
+        await until(lambda: len(ids_of(controller, PREFILL)) == 2 and len(ids_of(controller, DECODE)) == 1)
+        await controller.autoscale({PREFILL: 1, DECODE: 2}, (PREFILL, DECODE))
+        await until(lambda: ids_of(controller, DECODE) == ["decode-1", "decode-2"])
+        assert ids_of(controller, PREFILL) == ["prefill-1"]
+
+        assert (await controller.scale({DECODE: 1}))[DECODE]["pinned"]
+        await controller.autoscale({PREFILL: 2, DECODE: 3}, (DECODE, PREFILL))
+        counts, obstacle = await controller.pool_counts()
+        assert [(counts[name].target, counts[name].pinned) for name in (PREFILL, DECODE)] == [(2, False), (1, True)]
+        assert obstacle == ""
+        assert "pinned" not in (await controller.scale({DECODE: None}))[DECODE]
+        await controller.autoscale({PREFILL: 2, DECODE: 2}, None)
+        assert controller.pools()[DECODE]["target"] == 2
+        await controller.move(DECODE, PREFILL)
+        figures, _ = await controller.figures()
+        assert figures[DECODE].role_changes == {"autoscaler": 1, "operator": 0}
+        assert figures[PREFILL].role_changes == {"autoscaler": 0, "operator": 1}
+    finally:
+        await controller.stop()
+
+
+async def test_without_an_autoscaler_nothing_is_pinned_and_nothing_handed_back():
+    controller = Controller(BatonConfig.from_dict({}).to_dict(), FakeHost)
+    try:
+        assert "pinned" not in (await controller.scale({DECODE: 1}))[DECODE]
+        with pytest.raises(InvalidRequestError, match=r"decode=auto needs the autoscaler, which is off"):
+            await controller.scale({DECODE: None})
+        with pytest.raises(InvalidRequestError, match="name two pools"):
+            await controller.move(DECODE, DECODE)
+    finally:
+        await controller.stop()
+
+
+def ids_of(controller: Controller, pool: str) -> list[str]:
+    return [worker["id"] for worker in controller.pools()[pool]["workers"] if worker["state"] == "ready"]
+
+
+def test_fake_hosts_have_what_workers_have():
+    """Else the tests above would say nothing of real ones."""
+    from cluster.worker.worker_host import WorkerHost
+
+    def methods(cls: type) -> set[str]:
+        return {name for name, value in vars(cls).items() if callable(value) and not name.startswith("_")}
+
+    missing: Any = methods(WorkerHost) - methods(FakeHost)
+    assert missing == set()

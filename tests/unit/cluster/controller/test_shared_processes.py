@@ -1,0 +1,100 @@
+"""Workers that share processes: what happens to them when a process does not run yet, or never will."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from ray.exceptions import RayError
+
+from cluster.config.config import BatonConfig
+from cluster.controller.pool_member import PoolMember
+from cluster.controller.shared_processes import SharedProcesses
+from cluster.controller.worker_pool import WorkerPool
+from tests.fake_hosts import FakeHost, small_ray
+from tests.unit.cluster.controller.test_worker_pool import Listener, ids_in, until
+from tests.worker_infos import make_info
+
+READY_S = 120.0
+CANCELLED_S = 60.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray():
+    with small_ray(num_cpus=8):
+        yield
+
+
+class FirstProcess:
+    """Only the one that is started first ever runs; the others start for ever."""
+
+    def __init__(self, config: dict[str, Any], name: str) -> None:
+        if name != "workers-1":
+            threading.Event().wait()
+        self._stopped: dict[str, asyncio.Event] = {}
+
+    async def start(self, worker_id: str, pool: str, bind_host: str | None) -> dict[str, Any]:
+        self._stopped[worker_id] = asyncio.Event()
+        return make_info(worker_id, pool).to_dict()
+
+    async def wait(self, worker_id: str) -> None:
+        await self._stopped[worker_id].wait()
+
+    async def stop(self, worker_id: str) -> None:
+        if worker_id in self._stopped:
+            self._stopped[worker_id].set()
+
+
+class BrokenProcess(FirstProcess):
+    """Cannot be started."""
+
+    def __init__(self, config: dict[str, Any], name: str) -> None:
+        raise RuntimeError(f"{name} is broken")
+
+
+def processes_of(actor_class: type, per_process: int = 2) -> SharedProcesses:
+    return SharedProcesses(BatonConfig(), f"{__name__}:{actor_class.__name__}", per_process)
+
+
+@pytest.fixture
+async def pool():
+    listener = Listener()
+    listener.may_drain.set()
+    made = WorkerPool("decode", BatonConfig(), listener, FakeHost, "127.0.0.1", processes_of(FirstProcess))
+    made.scale(2)
+    await made.wait_until_ready(READY_S)
+    made.scale(6)
+    await until(lambda: made.counts().pending == 4)
+    yield made
+    async with asyncio.timeout(CANCELLED_S):
+        await made.stop()
+
+
+async def test_workers_whose_process_does_not_run_yet_are_cancelled_without_waiting_for_it(pool):
+    pool.scale(2)
+    async with asyncio.timeout(CANCELLED_S):
+        await until(lambda: len(pool.status()["workers"]) == 2)
+    assert ids_in(pool, "ready") == ["decode-1", "decode-2"]
+
+
+async def test_a_pool_stops_without_waiting_for_processes_that_start(pool):
+    async with asyncio.timeout(CANCELLED_S):
+        await pool.stop()
+    assert pool.status()["workers"] == []
+
+
+async def test_nobody_is_put_into_a_process_that_could_not_be_started():
+    processes = processes_of(BrokenProcess)
+    first, second, third = (PoolMember(f"decode-{number}") for number in (1, 2, 3))
+    for member in (first, second):
+        member.create(FakeHost, "decode", BatonConfig(), "127.0.0.1", processes)
+    with pytest.raises(RayError):
+        await first.placed()
+    assert not first.is_pending
+    await first.kill()
+    third.create(FakeHost, "decode", BatonConfig(), "127.0.0.1", processes)
+    assert third._actor._process is not second._actor._process
+    await second.kill()
+    await third.kill()
