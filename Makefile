@@ -101,7 +101,7 @@ format: $(INSTALLED_DEV)  ## rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-proto: $(INSTALLED_TEST)  ## generate the stubs in cluster/wire from proto/
+proto: $(INSTALLED_TEST)  ## generate the stubs in baton/rpc/wire from proto/
 	$(BIN)/python -m baton.rpc.wire.generate
 
 clean:  ## remove the environment and everything generated, the model cache aside

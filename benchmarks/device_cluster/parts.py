@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,7 @@ class ClusterPart(Part):
 
     def load(self) -> Run:
         """See :meth:`Part.load`."""
-        from benchmarks.device_cluster import checks  # imports Ray, which the list of parts does without
-
+        checks = import_module("benchmarks.device_cluster.checks")  # imports Ray, which the list of parts does not need
         return partial(getattr(checks, self.module), self)
 
 

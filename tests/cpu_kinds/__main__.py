@@ -12,7 +12,7 @@ import time
 from tests.cpu_kinds.kinds import KINDS
 from tests.cpu_kinds.run import run_as
 
-_FUSED = "tests/unit/engine/fused"
+_FUSED = "tests/unit/baton/engine/cpu"
 PIECES = [
     *(
         f"{_FUSED}/test_{name}.py"

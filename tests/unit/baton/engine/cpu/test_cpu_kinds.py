@@ -15,7 +15,7 @@ from tests.cpu_kinds.kinds import KINDS, environment_of, host_features, how_to_r
 from tests.cpu_kinds.process import VARIABLE
 from tests.cpu_kinds.run import KindRun, run_as
 
-FUSED = "tests/unit/engine/fused"
+FUSED = "tests/unit/baton/engine/cpu"
 QUICK = [f"{FUSED}/test_cpu_kind_in_force.py", f"{FUSED}/test_smallest_products.py", "-k", "not float32"]
 ZEN3 = KINDS["avx2"].needs | {"sse2"}
 SAPPHIRE_RAPIDS = KINDS["amx"].needs | ZEN3 | {"avx512fp16", "amx-int8", "vaes"}
