@@ -19,7 +19,7 @@ def generate(repository: Path, output_root: Path) -> None:
         f"--python_out={output_root}",
         f"--pyi_out={output_root}",
         f"--grpc_python_out={output_root}",
-        *(f"cluster/wire/{schema}" for schema in SCHEMAS),
+        *(f"baton/rpc/wire/{schema}" for schema in SCHEMAS),
     ]
     if protoc.main(arguments) != 0:
         raise RuntimeError(f"protoc refused one of {', '.join(SCHEMAS)}; its message is above")
