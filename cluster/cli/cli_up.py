@@ -27,7 +27,7 @@ from cluster.config.config import BatonConfig
 
 LOG_FILE_VARIABLE = "BATON_RUN_LOG"
 """Set for the process that runs a detached cluster: where its output goes."""
-_PROFILES = "simulation.profile"
+_PROFILES = "cluster.simulation.profile"
 _POLL_S = 0.2
 _LOG_LINES_SHOWN = 15
 

@@ -307,7 +307,7 @@ def test_version_names_what_baton_stands_on(baton):
 
 def test_help_is_quick_to_import():
     code = (
-        "import sys\nfrom cluster import cli\nassert cli.run(['--help']) == 0\n"
+        "import sys\nfrom cluster.cli import cli\nassert cli.run(['--help']) == 0\n"
         "heavy = {'ray', 'torch', 'transformers', 'openai', 'grpc', 'fastapi'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )

@@ -84,7 +84,7 @@ def test_an_interrupted_conversion_leaves_nothing_behind(tmp_path, wheels, conve
 ENDLESS_CONVERSION = """
 import sys, time
 from pathlib import Path
-from engine import default_model
+from baton.engine.models import default_model
 
 def endless(gguf_file, work):
     (work / "converted").mkdir()
