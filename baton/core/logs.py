@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field
 
 from baton.core.config_section import Section
 
-PACKAGES = ("engine", "cluster", "prefill_worker", "decode_worker", "simulation")
+PACKAGES = ("baton", "cluster", "prefill_worker", "decode_worker")
 _OTHERS_WITH_HANDLERS = ("ray",)
 """They do not leave their lines to the root logger."""
 _OWN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}

@@ -35,7 +35,7 @@ class _Stack:
         """Orders threads: one that crashed, then those in the project's functions, at work, in the engine."""
         own = self._own()
         waits = bool(self.calls) and not is_own(self.calls[0][0]) and self.calls[0][2] in _WAITING
-        is_engine = "engine" in self.title or any(file.startswith(f"{ROOT}/engine/") for file, _, _ in own)
+        is_engine = "engine" in self.title or any(file.startswith(f"{ROOT}/baton/engine/") for file, _, _ in own)
         return (not self.crashed, not own, waits, not is_engine)
 
     def lines(self) -> Iterator[str]:

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from baton.core.errors import ConfigError
 from cluster.cli.cli_bench import REPORT_COLUMNS
 from cluster.config.config_reading import parse_override
 
@@ -96,9 +95,4 @@ def simulate(
 
 
 def _load() -> Any:
-    try:
-        return importlib.import_module(_MODULE)
-    except ModuleNotFoundError as error:
-        if error.name is None or not error.name.startswith("simulation"):
-            raise
-        raise ConfigError("This installation of baton has no package `simulation`. Install all of it.") from error
+    return importlib.import_module(_MODULE)

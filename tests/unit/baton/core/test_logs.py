@@ -61,7 +61,7 @@ def test_an_exception_stays_on_its_line(capsys):
     try:
         raise ValueError("two\nlines")
     except ValueError:
-        logging.getLogger("engine").exception("failed")
+        logging.getLogger("baton.engine").exception("failed")
     [text] = capsys.readouterr().err.splitlines()
     assert "two\nlines" in json.loads(text)["exception"]
 

@@ -19,7 +19,7 @@ MAIN = [
 ENGINE = [
     "Thread 0x02 (most recent call first):",
     f'  File "{LIBRARY}/site-packages/torch/cuda/streams.py", line 9 in synchronize',
-    *(f'  File "{ROOT}/engine/loop.py", line {number} in step' for number in range(9)),
+    *(f'  File "{ROOT}/baton/engine/loop.py", line {number} in step' for number in range(9)),
     "",
 ]
 IDLE = ["Thread 0x01 (most recent call first):", f'  File "{LIBRARY}/threading.py", line 355 in wait', ""]
