@@ -70,7 +70,7 @@ test-compile-matrix: $(INSTALLED_TEST) $(OTHER_TRITONS:=/.installed)  ## compile
 update-compile-table: $(INSTALLED_TEST) $(OTHER_TRITONS:=/.installed)  ## write down what these kernels cost now
 	@for folder in "" $(OTHER_TRITONS); do PYTHONPATH="$$folder" $(BIN)/python -m tests.compile_matrix --update; done
 
-bench: $(INSTALLED_TEST)  ## measure engine, KV path, router and start-up, and compare with benchmarks/history.jsonl
+bench: $(INSTALLED_TEST)  ## measure engine steps, KV path, router and start-up
 	@$(BIN)/baton model pull smollm2-135m-instruct
 	@mkdir -p $(BENCH_REPORTS)
 	@$(BIN)/python -m benchmarks.engine_steps --contexts 128 1024 --batches 1 8 --prefill 512 --repeats 5 \
@@ -78,7 +78,6 @@ bench: $(INSTALLED_TEST)  ## measure engine, KV path, router and start-up, and c
 	@$(BIN)/python -m benchmarks.kv_path --json $(BENCH_REPORTS)/kv_path.json
 	@$(BIN)/baton bench router --requests 500 --sizes 1+1 --tokens 200 --open-streams 200 --json $(BENCH_REPORTS)/router.json
 	@$(BIN)/python -m benchmarks.startup --json $(BENCH_REPORTS)/startup.json
-	@$(BIN)/python -m benchmarks.history compare $(BENCH_REPORTS) $(ARGS)
 
 profile: $(INSTALLED_RUNTIME)  ## where the time of a decode step goes (ARGS="--batches 1 --operations" for more)
 	@$(BIN)/baton model pull smollm2-135m-instruct

@@ -17,6 +17,7 @@ _READ_BYTES = {"cpu": 512 * 2**20, "cuda": 4 * 2**30}
 # The larger a product, the better it is computed, up to a point that differs between machines.
 _PRODUCT_SIZES = {"cpu": (1024, 2048), "cuda": (4096, 8192)}
 _REPEATS = 5
+_WARM_UPS = 2
 _FP8_CAPABILITY = (8, 9)
 
 
@@ -121,3 +122,18 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
 def median_ratio(numerators: list[float], denominators: list[float]) -> float:
     """Of runs that were taken in turn."""
     return statistics.median(a / b for a, b in zip(numerators, denominators, strict=True))
+
+
+def in_turn(works: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+    """Runs the works in turn (``A B A B``), so that a machine that slows down slows all of them.
+
+    Returns:
+        What each work returned in each of ``repeats`` rounds; two rounds before them warm up.
+    """
+    results: dict[str, list[float]] = {name: [] for name in works}
+    for number in range(repeats + _WARM_UPS):
+        for name, work in works.items():
+            value = work()
+            if number >= _WARM_UPS:
+                results[name].append(value)
+    return results

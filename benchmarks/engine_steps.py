@@ -33,9 +33,7 @@ from baton.engine.runner.served_model import load_served_model
 from baton.process.cores import usable_cores
 from baton.process.worker_environment import become_like_a_worker
 from benchmarks.argument_types import HelpFormatter, at_least
-from benchmarks.ceilings import Ceilings, MemoryReader, measure_ceilings, median_ratio
-from benchmarks.context_slopes import Slope, measure_slopes, show_slopes
-from benchmarks.turns import in_turn
+from benchmarks.ceilings import Ceilings, in_turn, measure_ceilings, median_ratio
 
 _BLOCK_SIZE = 16
 _WIDTH = 110
@@ -260,21 +258,11 @@ def main() -> None:
     for result in results:
         run_case(result.case, runners, arguments.repeats, result)
     show(results, list(runners), console)
-    slopes: list[Slope] = []
-    if len(contexts := dict.fromkeys(arguments.contexts)) > 1:
-        memory = MemoryReader(first.cache.device)
-        for batch in dict.fromkeys(arguments.batches):
-            steps = {context: step_of(Case(batch, 1, context), first) for context in contexts}
-            bytes_per_token = first.spec.bytes_per_token
-            slopes += measure_slopes(batch, steps, memory.bytes_per_second, bytes_per_token, arguments.repeats)
-    if slopes:
-        show_slopes(slopes, console)
     if arguments.json:
         report = {
             "ceilings": asdict(ceilings),
             "dtype": loaded.dtype_name,
             "steps": [asdict(result) for result in results],
-            "slopes": [asdict(slope) for slope in slopes],
         }
         arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 

@@ -25,7 +25,6 @@ from baton.bench.document import check_writable
 from baton.core.errors import ConfigError
 from baton.engine.engine import Engine
 from baton.process.garbage import rare_collections
-from benchmarks.speculation_plot import HOW_TO_INSTALL, can_plot, plot
 from benchmarks.speculation_report import SpeculationReport
 from benchmarks.speculation_runs import Cell, CellResult, measure
 from benchmarks.speculation_target import EngineFactory, SpeculativeEngine, Target, load_target
@@ -35,7 +34,6 @@ from decode_worker.speculation.controller import NONE
 from decode_worker.speculation.registry import method_names
 
 JSON_NAME = "speculation.json"
-PLOT_NAME = "speculation.png"
 Report = Callable[[str], None]
 
 
@@ -49,7 +47,7 @@ class SpeculationSettings:
         max_tokens: of each answer, which ends before where the model says so.
         rounds: pairs of runs of each cell. Every pair has other prompts, as far as there are enough.
         requests: of each cell, at least: small batches get more rounds, since prompts differ more than runs do.
-        out: folder of the JSON report and the plot.
+        out: folder of the JSON report.
 
     Raises:
         ConfigError: a value is out of its range, or a name is not known.
@@ -92,7 +90,7 @@ class SpeculationSettings:
 
 
 def run(config: BatonConfig, report: Report, **settings: Any) -> RenderableType:
-    """Measures every cell and writes the JSON report, after each of them anew, and in the end the plot.
+    """Measures every cell and writes the JSON report, after each of them anew.
 
     Args:
         config: names model and draft, and how to speculate; pools and router do not matter.
@@ -112,8 +110,6 @@ def run(config: BatonConfig, report: Report, **settings: Any) -> RenderableType:
             f"--batches has {largest}, but an engine computes at most {most} sequences at once (decode.max_num_seqs). "
             f"Give smaller ones, or add --set decode.max_num_seqs={largest}."
         )
-    if not can_plot():
-        report(HOW_TO_INSTALL)
     check_writable("--out", wanted.out / JSON_NAME)
     report(f"loading {config.model}")
     target = load_target(config)
@@ -121,13 +117,13 @@ def run(config: BatonConfig, report: Report, **settings: Any) -> RenderableType:
     workloads = load_workloads(names, parse_prompt_files(wanted.prompts), target.tokenizer)
     with rare_collections():  # as on a worker
         found = run_on(target, workloads, wanted, report)
-    return Group(found.render(), *_written(found, wanted.out))
+    return Group(found.render(), Text(f"report: {wanted.out / JSON_NAME}"))
 
 
 def run_on(
     target: Target, workloads: Sequence[Workload], settings: SpeculationSettings, report: Report
 ) -> SpeculationReport:
-    """The same, on a model that is loaded, without the plot."""
+    """The same, on a model that is loaded."""
     longest = max(len(prompt) for workload in workloads for prompt in workload.prompts)
     factory = EngineFactory(target, max(settings.batches), longest, settings.max_tokens)
     engines, left_out = factory.choose_methods(settings.methods)
@@ -162,13 +158,6 @@ def _measure(
     result = measure(cell, plain, speculative.engine, speculative.meter, batches, settings.max_tokens, eos_token_ids)
     result.num_failures = speculative.controller.num_failures
     return result
-
-
-def _written(found: SpeculationReport, out: Path) -> list[Text]:
-    if not can_plot():
-        return [Text(f"report: {out / JSON_NAME}"), Text(HOW_TO_INSTALL, style="yellow")]
-    plot(found.results, out / PLOT_NAME)
-    return [Text(f"report: {out / JSON_NAME}    plot: {out / PLOT_NAME}")]
 
 
 def _environment(target: Target) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -40,14 +40,3 @@ def _median(values: Sequence[Any]) -> Any:
     if isinstance(first, (int, float)) and not isinstance(first, bool):
         return median(values)
     return first
-
-
-def growth_per_thousand(samples: Iterable[tuple[float, float]]) -> float:
-    """Slope of ``(requests, value)`` by least squares, times a thousand; 0 for fewer than two samples."""
-    points = list(samples)
-    if len(points) < 2:
-        return 0.0
-    mean_x = sum(x for x, _ in points) / len(points)
-    mean_y = sum(y for _, y in points) / len(points)
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    return 1000.0 * sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0

@@ -302,7 +302,7 @@ def bench_speculation(
     max_tokens: Annotated[int, typer.Option(help="Of each answer, if the model does not end it before.")] = 256,
     rounds: Annotated[int, typer.Option(help="Runs with and without speculation, behind one to warm up.")] = 3,
     requests: Annotated[int, typer.Option(help="Of each cell, at least: small batches get more rounds.")] = 8,
-    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for speculation.json and .png.")] = Path("out"),
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for speculation.json.")] = Path("out"),
 ) -> None:
     """Measure every speculation method against plain decoding: accepted lengths, milliseconds, TPOT.
 

@@ -15,9 +15,7 @@ from baton.core.errors import ConfigError
 from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
 from baton.engine.draft.loading import LoadedDraft
 from baton.engine.models.model_loader import prepare_model
-from benchmarks import speculation
 from benchmarks.speculation import SpeculationSettings, run_on
-from benchmarks.speculation_plot import HOW_TO_INSTALL, plot
 from benchmarks.speculation_report import SpeculationReport
 from benchmarks.speculation_target import EngineFactory, Target
 from benchmarks.speculation_workloads import Workload
@@ -139,11 +137,6 @@ def _timing(run) -> tuple[tuple[float, ...], float, int]:
     return run.tpots_ms, run.decode_ms, run.num_decode_tokens
 
 
-def test_the_plot_is_a_picture(found, tmp_path):
-    plot(found.results, tmp_path / "new" / "plot.png")
-    assert (tmp_path / "new" / "plot.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_a_method_that_cannot_run_is_refused_when_it_is_named(target):
     with pytest.raises(ConfigError, match="medusa, but head is for the method eagle3"):
         EngineFactory(target, 1, 9, MAX_TOKENS).choose_methods(["ngram", "medusa"])
@@ -219,7 +212,6 @@ def test_the_command_measures_a_model_folder(baton, model_folder, prompts, tmp_p
     assert [cell["method"] for cell in written["cells"]] == ["auto", "none"]
     assert written["cells"][1]["tau"] == 1.0
     assert written["settings"]["methods"] == ["auto", "none"]
-    assert (tmp_path / "results" / "speculation.png").is_file()
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_a_model_is_loaded(baton, tmp_path):
@@ -228,15 +220,6 @@ def test_a_folder_that_cannot_be_written_is_refused_before_a_model_is_loaded(bat
     assert status == 1
     assert "--out cannot be written" in err
     assert "loading" not in err
-
-
-def test_without_matplotlib_it_says_what_to_install(baton, model_folder, prompts, tmp_path, monkeypatch):
-    monkeypatch.setattr(speculation, "can_plot", lambda: False)
-    status, out, err = baton(*options(model_folder, prompts), "--methods", "suffix")
-    assert status == 0, err
-    assert HOW_TO_INSTALL in out
-    assert HOW_TO_INSTALL in err
-    assert [file.name for file in (tmp_path / "out").iterdir()] == ["speculation.json"]
 
 
 @pytest.mark.parametrize(

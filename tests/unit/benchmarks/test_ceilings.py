@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import ceilings
-from benchmarks.ceilings import measure_ceilings
+from benchmarks.ceilings import in_turn, measure_ceilings, median_ratio
 
 CPU = torch.device("cpu")
 
@@ -30,3 +30,16 @@ def test_the_rate_names_its_dtype(
     assert measured.multiplied == multiplied
     assert measured.bytes_per_second > 0
     assert measured.flops_per_second > 0
+
+
+def test_works_run_in_turn_behind_a_warm_up() -> None:
+    calls: list[str] = []
+
+    def work(name: str) -> float:
+        calls.append(name)
+        return len(calls)
+
+    results = in_turn({"a": lambda: work("a"), "b": lambda: work("b")}, 3)
+    assert calls == ["a", "b"] * 5
+    assert results == {"a": [5, 7, 9], "b": [6, 8, 10]}
+    assert median_ratio(results["b"], results["a"]) == 8 / 7

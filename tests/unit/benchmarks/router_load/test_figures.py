@@ -1,4 +1,4 @@
-"""Figures from figures: what is subtracted from what, medians of runs, slopes."""
+"""Figures from figures: what is subtracted from what, medians of runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from baton.bench.latency import Summary
 from baton.core.errors import ConfigError
 from baton.core.timeline import Event
 from benchmarks.router_load.entry import parse_sizes
-from benchmarks.router_load.figures import added_latency, growth_per_thousand, median_figures
+from benchmarks.router_load.figures import added_latency, median_figures
 from benchmarks.router_load.stages import stage_summaries
 
 
@@ -23,11 +23,6 @@ def test_upper_percentiles_are_not_relieved_by_the_workers_own_bad_moments():
 def test_medians_go_into_nested_figures_and_keep_what_is_no_number():
     runs = [{"name": "1+1", "ms": {"p50": value}, "rss": [value, 2 * value]} for value in (1.0, 5.0, 2.0)]
     assert median_figures(runs) == {"name": "1+1", "ms": {"p50": 2.0}, "rss": [2.0, 4.0]}
-
-
-def test_growth_is_a_slope_whatever_the_level():
-    assert growth_per_thousand([(1000, 500.0), (2000, 507.0), (3000, 514.0)]) == pytest.approx(7.0)
-    assert growth_per_thousand([(1000, 500.0)]) == 0.0
 
 
 def test_stages_leave_out_requests_that_lack_an_end():

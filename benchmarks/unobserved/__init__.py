@@ -1,1 +1,0 @@
-"""A folder for ``PYTHONPATH``; see :mod:`sitecustomize` in it."""
