@@ -76,7 +76,7 @@ bench: $(INSTALLED_TEST)  ## measure engine steps, KV path, router and start-up
 	@$(BIN)/python -m benchmarks.engine_steps --contexts 128 1024 --batches 1 8 --prefill 512 --repeats 5 \
 		--json $(BENCH_REPORTS)/engine_steps.json
 	@$(BIN)/python -m benchmarks.kv_path --json $(BENCH_REPORTS)/kv_path.json
-	@$(BIN)/baton bench router --requests 500 --sizes 1+1 --tokens 200 --open-streams 200 --json $(BENCH_REPORTS)/router.json
+	@$(BIN)/python -m benchmarks.router_load --requests 500 --sizes 1+1 --tokens 200 --open-streams 200 --json $(BENCH_REPORTS)/router.json
 	@$(BIN)/python -m benchmarks.startup --json $(BENCH_REPORTS)/startup.json
 
 profile: $(INSTALLED_RUNTIME)  ## where the time of a decode step goes (ARGS="--batches 1 --operations" for more)

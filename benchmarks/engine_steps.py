@@ -32,8 +32,8 @@ from baton.engine.runner.model_runner import KV_CACHES, ModelRunner
 from baton.engine.runner.served_model import load_served_model
 from baton.process.cores import usable_cores
 from baton.process.worker_environment import become_like_a_worker
-from benchmarks.argument_types import HelpFormatter, at_least
 from benchmarks.ceilings import Ceilings, in_turn, measure_ceilings, median_ratio
+from benchmarks.options import HelpFormatter, at_least
 
 _BLOCK_SIZE = 16
 _WIDTH = 110

@@ -26,9 +26,9 @@ from rich.table import Table
 from baton.core.errors import TransferError
 from baton.kv_transfer.kv_transfer_config import MOST_CONNECTIONS
 from baton.process.worker_environment import worker_variables
-from benchmarks.argument_types import HelpFormatter, at_least, over_zero
 from benchmarks.ceilings import median_ratio
 from benchmarks.kv_path_ends import BLOCK_SIZE, INT8, NIXL, NO_LIMITS, WAYS, Layout, Limits
+from benchmarks.options import HelpFormatter, at_least, over_zero
 from benchmarks.router_load.processes import Child
 
 _ENDS = "benchmarks.kv_path_ends"

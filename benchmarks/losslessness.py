@@ -1,4 +1,5 @@
-"""Whether sampled answers keep the model's distribution under speculation, on a real model.
+"""Whether sampled answers keep the model's distribution under speculation, on a real model:
+``python -m benchmarks.losslessness``.
 
 Many short answers to one prompt at different seeds are counted as triples of tokens: the first comes from the prompt,
 the other two from verified drafts. Few tokens may be sampled (top-k), so that the model itself can tell the
@@ -8,11 +9,16 @@ probability of every triple. Pearson's test compares the counts with these.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
+from rich.console import Console
 from rich.table import Table
 
 from baton.core.errors import ConfigError, InternalError
@@ -23,9 +29,12 @@ from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.sampling.sampler import probabilities
 from baton.engine.sampling.verification import sampling_row
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.process.worker_environment import become_like_a_worker
 from benchmarks.chi_square import ChiSquare, chi_square
+from benchmarks.options import overrides_of, run_command
 from benchmarks.speculation_target import Target, load_target
-from cluster.config.config import BatonConfig
+from cluster.cli.cli_reporter import Reporter
+from cluster.config.config import BatonConfig, load_config
 from decode_worker.speculation.controller import SpeculationController
 from decode_worker.speculation.registry import SpeculationLimits, create_controller
 from decode_worker.speculation.verification import create_verifier
@@ -272,3 +281,24 @@ def _behind_whole_blocks(prompt: tuple[int, ...], block_size: int) -> tuple[int,
     """As much of the end of a prompt as fills blocks and leaves one token, which is always computed."""
     num_blocks = (len(prompt) - 1) // block_size
     return prompt[-(num_blocks * block_size + 1) :]
+
+
+def command(
+    config: Annotated[Path | None, typer.Option("-c", "--config", help="YAML file, as for `baton up`.")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one of its values.")
+    ] = None,
+    draws: Annotated[int, typer.Option(min=100, help="Answers per method.")] = 21_000,
+    seeds: Annotated[int, typer.Option(min=1, help="Groups of answers, each tested by itself too.")] = 3,
+) -> None:
+    """Test that sampling keeps the model's distribution under speculation: chi-square over triples of tokens."""
+    become_like_a_worker()
+    with Reporter() as report:
+        shown, is_sound = run(load_config(config, overrides_of(assignments)), report, draws, seeds)
+    Console().print(shown)
+    if not is_sound:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(command, "benchmarks.losslessness"))

@@ -33,7 +33,7 @@ from rich.table import Table
 
 from baton.bench.document import read_serve_document
 from baton.core.errors import ConfigError
-from benchmarks.argument_types import HelpFormatter, at_least
+from benchmarks.options import HelpFormatter, at_least
 from cluster.cli.cli_bench import load_benchmark
 
 _SIGMA = 0.8

@@ -1,4 +1,4 @@
-"""``baton bench speculation``: what each speculation method is worth, by workload, temperature and batch.
+"""What each speculation method is worth, by workload, temperature and batch: ``python -m benchmarks.speculation``.
 
 One process and one engine step at a time, prefill and decode together, without Ray: what is measured is decoding.
 Every cell of the table computes the same requests without and with speculation, a few steps of either in turn, so that
@@ -9,27 +9,33 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from baton.bench.document import check_writable
 from baton.core.errors import ConfigError
+from baton.core.option_text import integers, names_if_given, numbers
 from baton.engine.engine import Engine
 from baton.process.garbage import rare_collections
+from baton.process.worker_environment import become_like_a_worker
+from benchmarks.options import overrides_of, run_command
 from benchmarks.speculation_report import SpeculationReport
 from benchmarks.speculation_runs import Cell, CellResult, measure
 from benchmarks.speculation_target import EngineFactory, SpeculativeEngine, Target, load_target
 from benchmarks.speculation_workloads import WORKLOADS, Workload, check_names, load_workloads, parse_prompt_files
-from cluster.config.config import BatonConfig
+from cluster.cli.cli_reporter import Reporter, print_report
+from cluster.config.config import BatonConfig, load_config
 from decode_worker.speculation.controller import NONE
 from decode_worker.speculation.registry import method_names
 
@@ -178,3 +184,54 @@ def _environment(target: Target) -> dict[str, Any]:
             **{package: metadata.version(package) for package in ("baton-serve", "torch", "transformers")},
         },
     }
+
+
+def command(
+    config: Annotated[Path | None, typer.Option("-c", "--config", help="YAML file, as for `baton up`.")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one of its values.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The same as --set model=...")] = None,
+    draft: Annotated[
+        str | None, typer.Option(help="As --set speculation.draft=...: auto, none, a folder, a hub id.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="As --set dtype=... With float32, tokens must be equal.")] = None,
+    threads: Annotated[int | None, typer.Option(help="The same as --set engine.threads=...")] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Such as auto,ngram. Default: all that can run with this draft.")
+    ] = None,
+    workloads: Annotated[
+        str | None, typer.Option(help="Of chat,code,summarise,story and those of --prompts. Default: all of them.")
+    ] = None,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=FILE", help='One more workload, or another NAME: JSONL of {"prompt": ...}.'),
+    ] = None,
+    temperatures: Annotated[str, typer.Option(help="0 is greedy.")] = "0,0.8",
+    batches: Annotated[str, typer.Option(help="Sequences at once.")] = "1,4,16",
+    max_tokens: Annotated[int, typer.Option(help="Of each answer, if the model does not end it before.")] = 256,
+    rounds: Annotated[int, typer.Option(help="Runs with and without speculation, behind one to warm up.")] = 3,
+    requests: Annotated[int, typer.Option(help="Of each cell, at least: small batches get more rounds.")] = 8,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for speculation.json.")] = Path("out"),
+) -> None:
+    """Measure every speculation method against plain decoding: accepted lengths, milliseconds, TPOT.
+
+    Loads the model into this process, without Ray, and wants the machine for itself. Everything at its default takes
+    some four hours on a small CPU, with --methods auto half an hour; the JSON report is there after the first cell, and
+    grows.
+    """
+    become_like_a_worker()
+    overrides = overrides_of(assignments, model=model, speculation__draft=draft, dtype=dtype, engine__threads=threads)
+    with Reporter() as report:
+        settings = {
+            "methods": names_if_given("--methods", methods), "workloads": names_if_given("--workloads", workloads),
+            "prompts": tuple(prompts or ()), "temperatures": numbers("--temperatures", temperatures),
+            "batches": integers("--batches", batches), "max_tokens": max_tokens, "rounds": rounds,
+            "requests": requests, "out": out,
+        }  # fmt: skip
+        shown = run(load_config(config, overrides), report, **settings)
+    print_report(shown)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(command, "benchmarks.speculation"))

@@ -29,7 +29,7 @@ from rich.table import Table
 
 from baton.core.errors import DeadlineError, WorkerLostError
 from baton.engine.models.model_cache import CACHE_VARIABLE, cache_dir
-from benchmarks.argument_types import at_least
+from benchmarks.options import at_least
 
 _SHARED = ("models", "kernels")
 """Folders of the cache that runs have in common; a run of its own must not find another cluster's state."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.bench.option_text import known_name
 from baton.core.errors import ConfigError
+from baton.core.option_text import known_name
 
 POISSON = "poisson"
 BURSTY = "bursty"

@@ -11,12 +11,12 @@ import orjson
 
 from baton.bench.client import LoadClient
 from baton.bench.endpoint import CHAT, COMPLETIONS, Endpoint
-from baton.bench.option_text import known_name
 from baton.bench.request_spec import RequestSpec
 from baton.bench.sample import Sample
 from baton.bench.settings import TargetSettings
 from baton.client.local_cluster import find_endpoint
 from baton.core.errors import BatonError, ConfigError
+from baton.core.option_text import known_name
 
 _LIST_TIMEOUT_S = 30.0
 _REFUSED = ("http_400", "http_422")

@@ -11,8 +11,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.bench.option_text import key_values, known_name, positive_integer, positive_number
 from baton.core.errors import ConfigError
+from baton.core.option_text import key_values, known_name, positive_integer, positive_number
 
 _Z95 = 1.6448536269514722
 """The 95th percentile of the standard normal distribution."""

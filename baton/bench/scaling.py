@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from baton.bench.lengths import check_length
-from baton.bench.option_text import positive_number
 from baton.core.errors import ConfigError
+from baton.core.option_text import positive_number
 
 AUTO_SCALE = "auto"
 

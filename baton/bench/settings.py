@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from baton.bench.option_text import check_not_negative, check_over_zero
 from baton.bench.scaling import AUTO_SCALE
 from baton.bench.traces import AUTO_FORMAT
+from baton.core.option_text import check_not_negative, check_over_zero
 
 DEFAULT_INPUT = "lognormal:median=200,p95=800"
 DEFAULT_OUTPUT = "lognormal:median=64,p95=200"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from baton.bench.option_text import duration_s, key_values
 from baton.bench.sample import Sample
 from baton.core.errors import ConfigError
+from baton.core.option_text import duration_s, key_values
 
 _METRICS = ("ttft", "tpot", "e2e")
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.bench.arrivals import ARRIVALS, POISSON, TRACE
-from baton.bench.option_text import check_not_negative, check_over_zero, known_name
 from baton.core.errors import ConfigError
+from baton.core.option_text import check_not_negative, check_over_zero, known_name
 
 CLOSED = "closed"
 DEFAULT_REQUESTS = 1000

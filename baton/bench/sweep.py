@@ -19,7 +19,6 @@ from baton.bench.document import SWEEP_FORMAT, check_writable, make_header, writ
 from baton.bench.goodput_search import RateVerdict, SearchLimits, SearchResult, search_goodput
 from baton.bench.latency import percentile_ms
 from baton.bench.open_files import make_room_for_connections
-from baton.bench.option_text import check_over_zero
 from baton.bench.progress import show_progress
 from baton.bench.reports import plan_report
 from baton.bench.runner import StageRun
@@ -31,6 +30,7 @@ from baton.bench.stages import MAX_RATE, LoadSettings, plan_stages
 from baton.bench.sweep_charts import answers_at, sweep_charts
 from baton.bench.unused_options import check_all_used
 from baton.core.errors import ConfigError
+from baton.core.option_text import check_over_zero
 
 _REPORT_STEM = "bench-sweep"
 

@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from baton.bench.option_text import known_name
 from baton.core.errors import ConfigError
+from baton.core.option_text import known_name
 
 MOONCAKE_BLOCK_TOKENS = 512
 AUTO_FORMAT = "auto"

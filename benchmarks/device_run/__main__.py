@@ -31,13 +31,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from benchmarks.argument_types import HelpFormatter, over_zero
 from benchmarks.device_run.launch import CANNOT_RUN, PASSED, Launcher, prepare_process
 from benchmarks.device_run.machine import MACHINE
 from benchmarks.device_run.part import PARTS, SHAPES, Part, Setting, device_named
 from benchmarks.device_run.report import Report
 from benchmarks.device_run.screen import Screen
 from benchmarks.device_run.tables import show_machine, show_part, show_summary
+from benchmarks.options import HelpFormatter, over_zero
 
 _WIDTH = 120
 _BUDGET_S = 480.0

@@ -1,4 +1,4 @@
-"""``baton bench router``: all measurements, one after the other, as tables and as JSON."""
+"""All measurements, one after the other, as tables and as JSON."""
 
 from __future__ import annotations
 

@@ -20,12 +20,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from baton.client.local_cluster import find_endpoint
-from baton.core.errors import BatonError
-from cluster.cli.cli_bench_router import bench_router
-from cluster.cli.cli_bench_serve import bench_compare, bench_serve, bench_sweep
-from cluster.cli.cli_common import ERROR_PREFIX, EndpointOption, JsonOption, with_client
+from cluster.cli.cli_bench import bench_compare, bench_serve, bench_sweep
+from cluster.cli.cli_common import EndpointOption, JsonOption, with_client
 from cluster.cli.cli_plan import advise, move, plan
-from cluster.cli.cli_reporter import Reporter, error_console
+from cluster.cli.cli_reporter import Reporter, error_console, run_app
 from cluster.cli.cli_simulate import simulate
 from cluster.cli.cli_train import app as train_app
 
@@ -38,12 +36,11 @@ app = typer.Typer(
 )
 model_app = typer.Typer(help="Models on this machine.", no_args_is_help=True)
 app.add_typer(model_app, name="model")
-bench_app = typer.Typer(help="Measure what this machine makes of it.", no_args_is_help=True)
+bench_app = typer.Typer(help="Put load on an OpenAI-compatible endpoint.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 bench_app.command("serve")(bench_serve)
 bench_app.command("compare")(bench_compare)
 bench_app.command("sweep")(bench_sweep)
-bench_app.command("router")(bench_router)
 app.command("simulate")(simulate)
 app.command("plan")(plan)
 app.command("advise")(advise)
@@ -53,14 +50,7 @@ app.add_typer(train_app, name="train")
 
 def run(arguments: Sequence[str]) -> int:
     """Runs one command and gives its exit status. Errors that users can cause become one message, never a traceback."""
-    try:
-        app(args=list(arguments), prog_name="baton")
-    except BatonError as error:
-        error_console().print(Text(ERROR_PREFIX, style="bold red") + Text(error.message, style="red"), soft_wrap=True)
-        return 1
-    except SystemExit as exit_request:
-        return exit_request.code if isinstance(exit_request.code, int) else 1
-    return 0
+    return run_app(app, arguments, "baton")
 
 
 @app.command()
@@ -273,79 +263,6 @@ def model_pull(
     with Reporter() as report:
         folder = pull(name, report, verify=verify)
     sys.stdout.write(f"{folder}\n")
-
-
-@bench_app.command("speculation")
-def bench_speculation(
-    config: Annotated[Path | None, typer.Option("-c", "--config", help="YAML file, as for `baton up`.")] = None,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one of its values.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="The same as --set model=...")] = None,
-    draft: Annotated[
-        str | None, typer.Option(help="As --set speculation.draft=...: auto, none, a folder, a hub id.")
-    ] = None,
-    dtype: Annotated[str | None, typer.Option(help="As --set dtype=... With float32, tokens must be equal.")] = None,
-    threads: Annotated[int | None, typer.Option(help="The same as --set engine.threads=...")] = None,
-    methods: Annotated[
-        str | None, typer.Option(help="Such as auto,ngram. Default: all that can run with this draft.")
-    ] = None,
-    workloads: Annotated[
-        str | None, typer.Option(help="Of chat,code,summarise,story and those of --prompts. Default: all of them.")
-    ] = None,
-    prompts: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=FILE", help='One more workload, or another NAME: JSONL of {"prompt": ...}.'),
-    ] = None,
-    temperatures: Annotated[str, typer.Option(help="0 is greedy.")] = "0,0.8",
-    batches: Annotated[str, typer.Option(help="Sequences at once.")] = "1,4,16",
-    max_tokens: Annotated[int, typer.Option(help="Of each answer, if the model does not end it before.")] = 256,
-    rounds: Annotated[int, typer.Option(help="Runs with and without speculation, behind one to warm up.")] = 3,
-    requests: Annotated[int, typer.Option(help="Of each cell, at least: small batches get more rounds.")] = 8,
-    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for speculation.json.")] = Path("out"),
-) -> None:
-    """Measure every speculation method against plain decoding: accepted lengths, milliseconds, TPOT.
-
-    Loads the model into this process, without Ray, and wants the machine for itself. Everything at its default takes
-    some four hours on a small CPU, with --methods auto half an hour; the JSON report is there after the first cell, and
-    grows.
-    """
-    from cluster.cli.cli_bench import REPORT_COLUMNS, bench_speculation, integers, names_if_given, numbers
-    from cluster.config.config_reading import parse_override
-
-    overrides = dict(parse_override(text) for text in assignments or [])
-    given = {"model": model, "speculation.draft": draft, "dtype": dtype, "engine.threads": threads}
-    overrides |= {key: value for key, value in given.items() if value is not None}
-    with Reporter() as report:
-        shown = bench_speculation(
-            config, overrides, report,
-            methods=names_if_given("--methods", methods), workloads=names_if_given("--workloads", workloads),
-            prompts=tuple(prompts or ()),
-            temperatures=numbers("--temperatures", temperatures), batches=integers("--batches", batches),
-            max_tokens=max_tokens, rounds=rounds, requests=requests, out=out,
-        )  # fmt: skip
-    Console(width=max(_output().width, REPORT_COLUMNS)).print(shown)
-
-
-@bench_app.command("lossless")
-def bench_lossless(
-    config: Annotated[Path | None, typer.Option("-c", "--config", help="YAML file, as for `baton up`.")] = None,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one of its values.")
-    ] = None,
-    draws: Annotated[int, typer.Option(min=100, help="Answers per method.")] = 21_000,
-    seeds: Annotated[int, typer.Option(min=1, help="Groups of answers, each tested by itself too.")] = 3,
-) -> None:
-    """Test that sampling keeps the model's distribution under speculation: chi-square over triples of tokens."""
-    from cluster.cli.cli_bench import bench_lossless
-    from cluster.config.config_reading import parse_override
-
-    overrides = dict(parse_override(text) for text in assignments or [])
-    with Reporter() as report:
-        shown, is_sound = bench_lossless(config, overrides, report, draws=draws, seeds=seeds)
-    _output().print(shown)
-    if not is_sound:
-        raise typer.Exit(1)
 
 
 @app.command()

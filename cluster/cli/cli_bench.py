@@ -1,93 +1,210 @@
-"""``baton bench``: reads lists from options and starts the benchmarks, which are named by string as roles are.
-
-They load models into this process, which the rest of the command line never does.
-"""
+"""``baton bench serve``, ``sweep`` and ``compare``: reads options. The load tool is imported when a command runs, since
+its libraries come with the extra ``bench``."""
 
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from rich.console import RenderableType
+import typer
 
 from baton.core.errors import ConfigError
-from baton.process.worker_environment import become_like_a_worker
-from cluster.config.config import load_config
+from baton.core.option_text import integers, numbers
+from cluster.cli.cli_reporter import error_console, print_report
 
-REPORT_COLUMNS = 140
-"""Tables of figures are never cut: narrower terminals break their lines."""
-_SPECULATION = "benchmarks.speculation:run"
-_LOSSLESSNESS = "benchmarks.losslessness:run"
+_SERVE = "baton.bench.entry:serve"
+_SWEEP = "baton.bench.entry:sweep"
+_COMPARE = "baton.bench.entry:compare"
 _EXTRA_LIBRARIES = ("aiohttp", "matplotlib", "plotly")
+_API_KEY_VARIABLE = "BATON_BENCH_API_KEY"
+
+Url = Annotated[
+    str | None,
+    typer.Option(help="Base URL, such as http://127.0.0.1:8000/v1. Default: the cluster that `baton up` runs here."),
+]
+Model = Annotated[str | None, typer.Option(help="Served model. Default: the first of /v1/models.")]
+Chat = Annotated[bool, typer.Option("--chat/--completion", help="Through the chat template, or as it is.")]
+ApiKey = Annotated[str | None, typer.Option(envvar=_API_KEY_VARIABLE, help="Sent as a bearer token.", show_envvar=True)]
+Tokenizer = Annotated[
+    str | None, typer.Option(help="Name, hub id or folder of the model whose tokenizer makes prompts. Default: found.")
+]
+Temperature = Annotated[float, typer.Option(min=0, help="0: always the likeliest token.")]
+ExactLengths = Annotated[
+    bool, typer.Option("--exact-lengths/--free-lengths", help="Ask for ignore_eos and min_tokens, or let answers end.")
+]
+ServiceTier = Annotated[
+    str | None,
+    typer.Option(metavar="CLASS", help="SLO class of every request, or another service_tier of the server's."),
+]
+ExtraBody = Annotated[str, typer.Option(metavar="JSON", help="Laid over the body of every request.")]
+TimeoutS = Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds for each request.")]
+Input = Annotated[
+    str,
+    typer.Option(
+        help="Tokens of a prompt: 512, uniform:100-400, lognormal:median=200,p95=800, lognormal:mean=300,sigma=0.9, "
+        "file:PATH."
+    ),
+]
+Output = Annotated[str, typer.Option(help="Tokens of an answer, in the same way.")]
+Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help='JSONL of {"prompt": ...}, instead of --input.')]
+Trace = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Mooncake JSONL or Azure CSV, instead of --input and --output.")
+]
+TraceFormat = Annotated[str, typer.Option(help="auto, mooncake or azure.")]
+TraceStart = Annotated[float, typer.Option("--trace-start", min=0, help="Seconds of the trace to leave out.")]
+TraceSeconds = Annotated[float | None, typer.Option(help="How much of the trace is used. Default: all.")]
+InputScale = Annotated[str, typer.Option(help="Factor of prompt lengths; auto: the longest of the trace just fits.")]
+OutputScale = Annotated[float, typer.Option(help="Factor of answer lengths.")]
+MaxInput = Annotated[int | None, typer.Option(min=1, help="Longest prompt, in tokens.")]
+MaxOutput = Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")]
+Context = Annotated[int | None, typer.Option(min=2, help="Most tokens of prompt and answer together.")]
+PrefixTokens = Annotated[int, typer.Option(help="Tokens of a prefix that requests of a group share.")]
+PrefixGroups = Annotated[int, typer.Option(help="Number of groups.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of lengths and arrivals; the same seed is the same load.")]
+Salt = Annotated[str | None, typer.Option(help="Of the prompts' text. Default: another in every run, for the caches.")]
+Burstiness = Annotated[float, typer.Option(help="Of --arrival bursty: 1 is Poisson, less is burstier.")]
+MaxInflight = Annotated[
+    int | None, typer.Option(help="Of an open loop: more wait in the client, and their wait counts.")
+]
+Requests = Annotated[int | None, typer.Option(help="Most of a stage. Default: 1000, or the whole trace.")]
+DurationS = Annotated[
+    float | None,
+    typer.Option("--duration", help="Most seconds of a stage behind its warm-up. Default: 60; 3600 for a replay."),
+]
+WarmupRequests = Annotated[
+    int | None, typer.Option(help="Sent first, left out. Default: one per client; none in an open loop.")
+]
+WarmupS = Annotated[float, typer.Option("--warmup", help="Seconds of each stage that are left out.")]
+GraceS = Annotated[float, typer.Option("--grace", help="Seconds to wait for answers at the end of a stage.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Everything, with all settings.")]
+Report = Annotated[Path | None, typer.Option(metavar="PATH", help="Charts: FILE.png, FILE.html, or a folder for both.")]
 
 
-def bench_speculation(
-    config: Path | None, overrides: Mapping[str, Any], report: Callable[[str], None], **settings: Any
-) -> RenderableType:
-    """See :func:`benchmarks.speculation.run`.
+def bench_serve(
+    url: Url = None,
+    model: Model = None,
+    chat: Chat = False,
+    api_key: ApiKey = None,
+    tokenizer: Tokenizer = None,
+    temperature: Temperature = 0.0,
+    exact_lengths: ExactLengths = True,
+    service_tier: ServiceTier = None,
+    extra_body: ExtraBody = "",
+    timeout_s: TimeoutS = 600.0,
+    input: Input = "lognormal:median=200,p95=800",
+    output: Output = "lognormal:median=64,p95=200",
+    prompts: Prompts = None,
+    trace: Trace = None,
+    trace_format: TraceFormat = "auto",
+    trace_start_s: TraceStart = 0.0,
+    trace_seconds: TraceSeconds = None,
+    input_scale: InputScale = "1",
+    output_scale: OutputScale = 1.0,
+    max_input: MaxInput = None,
+    max_output: MaxOutput = None,
+    context: Context = None,
+    prefix_tokens: PrefixTokens = 0,
+    prefix_groups: PrefixGroups = 1,
+    seed: Seed = 0,
+    salt: Salt = None,
+    concurrency: Annotated[
+        str, typer.Option(help="Closed loops, one after another: requests at once, such as 1,4,16.")
+    ] = "",
+    rate: Annotated[str, typer.Option(help="Open loops, one after another: requests per second, such as 1,2,4.")] = "",
+    arrival: Annotated[
+        str | None, typer.Option(help="Of open loops: poisson (default), bursty, constant or trace.")
+    ] = None,
+    burstiness: Burstiness = 1.0,
+    speed_up: Annotated[float, typer.Option(help="Of the clock of --arrival trace.")] = 1.0,
+    max_inflight: MaxInflight = None,
+    requests: Requests = None,
+    duration_s: DurationS = None,
+    warmup_requests: WarmupRequests = None,
+    warmup_s: WarmupS = 0.0,
+    grace_s: GraceS = 60.0,
+    slo: Annotated[str | None, typer.Option(help="For goodput, such as ttft=500ms,tpot=50ms (also e2e).")] = None,
+    json_file: JsonFile = None,
+    with_samples: Annotated[
+        bool, typer.Option("--samples/--no-samples", help="Write every request into the JSON, too.")
+    ] = False,
+    report: Report = None,
+) -> None:
+    """Put load on any OpenAI-compatible endpoint: TTFT, TPOT, ITL, E2E, throughput and goodput.
 
-    Args:
-        config: YAML file; None for the defaults.
-        overrides: dotted key → value, laid over it.
-
-    Raises:
-        BatonError: something that was asked for is not known or cannot run.
+    One request at a time, unless --concurrency or --rate or --arrival say otherwise. Ctrl-C ends it and shows what
+    there is.
     """
-    become_like_a_worker()
-    result: RenderableType = load_benchmark(_SPECULATION)(load_config(config, overrides), report, **settings)
-    return result
+    options = dict(locals())
+    options |= {
+        "concurrency": integers("--concurrency", concurrency),
+        "rate": numbers("--rate", rate),
+    }
+    _run(_SERVE, options)
 
 
-def bench_lossless(
-    config: Path | None, overrides: Mapping[str, Any], report: Callable[[str], None], *, draws: int, seeds: int
-) -> tuple[RenderableType, bool]:
-    """See :func:`benchmarks.losslessness.run`; ``config`` and ``overrides`` as above.
+def bench_sweep(
+    slo: Annotated[str, typer.Option(help="What a request must keep, such as ttft=500ms,tpot=50ms (also e2e).")],
+    url: Url = None,
+    model: Model = None,
+    chat: Chat = False,
+    api_key: ApiKey = None,
+    tokenizer: Tokenizer = None,
+    temperature: Temperature = 0.0,
+    exact_lengths: ExactLengths = True,
+    service_tier: ServiceTier = None,
+    extra_body: ExtraBody = "",
+    timeout_s: TimeoutS = 600.0,
+    input: Input = "lognormal:median=200,p95=800",
+    output: Output = "lognormal:median=64,p95=200",
+    prompts: Prompts = None,
+    trace: Trace = None,
+    trace_format: TraceFormat = "auto",
+    trace_start_s: TraceStart = 0.0,
+    trace_seconds: TraceSeconds = None,
+    input_scale: InputScale = "1",
+    output_scale: OutputScale = 1.0,
+    max_input: MaxInput = None,
+    max_output: MaxOutput = None,
+    context: Context = None,
+    prefix_tokens: PrefixTokens = 0,
+    prefix_groups: PrefixGroups = 1,
+    seed: Seed = 0,
+    salt: Salt = None,
+    arrival: Annotated[str | None, typer.Option(help="poisson (default), bursty or constant.")] = None,
+    burstiness: Burstiness = 1.0,
+    max_inflight: MaxInflight = None,
+    requests: Annotated[int | None, typer.Option(help="Most of a probe.")] = 200,
+    duration_s: Annotated[
+        float | None, typer.Option("--duration", help="Most seconds of a probe behind its warm-up.")
+    ] = 60.0,
+    warmup_requests: Annotated[int | None, typer.Option(help="Of each probe, sent first and left out.")] = 5,
+    warmup_s: WarmupS = 0.0,
+    grace_s: GraceS = 30.0,
+    percentile: Annotated[float, typer.Option(help="So many percent of the requests must keep the SLO.")] = 90.0,
+    start_rate: Annotated[float, typer.Option(help="Probed first, in requests per second.")] = 1.0,
+    min_rate: Annotated[float, typer.Option(help="Lowest rate to probe.")] = 0.05,
+    max_rate: Annotated[float, typer.Option(help="Highest rate to probe.")] = 1000.0,
+    precision: Annotated[float, typer.Option(help="Ends when the answer is known to this share.")] = 0.05,
+    max_rates: Annotated[int, typer.Option(help="Most rates to probe.")] = 16,
+    max_repeats: Annotated[int, typer.Option("--repeats", help="Most probes of a rate that is a near thing.")] = 3,
+    json_file: JsonFile = None,
+    report: Report = None,
+) -> None:
+    """Find the goodput: the highest request rate at which a percentile of the requests keeps TTFT and TPOT targets."""
+    _run(_SWEEP, dict(locals()))
 
-    Raises:
-        BatonError: model or draft cannot be loaded.
-    """
-    become_like_a_worker()
-    result: tuple[RenderableType, bool] = load_benchmark(_LOSSLESSNESS)(
-        load_config(config, overrides), report, draws, seeds
-    )
-    return result
 
-
-def names(text: str) -> tuple[str, ...]:
-    """``"a, b"`` → ``("a", "b")``, each once; nothing → none."""
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-
-
-def names_if_given(option: str, text: str | None) -> tuple[str, ...]:
-    """As :func:`names`; none where the option was left out. :class:`ConfigError` for one that was given without any."""
-    found = names(text or "")
-    if text is not None and not found:
-        raise ConfigError(
-            f"{option} is empty. Give names with commas between, or leave the option out for all of them."
-        )
-    return found
-
-
-def integers(option: str, text: str) -> tuple[int, ...]:
-    """``"1,4"`` → ``(1, 4)``. Raises :class:`ConfigError`, which names ``option``, for anything else."""
-    try:
-        return tuple(int(part) for part in names(text))
-    except ValueError as error:
-        raise ConfigError(f"{option} takes whole numbers with commas between, such as 1,4,16; got {text!r}.") from error
-
-
-def numbers(option: str, text: str) -> tuple[float, ...]:
-    """``"0,0.8"`` → ``(0.0, 0.8)``. Raises :class:`ConfigError`, which names ``option``, for anything else."""
-    try:
-        found = tuple(float(part) for part in names(text))
-    except ValueError:
-        found = (math.nan,)
-    if not all(map(math.isfinite, found)):
-        raise ConfigError(f"{option} takes numbers with commas between, such as 0,0.8; got {text!r}.")
-    return found
+def bench_compare(
+    first: Annotated[Path, typer.Argument(metavar="A.json", help="A report of `baton bench serve --json`.")],
+    second: Annotated[Path, typer.Argument(metavar="B.json", help="Another one.")],
+    tolerance: Annotated[
+        float, typer.Option(min=0, max=1, help="Ratios nearer to 1 than this are called the same.")
+    ] = 0.03,
+) -> None:
+    """Show what is better and what is worse in B, and what was measured differently."""
+    print_report(load_benchmark(_COMPARE)(first, second, tolerance))
 
 
 def load_benchmark(path: str) -> Callable[..., Any]:
@@ -107,3 +224,10 @@ def load_benchmark(path: str) -> Callable[..., Any]:
         ) from error
     function: Callable[..., Any] = getattr(module, function_name)
     return function
+
+
+def _run(command: str, options: Mapping[str, Any]) -> None:
+    shown, status = load_benchmark(command)(options, error_console())
+    print_report(shown)
+    if status:
+        raise typer.Exit(status)

@@ -1,9 +1,34 @@
-"""What the command line says beside its output: on stderr."""
+"""What commands print: progress and errors on stderr, wide tables on stdout."""
 
 from __future__ import annotations
 
-from rich.console import Console
+from collections.abc import Sequence
+
+import typer
+from rich.console import Console, RenderableType
 from rich.text import Text
+
+from baton.core.errors import BatonError
+from cluster.cli.cli_common import ERROR_PREFIX
+
+_REPORT_COLUMNS = 140
+
+
+def run_app(app: typer.Typer, arguments: Sequence[str], prog_name: str) -> int:
+    """Runs one command and returns its exit status. A :class:`BatonError` becomes one message, without a traceback."""
+    try:
+        app(args=list(arguments), prog_name=prog_name)
+    except BatonError as error:
+        error_console().print(Text(ERROR_PREFIX, style="bold red") + Text(error.message, style="red"), soft_wrap=True)
+        return 1
+    except SystemExit as exit_request:
+        return exit_request.code if isinstance(exit_request.code, int) else 1
+    return 0
+
+
+def print_report(shown: RenderableType) -> None:
+    """Prints tables of figures, at least 140 columns wide: a narrower terminal breaks their lines but cuts nothing."""
+    Console(width=max(Console().width, _REPORT_COLUMNS)).print(shown)
 
 
 def error_console() -> Console:

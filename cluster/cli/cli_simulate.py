@@ -1,4 +1,4 @@
-"""``baton simulate``: reads options. What it starts is named by string, as in ``cluster/cli/cli_bench.py``."""
+"""``baton simulate``: reads options. The simulation is imported when the command runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from cluster.cli.cli_bench import REPORT_COLUMNS
+from cluster.cli.cli_reporter import print_report
 from cluster.config.config_reading import parse_override
 
 _MODULE = "cluster.simulation.entry"
@@ -91,7 +91,7 @@ def simulate(
         return
     errors = Console(stderr=True)
     shown = entry.simulate(options, lambda line: errors.print(line, markup=False))
-    Console(width=max(Console().width, REPORT_COLUMNS)).print(shown)
+    print_report(shown)
 
 
 def _load() -> Any:

@@ -16,9 +16,11 @@ from rich.console import Console
 from rich.text import Text
 
 from baton.core.errors import BatonError
+from baton.core.option_text import numbers
 from baton.engine.models.default_model import DEFAULT_MODEL_NAME
 from baton.process.stop_signals import StopSignals
 from baton.process.worker_environment import become_like_a_worker
+from cluster.cli.cli_reporter import print_report
 
 _RUN = "baton.train.command:run"
 _COMMON = (
@@ -196,8 +198,6 @@ def _train(kind: str, context: typer.Context, given: Mapping[str, Any], method: 
         given: all options of the command by name.
         method: those that only this kind of draft has, by the name of the setting.
     """
-    from cluster.cli.cli_bench import REPORT_COLUMNS, numbers
-
     console = Console(stderr=True)
     become_like_a_worker()
     run = _load(_RUN)
@@ -218,7 +218,7 @@ def _train(kind: str, context: typer.Context, given: Mapping[str, Any], method: 
                 raise
             console.print(Text(error.message), soft_wrap=True)
             raise typer.Exit(_STOPPED_STATUS) from None
-    Console(width=max(Console().width, REPORT_COLUMNS)).print(shown)
+    print_report(shown)
 
 
 def _command_line(context: typer.Context) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from baton.bench.document import check_writable
-from baton.bench.option_text import check_not_negative, check_over_zero, key_values, known_name, positive_number
 from baton.bench.traces import AUTO_FORMAT, cut_trace, read_trace
 from baton.core.errors import ConfigError
+from baton.core.option_text import check_not_negative, check_over_zero, key_values, known_name, positive_number
 from cluster.config.config import BatonConfig, load_config
 from cluster.simulation.compare import compare, comparison_table, measured_requests, read_stage
 from cluster.simulation.fitting import fitted_profile, newest_fits, profile_text

@@ -1,4 +1,4 @@
-"""``baton bench speculation`` on tiny models: every method that can run, and the report of it."""
+"""``benchmarks.speculation`` on tiny models: every method that can run, and the report of it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from baton.core.errors import ConfigError
 from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
 from baton.engine.draft.loading import LoadedDraft
 from baton.engine.models.model_loader import prepare_model
-from benchmarks.speculation import SpeculationSettings, run_on
+from benchmarks.options import run_command
+from benchmarks.speculation import SpeculationSettings, command, run_on
 from benchmarks.speculation_report import SpeculationReport
 from benchmarks.speculation_target import EngineFactory, Target
 from benchmarks.speculation_workloads import Workload
-from cluster.cli import cli
 from cluster.config.config import BatonConfig
 from tests.tiny_drafts import VOCAB, tiny_eagle3, tiny_target
 from tests.tiny_models import build_model
@@ -158,12 +158,12 @@ def test_batches_that_memory_cannot_hold_are_refused_before_it_is_taken(target, 
 
 
 @pytest.fixture
-def baton(monkeypatch, capsys, tmp_path):
+def bench(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "90")
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        status = cli.run(["bench", "speculation", *arguments])
+        status = run_command(command, "benchmarks.speculation", arguments)
         captured = capsys.readouterr()
         return status, captured.out, captured.err
 
@@ -202,8 +202,8 @@ def options(model_folder: Path, prompts: Path) -> list[str]:
     ]
 
 
-def test_the_command_measures_a_model_folder(baton, model_folder, prompts, tmp_path):
-    status, out, err = baton(*options(model_folder, prompts), "--methods", "auto,none", "-o", "results")
+def test_the_command_measures_a_model_folder(bench, model_folder, prompts, tmp_path):
+    status, out, err = bench(*options(model_folder, prompts), "--methods", "auto,none", "-o", "results")
     assert status == 0, err
     assert "2 of 2: none, own, temperature 0, batch 2" in err
     assert "all 4 requests got the same tokens" in out
@@ -214,9 +214,9 @@ def test_the_command_measures_a_model_folder(baton, model_folder, prompts, tmp_p
     assert written["settings"]["methods"] == ["auto", "none"]
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_a_model_is_loaded(baton, tmp_path):
+def test_a_folder_that_cannot_be_written_is_refused_before_a_model_is_loaded(bench, tmp_path):
     (tmp_path / "file").write_text("")
-    status, _, err = baton("--out", str(tmp_path / "file" / "out"))
+    status, _, err = bench("--out", str(tmp_path / "file" / "out"))
     assert status == 1
     assert "--out cannot be written" in err
     assert "loading" not in err
@@ -243,15 +243,15 @@ def test_a_folder_that_cannot_be_written_is_refused_before_a_model_is_loaded(bat
         (["--dtype", "int4"], "dtype"),
     ],
 )
-def test_what_is_not_known_is_refused_before_a_model_is_loaded(baton, arguments, complaint):
-    status, out, err = baton(*arguments, "--model", "nobody/has-such-a-model")
+def test_what_is_not_known_is_refused_before_a_model_is_loaded(bench, arguments, complaint):
+    status, out, err = bench(*arguments, "--model", "nobody/has-such-a-model")
     assert (status, out) == (1, "")
     assert complaint in err
     assert "loading" not in err
 
 
-def test_help_names_the_options(baton):
-    status, out, _ = baton("--help")
+def test_help_names_the_options(bench):
+    status, out, _ = bench("--help")
     assert status == 0
     for option in ("--methods", "--workloads", "--batches", "--temperatures", "--rounds", "--out", "--prompts"):
         assert option in out

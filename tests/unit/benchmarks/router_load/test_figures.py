@@ -7,7 +7,7 @@ import pytest
 from baton.bench.latency import Summary
 from baton.core.errors import ConfigError
 from baton.core.timeline import Event
-from benchmarks.router_load.entry import parse_sizes
+from benchmarks.router_load.__main__ import parse_sizes
 from benchmarks.router_load.figures import added_latency, median_figures
 from benchmarks.router_load.stages import stage_summaries
 

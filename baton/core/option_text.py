@@ -1,4 +1,4 @@
-"""Options that hold several values in one text: ``kind:key=value,...``, durations, names that must be known."""
+"""Options that hold several values in one text: lists, ``kind:key=value,...``, durations, names that must be known."""
 
 from __future__ import annotations
 
@@ -10,18 +10,56 @@ from baton.core.config_section import seconds_of
 from baton.core.errors import ConfigError
 
 
+def names(text: str) -> tuple[str, ...]:
+    """``"a, b"`` → ``("a", "b")``, each once; no text gives no names."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def names_if_given(option: str, text: str | None) -> tuple[str, ...]:
+    """:func:`names`; ``None`` gives no names.
+
+    Raises:
+        ConfigError: the option was given without a name.
+    """
+    found = names(text or "")
+    if text is not None and not found:
+        raise ConfigError(
+            f"{option} is empty. Give names with commas between, or leave the option out for all of them."
+        )
+    return found
+
+
+def integers(option: str, text: str) -> tuple[int, ...]:
+    """``"1,4"`` → ``(1, 4)``. Raises :class:`ConfigError`, which names ``option``, for anything else."""
+    try:
+        return tuple(int(part) for part in names(text))
+    except ValueError as error:
+        raise ConfigError(f"{option} takes whole numbers with commas between, such as 1,4,16; got {text!r}.") from error
+
+
+def numbers(option: str, text: str) -> tuple[float, ...]:
+    """``"0,0.8"`` → ``(0.0, 0.8)``. Raises :class:`ConfigError`, which names ``option``, for anything else."""
+    try:
+        found = tuple(float(part) for part in names(text))
+    except ValueError:
+        found = (math.nan,)
+    if not all(map(math.isfinite, found)):
+        raise ConfigError(f"{option} takes numbers with commas between, such as 0,0.8; got {text!r}.")
+    return found
+
+
 def known_name(option: str, name: str, known: Iterable[str]) -> str:
     """``name`` if it is among ``known``.
 
     Raises:
         ConfigError: it is not; the message names ``option``, everything known and what is nearest.
     """
-    names = list(known)
-    if name in names:
+    expected = list(known)
+    if name in expected:
         return name
-    close = difflib.get_close_matches(name, names, n=1)
+    close = difflib.get_close_matches(name, expected, n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
-    raise ConfigError(f"{option}: {name!r} is not known. Expected one of {', '.join(names)}.{hint}")
+    raise ConfigError(f"{option}: {name!r} is not known. Expected one of {', '.join(expected)}.{hint}")
 
 
 def key_values(option: str, text: str, known: Iterable[str]) -> dict[str, str]:
@@ -30,13 +68,13 @@ def key_values(option: str, text: str, known: Iterable[str]) -> dict[str, str]:
     Raises:
         ConfigError: a part is not ``key=value``, or a key is unknown or given twice.
     """
-    names = list(known)
+    keys = list(known)
     values: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, separator, value = (piece.strip() for piece in part.partition("="))
         if not separator or not value:
-            raise ConfigError(f"{option}: {part!r} is not KEY=VALUE. Expected keys among {', '.join(names)}.")
-        if known_name(option, key, names) in values:
+            raise ConfigError(f"{option}: {part!r} is not KEY=VALUE. Expected keys among {', '.join(keys)}.")
+        if known_name(option, key, keys) in values:
             raise ConfigError(f"{option}: {key} is given twice. Give it once.")
         values[key] = value
     return values

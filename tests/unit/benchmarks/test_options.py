@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from benchmarks.argument_types import at_least, over_zero
+from benchmarks.options import at_least, over_zero
 
 
 @pytest.mark.parametrize(("text", "number"), [("2", 2), ("300", 300)])
