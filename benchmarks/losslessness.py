@@ -11,15 +11,16 @@ from __future__ import annotations
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import torch
 import typer
 from rich.console import Console
 from rich.table import Table
+from scipy.stats import chi2
 
 from baton.core.errors import ConfigError, InternalError
 from baton.core.request import FinishReason, Request, SamplingParams
@@ -30,7 +31,6 @@ from baton.engine.sampling.sampler import probabilities
 from baton.engine.sampling.verification import sampling_row
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from baton.process.worker_environment import become_like_a_worker
-from benchmarks.chi_square import ChiSquare, chi_square
 from benchmarks.options import overrides_of, run_command
 from benchmarks.speculation_target import Target, load_target
 from cluster.cli.cli_reporter import Reporter
@@ -39,11 +39,25 @@ from decode_worker.speculation.controller import SpeculationController
 from decode_worker.speculation.registry import SpeculationLimits, create_controller
 from decode_worker.speculation.verification import create_verifier
 
+T = TypeVar("T", bound=Hashable)
+
 _LENGTH = 3
 _TREE_TOKENS = 4
 _PROMPT = "Tell me about a city that you like."
 _SUSPICIOUS = 1e-3
 _REPORTS_OF_A_CASE = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ChiSquare:
+    """
+    Attributes:
+        p_value: the chance of counts at least as far from the expected ones, if they are draws from it.
+    """
+
+    statistic: float
+    degrees_of_freedom: int
+    p_value: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +146,35 @@ def run(config: BatonConfig, report: Callable[[str], None], draws: int, seeds: i
             style=style,
         )
     return table, is_sound
+
+
+def chi_square(counts: Mapping[T, int], expected: Mapping[T, float], least_expected: float = 5.0) -> ChiSquare:
+    """Pearson's test of goodness of fit.
+
+    Args:
+        counts: draws by outcome.
+        expected: probabilities by outcome; they add up to 1. Outcomes that are not in it must not occur.
+        least_expected: outcomes that are expected less often than this are put together.
+    """
+    num_draws = sum(counts.values())
+    if any(count and not expected.get(outcome, 0.0) > 0 for outcome, count in counts.items()):
+        return ChiSquare(float("inf"), len(expected), 0.0)
+    cells: list[tuple[float, float]] = []
+    rest_count, rest_expected = 0.0, 0.0
+    for outcome, probability in expected.items():
+        count, mean = float(counts.get(outcome, 0)), probability * num_draws
+        if mean >= least_expected:
+            cells.append((count, mean))
+        else:
+            rest_count, rest_expected = rest_count + count, rest_expected + mean
+    if rest_expected >= least_expected or not cells:
+        cells.append((rest_count, rest_expected))
+    elif rest_expected:
+        count, mean = cells.pop()
+        cells.append((count + rest_count, mean + rest_expected))
+    statistic = sum((count - mean) ** 2 / mean for count, mean in cells)
+    freedom = max(1, len(cells) - 1)
+    return ChiSquare(statistic, freedom, float(chi2.sf(statistic, freedom)))
 
 
 def group_sizes(draws: int, seeds: int) -> list[int]:

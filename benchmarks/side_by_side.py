@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from math import comb, log
+from math import isnan, log
 from pathlib import Path
 from pydoc_data import topics
 from statistics import median
@@ -30,6 +30,7 @@ from statistics import median
 import httpx
 from rich.console import Console
 from rich.table import Table
+from scipy.stats import quantile_test
 
 from baton.bench.document import read_serve_document
 from baton.core.errors import ConfigError
@@ -42,7 +43,6 @@ _MAX_PROMPT_TOKENS = 3000
 _MAX_OUTPUT_TOKENS = 512
 _READY_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 30.0
-_INTERVAL_TAIL = 0.025
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,14 +222,8 @@ def run_turns(
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """Where the median lies with 95 % confidence, by the sign test; None for fewer than six values."""
-    count, ordered = len(values), sorted(values)
-    below, rank = 0.5**count, 0  # below: the chance that at most ``rank`` of them lie under the median
-    if below > _INTERVAL_TAIL:
-        return None
-    while below + comb(count, rank + 1) * 0.5**count <= _INTERVAL_TAIL:
-        rank += 1
-        below += comb(count, rank) * 0.5**count
-    return ordered[rank], ordered[-1 - rank]
+    interval = quantile_test(values, q=0, p=0.5).confidence_interval(0.95)
+    return None if isnan(interval.low) else (float(interval.low), float(interval.high))
 
 
 def render(results: Results) -> Table:

@@ -7,8 +7,8 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-_Z95 = 1.959963984540054
-"""Two-sided 95 % of the standard normal distribution."""
+from scipy.stats import binomtest
+
 _STEP = 2.0
 
 
@@ -60,8 +60,11 @@ class RateVerdict:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's 95 % interval of the attainment, taking requests as independent."""
-        return wilson_interval(self.num_good, self.num_requests)
+        """Wilson's 95 % interval of the attainment, taking requests as independent; (0, 1) without requests."""
+        if not self.num_requests:
+            return 0.0, 1.0
+        interval = binomtest(self.num_good, self.num_requests).proportion_ci(0.95, method="wilson")
+        return float(interval.low), float(interval.high)
 
     @property
     def is_certain(self) -> bool:
@@ -139,14 +142,3 @@ def _next_rate(result: SearchResult, limits: SearchLimits) -> float | None:
     if held is None or failed is None or failed / held <= 1 + limits.precision:
         return None
     return math.sqrt(held * failed)
-
-
-def wilson_interval(num_good: int, num_all: int) -> tuple[float, float]:
-    """Where a share lies with 95 % confidence (Wilson, 1927); all of [0, 1] without observations."""
-    if num_all == 0:
-        return 0.0, 1.0
-    share, square = num_good / num_all, _Z95**2
-    centre = share + square / (2 * num_all)
-    spread = _Z95 * math.sqrt(share * (1 - share) / num_all + square / (4 * num_all**2))
-    scale = 1 + square / num_all
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)

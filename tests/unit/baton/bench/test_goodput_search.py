@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from baton.bench.goodput_search import SearchLimits, search_goodput, wilson_interval
+from baton.bench.goodput_search import RateVerdict, SearchLimits, search_goodput
 
 
 def server(capacity: float, num_requests: int = 200):
@@ -95,6 +95,7 @@ async def test_a_probe_that_measured_nothing_is_repeated():
 def test_the_interval_holds_the_truth_as_often_as_it_says():
     rng = np.random.default_rng(4)
     draws = rng.binomial(150, 0.9, 3000)
-    intervals = [wilson_interval(int(good), 150) for good in draws]
+    by_count = {good: RateVerdict(1.0, 0.9, good, 150).interval for good in set(draws.tolist())}
+    intervals = [by_count[good] for good in draws.tolist()]
     assert np.mean([low <= 0.9 <= high for low, high in intervals]) == pytest.approx(0.95, abs=0.015)
-    assert wilson_interval(0, 0) == (0.0, 1.0)
+    assert RateVerdict(1.0, 0.9).interval == (0.0, 1.0)

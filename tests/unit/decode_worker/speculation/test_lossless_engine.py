@@ -17,7 +17,7 @@ from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.sampling.logits import process_logits
 from baton.engine.sampling.verification import sampling_row
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
-from benchmarks.chi_square import ChiSquare, chi_square
+from benchmarks.losslessness import ChiSquare, chi_square
 from decode_worker.speculation.acceptance_rules import AcceptanceRule, ResidualRule
 from decode_worker.speculation.verification import RuleVerifier, create_verifier
 from tests.drawing_proposer import DrawingProposer, NextTokenLogits

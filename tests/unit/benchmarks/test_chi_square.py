@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from benchmarks.chi_square import chi_square
+from benchmarks.losslessness import chi_square
 
 _UNIFORM = dict.fromkeys(range(6), 1 / 6)
 
