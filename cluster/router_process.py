@@ -27,7 +27,7 @@ from cluster.control_plane import ControlPlane
 from cluster.dispatch.router import Router
 from cluster.gateway.api_keys import ApiKeys
 from cluster.gateway.gateway import create_app
-from cluster.gateway.http_protocol import timed_protocol
+from cluster.gateway.http_protocol import server_config
 from cluster.gateway.openai.limits import GatewayLimits
 from cluster.latency.store import FitStore
 from cluster.registry.workers import WorkerInfo, WorkerRegistry
@@ -174,14 +174,8 @@ class RouterHost:
             api_keys=self._api_keys,
             is_kept=self._timelines.keeps,
         )
-        config = uvicorn.Config(
-            app,
-            http=timed_protocol(self._metrics.http.observe_no_request),
-            ws="none",
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=_SHUTDOWN_GRACE_S + _GOODBYE_S,
+        config = server_config(
+            app, self._metrics.http.observe_refusal, shutdown_timeout_s=_SHUTDOWN_GRACE_S + _GOODBYE_S
         )
         self._server = uvicorn.Server(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))

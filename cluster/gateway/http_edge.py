@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
+import h11
 import orjson
 from fastapi import Request, Response
 from starlette.datastructures import Headers, MutableHeaders
@@ -126,15 +127,16 @@ class RequestContextMiddleware:
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers[REQUEST_ID_HEADER] = state["request_id"]
                 headers.update(state.get("response_headers", {}))
             await send(message)
+            if message["type"] == "http.response.start":
+                status = message["status"]
 
         try:
             await self._app(scope, receive, send_with_id)
-        except ClientDisconnect:
+        except (ClientDisconnect, h11.LocalProtocolError):  # the latter: its body was invalid, and it was disconnected
             RequestLog(logger, state["request_id"]).debug("the client went away")
         except Exception as error:  # noqa: BLE001 (the outermost boundary: one request's fault must stay its own)
             response = error_answer(scope, to_baton_error(error, state["request_id"]))

@@ -1,92 +1,113 @@
-"""The HTTP server's protocol: when each request reached this machine, and the answer to what is no HTTP."""
+"""When each request reached this machine: a protocol around that of the HTTP server."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import socket
 import struct
-import sys
 import time
-import uuid
 from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
 
 import h11
-import orjson
-from uvicorn.protocols.http.h11_impl import H11Protocol
+import uvicorn
+from starlette.types import ASGIApp
 
 from baton.core.errors import InvalidRequestError
-from cluster.gateway.http_edge import REQUEST_ID_HEADER
-from cluster.gateway.openai.responses import error_body
 from cluster.gateway.request_times import RECEIVED_KEY
+
+logger = logging.getLogger(__name__)
 
 _TCP_INFO_BYTES = 56
 _LAST_DATA_RECEIVED = struct.Struct("=I")
 _LAST_DATA_RECEIVED_OFFSET = 52
 """``tcpi_last_data_recv`` of Linux's ``struct tcp_info``: milliseconds since the last segment with data."""
-_MAX_REASON_CHARS = 200
 
 
-def timed_protocol(observe_fault: Callable[[int], None]) -> type[TimedH11Protocol]:
-    """The protocol of a server that hears the status of each answer to what never became a request."""
-    return type(TimedH11Protocol.__name__, (TimedH11Protocol,), {"observe_fault": staticmethod(observe_fault)})
+def server_config(
+    app: ASGIApp, observe_refusal: Callable[[int], None], *, shutdown_timeout_s: int | None = None
+) -> uvicorn.Config:
+    """A server of ``app`` whose connections have the :class:`ArrivalProtocol`.
+
+    Args:
+        observe_refusal: called with the status of each answer to data that is not valid HTTP/1.1.
+        shutdown_timeout_s: for requests that still run when the server stops.
+    """
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        log_config=None,
+        log_level="error",  # an upgrade is an offer, and each request that makes one would cost two lines
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=shutdown_timeout_s,
+    )
+    config.load()
+    protocol = partial(ArrivalProtocol, config.http_protocol_class, observe_refusal)
+    config.http_protocol_class = cast("type[asyncio.Protocol]", protocol)
+    return config
 
 
-class TimedH11Protocol(H11Protocol):
-    """Tells the application when a request came, and answers what is no request in the shape of all errors.
+class ArrivalProtocol(asyncio.Protocol):
+    """Records in ``scope["state"]`` when a request arrived, and leaves everything else to uvicorn's own protocol.
 
     While the event loop is busy, or the connection waits to be accepted, bytes lie in the kernel. The client counts
-    that time, so the kernel is asked how long ago they came. Where it does not say, they came when they are read.
+    that time, so this protocol asks the kernel how long ago they came. Where the kernel does not say, a request arrives
+    when it is read.
+
+    Args:
+        inner: makes uvicorn's protocol.
+        observe_refusal: called with the status of its answer to data that is not valid HTTP/1.1.
+        app_state: uvicorn copies it into the scope of each request.
+        arguments: of ``inner``.
     """
 
-    @staticmethod
-    def observe_fault(status: int) -> None:
-        """What :func:`timed_protocol` was given."""
+    def __init__(
+        self,
+        inner: Callable[..., asyncio.Protocol],
+        observe_refusal: Callable[[int], None],
+        *,
+        app_state: dict[str, Any],
+        **arguments: Any,
+    ) -> None:
+        self._state = dict(app_state)  # of this connection
+        self._inner = inner(app_state=self._state, **arguments)
+        self._observe_refusal = observe_refusal
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._inner.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        received_s = time.monotonic() - self._kernel_wait_s()
-        before = self.scope
-        super().data_received(data)
-        if self.scope is not before:  # the head of a request was in it; its handler has not run yet
-            self.scope["state"][RECEIVED_KEY] = received_s
-
-    def send_400_response(self, msg: str) -> None:
-        """Called while h11's error is handled, which says more than ``msg`` and may know a better status."""
-        fault = sys.exception()
-        reason, status = msg.rstrip("."), InvalidRequestError.http_status
-        if isinstance(fault, h11.RemoteProtocolError):
-            reason, status = str(fault)[:_MAX_REASON_CHARS], fault.error_status_hint
+        self._state[RECEIVED_KEY] = time.monotonic() - self._kernel_wait_s()
+        was_closing = self._transport.is_closing()
         try:
-            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-                self._answer_fault(reason, status)
-        finally:
-            self.transport.close()  # an answer that has begun can only break off
+            self._inner.data_received(data)
+        except h11.LocalProtocolError:  # invalid data after the answer has begun, which can only break off
+            self._transport.close()
+            return
+        if self._transport.is_closing() and not was_closing:
+            logger.warning("a client sent data that is not valid HTTP/1.1; it got an error and was disconnected")
+            self._observe_refusal(InvalidRequestError.http_status)
 
-    def _answer_fault(self, reason: str, status: int) -> None:
-        is_head = False
-        if (
-            self.conn.our_state is h11.SEND_RESPONSE and self.cycle is not None
-        ):  # the head was fine, what follows is not
-            is_head = self.scope["method"] == "HEAD"
-            self.cycle.disconnected = True  # its handler, which may not have run yet, talks to nobody
-            self.cycle.message_event.set()
-        else:
-            self.observe_fault(status)  # the application heard nothing of it
-        error = InvalidRequestError(f"This is not valid HTTP/1.1 and was not read further: {reason}.")
-        body = orjson.dumps(error_body(error))
-        headers = {
-            "Content-Type": "application/json",
-            "Content-Length": str(len(body)),
-            "Connection": "close",
-            REQUEST_ID_HEADER: f"req-{uuid.uuid4().hex}",
-        }
-        answer = h11.Response(status_code=status, headers=list(headers.items()))
-        for event in (answer, *(() if is_head else (h11.Data(data=body),)), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event) or b"")
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
 
-    def _unsupported_upgrade_warning(self) -> None:
-        """An upgrade is an offer, and the request is answered without it: nothing to warn of."""
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._inner.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
 
     def _kernel_wait_s(self) -> float:
-        connection = self.transport.get_extra_info("socket")
+        connection = self._transport.get_extra_info("socket")
         if connection is None or not hasattr(socket, "TCP_INFO"):
             return 0.0
         try:

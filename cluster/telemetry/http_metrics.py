@@ -41,6 +41,6 @@ class HttpMetrics:
         if error_code is not None and error_code != RequestCancelledError.code and endpoint in GENERATION_ENDPOINTS:
             self._rejections.labels(error_code).inc()
 
-    def observe_no_request(self, status: int) -> None:
-        """Books an answer to something that was no HTTP request."""
+    def observe_refusal(self, status: int) -> None:
+        """Counts an answer to data that is not valid HTTP."""
         self.observe(UNKNOWN_ENDPOINT, status, None)
