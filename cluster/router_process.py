@@ -213,9 +213,9 @@ class RouterHost:
         """See :class:`AdminBackend`."""
         return {"pools": await self._controller.scale.remote(targets)}
 
-    async def move(self, source: str, destination: str) -> dict[str, Any]:
+    async def change_role(self, source: str, destination: str) -> dict[str, Any]:
         """See :class:`AdminBackend`."""
-        return {"pools": await self._controller.move.remote(source, destination)}
+        return {"pools": await self._controller.change_role.remote(source, destination)}
 
     async def plan(self) -> dict[str, Any]:
         """See :class:`AdminBackend`."""

@@ -91,7 +91,7 @@ class RouterClient:
         """Sets how many workers the named pools should have, or ``auto``; returns when the router has taken it in."""
         return await self._json("POST", "/admin/scale", dict(targets))
 
-    async def move(self, source: str, destination: str) -> dict[str, Any]:
+    async def change_role(self, source: str, destination: str) -> dict[str, Any]:
         """Makes a worker of one pool a worker of the other; returns when the router has taken it in."""
         return await self._json("POST", "/admin/move", {"from": source, "to": destination})
 

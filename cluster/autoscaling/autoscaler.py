@@ -19,7 +19,7 @@ from cluster.autoscaling.pool_rules import PoolState, Reason, Sizing, size_pool
 from cluster.autoscaling.requirement import Requirement, requirement_of
 from cluster.autoscaling.role_change import RoleChange, choose_role_change
 from cluster.autoscaling.scaling_limits import ScalingLimits
-from cluster.autoscaling.wording import explain_move, explain_pool
+from cluster.autoscaling.wording import explain_pool, explain_role_change
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,12 @@ class ScalingPlan:
     """
     Attributes:
         pools: by name, both; targets with the role change in them.
-        move: the worker that changes its role, if one does.
+        role_change: of one worker, if the plan has one.
         state: for the next plan.
     """
 
     pools: Mapping[str, PoolPlan]
-    move: RoleChange | None
+    role_change: RoleChange | None
     state: AutoscalerState
 
     @property
@@ -87,7 +87,7 @@ class ScalingPlan:
         """JSON-ready, without the state."""
         return {
             "pools": {name: pool.to_dict() for name, pool in self.pools.items()},
-            "move": None if self.move is None else asdict(self.move),
+            "move": None if self.role_change is None else asdict(self.role_change),
         }
 
 
@@ -106,9 +106,9 @@ def plan(observation: Observation, limits: ScalingLimits, state: AutoscalerState
         )
         for name in POOLS
     }
-    move = choose_role_change(observation, limits, sizings, needs)
-    pools = {name: _pool_plan(name, observation, limits, needs[name], sizings[name], move) for name in POOLS}
-    return ScalingPlan(pools, move, AutoscalerState({name: sizing.state for name, sizing in sizings.items()}))
+    role_change = choose_role_change(observation, limits, sizings, needs)
+    pools = {name: _pool_plan(name, observation, limits, needs[name], sizings[name], role_change) for name in POOLS}
+    return ScalingPlan(pools, role_change, AutoscalerState({name: sizing.state for name, sizing in sizings.items()}))
 
 
 def _pool_plan(
@@ -117,17 +117,17 @@ def _pool_plan(
     limits: ScalingLimits,
     needs: Requirement,
     sizing: Sizing,
-    move: RoleChange | None,
+    role_change: RoleChange | None,
 ) -> PoolPlan:
     counts = observation.pools[name].counts
     target, reason = sizing.target, sizing.reason
     texts = explain_pool(name, observation, limits, needs, sizing)
-    if move is not None and name == move.source:
-        target, reason = counts.target - 1, Reason.MOVE
-    elif move is not None:
+    if role_change is not None and name == role_change.source:
+        target, reason = counts.target - 1, Reason.ROLE_CHANGE
+    elif role_change is not None:
         # One that could not be placed is not asked for again: the other pool's worker is in its place.
         target = max(target, counts.target + 1) if reason is not Reason.UNPLACED else target + 1
-        reason = Reason.MOVE
-    if move is not None:
-        texts = (*texts, explain_move(move))
+        reason = Reason.ROLE_CHANGE
+    if role_change is not None:
+        texts = (*texts, explain_role_change(role_change))
     return PoolPlan(counts.target, target, max(sizing.wanted, needs.asked), reason, needs.now, texts)

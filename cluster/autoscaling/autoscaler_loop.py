@@ -35,8 +35,8 @@ class PoolControl(Protocol):
         """(the pools by name, what keeps workers from changing their role; empty: nothing)."""
         ...
 
-    async def autoscale(self, targets: dict[str, int], move: tuple[str, str] | None) -> None:
-        """Sets the sizes; ``move`` is a worker on its way (from, to), and part of the targets."""
+    async def autoscale(self, targets: dict[str, int], role_change: tuple[str, str] | None) -> None:
+        """Sets the sizes; ``role_change`` is (from, to) of a worker, and part of the targets."""
         ...
 
 
@@ -112,8 +112,9 @@ class AutoscalerLoop:
         for pool in decided.pools.values():
             if pool.target != pool.before:
                 logger.info("%s", pool.texts[0])
-        move = None if decided.move is None else (decided.move.source, decided.move.destination)
-        await self._control.autoscale({name: pool.target for name, pool in decided.pools.items()}, move)
+        change = decided.role_change
+        role_change = None if change is None else (change.source, change.destination)
+        await self._control.autoscale({name: pool.target for name, pool in decided.pools.items()}, role_change)
         self._metrics.applied(decided)
 
     async def look(self) -> dict[str, Any]:
@@ -123,7 +124,7 @@ class AutoscalerLoop:
         return {
             "enabled": self._is_enabled,
             **decided.to_dict(),
-            "move_obstacle": observation.move_obstacle,
+            "move_obstacle": observation.role_change_obstacle,
             "traffic": await self._offload(self._traffic.seen().summary),
             "limits": {name: {"min": bounds.min, "max": bounds.max} for name, bounds in self._limits.pools.items()},
         }

@@ -20,7 +20,7 @@ class PoolCounts:
         pending_s: how long the one that waits longest has done so.
         reason: why it waits.
         start_s: what a start usually takes; None: none was seen.
-        switch_s: what a drained worker of the other pool takes to become one of this; None: none did.
+        role_change_s: what a drained worker of the other pool takes to change to this one; None: none did.
         pinned: somebody has set the size by hand.
     """
 
@@ -32,7 +32,7 @@ class PoolCounts:
     pending_s: float = 0.0
     reason: str = ""
     start_s: float | None = None
-    switch_s: float | None = None
+    role_change_s: float | None = None
     pinned: bool = False
 
 
@@ -58,11 +58,11 @@ class Observation:
         now_s: on any clock that never goes back.
         pools: both, by name.
         waiting: requests that wait in the router for room on workers.
-        move_obstacle: why no worker can change its role; empty: it can.
+        role_change_obstacle: why no worker can change its role; empty: it can.
     """
 
     now_s: float
     demand: Demand
     pools: Mapping[str, PoolObservation]
     waiting: float = 0.0
-    move_obstacle: str = ""
+    role_change_obstacle: str = ""

@@ -23,6 +23,6 @@ class RayPoolControl:
         counts: tuple[Mapping[str, PoolCounts], str] = await self._controller.pool_counts.remote()
         return counts
 
-    async def autoscale(self, targets: dict[str, int], move: tuple[str, str] | None) -> None:
+    async def autoscale(self, targets: dict[str, int], role_change: tuple[str, str] | None) -> None:
         """See :class:`PoolControl`."""
-        await self._controller.autoscale.remote(targets, move)
+        await self._controller.autoscale.remote(targets, role_change)

@@ -28,7 +28,7 @@ class Reason(StrEnum):
     """It is outside of its minimum and maximum, or would have to be."""
     UNPLACED = "unplaced"
     """No node takes another worker."""
-    MOVE = "move"
+    ROLE_CHANGE = "move"
     """A worker changes its role."""
     PINNED = "pinned"
     """Somebody has set it by hand."""

@@ -14,7 +14,7 @@ from cluster.autoscaling.scaling_limits import ScalingLimits
 _DRAIN_FACTOR = 2.0
 """Requests end one after another; the last one takes longer than the usual one."""
 
-_SWITCH_S = 3.0
+_ROLE_CHANGE_S = 3.0
 """Expected before the first one."""
 
 
@@ -37,14 +37,14 @@ def choose_role_change(
     observation: Observation, limits: ScalingLimits, sizings: Mapping[str, Sizing], needs: Mapping[str, Requirement]
 ) -> RoleChange | None:
     """One of them, if a pool needs a worker, the other can spare one, and a new one would be later or never there."""
-    if not limits.role_change or observation.move_obstacle:
+    if not limits.role_change or observation.role_change_obstacle:
         return None
     for destination in POOLS:
         (source,) = (pool for pool in POOLS if pool != destination)
         if _needs_more(destination, observation, limits, sizings) and _can_spare(source, observation, sizings):
             counts = observation.pools[destination].counts
             is_stuck = sizings[destination].reason is Reason.UNPLACED
-            cost_s = _DRAIN_FACTOR * needs[source].now.work_s + (counts.switch_s or _SWITCH_S)
+            cost_s = _DRAIN_FACTOR * needs[source].now.work_s + (counts.role_change_s or _ROLE_CHANGE_S)
             if is_stuck or (counts.start_s is not None and cost_s < counts.start_s):
                 return RoleChange(source, destination, cost_s, None if is_stuck else counts.start_s)
     return None

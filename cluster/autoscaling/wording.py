@@ -28,12 +28,13 @@ def explain_pool(
     return tuple(texts)
 
 
-def explain_move(move: RoleChange) -> str:
+def explain_role_change(change: RoleChange) -> str:
     """A role change in one sentence."""
-    other = "no node has room for a new one" if move.start_s is None else f"a new one would take {move.start_s:.3g} s"
+    start_s = change.start_s
+    other = "no node has room for a new one" if start_s is None else f"a new one would take {start_s:.3g} s"
     return (
-        f"A {move.source} worker becomes a {move.destination} worker: that takes about {move.cost_s:.3g} s with the "
-        f"drain, and {other}."
+        f"A {change.source} worker becomes a {change.destination} worker: that takes about {change.cost_s:.3g} s with "
+        f"the drain, and {other}."
     )
 
 

@@ -22,7 +22,7 @@ from rich.text import Text
 from baton.client.local_cluster import find_endpoint
 from cluster.cli.cli_bench import bench_compare, bench_serve, bench_sweep
 from cluster.cli.cli_common import EndpointOption, JsonOption, with_client
-from cluster.cli.cli_plan import advise, move, plan
+from cluster.cli.cli_plan import advise, change_role, plan
 from cluster.cli.cli_reporter import Reporter, error_console, run_app
 from cluster.cli.cli_simulate import simulate
 from cluster.cli.cli_train import app as train_app
@@ -44,7 +44,7 @@ bench_app.command("sweep")(bench_sweep)
 app.command("simulate")(simulate)
 app.command("plan")(plan)
 app.command("advise")(advise)
-app.command("move")(move)
+app.command("move")(change_role)
 app.add_typer(train_app, name="train")
 
 

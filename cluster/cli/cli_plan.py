@@ -30,13 +30,13 @@ def advise(as_json: JsonOption = False, endpoint: EndpointOption = None) -> None
     _show(answer, render_advice(answer), as_json=as_json)
 
 
-def move(
+def change_role(
     source: Annotated[str, typer.Argument(metavar="FROM", help="prefill or decode.")],
     destination: Annotated[str, typer.Argument(metavar="TO", help="The other one.")],
     endpoint: EndpointOption = None,
 ) -> None:
     """Make a worker of one pool a worker of the other: it is drained, and keeps its weights."""
-    answer = with_client(endpoint, lambda client: client.move(source, destination))
+    answer = with_client(endpoint, lambda client: client.change_role(source, destination))
     targets = ", ".join(f"{name}: {pool['target']}" for name, pool in answer["pools"].items())
     Console().print(Text(f"{targets}; `baton status` shows when the worker has changed"), soft_wrap=True)
 

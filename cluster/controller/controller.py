@@ -136,43 +136,43 @@ class Controller:
                 param=next(iter(targets)),
             )
 
-    async def move(self, source: str, destination: str) -> dict[str, Any]:
+    async def change_role(self, source: str, destination: str) -> dict[str, Any]:
         """A worker of one pool goes on in the other one, drained and with its weights.
 
         Raises:
             BatonError: an unknown pool, a worker that cannot change, or none to spare.
         """
-        self._move(source, destination, AskedBy.OPERATOR)
+        self._change_role(source, destination, AskedBy.OPERATOR)
         return self.pools()
 
-    def _move(self, source: str, destination: str, by: AskedBy) -> None:
+    def _change_role(self, source: str, destination: str, by: AskedBy) -> None:
         self._check_pool(source)
         self._check_pool(destination)
         if source == destination:
             raise InvalidRequestError(f"A worker of {source} is one already; name two pools.", param="to")
-        obstacle = self._move_obstacle()
+        obstacle = self._role_change_obstacle()
         if obstacle:
             raise InvalidRequestError(f"No worker can change its role: {obstacle}")
-        self._pools[destination].adopt(self._pools[source], by)
+        self._pools[destination].change_role_from(self._pools[source], by)
 
-    async def autoscale(self, targets: dict[str, int], move: tuple[str, str] | None) -> None:
+    async def autoscale(self, targets: dict[str, int], role_change: tuple[str, str] | None) -> None:
         """What the autoscaler has decided. A pool whose size was set by hand in the meantime is left as it is.
 
         Raises:
-            BatonError: as :meth:`move`.
+            BatonError: as :meth:`change_role`.
         """
         free = {name: pool for name, pool in self._pools.items() if not pool.is_pinned}
-        if move is not None and all(name in free for name in move):
-            self._move(*move, AskedBy.AUTOSCALER)
+        if role_change is not None and all(name in free for name in role_change):
+            self._change_role(*role_change, AskedBy.AUTOSCALER)
         for name, target in targets.items():
             if name in free and free[name].target != target:
                 free[name].scale(target)
 
     async def pool_counts(self) -> tuple[dict[str, PoolCounts], str]:
         """For the autoscaler: the pools by name, and what keeps workers from changing their role."""
-        return {name: pool.counts() for name, pool in self._pools.items()}, self._move_obstacle()
+        return {name: pool.counts() for name, pool in self._pools.items()}, self._role_change_obstacle()
 
-    def _move_obstacle(self) -> str:
+    def _role_change_obstacle(self) -> str:
         return role_change_obstacle(self._config, self._infos.values())
 
     def _check_pool(self, name: str) -> None:

@@ -32,7 +32,7 @@ class PoolMember:
     Attributes:
         reason: why it is not ready, or why it ended.
         leaving: set it to ask the worker to go.
-        heir: the member of the other pool that goes on in this one's process.
+        next_role: the member of the other pool that this one's process becomes.
         is_drained: no request uses it any more.
     """
 
@@ -42,13 +42,13 @@ class PoolMember:
         self.reason = ""
         self.info: WorkerInfo | None = None
         self.leaving = asyncio.Event()
-        self.heir: PoolMember | None = None
+        self.next_role: PoolMember | None = None
         self.is_drained = False
         self.since_s = time.monotonic()
         self.task: asyncio.Task[None] | None = None
         self._actor: Any = None
         self._is_decided = False  # whether it has a place
-        self._inherited = asyncio.Event()
+        self._role_change_decided = asyncio.Event()
 
     @property
     def is_pending(self) -> bool:
@@ -90,25 +90,25 @@ class PoolMember:
             raise
         self._is_decided = True
 
-    def pass_on(self) -> bool:
-        """Gives the process to the heir. False: it was not drained, or the heir does not want it any more."""
-        heir, self.heir = self.heir, None
-        if heir is None:
+    def hand_process_over(self) -> bool:
+        """Gives the process to ``next_role``. False: it was not drained, or that member is no longer wanted."""
+        next_role, self.next_role = self.next_role, None
+        if next_role is None:
             return False
-        wanted = self.is_drained and heir.state is WorkerState.STARTING and not heir.leaving.is_set()
+        wanted = self.is_drained and next_role.state is WorkerState.STARTING and not next_role.leaving.is_set()
         if wanted:
-            heir._actor, self._actor = self._actor, None
-            heir._is_decided = True
-        heir._inherited.set()
+            next_role._actor, self._actor = self._actor, None
+            next_role._is_decided = True
+        next_role._role_change_decided.set()
         return wanted
 
-    async def inherits(self) -> bool:
+    async def receives_process(self) -> bool:
         """Waits for the process of another member. False: there is none to have, and a new one must be started."""
-        await self._inherited.wait()
+        await self._role_change_decided.wait()
         return self._actor is not None
 
     async def change_role(self, pool: str) -> WorkerInfo:
-        """Makes the inherited process a worker of ``pool``. Raises ``BatonError`` or ``RayError`` when that fails."""
+        """Makes the received process a worker of ``pool``. Raises ``BatonError`` or ``RayError`` when that fails."""
         call = self._actor.change_role.remote(self.worker_id, pool, ROLES[pool])
         return WorkerInfo.from_dict(await _result(call))
 

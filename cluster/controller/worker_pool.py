@@ -108,10 +108,10 @@ class WorkerPool:
         self._num_start_failures = 0  # in a row
         self._num_started = 0
         self._starts_s: deque[float] = deque(maxlen=_STARTS_KEPT)
-        self._switches_s: deque[float] = deque(maxlen=_STARTS_KEPT)
+        self._role_changes_s: deque[float] = deque(maxlen=_STARTS_KEPT)
         self._num_failed = {"starting": 0, "serving": 0}
         self._num_scaled = {"up": 0, "down": 0}
-        self._num_adopted = dict.fromkeys(map(str, AskedBy), 0)
+        self._num_role_changes = dict.fromkeys(map(str, AskedBy), 0)
         self._was_complete = False
         self._known_nodes: list[Node] = []
         self._nodes_until_s = 0.0
@@ -136,8 +136,8 @@ class WorkerPool:
         self._fatal = None
         self._reconcile()
 
-    def adopt(self, source: WorkerPool, by: AskedBy) -> None:
-        """Takes a worker over from another pool: drained there, and with its weights as they are.
+    def change_role_from(self, source: WorkerPool, by: AskedBy) -> None:
+        """Has a worker of another pool change its role: drained there, and with its weights as they are.
 
         Args:
             by: whose decision it is.
@@ -154,8 +154,8 @@ class WorkerPool:
             )
         self.target += 1
         source.target -= 1
-        self._num_adopted[by] += 1
-        giving.heir = self._add_member(inherits_from=giving.worker_id)
+        self._num_role_changes[by] += 1
+        giving.next_role = self._add_member(changes_from=giving.worker_id)
         giving.leaving.set()
         logger.info("a worker of %s changes to %s", source.name, self.name, extra={"worker": giving.worker_id})
         self._notify()
@@ -202,7 +202,7 @@ class WorkerPool:
             pending_s=max((now_s - member.since_s for member in pending), default=0.0),
             reason=next((member.reason for member in pending if member.reason), ""),
             start_s=median(self._starts_s) if self._starts_s else None,
-            switch_s=median(self._switches_s) if self._switches_s else None,
+            role_change_s=median(self._role_changes_s) if self._role_changes_s else None,
             pinned=self.is_pinned,
         )
 
@@ -215,7 +215,7 @@ class WorkerPool:
             scale_events=dict(self._num_scaled),
             num_started=self._num_started,
             failures=dict(self._num_failed),
-            role_changes=dict(self._num_adopted),
+            role_changes=dict(self._num_role_changes),
         )
 
     async def stop(self) -> None:
@@ -246,18 +246,18 @@ class WorkerPool:
         ready = (member for member in reversed(self._members.values()) if member.state is WorkerState.READY)
         return next((member for member in ready if not member.leaving.is_set()), None)
 
-    def _add_member(self, inherits_from: str = "") -> PoolMember:
+    def _add_member(self, changes_from: str = "") -> PoolMember:
         member = PoolMember(f"{self.name}-{self._next_number}")
         self._next_number += 1
         self._members[member.worker_id] = member
-        member.reason = f"takes over from {inherits_from} when that is drained" if inherits_from else ""
-        member.task = asyncio.create_task(self._live(member, inherits=bool(inherits_from)))
+        member.reason = f"takes over from {changes_from} when that is drained" if changes_from else ""
+        member.task = asyncio.create_task(self._live(member, changes_role=bool(changes_from)))
         return member
 
-    async def _live(self, member: PoolMember, *, inherits: bool) -> None:
+    async def _live(self, member: PoolMember, *, changes_role: bool) -> None:
         """A member's whole life."""
         try:
-            await _race(self._bring_up(member, inherits=inherits), member.leaving.wait())
+            await _race(self._bring_up(member, changes_role=changes_role), member.leaving.wait())
             if member.state is WorkerState.READY:
                 await _race(member.ended(), member.leaving.wait())
                 member.state = WorkerState.DRAINING
@@ -277,14 +277,14 @@ class WorkerPool:
             logger.exception("a worker ended unexpectedly", extra={"worker": member.worker_id})
         await self._bury(member)
 
-    async def _bring_up(self, member: PoolMember, *, inherits: bool) -> None:
-        if inherits and await member.inherits():
+    async def _bring_up(self, member: PoolMember, *, changes_role: bool) -> None:
+        if changes_role and await member.receives_process():
             member.reason, begun_s = "", time.monotonic()
             try:
                 info = await member.change_role(self.name)
             except BatonError as error:  # no reason why a new process should not do
                 raise WorkerLostError(f"the worker could not change its role: {error.message}") from error
-            durations = self._switches_s
+            durations = self._role_changes_s
         else:
             if self._num_start_failures:
                 await asyncio.sleep(min(_MAX_BACKOFF_S, 2.0 ** min(_MAX_DOUBLINGS, self._failed_rounds - 1)))
@@ -325,7 +325,7 @@ class WorkerPool:
 
     async def _bury(self, member: PoolMember) -> None:
         await self._listener.worker_gone(member.worker_id)
-        if not member.pass_on():
+        if not member.hand_process_over():
             await member.kill()
         was_serving = member.state is not WorkerState.STARTING
         self._members.pop(member.worker_id, None)

@@ -25,7 +25,7 @@ class AdminBackend(Protocol):
         """
         ...
 
-    async def move(self, source: str, destination: str) -> dict[str, Any]:
+    async def change_role(self, source: str, destination: str) -> dict[str, Any]:
         """Makes a worker of one pool a worker of the other, once it is drained.
 
         Raises:

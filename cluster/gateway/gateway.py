@@ -158,9 +158,9 @@ def _add_admin_routes(app: FastAPI, admin: AdminBackend, limits: GatewayLimits) 
         return JsonResponse(await admin.scale(targets))
 
     @app.post("/admin/move", response_model=None)
-    async def move(request: Request) -> Response:
+    async def change_role(request: Request) -> Response:
         source, destination = _parse_move(await read_json_object(request, limits.max_body_bytes))
-        return JsonResponse(await admin.move(source, destination))
+        return JsonResponse(await admin.change_role(source, destination))
 
     @app.get("/admin/plan", response_model=None)
     async def plan() -> Response:

@@ -39,13 +39,13 @@ class VirtualPools:
 
     Args:
         start_s: from the wish for a worker until it serves.
-        switch_s: that a drained worker takes to become one of the other pool.
+        role_change_s: that a drained worker takes to become one of the other pool.
     """
 
-    def __init__(self, actions: PoolActions, start_s: float, switch_s: float) -> None:
+    def __init__(self, actions: PoolActions, start_s: float, role_change_s: float) -> None:
         self._actions = actions
         self._start_s = start_s
-        self._switch_s = switch_s
+        self._role_change_s = role_change_s
         self._pools = {pool: _Pool() for pool in POOLS}
         self._tasks = BackgroundTasks()
 
@@ -67,16 +67,16 @@ class VirtualPools:
                 starting=pool.starting,
                 draining=pool.draining,
                 start_s=self._start_s,
-                switch_s=self._switch_s,
+                role_change_s=self._role_change_s,
             )
             for name, pool in self._pools.items()
         }
         return counts, ""
 
-    async def autoscale(self, targets: dict[str, int], move: tuple[str, str] | None) -> None:
+    async def autoscale(self, targets: dict[str, int], role_change: tuple[str, str] | None) -> None:
         """See :class:`PoolControl`."""
-        if move is not None and len(self._pools[move[0]].ready) > 1:
-            self._move(*move)
+        if role_change is not None and len(self._pools[role_change[0]].ready) > 1:
+            self._change_role(*role_change)
         for name, target in targets.items():
             self._scale(name, target)
 
@@ -88,7 +88,7 @@ class VirtualPools:
         for _ in range(len(pool.ready) - target):  # those that start and are too many never join
             self._tasks.spawn(self._leave(name, pool.ready.pop()))
 
-    def _move(self, source: str, destination: str) -> None:
+    def _change_role(self, source: str, destination: str) -> None:
         giving, taking = self._pools[source], self._pools[destination]
         giving.target -= 1
         taking.target += 1
@@ -98,7 +98,7 @@ class VirtualPools:
         async def change() -> None:
             await self._leave(source, worker_id)
             taking.starting -= 1
-            await self._start(destination, self._switch_s)
+            await self._start(destination, self._role_change_s)
 
         self._tasks.spawn(change())
 

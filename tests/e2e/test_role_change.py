@@ -68,7 +68,7 @@ def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
         time.sleep(0.1)
 
 
-def move(cluster: RunningCluster, source: str, destination: str) -> Any:
+def change_role(cluster: RunningCluster, source: str, destination: str) -> Any:
     return cluster.post("/admin/move", {"from": source, "to": destination})
 
 
@@ -87,13 +87,13 @@ def test_a_worker_changes_there_and_back_under_requests(cluster: RunningCluster)
     with ThreadPoolExecutor(2) as pool:
         asking = [pool.submit(keep_asking) for _ in range(2)]
         try:
-            targets = move(cluster, "prefill", "decode")["pools"]
+            targets = change_role(cluster, "prefill", "decode")["pools"]
             assert (targets["prefill"]["target"], targets["decode"]["target"]) == (1, 2)
             until(lambda: len(ready(cluster, "decode")) == 2)
             assert ready(cluster, "decode")["decode-2"] == before["prefill-2"]
             assert list(ready(cluster, "prefill")) == ["prefill-1"]
             until(lambda: generated(cluster, "decode-2") > 0)  # the answers asked for meanwhile come from it too
-            move(cluster, "decode", "prefill")
+            change_role(cluster, "decode", "prefill")
             until(lambda: len(ready(cluster, "prefill")) == 2)
         finally:
             over.set()

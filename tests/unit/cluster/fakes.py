@@ -120,7 +120,7 @@ class FakeAdmin:
     async def status(self) -> dict[str, Any]:
         return {"pools": {"prefill": 1, "decode": 1}}
 
-    async def move(self, source: str, destination: str) -> dict[str, Any]:
+    async def change_role(self, source: str, destination: str) -> dict[str, Any]:
         self.moved.append((source, destination))
         return {"pools": {}}
 

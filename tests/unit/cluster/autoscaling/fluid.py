@@ -172,7 +172,9 @@ class FluidCluster:
             counts = PoolCounts(tank.target, tank.ready, len(tank.starting), len(tank.draining), start_s=START_S)
             pools[name] = PoolObservation(counts, COSTS, *self.meter.load(name))
         decided = plan(
-            Observation(self.now_s, self.meter.seen().demand(), pools, move_obstacle="no"), self._limits, self._state
+            Observation(self.now_s, self.meter.seen().demand(), pools, role_change_obstacle="no"),
+            self._limits,
+            self._state,
         )
         self._state = decided.state
         for name, pool in decided.pools.items():

@@ -71,7 +71,7 @@ def observe(
     waiting: float = 0.0,
     decoding: float = 0.0,
     growth: float = 0.0,
-    move_obstacle: str = "not here",
+    role_change_obstacle: str = "not here",
 ) -> Observation:
     """Workers given as a number are all ready."""
     counts = {
@@ -80,7 +80,7 @@ def observe(
     }
     loads = {PREFILL: waiting, DECODE: decoding}
     pools = {name: PoolObservation(counts[name], costs, loads[name], growth) for name in POOLS}
-    return Observation(now_s, asked, pools, move_obstacle=move_obstacle)
+    return Observation(now_s, asked, pools, role_change_obstacle=role_change_obstacle)
 
 
 class Planned:

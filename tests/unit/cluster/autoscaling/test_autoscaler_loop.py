@@ -45,10 +45,10 @@ class Control:
             raise self.error
         return {name: PoolCounts(size, size) for name, size in self.sizes.items()}, "not here"
 
-    async def autoscale(self, targets, move):
+    async def autoscale(self, targets, role_change):
         if self.refusal is not None:
             raise self.refusal
-        self.calls.append((targets, move))
+        self.calls.append((targets, role_change))
         self.sizes |= targets
 
 
@@ -97,10 +97,10 @@ async def test_a_load_too_high_is_answered_with_workers():
     looped = Looped()
     looped.arrive(60, 20)
     decided = await looped.loop.step()
-    [(targets, move)] = looped.control.calls
+    [(targets, role_change)] = looped.control.calls
     # 20 requests a second, of 205 ms each.
     assert targets[PREFILL] >= 5
-    assert move is None
+    assert role_change is None
     assert decided.pools[PREFILL].target == targets[PREFILL]
     assert looped.value("autoscaler_wanted_workers", pool=PREFILL) == targets[PREFILL]
     assert looped.value("autoscaler_utilisation_ratio", pool=PREFILL) > 1

@@ -290,9 +290,9 @@ class TestRoleChange:
 
     def test_a_spare_worker_goes_where_one_is_missing_when_a_new_one_would_be_later(self):
         counts = PoolCounts(2, 2, start_s=60.0)
-        decided = self.run_until_spare(prefill=counts, move_obstacle="")
-        assert decided.move is not None
-        assert (decided.move.source, decided.move.destination) == (DECODE, PREFILL)
+        decided = self.run_until_spare(prefill=counts, role_change_obstacle="")
+        assert decided.role_change is not None
+        assert (decided.role_change.source, decided.role_change.destination) == (DECODE, PREFILL)
         assert decided.pools[DECODE].target == 11
         assert decided.pools[PREFILL].target == decided.pools[PREFILL].wanted
         assert "becomes a prefill worker" in decided.pools[PREFILL].texts[-1]
@@ -300,21 +300,21 @@ class TestRoleChange:
     @pytest.mark.parametrize(
         "seen",
         [
-            {"prefill": PoolCounts(2, 2, start_s=0.5), "move_obstacle": ""},
-            {"prefill": PoolCounts(2, 2, start_s=60.0), "move_obstacle": "other caches"},
-            {"prefill": PoolCounts(2, 2, start_s=60.0), "move_obstacle": "", "allowed": False},
-            {"prefill": PoolCounts(2, 2, start_s=60.0, pinned=True), "move_obstacle": ""},
+            {"prefill": PoolCounts(2, 2, start_s=0.5), "role_change_obstacle": ""},
+            {"prefill": PoolCounts(2, 2, start_s=60.0), "role_change_obstacle": "other caches"},
+            {"prefill": PoolCounts(2, 2, start_s=60.0), "role_change_obstacle": "", "allowed": False},
+            {"prefill": PoolCounts(2, 2, start_s=60.0, pinned=True), "role_change_obstacle": ""},
         ],
         ids=["a new one is quicker", "impossible", "switched off", "set by hand"],
     )
     def test_otherwise_none_does(self, seen):
-        assert self.run_until_spare(**seen).move is None
+        assert self.run_until_spare(**seen).role_change is None
 
     def test_it_takes_the_place_of_one_that_nobody_has_room_for(self):
         counts = PoolCounts(4, 2, starting=2, pending=2, pending_s=90.0)
-        decided = self.run_until_spare(prefill=counts, move_obstacle="")
-        assert decided.move is not None
-        assert decided.move.start_s is None
+        decided = self.run_until_spare(prefill=counts, role_change_obstacle="")
+        assert decided.role_change is not None
+        assert decided.role_change.start_s is None
         assert decided.pools[PREFILL].target == 3
         assert decided.pools[DECODE].target == 11
 

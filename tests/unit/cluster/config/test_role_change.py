@@ -80,7 +80,7 @@ class TestPools:
     async def test_a_drained_worker_goes_on_in_the_other_pool_in_the_same_process(self, start, listener):
         prefill, decode = await start(2, 1)
         pid = listener.ready["prefill-2"].pid
-        decode.adopt(prefill, AskedBy.OPERATOR)
+        decode.change_role_from(prefill, AskedBy.OPERATOR)
         assert (prefill.target, decode.target) == (1, 2)
         assert [(counts.ready, counts.starting, counts.draining) for counts in (prefill.counts(), decode.counts())] == [
             (1, 0, 0),
@@ -96,10 +96,10 @@ class TestPools:
         assert listener.ready["decode-2"].pid == pid
         assert listener.ready["decode-2"].pool == DECODE
         assert (ids_in(prefill, "ready"), ids_in(decode, "ready")) == (["prefill-1"], ["decode-1", "decode-2"])
-        assert decode.counts().switch_s is not None
+        assert decode.counts().role_change_s is not None
         assert decode.figures().failures == {"starting": 0, "serving": 0}
 
-        prefill.adopt(decode, AskedBy.AUTOSCALER)  # and back, with a name of its own
+        prefill.change_role_from(decode, AskedBy.AUTOSCALER)  # and back, with a name of its own
         await prefill.wait_until_ready(READY_S)
         assert listener.ready["prefill-3"].pid == pid
         assert decode.figures().role_changes == {"autoscaler": 0, "operator": 1}
@@ -108,7 +108,7 @@ class TestPools:
     async def test_one_that_dies_on_the_way_is_replaced(self, start, listener):
         prefill, decode = await start(2, 0)
         pid = listener.ready["prefill-2"].pid
-        decode.adopt(prefill, AskedBy.OPERATOR)
+        decode.change_role_from(prefill, AskedBy.OPERATOR)
         os.kill(pid, signal.SIGKILL)
         await decode.wait_until_ready(READY_S)
         assert listener.ready["decode-1"].pid != pid
@@ -118,14 +118,14 @@ class TestPools:
         prefill, decode = await start(2, 0, UnchangingHost)
         pid = listener.ready["prefill-2"].pid
         listener.may_drain.set()
-        decode.adopt(prefill, AskedBy.OPERATOR)
+        decode.change_role_from(prefill, AskedBy.OPERATOR)
         await decode.wait_until_ready(READY_S)
         assert ids_in(decode, "ready") == ["decode-2"]
         assert listener.ready["decode-2"].pid != pid
 
     async def test_one_that_is_wanted_no_more_ends_with_its_drain(self, start, listener):
         prefill, decode = await start(2, 0)
-        decode.adopt(prefill, AskedBy.OPERATOR)
+        decode.change_role_from(prefill, AskedBy.OPERATOR)
         decode.scale(0)
         await until(lambda: decode.status()["workers"] == [])
         listener.may_drain.set()
@@ -138,7 +138,7 @@ class TestPools:
         pid = listener.ready["prefill-2"].pid
         decode.scale(1)
         await until(lambda: decode.counts().pending == 1)
-        decode.adopt(prefill, AskedBy.AUTOSCALER)
+        decode.change_role_from(prefill, AskedBy.AUTOSCALER)
         decode.scale(1)  # what the autoscaler wants is the one, not the other
         listener.may_drain.set()
         await decode.wait_until_ready(READY_S)
@@ -149,7 +149,7 @@ class TestPools:
 
         # The last one stays.
         with pytest.raises(InvalidRequestError, match=r"pool prefill cannot give a worker away.*one must stay"):
-            decode.adopt(prefill, AskedBy.OPERATOR)
+            decode.change_role_from(prefill, AskedBy.OPERATOR)
         assert (prefill.target, decode.target) == (1, 1)
 
 
@@ -170,7 +170,7 @@ async def test_the_autoscaler_leaves_a_pool_that_was_set_by_hand_alone():
         assert "pinned" not in (await controller.scale({DECODE: None}))[DECODE]
         await controller.autoscale({PREFILL: 2, DECODE: 2}, None)
         assert controller.pools()[DECODE]["target"] == 2
-        await controller.move(DECODE, PREFILL)
+        await controller.change_role(DECODE, PREFILL)
         figures, _ = await controller.figures()
         assert figures[DECODE].role_changes == {"autoscaler": 1, "operator": 0}
         assert figures[PREFILL].role_changes == {"autoscaler": 0, "operator": 1}
@@ -185,7 +185,7 @@ async def test_without_an_autoscaler_nothing_is_pinned_and_nothing_handed_back()
         with pytest.raises(InvalidRequestError, match=r"decode=auto needs the autoscaler, which is off"):
             await controller.scale({DECODE: None})
         with pytest.raises(InvalidRequestError, match="name two pools"):
-            await controller.move(DECODE, DECODE)
+            await controller.change_role(DECODE, DECODE)
     finally:
         await controller.stop()
 
