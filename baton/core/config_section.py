@@ -1,9 +1,10 @@
-"""What the parts of the configuration are made of."""
+"""What sections of the configuration, and options of commands, are made of."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
@@ -25,6 +26,27 @@ class Section(BaseModel):
         allow_inf_nan=False,
         hide_input_in_errors=True,  # a traceback must not quote API keys; `config_reading.explain` has its own words
     )
+
+
+@dataclass(frozen=True, slots=True)
+class CommandOption:
+    """Annotates a field that a command line shows otherwise than by the field's name.
+
+    Attributes:
+        names: such as ``("-o", "--out")``; empty: ``--`` and the field's name with dashes.
+        metavar: what help shows for the value.
+    """
+
+    names: tuple[str, ...] = ()
+    metavar: str | None = None
+
+
+def option_name(section: type[BaseModel], field: str) -> str:
+    """What the command line calls a field, with dashes: ``max_tokens`` → ``--max-tokens``."""
+    for annotation in section.model_fields[field].metadata:
+        if isinstance(annotation, CommandOption) and annotation.names:
+            return annotation.names[-1]
+    return f"--{field.replace('_', '-')}"
 
 
 def seconds_of(text: str) -> float | None:

@@ -24,7 +24,7 @@ from baton.train.display import Display, summary
 from baton.train.draft_model import DraftModelMethod
 from baton.train.eagle3 import Eagle3Method
 from baton.train.medusa import MedusaMethod
-from baton.train.options import TrainOptions
+from baton.train.options import Eagle3Options, MedusaOptions, TrainOptions
 from baton.train.output_folder import check_output
 from baton.train.prompts import ChatFormat, PlainFormat, PromptFormat, read_prompts
 from baton.train.run import Method, train
@@ -32,9 +32,6 @@ from baton.train.settings import DraftModelSettings, Eagle3Settings, MedusaSetti
 from baton.train.stopping import Stop, StoppedError
 from baton.train.target_engine import answering_engine
 
-EAGLE3 = "eagle3"
-MEDUSA = "medusa"
-DRAFT = "draft"
 _MAX_PROMPT_TOKENS = 512
 _MAX_TURN_TOKENS = 300
 _DEFAULT_MODEL_CARD_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -42,15 +39,18 @@ _DEFAULT_MODEL_LICENSE = "apache-2.0"
 _UNKNOWN_LICENSE = "unknown"
 
 
-def run(kind: str, stop: Stop, on_ready: Callable[[], None], console: Console, **options: Any) -> RenderableType:
+def run(
+    kind: str, options: TrainOptions, command: str, stop: Stop, on_ready: Callable[[], None], console: Console
+) -> RenderableType:
     """Collects, trains and evaluates; goes on where an earlier run with the same options was interrupted.
 
     Args:
-        kind: ``eagle3``, ``medusa`` or ``draft``.
+        kind: one of :data:`baton.train.options.KINDS`.
+        options: of that kind.
+        command: how to ask for the same again, for the model card.
         stop: asked now and then.
         on_ready: called once the target is loaded; from then on ``stop`` is asked at least every few seconds.
         console: for progress.
-        options: of :class:`baton.train.options.TrainOptions`.
 
     Returns:
         What there is to show in the end.
@@ -59,23 +59,25 @@ def run(kind: str, stop: Stop, on_ready: Callable[[], None], console: Console, *
         BatonError: an option, a file or the model cannot be used; the message says why.
         StoppedError: ``stop`` said so; the message says how to go on.
     """
-    wanted = TrainOptions(**options)
-    if wanted.threads is not None:
-        torch.set_num_threads(wanted.threads)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device is cuda, but there is no GPU here that torch can use. Use auto or cpu.")
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
     with Display(console) as display:
         try:
-            return _run(kind, wanted, stop, on_ready, display)
+            return _run(kind, options, command, stop, on_ready, display)
         except StoppedError as error:
             raise StoppedError(
-                f"stopped. Everything that was done is on disk; the same command goes on from there: {wanted.command}"
+                f"stopped. Everything that was done is on disk; the same command goes on from there: {command}"
             ) from error
 
 
 def _run(
-    kind: str, options: TrainOptions, stop: Stop, on_ready: Callable[[], None], display: Display
+    kind: str, options: TrainOptions, command: str, stop: Stop, on_ready: Callable[[], None], display: Display
 ) -> RenderableType:
-    make_method = _prepare(kind, options)
-    prompts = read_prompts(options.prompts)
+    make_method = _prepare(options)
+    files = options.prompts or []
+    prompts = read_prompts(files)
     if options.out is not None:  # before a model is fetched
         check_output(options.out, kind)
     source = resolve_model(options.model, display.say)
@@ -94,8 +96,8 @@ def _run(
     facts = CardFacts(
         target_name=name,
         license=options.license or (_DEFAULT_MODEL_LICENSE if is_default_model(options.model) else _UNKNOWN_LICENSE),
-        data=_describe(dataset, options.prompts),
-        command=options.command,
+        data=_describe(dataset, files),
+        command=command,
     )
     result = train(
         method, target, [dataset], output, work / kind, facts, display.progressed,
@@ -104,18 +106,16 @@ def _run(
     return summary(result)
 
 
-def _prepare(kind: str, options: TrainOptions) -> Callable[[LoadedModel, Tokenizer], Method]:
+def _prepare(options: TrainOptions) -> Callable[[LoadedModel, Tokenizer], Method]:
     """Reads the settings of the kind, before anything that takes time."""
-    if kind == EAGLE3:
+    if isinstance(options, Eagle3Options):
         eagle3 = Eagle3Settings(**_checked_start(options.settings))
         return lambda target, tokenizer: Eagle3Method(eagle3, target)
-    if kind == MEDUSA:
+    if isinstance(options, MedusaOptions):
         medusa = MedusaSettings(**options.settings)
         return lambda target, tokenizer: MedusaMethod(medusa, target)
-    if kind == DRAFT:
-        draft = DraftModelSettings(**options.settings)
-        return lambda target, tokenizer: DraftModelMethod(draft, target, tokenizer)
-    raise ConfigError(f"baton train: {kind!r} is none of {EAGLE3}, {MEDUSA} and {DRAFT}.")
+    draft = DraftModelSettings(**options.settings)
+    return lambda target, tokenizer: DraftModelMethod(draft, target, tokenizer)
 
 
 def _checked_start(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def _collect_settings(
         max_answer_tokens=options.max_answer_tokens,
         max_prompt_tokens=min(_MAX_PROMPT_TOKENS, room),
         max_turn_tokens=max(1, min(_MAX_TURN_TOKENS, target.max_model_len - len(chat.before_user or ()))),
-        temperatures=options.temperatures,
+        temperatures=options.answer_temperatures,
         self_prompt_share=own_share,
         batch_size=options.batch,
         seed=options.seed,

@@ -5,28 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from baton.core.config_section import option_name
+from baton.train.options import KINDS
+
 _OPTIONS = {
     "target": "--model",
-    "max_answer_tokens": "--max-answer-tokens",
     "max_prompt_tokens": "--max-answer-tokens",
-    "temperatures": "--temperatures",
-    "self_prompts": "--self-prompts",
-    "prompts": "--prompts",
-    "seed": "--seed",
-    "num_epochs": "--epochs",
-    "learning_rate": "--learning-rate",
-    "dtype": "--dtype",
-    "draft_vocab_size": "--draft-vocab",
-    "num_kv_heads": "--kv-heads",
-    "num_ttt_steps": "--ttt-steps",
-    "start_from": "--from",
-    "num_heads": "--heads",
-    "num_blocks": "--blocks",
-    "train_lm_head": "--train-lm-head",
-    "num_layers": "--layers",
-    "hidden_size": "--hidden",
-    "intermediate_size": "--intermediate",
-    "train_embedding": "--train-embedding",
+    **{field: option_name(kind, field) for kind in KINDS.values() for field in kind.model_fields},
 }
 _DIGESTS = ("target", "prompts", "max_prompt_tokens")
 """Values that say nothing to anybody: hashes, and what follows from others."""

@@ -1,93 +1,189 @@
-"""What ``baton train`` was asked for."""
+"""What ``baton train`` can be asked for: the command line derives its options, and their help, from these models."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-import torch
+from pydantic import Field, field_validator
 
+from baton.core.config_section import CommandOption, Section
 from baton.core.errors import ConfigError
+from baton.core.option_text import numbers
+from baton.engine.models.default_model import DEFAULT_MODEL_NAME
 
-_DTYPES = ("auto", "float32", "bfloat16")
-_DEVICES = ("auto", "cpu", "cuda")
+_HIGHEST_TEMPERATURE = 2.0
+
+DraftVocabulary = Annotated[
+    int | None,
+    CommandOption(("--draft-vocab",)),
+    Field(ge=1, description="Tokens that the draft can say, the most frequent ones. Default: 8192."),
+]
 
 
-@dataclass(frozen=True, slots=True)
-class TrainOptions:
+class TrainOptions(Section):
     """Options of every kind of draft. None leaves the choice to the kind, the model or the cache folder.
 
-    Attributes:
-        model: the target, as ``model:`` names it.
-        prompts: JSON-lines files.
-        tokens: answer tokens to collect.
-        temperatures: of the answers, taken in turn.
-        self_prompts: share of the prompts that the target writes itself.
-        batch: conversations at once.
-        work: folder of everything that an interrupted run needs.
-        out: folder of the checkpoint.
-        minutes: of training; collecting comes before.
-        cache_states: see :func:`baton.train.run.train`.
-        license: of the draft, an SPDX identifier.
-        command: how to ask for the same again.
-        method: settings of the kind of draft, by name; None for the default.
-
-    Raises:
-        ConfigError: a value is out of its range.
+    The names of the other fields of a kind are those of its :class:`baton.train.settings.TrainingSettings`.
     """
 
-    model: str
-    command: str
-    prompts: tuple[Path, ...] = ()
-    tokens: int = 1_000_000
-    max_answer_tokens: int = 320
-    temperatures: tuple[float, ...] = (0.0, 0.8)
-    self_prompts: float | None = None
-    batch: int = 32
-    work: Path | None = None
-    out: Path | None = None
-    epochs: int | None = None
-    minutes: float | None = None
-    learning_rate: float | None = None
-    device: str = "auto"
-    dtype: str = "auto"
-    threads: int | None = None
-    seed: int = 0
-    cache_states: bool = True
-    license: str | None = None
-    method: Mapping[str, Any] = field(default_factory=dict)
+    model: Annotated[str, Field(description="The target: its name, a hub id, a folder or a .gguf file.")] = (
+        DEFAULT_MODEL_NAME
+    )
+    prompts: Annotated[
+        list[Path] | None,
+        CommandOption(metavar="FILE"),
+        Field(description='JSONL of {"prompt": ...}; may be repeated. None: the target writes its own.'),
+    ] = None
+    tokens: Annotated[
+        int, Field(ge=1, description="Answer tokens to collect. More data is worth more than more epochs.")
+    ] = 1_000_000
+    # Shorter answers teach nothing, see baton/train/collect.py.
+    max_answer_tokens: Annotated[int, Field(ge=8, description="Of one answer.")] = 320
+    temperatures: Annotated[str, Field(description="Of the answers, taken in turn; 0 is greedy.")] = "0,0.8"
+    self_prompts: Annotated[
+        float | None,
+        Field(
+            ge=0, le=1, description="Share of the prompts that the target writes itself. Default: 0.5 with --prompts."
+        ),
+    ] = None
+    batch: Annotated[int, Field(ge=1, description="Conversations at once, while answers are collected.")] = 32
+    work: Annotated[
+        Path | None,
+        Field(description="Folder of answers, hidden states and the run itself. Default: one per target in the cache."),
+    ] = None
+    out: Annotated[
+        Path | None,
+        CommandOption(("-o", "--out")),
+        Field(description="Folder of the draft. Default: out/MODEL-KIND."),
+    ] = None
+    num_epochs: Annotated[
+        int | None,
+        CommandOption(("--epochs",)),
+        Field(ge=1, description="Passes over the answers. Default: 5."),
+    ] = None
+    minutes: Annotated[
+        float | None,
+        Field(gt=0, description="Budget of the training, behind collecting; it ends with a learning rate of 0."),
+    ] = None
+    learning_rate: Annotated[
+        float | None, Field(description="The highest one. Default: 5e-4 for eagle3 and draft, 1e-3 for medusa.")
+    ] = None
+    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="Where target and draft compute.")] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        Field(description="What target and draft compute in."),
+    ] = "auto"
+    threads: Annotated[int | None, Field(ge=1, description="Of torch on the CPU. Default: every core.")] = None
+    seed: Annotated[int, Field(description="Of answers, first weights and the order of the data.")] = 0
+    cache_states: Annotated[
+        bool,
+        Field(description="Keep the target's hidden states in the work folder, or compute them in each epoch anew."),
+    ] = True
+    license: Annotated[str | None, Field(description="SPDX identifier for the model card.")] = None
 
-    def __post_init__(self) -> None:
-        for name in ("tokens", "batch", "threads", "epochs"):
-            value = getattr(self, name)
-            _check(name, value, value is None or value >= 1, "a whole number from 1")
-        # Shorter answers teach nothing, see baton/train/collect.py.
-        _check("max_answer_tokens", self.max_answer_tokens, self.max_answer_tokens >= 8, "a whole number from 8")
-        is_good = bool(self.temperatures) and all(0 <= temperature <= 2 for temperature in self.temperatures)
-        _check("temperatures", self.temperatures, is_good, "at least one number, all from 0 to 2")
-        is_good = self.self_prompts is None or 0 <= self.self_prompts <= 1
-        _check("self_prompts", self.self_prompts, is_good, "a share from 0 to 1")
-        _check("minutes", self.minutes, self.minutes is None or self.minutes > 0, "a number of minutes above 0")
-        _check("dtype", self.dtype, self.dtype in _DTYPES, "auto, float32 or bfloat16")
-        _check("device", self.device, self.device in _DEVICES, "auto, cpu or cuda")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("--device is cuda, but there is no GPU here that torch can use. Use auto or cpu.")
+    @field_validator("temperatures")
+    @classmethod
+    def _are_temperatures(cls, text: str) -> str:
+        values = numbers("--temperatures", text)
+        if not values or not all(0 <= value <= _HIGHEST_TEMPERATURE for value in values):
+            raise ConfigError(f"--temperatures is {values!r}, expected at least one number, all from 0 to 2.")
+        return text
+
+    @property
+    def answer_temperatures(self) -> tuple[float, ...]:
+        return numbers("--temperatures", self.temperatures)
 
     @property
     def settings(self) -> dict[str, Any]:
         """Of the kind's :class:`baton.train.settings.TrainingSettings`, where something was asked for."""
-        chosen = {
-            "num_epochs": self.epochs,
+        common = {
+            "num_epochs": self.num_epochs,
             "budget_s": None if self.minutes is None else self.minutes * 60,
             "learning_rate": self.learning_rate,
             "dtype": self.dtype,
             "seed": self.seed,
         }
-        return {name: value for name, value in {**chosen, **self.method}.items() if value is not None}
+        own = {name: getattr(self, name) for name in type(self).model_fields if name not in TrainOptions.model_fields}
+        return {name: value for name, value in {**common, **own}.items() if value is not None}
 
 
-def _check(name: str, value: object, is_good: bool, expected: str) -> None:
-    if not is_good:
-        raise ConfigError(f"--{name.replace('_', '-')} is {value!r}, expected {expected}.")
+class Eagle3Options(TrainOptions):
+    """An EAGLE-3.1 head: one layer on the target's hidden states; the best there is for its size."""
+
+    draft_vocab_size: DraftVocabulary = None
+    num_kv_heads: Annotated[
+        int | None,
+        CommandOption(("--kv-heads",)),
+        Field(ge=1, description="Of the head's attention. Default: the target's."),
+    ] = None
+    num_ttt_steps: Annotated[
+        int | None,
+        CommandOption(("--ttt-steps",)),
+        Field(ge=1, description="Tokens drafted in a row in training. Default: 4."),
+    ] = None
+    start_from: Annotated[
+        str | None,
+        CommandOption(("--from",)),
+        Field(description="Train this EAGLE-3 head further: a folder, a hub id, or auto for baton's own."),
+    ] = None
+
+
+class MedusaOptions(TrainOptions):
+    """Medusa heads: each guesses one further token from the target's last hidden state. Candidates make a tree."""
+
+    draft_vocab_size: DraftVocabulary = None
+    num_heads: Annotated[
+        int | None,
+        CommandOption(("--heads",)),
+        Field(ge=1, description="Tokens that are guessed at once. Default: 4."),
+    ] = None
+    num_blocks: Annotated[
+        int | None,
+        CommandOption(("--blocks",)),
+        Field(ge=1, description="Residual blocks of each head. Default: 1."),
+    ] = None
+    train_lm_head: Annotated[
+        bool, Field(description="Train the lm_head that all heads share, or keep it as the target has it.")
+    ] = True
+
+
+class DraftModelOptions(TrainOptions):
+    """A small language model of the target's vocabulary, distilled from it."""
+
+    num_layers: Annotated[
+        int | None,
+        CommandOption(("--layers",)),
+        Field(ge=1, description="Of the draft; a Llama gives its own. Default: 4."),
+    ] = None
+    hidden_size: Annotated[
+        int | None,
+        CommandOption(("--hidden",)),
+        Field(ge=1, description="Its width. Default: the target's, with its embedding."),
+    ] = None
+    num_heads: Annotated[
+        int | None,
+        CommandOption(("--heads",)),
+        Field(ge=1, description="Of its attention. Default: as wide as the target's."),
+    ] = None
+    num_kv_heads: Annotated[
+        int | None,
+        CommandOption(("--kv-heads",)),
+        Field(ge=1, description="Of its keys and values. Default: as in the target."),
+    ] = None
+    intermediate_size: Annotated[
+        int | None,
+        CommandOption(("--intermediate",)),
+        Field(ge=1, description="Width of its feed-forward. Default: in proportion."),
+    ] = None
+    train_embedding: Annotated[
+        bool, Field(description="Train embedding and lm_head too, where they are the target's.")
+    ] = False
+
+
+KINDS: dict[str, type[TrainOptions]] = {
+    "eagle3": Eagle3Options,
+    "medusa": MedusaOptions,
+    "draft": DraftModelOptions,
+}
+"""Options by kind of draft."""
