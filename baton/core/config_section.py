@@ -33,7 +33,7 @@ class CommandOption:
     """Annotates a field that a command line shows otherwise than by the field's name.
 
     Attributes:
-        names: such as ``("-o", "--out")``; empty: ``--`` and the field's name with dashes.
+        names: such as ``("-o", "--out")``, or ``("--on/--off",)`` of a flag; empty: the field's name with dashes.
         metavar: what help shows for the value.
     """
 
@@ -45,7 +45,7 @@ def option_name(section: type[BaseModel], field: str) -> str:
     """What the command line calls a field, with dashes: ``max_tokens`` → ``--max-tokens``."""
     for annotation in section.model_fields[field].metadata:
         if isinstance(annotation, CommandOption) and annotation.names:
-            return annotation.names[-1]
+            return annotation.names[-1].partition("/")[0]
     return f"--{field.replace('_', '-')}"
 
 

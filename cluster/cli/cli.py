@@ -23,9 +23,22 @@ from baton.client.local_cluster import find_endpoint
 from cluster.cli.cli_bench import bench_compare, bench_serve, bench_sweep
 from cluster.cli.cli_common import EndpointOption, JsonOption, with_client
 from cluster.cli.cli_plan import advise, change_role, plan
-from cluster.cli.cli_reporter import Reporter, error_console, run_app
-from cluster.cli.cli_simulate import simulate
+from cluster.cli.cli_reporter import Reporter, error_console, print_report, run_app
 from cluster.cli.cli_train import app as train_app
+from cluster.cli.settings_command import settings_command
+from cluster.simulation.options import SimulateOptions
+
+
+def _simulate(_: typer.Context, options: SimulateOptions) -> None:
+    from cluster.simulation.entry import fit_profile, simulate
+
+    if options.fit is not None:
+        sys.stdout.write(fit_profile(options, options.fit))
+        return
+    errors = error_console()
+    shown = simulate(options, lambda line: errors.print(line, markup=False))
+    print_report(shown)
+
 
 app = typer.Typer(
     help="Serve language models with prefill and decode on separate worker pools.",
@@ -41,7 +54,7 @@ app.add_typer(bench_app, name="bench")
 bench_app.command("serve")(bench_serve)
 bench_app.command("compare")(bench_compare)
 bench_app.command("sweep")(bench_sweep)
-app.command("simulate")(simulate)
+app.command("simulate")(settings_command(SimulateOptions, _simulate))
 app.command("plan")(plan)
 app.command("advise")(advise)
 app.command("move")(change_role)

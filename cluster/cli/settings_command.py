@@ -68,7 +68,7 @@ def _annotation(settings: type[BaseModel], name: str, field: FieldInfo) -> Any:
         min=_bound(field, "ge"),
         max=_bound(field, "le"),
     )
-    return Annotated[field.annotation, option]  # type: ignore[valid-type]
+    return Annotated[field.annotation, option]
 
 
 def _bound(field: FieldInfo, kind: str) -> float | None:

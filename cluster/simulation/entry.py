@@ -1,4 +1,4 @@
-"""Where ``baton simulate`` comes in: plain values of its options, made into a replay and what to show of it."""
+"""``baton simulate``: from its options to a replay, and what to show of it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from baton.bench.document import check_writable
-from baton.bench.traces import AUTO_FORMAT, cut_trace, read_trace
+from baton.bench.traces import cut_trace, read_trace
 from baton.core.errors import ConfigError
-from baton.core.option_text import check_not_negative, check_over_zero, key_values, known_name, positive_number
+from baton.core.option_text import check_over_zero, key_values, known_name, positive_number
 from cluster.config.config import BatonConfig, load_config
 from cluster.simulation.compare import compare, comparison_table, measured_requests, read_stage
 from cluster.simulation.fitting import fitted_profile, newest_fits, profile_text
+from cluster.simulation.options import SimulateOptions
 from cluster.simulation.profile import DEFAULT_PROFILE, TimingProfile, load_profile, profile_names
 from cluster.simulation.replay import ReplaySettings, replay
 from cluster.simulation.report import table
@@ -29,59 +30,11 @@ ROUTERS: Mapping[str, Mapping[str, Any]] = {
     "round_robin": {"routing.picker": "round_robin", "routing.local_prefill": "never", "admission.mode": "off"},
 }
 """What ``--router`` sets in the configuration."""
-_OF_TRACES: Mapping[str, str] = {
-    "rate_scale": "--rate-scale",
-    "input_scale": "--input-scale",
-    "output_scale": "--output-scale",
-    "requests": "--requests",
-    "trace_format": "--trace-format",
-    "trace_start_s": "--trace-start",
-    "trace_seconds": "--trace-seconds",
-    "warmup_s": "--warmup",
-}
-"""Options that change requests of a trace alone, by the field that has them."""
-_OF_REPLAYS: Mapping[str, str] = {
-    "trace": "--trace",
-    **_OF_TRACES,
-    "router": "--router",
-    "slo_class": "--class",
-    "seed": "--seed",
-    "compare_with": "--compare-with",
-    "stage": "--stage",
-    "with_samples": "--samples",
-    "json_file": "--json",
-}
-"""Those that --fit has no use for."""
-
-
-@dataclass(frozen=True, slots=True)
-class SimulateOptions:
-    """The options of ``baton simulate``, by name."""
-
-    config: Path | None = None
-    overrides: Mapping[str, Any] | None = None
-    router: str = "baton"
-    profile: str | None = None
-    trace: Path | None = None
-    trace_format: str = AUTO_FORMAT
-    trace_start_s: float = 0.0
-    trace_seconds: float | None = None
-    rate_scale: str = "1"
-    input_scale: str = "1"
-    output_scale: str = "1"
-    requests: int | None = None
-    with_samples: bool = False
-    warmup_s: float = 0.0
-    slo_class: str = ""
-    seed: int = 0
-    compare_with: Path | None = None
-    stage: str | None = None
-    json_file: Path | None = None
-
-    def given(self, names: Mapping[str, str]) -> list[str]:
-        """Of some options those that say something else than their default."""
-        usual = SimulateOptions()
-        return [option for name, option in names.items() if getattr(self, name) != getattr(usual, name)]
+_OF_TRACES = (
+    "rate_scale", "input_scale", "output_scale", "requests",
+    "trace_format", "trace_start_s", "trace_seconds", "warmup_s",
+)  # fmt: skip
+"""Options that change requests of a trace alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,61 +61,57 @@ class _Requests:
             yield f"{self.num_cut} of {len(self.arrivals)} prompts are cut: they do not fit with their answers"
 
 
-def simulate(options: Mapping[str, Any], report: Callable[[str], None]) -> RenderableType:
+def simulate(options: SimulateOptions, report: Callable[[str], None]) -> RenderableType:
     """Replays a trace, or a real run, in virtual time; what to show of it.
 
     Raises:
         BatonError: something that was asked for is not known or cannot be simulated.
     """
-    chosen = SimulateOptions(**options)
-    check_not_negative("--trace-start", chosen.trace_start_s)
-    check_not_negative("--warmup", chosen.warmup_s)
-    if chosen.trace_seconds is not None:
-        check_over_zero("--trace-seconds", chosen.trace_seconds)
-    if chosen.stage is not None and chosen.compare_with is None:
+    if options.trace_seconds is not None:
+        check_over_zero("--trace-seconds", options.trace_seconds)
+    if options.stage is not None and options.compare_with is None:
         raise ConfigError("--stage names a stage of the report of --compare-with. Name the report, or leave it out.")
-    if chosen.with_samples and chosen.json_file is None:
+    if options.with_samples and options.json_file is None:
         raise ConfigError("--samples writes every request into the file of --json. Name that file, or leave it out.")
-    if chosen.json_file is not None:
-        check_writable("--json", chosen.json_file)
-    config, profile, name = _config_of(chosen)
+    if options.json_file is not None:
+        check_writable("--json", options.json_file)
+    config, profile, name = _config_of(options)
     if name is None:
         report(
             f"no profile is named, so workers take the times of {DEFAULT_PROFILE}; name one by --profile or "
             f"simulation.profile: {', '.join(profile_names())}, or a YAML file"
         )
-    stage = None if chosen.compare_with is None else read_stage(chosen.compare_with, chosen.stage)
+    stage = None if options.compare_with is None else read_stage(options.compare_with, options.stage)
     report("reading the requests")
-    requests = _requests_of(chosen, config, profile, stage)
+    requests = _requests_of(options, config, profile, stage)
     for note in requests.notes():
         report(note)
     report(f"replaying {len(requests.arrivals)} requests")
     result = replay(config, profile, requests.arrivals, ReplaySettings(requests.warmup_s))
     document = result.document
     document["replay"] |= {"cut_prompts": requests.num_cut, "left_out": requests.num_left_out}
-    document["settings"] = {"config": config.to_dict(), "profile": profile.model_dump(mode="json"), **_plain(chosen)}
+    document["settings"] = {"config": config.to_dict(), "profile": profile.model_dump(mode="json"), **options.to_dict()}
     shown: list[RenderableType] = [table(document)]
     if stage is not None:
         document["comparison"] = compare(stage, result.requests, requests.arrivals[-1].at_s - requests.warmup_s)
         shown.append(comparison_table(document["comparison"]))
-    if chosen.with_samples:
+    if options.with_samples:
         document["requests"] = [asdict(request) for request in result.requests]
-    if chosen.json_file is not None:
-        chosen.json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    if options.json_file is not None:
+        options.json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return Group(*shown)
 
 
-def fit_profile(options: Mapping[str, Any], file: Path) -> str:
+def fit_profile(options: SimulateOptions, file: Path) -> str:
     """Writes a profile with the step costs of this machine's real workers; says what is in it.
 
     Raises:
         ConfigError: nothing is known of them, the file cannot be written, or an option is for a replay.
     """
-    chosen = SimulateOptions(**options)
-    if given := chosen.given(_OF_REPLAYS):
+    if given := options.given_for_a_replay():
         raise ConfigError(f"--fit writes a profile and replays nothing, so leave out {', '.join(given)}.")
     check_writable("--fit", file)
-    _, base, name = _config_of(chosen)
+    _, base, name = _config_of(options)
     text = profile_text(fitted_profile(base, newest_fits()))
     file.write_text(text, encoding="utf-8")
     return f"{file}: step costs of real workers; all else is that of the profile {name or DEFAULT_PROFILE}.\n{text}"
@@ -171,7 +120,7 @@ def fit_profile(options: Mapping[str, Any], file: Path) -> str:
 def _config_of(options: SimulateOptions) -> tuple[BatonConfig, TimingProfile, str | None]:
     """Configuration, profile and what names it; None: nothing does."""
     router = known_name("--router", options.router, ROUTERS)
-    config = load_config(options.config, {**ROUTERS[router], **(options.overrides or {})})
+    config = load_config(options.config, {**ROUTERS[router], **options.overrides})
     name = options.profile or config.simulation.profile
     return config, load_profile(name or DEFAULT_PROFILE), name
 
@@ -227,26 +176,3 @@ def _shares(text: str, config: BatonConfig) -> dict[str, float]:
         return {known_name("--class", text, known): 1.0}
     shares = key_values("--class", text, known)
     return {name: positive_number(f"--class {name}", value) for name, value in shares.items()}
-
-
-def _plain(options: SimulateOptions) -> dict[str, Any]:
-    return {
-        "router": options.router,
-        "trace": _text(options.trace),
-        "trace_format": options.trace_format,
-        "trace_start_s": options.trace_start_s,
-        "trace_seconds": options.trace_seconds,
-        "rate_scale": options.rate_scale,
-        "input_scale": options.input_scale,
-        "output_scale": options.output_scale,
-        "requests": options.requests,
-        "warmup_s": options.warmup_s,
-        "class": options.slo_class,
-        "seed": options.seed,
-        "compare_with": _text(options.compare_with),
-        "stage": options.stage,
-    }
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)

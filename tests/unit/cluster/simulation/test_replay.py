@@ -11,6 +11,7 @@ from baton.core.errors import ConfigError
 from cluster.config.config import BatonConfig
 from cluster.simulation.compare import compare, comparison_table, measured_requests, read_stage
 from cluster.simulation.entry import fit_profile, simulate
+from cluster.simulation.options import SimulateOptions
 from cluster.simulation.replay import ReplaySettings, replay
 from cluster.simulation.report import percentiles, table
 from cluster.simulation.workload import make_arrivals
@@ -88,12 +89,12 @@ def test_the_command_replays_a_file(tmp_path):
     said = []
     options = {
         "trace": write_trace(tmp_path / "trace.jsonl"),
-        "overrides": {"prefill.workers": 2, "decode.workers": 2},
+        "assignments": ["prefill.workers=2", "decode.workers=2"],
         "router": "round_robin",
         "slo_class": "interactive",
         "json_file": tmp_path / "out.json",
     }
-    simulate(options, said.append)
+    simulate(SimulateOptions(**options), said.append)
     document = json.loads((tmp_path / "out.json").read_text())
     assert document["classes"]["interactive"]["finished"] == 40
     assert document["settings"]["config"]["routing"]["picker"] == "round_robin"
@@ -108,10 +109,10 @@ def test_the_part_of_a_trace_is_told_and_prompts_that_were_cut(tmp_path):
         "trace_format": "mooncake",
         "trace_start_s": 2.0,
         "trace_seconds": 4.0,
-        "overrides": {"max_model_len": 256},
+        "assignments": ["max_model_len=256"],
         "json_file": file,
     }
-    simulate(options, said.append)
+    simulate(SimulateOptions(**options), said.append)
     document = json.loads(file.read_text())
     told = {name: document["settings"][name] for name in ("trace_format", "trace_start_s", "trace_seconds", "stage")}
     assert told == {"trace_format": "mooncake", "trace_start_s": 2.0, "trace_seconds": 4.0, "stage": None}
@@ -121,11 +122,11 @@ def test_the_part_of_a_trace_is_told_and_prompts_that_were_cut(tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "is_told"),
-    [({}, True), ({"profile": "h100-8b"}, False), ({"overrides": {"simulation.profile": "h100-70b-tp4"}}, False)],
+    [({}, True), ({"profile": "h100-8b"}, False), ({"assignments": ["simulation.profile=h100-70b-tp4"]}, False)],
 )
 def test_which_profile_is_used_is_told_when_nobody_named_one(tmp_path, options, is_told):
     said = []
-    simulate({"trace": write_trace(tmp_path / "trace.jsonl"), "requests": 2, **options}, said.append)
+    simulate(SimulateOptions(**{"trace": write_trace(tmp_path / "trace.jsonl"), "requests": 2, **options}), said.append)
     told = [line for line in said if "no profile is named, so workers take the times of h100-8b" in line]
     assert len(told) == is_told
     assert all("--profile or simulation.profile: h100-70b-tp4, h100-8b, or a YAML file" in line for line in told)
@@ -145,7 +146,7 @@ def test_which_profile_is_used_is_told_when_nobody_named_one(tmp_path, options, 
 )
 def test_wrong_options_are_refused(tmp_path, options, said):
     with pytest.raises(ConfigError, match=said):
-        simulate({"trace": write_trace(tmp_path / "trace.jsonl"), **options}, lambda _: None)
+        simulate(SimulateOptions(**{"trace": write_trace(tmp_path / "trace.jsonl"), **options}), lambda _: None)
 
 
 def test_options_that_change_a_trace_are_refused_without_one(tmp_path):
@@ -153,7 +154,7 @@ def test_options_that_change_a_trace_are_refused_without_one(tmp_path):
     file.write_text(json.dumps(make_report([make_sample(index) for index in range(3)])), encoding="utf-8")
     options = {"compare_with": file, "rate_scale": "0=1,60=4", "requests": 10, "slo_class": "interactive=1,batch=1"}
     with pytest.raises(ConfigError, match=r"which --rate-scale, --requests, --class with shares would change"):
-        simulate(options, lambda _: None)
+        simulate(SimulateOptions(**options), lambda _: None)
 
 
 def test_percentiles_are_those_of_the_load_tool():
@@ -192,7 +193,7 @@ def make_sample(index):
 def test_a_real_run_is_simulated_and_compared(tmp_path):
     file, out = tmp_path / "report.json", tmp_path / "out.json"
     file.write_text(json.dumps(make_report([make_sample(index) for index in range(30)])), encoding="utf-8")
-    simulate({"compare_with": file, "json_file": out}, lambda _: None)
+    simulate(SimulateOptions(compare_with=file, json_file=out), lambda _: None)
     document = json.loads(out.read_text())
     assert document["classes"]["standard"]["requests"] == 25
     ttft = document["comparison"]["ttft_ms p50"]
@@ -211,7 +212,7 @@ def test_requests_that_failed_are_sent_again_and_those_of_unknown_length_are_cou
     assert (requests[-1].input_tokens, requests[-1].output_tokens) == (150, 40)
     file, said = tmp_path / "report.json", []
     file.write_text(json.dumps(make_report(samples)), encoding="utf-8")
-    simulate({"compare_with": file, "json_file": tmp_path / "out.json"}, said.append)
+    simulate(SimulateOptions(compare_with=file, json_file=tmp_path / "out.json"), said.append)
     document = json.loads((tmp_path / "out.json").read_text())
     assert document["settings"]["compare_with"] == str(file)
     assert document["classes"]["standard"]["requests"] == 6
@@ -222,7 +223,7 @@ def test_a_report_without_samples_needs_a_trace(tmp_path):
     file = tmp_path / "report.json"
     file.write_text(json.dumps(make_report([])), encoding="utf-8")
     with pytest.raises(ConfigError, match="--samples"):
-        simulate({"compare_with": file}, lambda _: None)
+        simulate(SimulateOptions(compare_with=file), lambda _: None)
     figures = compare(read_stage(file), run().requests, 24.0)
     assert figures["goodput 1/s"]["simulated"] == pytest.approx(5.0, rel=0.1)
     with pytest.raises(ConfigError, match="--stage"):
@@ -235,13 +236,13 @@ def test_a_report_without_samples_needs_a_trace(tmp_path):
 def test_a_profile_is_written_only_when_something_was_learned(tmp_path, monkeypatch):
     monkeypatch.setenv("BATON_CACHE", str(tmp_path))
     with pytest.raises(ConfigError, match="Nothing is known"):
-        fit_profile({"profile": "h100-8b"}, tmp_path / "mine.yaml")
+        fit_profile(SimulateOptions(profile="h100-8b"), tmp_path / "mine.yaml")
 
 
 def test_fitting_refuses_what_it_has_no_use_for(tmp_path):
     options = {"profile": "h100-8b", "trace": tmp_path, "rate_scale": "2", "with_samples": True}
     with pytest.raises(ConfigError, match="leave out --trace, --rate-scale, --samples"):
-        fit_profile(options, tmp_path / "mine.yaml")
+        fit_profile(SimulateOptions(**options), tmp_path / "mine.yaml")
 
 
 def test_pools_grow_and_shrink_with_the_load():
