@@ -35,16 +35,15 @@ from baton.engine.kv_cache.paged_cache import PagedKVCache
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.scheduling.scheduler import SchedulerLimits
+from baton.kv_transfer.flow import Throttle
 from baton.kv_transfer.kv_transfer_config import KVTransferConfig
-from baton.kv_transfer.payload.data_connection import SocketOption
-from baton.kv_transfer.payload.data_listener import DataListener
-from baton.kv_transfer.payload.local_memory import LocalMemory
-from baton.kv_transfer.payload.nixl_agent import NixlExport
-from baton.kv_transfer.payload.nixl_reader import NixlReader
-from baton.kv_transfer.payload.segment_mappings import SegmentMappings
+from baton.kv_transfer.payload.base import SendPath
+from baton.kv_transfer.payload.inline import InlineReceivePath, InlineSendPath
+from baton.kv_transfer.payload.nixl import NixlReader, NixlReceivePath, NixlSendPath
+from baton.kv_transfer.payload.shared_memory import SharedMemoryReceivePath, SharedMemorySendPath
+from baton.kv_transfer.payload.sockets import SocketOption, SocketReceivePath, SocketSendPath
 from baton.kv_transfer.receiver import KVTransferService
 from baton.kv_transfer.sender import GrpcKVTransport
-from baton.kv_transfer.throttle import Throttle
 from baton.rpc.channel import create_server
 from decode_worker.kv_import import KVImporter
 from prefill_worker.encoding_choice import EncodingChoice
@@ -136,20 +135,19 @@ class Sender:
 
     def __init__(self, layout: Layout, part_bytes: int, limits: Limits, ways: Sequence[str]) -> None:
         self._layout = layout
-        memories = {
-            "shared": lambda: LocalMemory(part_bytes),
-            NIXL: lambda: LocalMemory(part_bytes, export=NixlExport()),
+        paths: dict[str, Callable[[], SendPath]] = {
+            "connected": lambda: SocketSendPath(1, bytes_per_connection=1, options=limits.options),
+            "striped": lambda: SocketSendPath(limits.connections, bytes_per_connection=1, options=limits.options),
+            "shared": lambda: SharedMemorySendPath(part_bytes),
+            NIXL: lambda: NixlSendPath(part_bytes),
         }
         self._engine = make_engine(make_runner(layout))
         # All ways through one cache. Every exporter listens to the engine's steps, and one alone has a transfer.
         self._transports = {
             way: GrpcKVTransport(
+                [*([paths[way]()] if way in paths else []), InlineSendPath()],
                 Throttle(limits.bytes_per_second) if limits.bytes_per_second else None,
                 _TIMEOUT_S,
-                memories[way]() if way in memories else None,
-                connections={"connected": 1, "striped": limits.connections}.get(way, 0),
-                bytes_per_connection=1,
-                options=limits.options,
             )
             for way in ways
         }
@@ -219,17 +217,21 @@ class Receiver:
         self._engine = make_engine(make_runner(layout))
         self._importer = KVImporter(self._engine, _TIMEOUT_S, encodings=(KVEncoding.INT8,))
         self._servers: list[grpc.aio.Server] = []
-        self._listener = DataListener()
-        self._nixl = NixlReader(_TIMEOUT_S) if NIXL in ways else None
+        self._service = KVTransferService(
+            self._importer, [SharedMemoryReceivePath(), SocketReceivePath(), InlineReceivePath()]
+        )
+        self._nixl: KVTransferService | None = None
+        if NIXL in ways:
+            nixl = [NixlReceivePath(NixlReader(_TIMEOUT_S)), InlineReceivePath()]
+            self._nixl = KVTransferService(self._importer, nixl)
 
     async def start(self) -> dict[str, str]:
         """The addresses to send to: of NIXL's way, which sees no memory of this host, and of all others."""
         self._engine.start()
-        self._listener.start(_HOST)
-        plain = KVTransferService(self._importer, SegmentMappings(), listener=self._listener)
-        peers = {"peer": await self._serve(plain)}
+        self._service.start(_HOST)
+        peers = {"peer": await self._serve(self._service)}
         if self._nixl is not None:
-            peers["nixl_peer"] = await self._serve(KVTransferService(self._importer, nixl=self._nixl))
+            peers["nixl_peer"] = await self._serve(self._nixl)
         return peers
 
     async def _serve(self, service: KVTransferService) -> str:
@@ -243,7 +245,7 @@ class Receiver:
     async def stop(self) -> None:
         for server in self._servers:
             await server.stop(grace=0)
-        await self._listener.stop()
+        await self._service.close()
         if self._nixl is not None:
             await self._nixl.close()
         await self._engine.stop()

@@ -26,7 +26,7 @@ from baton.core.request import Request, SamplingParams
 from baton.engine.async_engine import AsyncEngine
 from baton.engine.kv_cache.kv_copies import WorkMark
 from baton.kv_transfer.base import PartHeader, Reservation, TransferOffer
-from baton.kv_transfer.codec import checksum as compute_checksum
+from baton.kv_transfer.checksums import checksum as compute_checksum
 from baton.kv_transfer.pending_imports import PendingImport, PendingImports
 from baton.rpc.channel import as_baton_error
 

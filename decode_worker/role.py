@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator
 from functools import partial
 
@@ -14,10 +13,7 @@ from baton.engine.async_engine import AsyncEngine
 from baton.engine.profile import profile_steps
 from baton.engine.scheduling.ordering import EarliestDeadlineFirst
 from baton.engine.scheduling.scheduler import SchedulerLimits
-from baton.kv_transfer.payload.data_listener import DataListener
-from baton.kv_transfer.payload.nixl_reader import NixlReader
-from baton.kv_transfer.payload.segment_mappings import SegmentMappings
-from baton.kv_transfer.receiver import KVTransferService
+from baton.kv_transfer.transports import create_kv_service
 from baton.rpc.cache_messages import DECODE_PAUSE_S, watch_messages
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc
 from cluster.worker.role import WorkerContext
@@ -25,8 +21,6 @@ from cluster.worker.role_stats import fill_engine_stats, pack_step_samples
 from decode_worker.kv_import import KVImporter
 from decode_worker.server import DecodeService
 from decode_worker.speculation.assembly import assemble_speculation
-
-logger = logging.getLogger(__name__)
 
 
 class DecodeRole:
@@ -51,25 +45,18 @@ class DecodeRole:
         kv = config.kv_transfer
         encodings = () if kv.encoding == "native" else (KVEncoding.INT8,)
         self._importer = KVImporter(self._engine, kv.claim_timeout_s, self._speculation.adopt, encodings)
-        self._silence_s = config.router.request_timeout_s  # no prompt is computed for longer
+        silence_s = config.router.request_timeout_s  # no prompt is computed for longer
+        self._kv_service = create_kv_service(kv, self._importer, silence_s)
         self._capture = partial(
             context.runner.capture_graphs, pool.max_num_seqs, speculation.max_draft_tokens, context.max_model_len
         )
-        self._mappings = None if kv.shared_memory == "off" else SegmentMappings()
-        self._nixl = NixlReader() if kv.transport == "nixl" else None
-        self._listens = kv.connections > 0
-        self._listener = DataListener()
 
     async def start(self, server: grpc.aio.Server, host: str) -> None:
         worker_pb2_grpc.add_DecodeServicer_to_server(DecodeService(self._engine, self._importer), server)
-        KVTransferService(self._importer, self._mappings, self._silence_s, self._listener, self._nixl).add_to(server)
+        self._kv_service.add_to(server)
         await asyncio.to_thread(self._capture)
         self._engine.start()
-        if self._listens:
-            try:
-                self._listener.start(host)
-            except OSError as error:
-                logger.warning("no port for KV at %s, it comes in messages (kv_transfer.connections): %s", host, error)
+        self._kv_service.start(host)
 
     async def profile(self) -> None:
         await profile_steps(self._engine, self._max_model_len)
@@ -97,7 +84,5 @@ class DecodeRole:
             )
 
     async def stop(self) -> None:
-        await self._listener.stop()
-        if self._nixl is not None:
-            await self._nixl.close()
+        await self._kv_service.close()
         await self._engine.stop()

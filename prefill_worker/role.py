@@ -45,13 +45,7 @@ class PrefillRole:
             runs_ahead=always if context.overlaps_scheduling and self._draft is None else never,
         )
         kv = config.kv_transfer
-        self._transport = create_transport(
-            kv.transport,
-            kv.max_bytes_per_second,
-            kv.transfer_timeout_s,
-            kv.readable_part_bytes,
-            connections=kv.connections,
-        )
+        self._transport = create_transport(kv)
         self._exporter = KVExporter(
             self._engine,
             self._transport,

@@ -25,7 +25,7 @@ from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.scheduling.scheduler import SchedulerLimits
 from baton.kv_transfer.base import PartBuffer, PartHeader, Payload, Pieces
-from baton.kv_transfer.codec import checksum
+from baton.kv_transfer.checksums import checksum
 from baton.kv_transfer.payload.in_process import InProcessKVTransport, InProcessSendStream
 from benchmarks.device_run.attention_world import poison
 from decode_worker.kv_import import KVImporter

@@ -1,7 +1,8 @@
-"""KVFrame bytes without a protobuf copy of the payload.
+"""What travels, as bytes: frames of the gRPC stream, and what stands in the connections beside it.
 
-Protobuf messages may be concatenated field by field, so a frame is the encoded header followed by the payload's tag,
-its length and its bytes. The result is exactly what ``KVFrame.SerializeToString`` would give, minus two copies.
+A frame is a KVFrame, encoded without a protobuf copy of its payload. Protobuf messages may be concatenated field by
+field, so a frame is the encoded header followed by the payload's tag, its length and its bytes. The result is exactly
+what ``KVFrame.SerializeToString`` would give, minus two copies.
 """
 
 from __future__ import annotations
@@ -10,12 +11,11 @@ import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
-import xxhash
 from google.protobuf.message import DecodeError
 
 from baton.core.errors import TransferError
 from baton.core.kv_spec import KVEncoding
-from baton.kv_transfer.base import Payload, Pieces
+from baton.kv_transfer.base import PartHeader, Payload, Pieces
 from baton.rpc.wire import kv_pb2
 
 _PAYLOAD_FIELD = 15
@@ -23,21 +23,11 @@ _LENGTH_DELIMITED = 2
 _PAYLOAD_TAG = bytes([_PAYLOAD_FIELD << 3 | _LENGTH_DELIMITED])
 _MAX_VARINT_BYTES = 10
 
-# What stands in the connections beside the stream, see proto/kv.proto.
+# In the connections beside the stream, see proto/kv.proto:
 HEAD_LENGTH_BYTES = 4
 TICKET_BYTES = 16
 WELCOME = b"\x01"
-"""What a connection hears whose ticket is known."""
-
-
-def checksum(payload: Payload | Pieces) -> int:
-    """xxh3-64 of the payload."""
-    if not isinstance(payload, Pieces):
-        return xxhash.xxh3_64_intdigest(payload)
-    digest = xxhash.xxh3_64()
-    for view in payload.views:
-        digest.update(view)
-    return digest.intdigest()
+"""The receiver's answer to a ticket that it knows."""
 
 
 def encode_frame(header: kv_pb2.KVFrame, payload: Payload | Pieces = b"") -> bytes:
@@ -49,14 +39,31 @@ def encode_frame(header: kv_pb2.KVFrame, payload: Payload | Pieces = b"") -> byt
     return b"".join((head, _PAYLOAD_TAG, _varint(len(payload)), *pieces))
 
 
+def pack_part(header: PartHeader, digest: int) -> kv_pb2.KVPart:
+    """A part's header with its checksum, as it travels. Payload paths add where the payload is."""
+    return kv_pb2.KVPart(
+        token_start=header.token_start,
+        token_count=header.token_count,
+        layer_start=header.layer_start,
+        layer_end=header.layer_end,
+        checksum=digest,
+        encoding=encoding_name(header.encoding),
+    )
+
+
+def encode_part(part: kv_pb2.KVPart, payload: Payload | Pieces = b"") -> bytes:
+    """The frame of a part."""
+    return encode_frame(kv_pb2.KVFrame(part=part), payload)
+
+
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """What a connection says first: whose it is, and which of how many.
+    """What a connection says first.
 
     Attributes:
-        ticket: of the transfer.
-        number: from 0.
-        count: how many the transfer has.
+        ticket: names the transfer.
+        number: of this connection, from 0.
+        count: how many connections the transfer has.
     """
 
     NUM_BYTES: ClassVar[int] = TICKET_BYTES + 2
@@ -70,18 +77,18 @@ class Introduction:
 
     @classmethod
     def decode(cls, data: bytes) -> Introduction:
-        """Of :attr:`NUM_BYTES` bytes, which may be anything."""
+        """Reads any :attr:`NUM_BYTES` bytes."""
         return cls(data[:TICKET_BYTES], *data[TICKET_BYTES:])
 
 
 def encode_head(part: kv_pb2.KVPart) -> bytes:
-    """What goes before a payload in a connection."""
+    """What precedes a payload in a connection."""
     head = part.SerializeToString()
     return len(head).to_bytes(HEAD_LENGTH_BYTES, "little") + head
 
 
 def decode_head(data: bytes) -> kv_pb2.KVPart:
-    """A head without its length. Raises :class:`TransferError` when it is none."""
+    """Reads a head without its length. Raises :class:`TransferError` when the bytes are not a head."""
     try:
         return kv_pb2.KVPart.FromString(data)
     except DecodeError as error:
@@ -119,37 +126,8 @@ def decode_frame(data: bytes) -> tuple[kv_pb2.KVFrame, memoryview]:
     return header, payload
 
 
-def pack_header(
-    token_start: int,
-    token_count: int,
-    layer_start: int,
-    layer_end: int,
-    digest: int,
-    slot: kv_pb2.KVSlot | None = None,
-    encoding: KVEncoding = KVEncoding.NATIVE,
-    num_bytes: int = 0,
-) -> kv_pb2.KVFrame:
-    """The header of a part, whose payload follows or is in ``slot``.
-
-    Args:
-        num_bytes: of a payload that follows in the transfer's connections.
-    """
-    return kv_pb2.KVFrame(
-        part=kv_pb2.KVPart(
-            token_start=token_start,
-            token_count=token_count,
-            layer_start=layer_start,
-            layer_end=layer_end,
-            checksum=digest,
-            slot=slot,
-            encoding=encoding_name(encoding),
-            num_bytes=num_bytes,
-        )
-    )
-
-
 def encoding_name(encoding: KVEncoding) -> str:
-    """As on the wire, where nothing stands for native."""
+    """The name on the wire, where an empty name means native."""
     return "" if encoding is KVEncoding.NATIVE else encoding.value
 
 

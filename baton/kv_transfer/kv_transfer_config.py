@@ -38,11 +38,6 @@ class KVTransferConfig(Section):
     transfer_timeout_s: PositiveSeconds = 120.0
     """How long a decode worker may keep a hand-off waiting. The time to compute the prompt does not count."""
 
-    @property
-    def readable_part_bytes(self) -> int | None:
-        """Largest part that decode workers may read from a prefill worker's memory; None: they read none."""
-        return None if self.shared_memory == "off" and self.transport == "grpc" else self.part_bytes
-
     @field_validator("connections", mode="before")
     @classmethod
     def _is_a_number(cls, value: object) -> object:

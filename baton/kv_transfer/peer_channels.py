@@ -1,9 +1,8 @@
-"""Channels to other workers: one for all streams to a peer, closed when nobody has needed it for a while."""
+"""Channels to other workers: all streams to a peer share one, which is closed after a while without streams."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass
 
 import grpc.aio
@@ -11,37 +10,24 @@ import grpc.aio
 from baton.core.errors import WorkerLostError
 from baton.rpc.channel import create_channel
 
-RETRY_S = 60.0
-"""What kept a connection from working may have been a moment's."""
 IDLE_S = 300.0
-"""Workers that are gone do not come back at the same address; those that are there need a channel every few seconds."""
+"""A worker that is gone does not come back at the same address. One that is there needs a channel every few seconds."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class PeerChannel:
-    """
+    """A channel to one peer. Payload paths keep what they learn about the peer by this object, as long as it lives.
+
     Attributes:
-        num_streams: how many use it.
-        expiry: closes it, while there are none.
-        is_known_remote: the log says already that this peer does not read this worker's memory.
-        connects_after_s: monotonic time before which nobody tries to connect to it beside this channel.
+        peer: the address, ``host:port``.
+        num_streams: streams that use the channel.
+        expiry: closes the channel while there are none.
     """
 
     peer: str
     channel: grpc.aio.Channel
     num_streams: int = 0
     expiry: asyncio.TimerHandle | None = None
-    is_known_remote: bool = False
-    connects_after_s: float = 0.0
-
-    @property
-    def may_connect(self) -> bool:
-        """Whether a connection beside this channel is worth a try."""
-        return time.monotonic() >= self.connects_after_s
-
-    def avoid_connections(self) -> None:
-        """One beside this channel could not be opened, or broke while the channel did not."""
-        self.connects_after_s = time.monotonic() + RETRY_S
 
 
 class PeerChannels:
@@ -58,7 +44,7 @@ class PeerChannels:
         self._closed = False
 
     def take(self, peer: str) -> PeerChannel:
-        """A channel for one more stream. Whoever takes it gives it back when the stream is over.
+        """A channel for one more stream. Give it back when the stream ends.
 
         Raises:
             WorkerLostError: all of this worker's channels have been closed.
@@ -76,7 +62,7 @@ class PeerChannels:
         return entry
 
     def give_back(self, entry: PeerChannel) -> None:
-        """One of its streams is over."""
+        """Ends the use of a channel by one stream."""
         entry.num_streams -= 1
         if entry.num_streams or entry not in self._open:
             return
@@ -86,7 +72,7 @@ class PeerChannels:
             self._close(entry)
 
     def retire(self, entry: PeerChannel) -> None:
-        """No new stream gets it. Those that have it go on, and the last of them closes it."""
+        """Gives the channel to no new stream. Those that have it go on, and the last of them closes it."""
         if self._newest.get(entry.peer) is entry:
             del self._newest[entry.peer]
         if not entry.num_streams and entry in self._open:

@@ -1,12 +1,12 @@
-"""KV over gRPC, the receiving end."""
+"""The receiving end of hand-offs: one gRPC stream per transfer. Payload paths bring the bytes of parts."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -15,19 +15,17 @@ from baton.core.errors import BatonError, LayoutMismatchError, TransferError
 from baton.core.kv_spec import KVCacheSpec, KVEncoding
 from baton.core.logs import RequestLog
 from baton.core.request_ids import request_id_of_call
-from baton.kv_transfer.acks import Acknowledgements
 from baton.kv_transfer.base import KVSink, TransferOffer
 from baton.kv_transfer.codec import decode_frame, encoding_name
-from baton.kv_transfer.payload.connection_reader import ConnectionReader
-from baton.kv_transfer.payload.data_listener import DataListener, ExpectedConnections
-from baton.kv_transfer.payload.nixl_reader import NixlReader
-from baton.kv_transfer.payload.part_intake import PartIntake, SenderMemory
-from baton.kv_transfer.payload.segment_mappings import SegmentMappings
+from baton.kv_transfer.flow import Acknowledgements
+from baton.kv_transfer.payload.base import PartReceiver, ReceivePath
+from baton.kv_transfer.payload.part_intake import PartIntake
 from baton.kv_transfer.sender import METHOD, SERVICE
 from baton.rpc.channel import as_baton_error, reporting_errors
 from baton.rpc.wire import kv_pb2
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _MAX_DEADLINE_S = 86_400.0
 _KNOWN_ENCODINGS = {encoding.value: encoding for encoding in KVEncoding}
@@ -39,27 +37,25 @@ class KVTransferService:
     """Feeds a :class:`KVSink` from the stream, and gives everything back if the stream breaks.
 
     Args:
-        mappings: for the memory of senders on this host; None: none of it is read.
-        listener: for connections that bring payloads beside messages; None: there are none. Started and stopped by
-            whoever made it.
-        silence_s: a sender that sends nothing for so long has gone without a word. Between two parts lies what its
-            prompt takes to compute, so this must be more than any prompt may take.
-        nixl: for the memory of other senders; None: it is not read. Closed by whoever made it.
+        paths: payload paths in order of preference; the last one must accept every transfer.
+        silence_s: a sender that sends nothing for so long is taken for gone. Computing its prompt may take the time
+            between two parts, so this must be more than any prompt may take.
     """
 
-    def __init__(
-        self,
-        sink: KVSink,
-        mappings: SegmentMappings | None = None,
-        silence_s: float = SILENCE_S,
-        listener: DataListener | None = None,
-        nixl: NixlReader | None = None,
-    ) -> None:
+    def __init__(self, sink: KVSink, paths: Sequence[ReceivePath], silence_s: float = SILENCE_S) -> None:
         self._sink = sink
-        self._mappings = mappings
-        self._listener = listener or DataListener()
+        self._paths = paths
         self._silence_s = silence_s
-        self._nixl = nixl
+
+    def start(self, host: str) -> None:
+        """Lets the payload paths listen at ``host``, the address at which senders reach this worker."""
+        for path in self._paths:
+            path.start(host)
+
+    async def close(self) -> None:
+        """Closes the payload paths."""
+        for path in self._paths:
+            await path.close()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         # No (de)serializers: frames stay raw bytes, see codec.py.
@@ -91,17 +87,12 @@ class KVTransferService:
         committed = False
         reason = "the sender went away"
         try:
-            async with self._sender_memory(header.reserve) as memory:
-                with self._listener.expect(wanted=header.reserve.connects and memory is None) as expected:
-                    reserved = kv_pb2.KVReserved(
-                        num_cached_tokens=reservation.num_cached_tokens,
-                        takes_draft=reservation.takes_draft,
-                        takes_segment=memory is not None,
-                        encoding=encoding_name(reservation.encoding),
-                        connection=None if expected is None else expected.offer,
-                    )
-                    await _reply(context, kv_pb2.KVReply(reserved=reserved))
-                    draft_state = await self._take_parts(context, offer.transfer_id, memory, expected)
+            reserved = kv_pb2.KVReserved(
+                num_cached_tokens=reservation.num_cached_tokens,
+                takes_draft=reservation.takes_draft,
+                encoding=encoding_name(reservation.encoding),
+            )
+            draft_state = await self._take_parts(context, header.reserve, reserved)
             num_bytes = await self._sink.commit(offer.transfer_id, draft_state)
             committed = True
             await _reply(context, kv_pb2.KVReply(committed=kv_pb2.KVCommitted(num_bytes=num_bytes)))
@@ -116,52 +107,44 @@ class KVTransferService:
             if not committed:
                 self._sink.abort(offer.transfer_id, reason)
 
-    @asynccontextmanager
-    async def _sender_memory(self, reserve: kv_pb2.KVReserve) -> AsyncIterator[SenderMemory | None]:
-        """The sender's segment, if there is one and this process can read it."""
-        segment = reserve.segment if reserve.HasField("segment") else None
-        if segment is not None and self._mappings is not None:
-            mapped = self._mappings.attach(segment)
-            if mapped is not None:
-                try:
-                    yield mapped
-                finally:
-                    self._mappings.detach(mapped)
-                return
-        if segment is not None and self._nixl is not None and segment.HasField("nixl"):
-            async with self._nixl.attached(segment) as readable:
-                yield readable
-            return
-        yield None
-
     async def _take_parts(
         self,
         context: grpc.aio.ServicerContext[Any, Any],
-        transfer_id: str,
-        memory: SenderMemory | None,
-        expected: ExpectedConnections | None,
+        reserve: kv_pb2.KVReserve,
+        reserved: kv_pb2.KVReserved,
     ) -> bytes | None:
-        """Writes parts until the commit comes; gives the draft's state that is in it."""
+        """Answers the reservation and writes parts until the commit comes; returns the draft's state that is in it."""
         acknowledgements = Acknowledgements(context)
-        intake = PartIntake(self._sink, transfer_id, memory, acknowledgements.written)
-        reader = None if expected is None else ConnectionReader(expected, intake, self._silence_s)
+        intake = PartIntake(self._sink, reserve.transfer_id, acknowledgements.written)
         try:
-            return await self._take_frames(context, intake, reader)
+            async with self._accept(reserve, reserved, intake) as parts:
+                await _reply(context, kv_pb2.KVReply(reserved=reserved))
+                return await self._take_frames(context, intake, parts)
         finally:
-            if reader is not None:
-                await reader.close()
             await acknowledgements.finish()
 
+    @asynccontextmanager
+    async def _accept(
+        self, reserve: kv_pb2.KVReserve, reserved: kv_pb2.KVReserved, intake: PartIntake
+    ) -> AsyncIterator[PartReceiver]:
+        """Negotiates the path that brings the parts."""
+        for path in self._paths:
+            async with path.accept(reserve, reserved, intake) as parts:
+                if parts is not None:
+                    yield parts
+                    return
+        raise RuntimeError("no payload path accepts the transfer; the last one must accept all")
+
     async def _take_frames(
-        self, context: grpc.aio.ServicerContext[Any, Any], intake: PartIntake, reader: ConnectionReader | None
+        self, context: grpc.aio.ServicerContext[Any, Any], intake: PartIntake, parts: PartReceiver
     ) -> bytes | None:
-        while (data := await self._next_frame(context, reader)) is not grpc.aio.EOF:
+        while (data := await self._wait_for(context.read(), intake, parts)) is not grpc.aio.EOF:
             header, payload = decode_frame(data)
             kind = header.WhichOneof("kind")
             if kind == "commit":
                 commit = header.commit
-                if reader is not None:
-                    await reader.beside(intake.reach(commit.num_parts))
+                if parts.reading is not None:  # the commit may overtake parts
+                    await self._wait_for(intake.reach(commit.num_parts), intake, parts)
                 if (commit.num_parts, commit.num_bytes) != (intake.num_parts, intake.num_bytes):
                     raise TransferError(
                         f"{commit.num_parts} KV parts with {commit.num_bytes} bytes were sent, "
@@ -170,17 +153,38 @@ class KVTransferService:
                 return commit.draft_state if commit.HasField("draft_state") else None
             if kind != "part":
                 raise TransferError(f"a KV frame of kind {kind} came out of order.")
-            await intake.from_message(header.part, payload)
+            await parts.receive(header.part, payload)
         raise TransferError("the sender ended the stream without a commit.")
 
-    async def _next_frame(self, context: grpc.aio.ServicerContext[Any, Any], reader: ConnectionReader | None) -> Any:
-        if reader is not None:
-            return await reader.beside(context.read())
+    async def _wait_for(self, event: Coroutine[Any, Any, T], intake: PartIntake, parts: PartReceiver) -> T:
+        """Waits for the sender, and for the parts that come beside the stream.
+
+        Raises:
+            BatonError: of such a part; or nothing at all came for ``silence_s``.
+        """
+        if parts.reading is None:
+            try:
+                async with asyncio.timeout(self._silence_s):
+                    return await event
+            except TimeoutError:
+                raise self._silent() from None
+        waited = asyncio.ensure_future(event)
+        waited.add_done_callback(lambda done: done.cancelled() or done.exception())  # if the transfer ends first
         try:
-            async with asyncio.timeout(self._silence_s):
-                return await context.read()
-        except TimeoutError:
-            raise TransferError(f"the sender sent nothing for {self._silence_s:g} s.") from None
+            while not waited.done():
+                num_parts = intake.num_parts
+                events: set[asyncio.Future[Any]] = {waited} if parts.reading.done() else {waited, parts.reading}
+                done, _ = await asyncio.wait(events, timeout=self._silence_s, return_when=asyncio.FIRST_COMPLETED)
+                if parts.reading.done():
+                    parts.reading.result()
+                if not done and num_parts == intake.num_parts:
+                    raise self._silent()
+            return waited.result()
+        finally:
+            waited.cancel()
+
+    def _silent(self) -> TransferError:
+        return TransferError(f"the sender sent nothing for {self._silence_s:g} s.")
 
 
 async def _reply(context: grpc.aio.ServicerContext[Any, Any], reply: kv_pb2.KVReply) -> None:

@@ -1,44 +1,58 @@
-"""Names of the transports. Registration is this table, nothing else."""
+"""The payload paths of both ends, in the order in which transfers try them. Registration is this file, nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from baton.core.errors import ConfigError
-from baton.kv_transfer.base import KVTransport
-from baton.kv_transfer.payload.local_memory import LocalMemory
-from baton.kv_transfer.payload.nixl_agent import NixlExport
+from baton.kv_transfer.base import KVSink
+from baton.kv_transfer.flow import Throttle
+from baton.kv_transfer.kv_transfer_config import KVTransferConfig
+from baton.kv_transfer.payload.base import ReceivePath, SendPath
+from baton.kv_transfer.payload.inline import InlineReceivePath, InlineSendPath
+from baton.kv_transfer.payload.nixl import NixlReceivePath, NixlSendPath
+from baton.kv_transfer.payload.shared_memory import SharedMemoryReceivePath, SharedMemorySendPath
+from baton.kv_transfer.payload.sockets import SocketReceivePath, SocketSendPath
+from baton.kv_transfer.receiver import SILENCE_S, KVTransferService
 from baton.kv_transfer.sender import GrpcKVTransport
-from baton.kv_transfer.throttle import Throttle
-
-_TRANSPORTS: dict[str, Callable[[int], LocalMemory]] = {
-    "grpc": LocalMemory,
-    "nixl": lambda part_bytes: LocalMemory(part_bytes, export=NixlExport()),
-}
-"""All have their control in gRPC. They differ in who can read parts from the sender's memory."""
 
 
-def create_transport(
-    name: str,
-    max_bytes_per_second: float | None,
-    timeout_s: float,
-    readable_part_bytes: int | None = None,
-    *,
-    connections: int = 0,
-) -> KVTransport:
-    """
-    Args:
-        timeout_s: how long a receiver may keep a transfer waiting.
-        readable_part_bytes: largest part that receivers may read from this process's memory; None: they read none.
-        connections: how many of a transfer's own its parts may travel through where receivers wait for them.
+def create_transport(config: KVTransferConfig) -> GrpcKVTransport:
+    """The sending end of hand-offs.
 
     Raises:
-        ConfigError: the name is unknown, or what it needs is not there.
+        ConfigError: NIXL is configured, but is not installed or does not start here.
     """
-    if name not in _TRANSPORTS:
-        raise ConfigError(
-            f"kv_transfer.transport is {name!r}, but the known transports are: {', '.join(sorted(_TRANSPORTS))}."
-        )
-    throttle = Throttle(max_bytes_per_second) if max_bytes_per_second else None
-    memory = _TRANSPORTS[name](readable_part_bytes) if readable_part_bytes else None
-    return GrpcKVTransport(throttle, timeout_s, memory, connections=connections)
+    throttle = Throttle(config.max_bytes_per_second) if config.max_bytes_per_second else None
+    return GrpcKVTransport(_send_paths(config), throttle, config.transfer_timeout_s)
+
+
+def create_kv_service(config: KVTransferConfig, sink: KVSink, silence_s: float = SILENCE_S) -> KVTransferService:
+    """The receiving end of hand-offs.
+
+    Args:
+        silence_s: see :class:`KVTransferService`.
+
+    Raises:
+        ConfigError: as for :func:`create_transport`.
+    """
+    return KVTransferService(sink, _receive_paths(config), silence_s)
+
+
+def _send_paths(config: KVTransferConfig) -> list[SendPath]:
+    paths: list[SendPath] = []
+    if config.transport == "nixl":  # receivers on this host map its segment, too
+        paths.append(NixlSendPath(config.part_bytes))
+    elif config.shared_memory == "auto":
+        paths.append(SharedMemorySendPath(config.part_bytes))
+    if config.connections:
+        paths.append(SocketSendPath(config.connections))
+    return [*paths, InlineSendPath()]
+
+
+def _receive_paths(config: KVTransferConfig) -> list[ReceivePath]:
+    paths: list[ReceivePath] = []
+    if config.shared_memory == "auto":
+        paths.append(SharedMemoryReceivePath())
+    if config.transport == "nixl":
+        paths.append(NixlReceivePath())
+    if config.connections:
+        paths.append(SocketReceivePath())
+    return [*paths, InlineReceivePath()]

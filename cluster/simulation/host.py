@@ -15,8 +15,7 @@ from baton.core.logs import configure_logging
 from baton.engine.models.model_source import resolve_model
 from baton.engine.models.tokenizer import Tokenizer
 from baton.kv_transfer.base import KVTransport
-from baton.kv_transfer.receiver import KVTransferService
-from baton.kv_transfer.transports import create_transport
+from baton.kv_transfer.transports import create_kv_service, create_transport
 from baton.process.without_torch import do_without_torch
 from baton.rpc.channel import create_server
 from cluster.config.config import BatonConfig
@@ -59,12 +58,13 @@ class SimulatedWorkerHost:
             eos_token_ids=model.eos_token_ids,
             model_name=model.name,
         )
-        kv = config.kv_transfer
-        transport = create_transport(kv.transport, None, kv.transfer_timeout_s)
+        only_messages = {"transport": "grpc", "shared_memory": "off", "connections": 0, "max_bytes_per_second": None}
+        kv = config.kv_transfer.model_copy(update=only_messages)
+        transport = create_transport(kv)
         worker = SimulatedWorker(settings, transport)
         server = create_server()
         SimulatedServices(worker).add_to(server)
-        KVTransferService(worker.sink).add_to(server)
+        create_kv_service(kv, worker.sink).add_to(server)
         port = server.add_insecure_port(f"{self._bind_host}:0")
         await server.start()
         self._server, self._worker, self._transport = server, worker, transport

@@ -1,4 +1,7 @@
-"""KV between two workers of one process, for tests and for aggregated runs. Same contract, same checks, no wire."""
+"""A whole transport between workers of one process, for tests and simulated clusters: same checks, no wire.
+
+It implements :class:`baton.kv_transfer.base.KVTransport` itself. There is no stream, so no path has to be negotiated.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from collections.abc import Callable
 
 from baton.core.errors import BatonError, TransferError, WorkerLostError
 from baton.kv_transfer.base import KVSink, PartBuffer, PartHeader, Payload, Pieces, Reservation, TransferOffer
-from baton.kv_transfer.codec import checksum
-from baton.kv_transfer.throttle import Throttle
+from baton.kv_transfer.checksums import checksum
+from baton.kv_transfer.flow import Throttle
 
 
 class InProcessKVTransport:
@@ -50,7 +53,7 @@ class InProcessSendStream:
         return self._reservation
 
     def buffer(self, num_bytes: int) -> None:
-        """What is sent is what the sink reads, wherever it is."""
+        """Always ``None``: the sink reads what is sent, wherever it is."""
 
     async def send(self, header: PartHeader, payload: Payload | Pieces | PartBuffer) -> None:
         if isinstance(payload, Pieces):

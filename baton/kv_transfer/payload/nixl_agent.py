@@ -1,26 +1,34 @@
-"""NIXL for KV: its agent, as both ends use it, and the sender's end.
+"""NIXL's agent, and the thread that makes a receiver's calls to it.
 
-The sender's memory is the segment of ``shared_segment.py``, and parts name their slots as they do on one host. It is
-registered with an agent, and its offer says what others need to read it (``nixl_reader.py``): with RDMA where UCX finds
-it, else over TCP or memory of one host. All the rest stays with gRPC: room, which parts there are, what has arrived.
+NIXL has no event to wait for: the thread sleeps while nothing is read, and looks every 50 µs while something is.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib
-import logging
+import queue
+import threading
+import time
 import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from baton.core.errors import ConfigError
-from baton.kv_transfer.payload.shared_segment import SharedSegment
-from baton.rpc.wire import kv_pb2
+from baton.core.errors import ConfigError, TransferError
 
-logger = logging.getLogger(__name__)
-
+GRACE_S = 5.0
+"""How long the thread may take for what takes it no time."""
+FAILED = "NIXL cannot read the sender's memory"
+SILENT = "it does not answer"
+_STOPS = "the worker stops"
+_LOOK_EVERY_S = 50e-6
 _BACKEND = "UCX"
 _PACKAGES = ("nixl", "nixl_cu13", "nixl_cu12")
 """The first takes one of the others, which can be installed without it."""
@@ -29,7 +37,7 @@ _PROGRESS_EVERY_US = 100
 
 
 class ReadState(Enum):
-    """How a read stands."""
+    """The state of a read."""
 
     UNDER_WAY = "is under way"
     DONE = "is done"
@@ -37,10 +45,10 @@ class ReadState(Enum):
 
 
 class NixlAgent:
-    """What baton uses of NIXL, by its bindings. One thread at a time may use it. Methods raise whatever NIXL raises.
+    """The part of NIXL that baton uses. One thread at a time may use it. Methods raise whatever NIXL raises.
 
     Args:
-        serves: others will read memory of this process. Without RDMA that takes a thread that serves them.
+        serves: whether others read memory of this process. Without RDMA that takes a thread that serves them.
 
     Raises:
         ConfigError: NIXL is not installed, or does not start here.
@@ -73,16 +81,20 @@ class NixlAgent:
         return bytes(self._agent.getLocalMD())
 
     def meet(self, description: bytes) -> str:
-        """The name of the agent that is described, to which nothing is sent yet."""
+        """The name of the agent that is described. Nothing is sent to it yet."""
         name = self._agent.loadRemoteMD(description)
         return name.decode() if isinstance(name, bytes) else str(name)
 
     def forget(self, name: str) -> None:
-        """Ends what connects the two."""
+        """Ends the connection to another agent."""
         self._agent.invalidateRemoteMD(name)
 
     def begin_read(self, name: str, source: int, target: int, num_bytes: int) -> int:
-        """From an address of another agent's memory to one of this process, both registered; a handle."""
+        """Begins to read from registered memory of another agent into registered memory of this process.
+
+        Returns:
+            A handle for :meth:`state` and :meth:`release`.
+        """
         there, here = (
             self._nixl.nixlXferDList(self._nixl.DRAM_SEG, [(address, num_bytes, 0)]) for address in (source, target)
         )
@@ -95,56 +107,143 @@ class NixlAgent:
         return handle
 
     def state(self, handle: int) -> ReadState:
-        """How a read stands; asking is what drives it."""
+        """The state of a read. Asking for it drives the read."""
         status = self._agent.getXferStatus(handle)
         if status == self._nixl.NIXL_SUCCESS:
             return ReadState.DONE
         return ReadState.UNDER_WAY if status == self._nixl.NIXL_IN_PROG else ReadState.FAILED
 
     def release(self, handle: int) -> None:
-        """Ends a read. One that is under way may write to its target all the same."""
+        """Ends a read. If it is under way, it may still write to its target."""
         self._agent.releaseXferReq(handle)
 
 
 def address_of(memory: memoryview) -> int:
-    """Where it begins."""
+    """The address at which it begins."""
     return int(np.frombuffer(memory, dtype=np.uint8).ctypes.data)
 
 
-class NixlExport:
-    """Lets others read a sender's segment.
+@dataclass(eq=False, slots=True)
+class Read:
+    """One read.
 
-    Raises:
-        ConfigError: see :class:`NixlAgent`.
+    Attributes:
+        stretch: source address, target address, number of bytes.
+        tell: called once, with an error or None, and whether NIXL has let go of the buffer.
     """
 
-    def __init__(self) -> None:
-        self._agent = NixlAgent(serves=True)
-        self._region: Any = None
+    agent: str
+    stretch: tuple[int, int, int]
+    tell: Callable[[TransferError | None, bool], None]
+    timeout_s: float
+    until_s: float = 0.0
+    handle: int = 0
 
-    def add_to(self, segment: SharedSegment) -> None:
-        """Its offer says from then on how it can be read.
 
-        Raises:
-            OSError: the memory cannot be registered, such as for a limit on locked memory.
-        """
+class ReadingThread:
+    """Makes all calls of an agent, one after the other, and looks at reads under way. Methods are for an event loop."""
+
+    def __init__(self, agent: NixlAgent) -> None:
+        self._agent = agent
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._reads: list[Read] = []
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._work, name="kv-nixl", daemon=True)
+        self._thread.start()
+
+    def read(self, read: Read) -> None:
+        """Begins a read."""
+        if self._is_closed:
+            read.tell(TransferError(f"{FAILED}: {_STOPS}."), True)
+        else:
+            self._jobs.put(partial(self._begin, read))
+
+    def post(self, function: Callable[[], Any]) -> None:
+        """Calls a function, and ignores its result and its errors."""
+
+        def job() -> None:
+            with suppress(Exception):
+                function()
+
+        self._jobs.put(job)
+
+    async def run(self, function: Callable[[], Any], timeout_s: float) -> Any:
+        """Calls a function, and returns its result. Raises TransferError when it raises, or takes too long."""
+        if self._is_closed:
+            raise TransferError(f"{FAILED}: {_STOPS}.")
+        done: Future[Any] = Future()
+
+        def job() -> None:
+            if not done.set_running_or_notify_cancel():
+                return
+            try:
+                done.set_result(function())
+            except Exception as error:  # noqa: BLE001 - NIXL has many, of no common class
+                done.set_exception(TransferError(f"NIXL: {error}"))
+
+        self._jobs.put(job)
         try:
-            self._region = self._agent.register(segment.memory)
-            description = self._agent.description()
-        except Exception as error:
-            raise OSError(f"NIXL cannot register {len(segment.memory)} bytes: {error}") from error
-        address = address_of(segment.memory)
-        slots_address = address + segment.layout.slot_start(0)
-        segment.nixl = kv_pb2.KVNixl(agent=description, address=address, slots_address=slots_address)
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.wrap_future(done)
+        except TimeoutError:
+            raise TransferError(f"NIXL: {SILENT}.") from None
 
     def close(self) -> None:
-        """Nobody can read it any more."""
-        region, self._region = self._region, None
-        if region is not None:
+        """Accepts no more calls. Reads under way fail."""
+        self._is_closed = True
+        self._jobs.put(None)
+
+    def join(self) -> None:
+        """Waits for the thread to end, for at most :data:`GRACE_S`. Any thread may call it."""
+        self._thread.join(GRACE_S)
+
+    def _work(self) -> None:
+        while True:
             try:
-                self._agent.deregister(region)
-            except Exception as error:  # noqa: BLE001 - as above; the process ends soon
-                logger.warning("NIXL does not let go of memory: %s", error)
+                job = self._jobs.get(block=not self._reads)
+            except queue.Empty:
+                self._reads = [read for read in self._reads if not self._is_over(read)]
+                time.sleep(_LOOK_EVERY_S if self._reads else 0.0)
+                continue
+            if job is None:
+                break
+            job()
+        for read in self._reads:
+            self._give_up(read, _STOPS, is_over=False)
+
+    def _begin(self, read: Read) -> None:
+        try:
+            read.handle = self._agent.begin_read(read.agent, *read.stretch)
+        except Exception as error:  # noqa: BLE001 - as in run
+            read.tell(TransferError(f"{FAILED}: {error}"), True)
+            return
+        read.until_s = time.monotonic() + read.timeout_s
+        if not self._is_over(read):
+            self._reads.append(read)
+
+    def _is_over(self, read: Read) -> bool:
+        try:
+            state = self._agent.state(read.handle)
+        except Exception as error:  # noqa: BLE001 - as in run
+            self._give_up(read, str(error), is_over=False)
+            return True
+        if state is ReadState.UNDER_WAY and time.monotonic() < read.until_s:
+            return False
+        if state is ReadState.DONE:
+            with suppress(Exception):
+                self._agent.release(read.handle)
+            read.tell(None, True)
+        elif state is ReadState.FAILED:
+            self._give_up(read, "the read failed", is_over=True)
+        else:
+            self._give_up(read, f"nothing came for {read.timeout_s:g} s", is_over=False)
+        return True
+
+    def _give_up(self, read: Read, reason: str, *, is_over: bool) -> None:
+        """Releases the read, which may still write to its buffer: UCX does not stop it."""
+        with suppress(Exception):
+            self._agent.release(read.handle)
+        read.tell(TransferError(f"{FAILED}: {reason}."), is_over)
 
 
 def _import_nixl() -> Any:

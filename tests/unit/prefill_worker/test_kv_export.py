@@ -21,15 +21,13 @@ from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.scheduling.scheduler import SchedulerLimits
 from baton.kv_transfer.base import KVSendStream, PartHeader, Payload, Reservation, TransferOffer
 from baton.kv_transfer.payload.in_process import InProcessKVTransport
-from baton.kv_transfer.payload.local_memory import LocalMemory
-from baton.kv_transfer.payload.segment_mappings import SegmentMappings
-from baton.kv_transfer.sender import GrpcKVTransport
+from baton.kv_transfer.payload.shared_memory import SegmentMappings, SharedMemorySendPath
 from prefill_worker.encoding_choice import EncodingChoice
 from prefill_worker.kv_export import ExportSummary, KVExporter
 from tests.engine_runs import BLOCK_SIZE, greedy
 from tests.kv_receiver import Receiver, read_layers, running_receiver
 from tests.tiny_models import random_prompts
-from tests.unit.baton.kv_transfer.links import kv_server, slots_free
+from tests.unit.baton.kv_transfer.links import kv_server, slots_free, transport_over
 
 CHUNK = 8
 PROMPT = random_prompts((45,))[0]
@@ -180,10 +178,10 @@ async def test_the_true_kv_arrives_through_shared_memory(
     runner: ModelRunner, other_runner: ModelRunner, part_bytes: int
 ) -> None:
     expected = await true_kv(runner, PROMPT)
-    memory = LocalMemory(1000)  # parts of the largest size do not fit and go in messages
+    memory = SharedMemorySendPath(1000)  # parts of the largest size do not fit and go in messages
     segment = memory.segment()
     assert segment is not None
-    transport = GrpcKVTransport(memory=memory)
+    transport = transport_over(memory)
     async with running_receiver(other_runner) as receiver, kv_server(receiver.importer, SegmentMappings()) as (_, peer):
         async with sending(runner, transport, part_bytes=part_bytes, peer=peer) as sender:
             summary = await sender.run(prompt_request())
@@ -201,10 +199,10 @@ async def test_the_true_kv_arrives_through_shared_memory(
 async def test_leaving_at_any_moment_gives_every_slot_back(
     runner: ModelRunner, other_runner: ModelRunner, num_steps: int
 ) -> None:
-    memory = LocalMemory(1000)
+    memory = SharedMemorySendPath(1000)
     segment = memory.segment()
     assert segment is not None
-    transport = GrpcKVTransport(memory=memory)
+    transport = transport_over(memory)
     async with running_receiver(other_runner) as receiver, kv_server(receiver.importer, SegmentMappings()) as (_, peer):
         async with sending(runner, transport, part_bytes=300, peer=peer) as sender:
             running = asyncio.create_task(sender.run(prompt_request()))

@@ -10,15 +10,13 @@ import torch
 
 from baton.core.kv_spec import KVCacheSpec, KVEncoding
 from baton.engine.runner.model_runner import ModelRunner
+from baton.kv_transfer.flow import Throttle
 from baton.kv_transfer.payload.in_process import InProcessKVTransport
-from baton.kv_transfer.payload.local_memory import LocalMemory
-from baton.kv_transfer.payload.segment_mappings import SegmentMappings
-from baton.kv_transfer.sender import GrpcKVTransport
-from baton.kv_transfer.throttle import Throttle
+from baton.kv_transfer.payload.shared_memory import SegmentMappings, SharedMemorySendPath
 from prefill_worker.encoding_choice import EncodingChoice
 from tests.kv_receiver import Receiver, running_receiver
 from tests.tiny_models import random_prompts
-from tests.unit.baton.kv_transfer.links import kv_server
+from tests.unit.baton.kv_transfer.links import kv_server, transport_over
 from tests.unit.prefill_worker.test_kv_export import PROMPT, prompt_request, received, sending, true_kv
 
 INT8 = KVEncoding.INT8
@@ -59,7 +57,7 @@ async def test_int8_arrives_near_enough_and_is_counted_as_it_travelled(runner: M
 
 async def test_auto_goes_by_the_link(runner: ModelRunner, receiver: Receiver) -> None:
     choice = EncodingChoice("auto")
-    transport = GrpcKVTransport(Throttle(20_000))
+    transport = transport_over(throttle=Throttle(20_000))
     async with kv_server(receiver.importer, None) as (_, peer):
         async with sending(runner, transport, peer=peer, choice=choice, prefix_caching=False) as sender:
             first = await sender.run(prompt_request())
@@ -79,7 +77,7 @@ async def test_auto_goes_by_the_link(runner: ModelRunner, receiver: Receiver) ->
 
 async def test_auto_leaves_kv_in_shared_memory_as_it_is(runner: ModelRunner, receiver: Receiver) -> None:
     choice = EncodingChoice("auto")
-    transport = GrpcKVTransport(Throttle(200_000), memory=LocalMemory(1000))
+    transport = transport_over(SharedMemorySendPath(1000), throttle=Throttle(200_000))
     async with kv_server(receiver.importer, SegmentMappings()) as (_, peer):
         choice.prefill.observe(10**9, 1.0)
         choice.link(peer).speed.observe(10, 1.0)

@@ -11,10 +11,10 @@ import threading
 
 from baton.core.kv_spec import KVCacheSpec, LayerSpec
 from baton.kv_transfer.base import PartHeader, Reservation, TransferOffer
-from baton.kv_transfer.payload.local_memory import LocalMemory
-from baton.kv_transfer.payload.nixl_agent import NixlExport
-from baton.kv_transfer.payload.segment_mappings import SegmentMappings
-from baton.kv_transfer.payload.shared_segment import SharedSegment
+from baton.kv_transfer.payload.inline import InlineReceivePath, InlineSendPath
+from baton.kv_transfer.payload.nixl import NixlSendPath
+from baton.kv_transfer.payload.segment import SharedSegment
+from baton.kv_transfer.payload.shared_memory import SharedMemoryReceivePath, SharedMemorySendPath
 from baton.kv_transfer.receiver import KVTransferService
 from baton.kv_transfer.sender import GrpcKVTransport
 from baton.rpc.channel import create_server
@@ -75,7 +75,7 @@ def hold(segment: SharedSegment | None) -> None:
 
 async def receive() -> None:
     server = create_server()
-    KVTransferService(StuckSink(), SegmentMappings()).add_to(server)
+    KVTransferService(StuckSink(), [SharedMemoryReceivePath(), InlineReceivePath()]).add_to(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     say(f"127.0.0.1:{port}")
@@ -87,12 +87,12 @@ def main() -> None:
     if what == "hold":
         hold(SharedSegment(PART_BYTES))
     elif what == "export":
-        memory = LocalMemory(PART_BYTES, export=NixlExport())
+        memory = NixlSendPath(PART_BYTES)
         hold(memory.segment())
     elif what == "receive":
         asyncio.run(receive())
     else:
-        transport = GrpcKVTransport(memory=LocalMemory(PART_BYTES))
+        transport = GrpcKVTransport([SharedMemorySendPath(PART_BYTES), InlineSendPath()])
         asyncio.run(send_shared(transport, arguments[0], "killed", NUM_PARTS))
 
 

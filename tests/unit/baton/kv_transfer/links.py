@@ -23,18 +23,17 @@ from baton.kv_transfer.base import (
     Reservation,
     TransferOffer,
 )
-from baton.kv_transfer.payload import striped_socket
-from baton.kv_transfer.payload.data_listener import DataListener
+from baton.kv_transfer.flow import Throttle
+from baton.kv_transfer.payload import byte_stream
+from baton.kv_transfer.payload.base import ReceivePath, SendPath
 from baton.kv_transfer.payload.in_process import InProcessKVTransport
-from baton.kv_transfer.payload.local_memory import LocalMemory
-from baton.kv_transfer.payload.nixl_agent import NixlExport
-from baton.kv_transfer.payload.nixl_reader import NixlReader
-from baton.kv_transfer.payload.segment_layout import SEGMENT_NAME
-from baton.kv_transfer.payload.segment_mappings import SegmentMappings
-from baton.kv_transfer.payload.shared_segment import SharedSegment
+from baton.kv_transfer.payload.inline import InlineReceivePath, InlineSendPath
+from baton.kv_transfer.payload.nixl import NixlReader, NixlReceivePath, NixlSendPath
+from baton.kv_transfer.payload.segment import SEGMENT_NAME, SharedSegment
+from baton.kv_transfer.payload.shared_memory import SegmentMappings, SharedMemoryReceivePath, SharedMemorySendPath
+from baton.kv_transfer.payload.sockets import SocketReceivePath, SocketSendPath
 from baton.kv_transfer.receiver import SILENCE_S, KVTransferService
-from baton.kv_transfer.sender import METHOD, SERVICE, GrpcKVTransport, GrpcSendStream
-from baton.kv_transfer.throttle import Throttle
+from baton.kv_transfer.sender import MAX_INFLIGHT_BYTES, METHOD, SERVICE, GrpcKVTransport, GrpcSendStream
 from baton.rpc.channel import ERROR_KEY, create_channel, create_server
 from baton.rpc.wire.kv_pb2 import KVReply
 from tests.kv_receiver import SourceKV
@@ -53,6 +52,16 @@ class Link:
     transport: KVTransport
     peer: str
     server: grpc.aio.Server | None = None
+
+
+def transport_over(
+    *paths: SendPath,
+    throttle: Throttle | None = None,
+    timeout_s: float = 20.0,
+    max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
+) -> GrpcKVTransport:
+    """A sender with these paths, and messages."""
+    return GrpcKVTransport([*paths, InlineSendPath()], throttle, timeout_s, max_inflight_bytes)
 
 
 class SharingTransport(GrpcKVTransport):
@@ -84,17 +93,23 @@ async def kv_server(
     nixl: NixlReader | None = None,
 ) -> AsyncIterator[tuple[grpc.aio.Server, str]]:
     """A receiver, and its address."""
-    server, listener = create_server(), DataListener()
+    paths: list[ReceivePath] = []
+    if mappings is not None:
+        paths.append(SharedMemoryReceivePath(mappings))
+    if nixl is not None:
+        paths.append(NixlReceivePath(nixl))
     if listens:
-        listener.start("127.0.0.1")
-    KVTransferService(sink, mappings, silence_s, listener, nixl).add_to(server)
+        paths.append(SocketReceivePath())
+    server, service = create_server(), KVTransferService(sink, [*paths, InlineReceivePath()], silence_s)
+    service.start("127.0.0.1")
+    service.add_to(server)
     peer = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:
         yield server, peer
     finally:
         await server.stop(grace=0)
-        await listener.stop()
+        await service.close()
 
 
 async def slots_free(segment: SharedSegment) -> None:
@@ -132,35 +147,30 @@ async def link(
     """
     if kind in ("shared", "nixl"):
         reads = kind == "nixl"
-        memory = LocalMemory(1 << 20, export=NixlExport() if reads else None)
+        memory = NixlSendPath(1 << 20) if reads else SharedMemorySendPath(1 << 20)
         segment = memory.segment()
         assert segment is not None
         mappings, nixl = (None, NixlReader(20.0)) if reads else (SegmentMappings(), None)
         async with kv_server(sink, mappings, nixl=nixl) as (server, peer):
-            sharing = SharingTransport(throttle, 20.0, memory, max_inflight_bytes)
+            sharing = SharingTransport([memory, InlineSendPath()], throttle, 20.0, max_inflight_bytes)
             try:
                 yield Link(sharing, peer, server)
             finally:
                 await sharing.close()
         await slots_free(segment)
-        if nixl is not None:
-            await nixl.close()
         return
     if kind == "in_process":
         yield Link(InProcessKVTransport({"receiver": sink}, throttle), "receiver")
         return
     connections = NUM_CONNECTIONS.get(kind, 0)
     async with kv_server(sink, None, listens=connections > 0) as (server, peer):
-        transport = GrpcKVTransport(
-            throttle,
-            20.0,
-            None,
-            max_inflight_bytes // max(1, connections),
-            connections=connections,
-            bytes_per_connection=1,
+        transport = transport_over(
+            *([SocketSendPath(connections, bytes_per_connection=1)] if connections else []),
+            throttle=throttle,
+            max_inflight_bytes=max_inflight_bytes // max(1, connections),
         )
         try:
-            with patch.object(striped_socket, "STRIPE_BYTES", stripe_bytes):
+            with patch.object(byte_stream, "STRIPE_BYTES", stripe_bytes):
                 yield Link(transport, peer, server)
         finally:
             await transport.close()

@@ -9,14 +9,18 @@ from hypothesis import strategies as st
 
 from baton.core.errors import TransferError
 from baton.core.kv_spec import KVEncoding
-from baton.kv_transfer.codec import checksum, decode_frame, encode_frame, encoding_name, encoding_of, pack_header
+from baton.kv_transfer.base import PartHeader
+from baton.kv_transfer.checksums import checksum
+from baton.kv_transfer.codec import decode_frame, encode_frame, encode_part, encoding_name, encoding_of, pack_part
 from baton.rpc.wire.kv_pb2 import KVCommit, KVFrame, KVReserve
 
 uint32 = st.integers(0, 2**32 - 1)
 uint64 = st.integers(0, 2**64 - 1)
 headers = st.one_of(
     st.builds(
-        pack_header, uint32, uint32, uint32, uint32, uint64, slot=st.none(), encoding=st.sampled_from(KVEncoding)
+        lambda header, digest: KVFrame(part=pack_part(header, digest)),
+        st.builds(PartHeader, uint32, uint32, uint32, uint32, st.sampled_from(KVEncoding)),
+        uint64,
     ),
     st.builds(lambda parts, size: KVFrame(commit=KVCommit(num_parts=parts, num_bytes=size)), uint32, uint64),
     st.builds(
@@ -59,15 +63,15 @@ def test_names_of_encodings_come_back_and_native_has_none(encoding: KVEncoding) 
 
 @pytest.mark.parametrize("length", [0, 1, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152])
 def test_payload_lengths_around_the_varint_steps(length: int) -> None:
-    header = pack_header(1, 2, 3, 4, 5)
-    whole = KVFrame(part=header.part, payload=bytes(length))
-    data = encode_frame(header, bytearray(length))
+    part = pack_part(PartHeader(1, 2, 3, 4), 5)
+    whole = KVFrame(part=part, payload=bytes(length))
+    data = encode_part(part, bytearray(length))
     assert data == whole.SerializeToString()
     assert len(decode_frame(data)[1]) == length
 
 
 def test_the_payload_is_not_copied_out_of_the_frame() -> None:
-    data = encode_frame(pack_header(1, 2, 3, 4, 5), b"payload")
+    data = encode_part(pack_part(PartHeader(1, 2, 3, 4), 5), b"payload")
     _, view = decode_frame(data)
     assert view.obj is data
 

@@ -11,17 +11,18 @@ import grpc.aio
 import pytest
 
 from baton.core.errors import ChecksumError, TransferError
-from baton.kv_transfer import sender as grpc_transport
 from baton.kv_transfer.base import PartHeader, Pieces
-from baton.kv_transfer.codec import checksum, encode_frame, encode_head, pack_header
-from baton.kv_transfer.payload.data_connection import connect
-from baton.kv_transfer.payload.raw_socket import ByteStream, RawSocket
-from baton.kv_transfer.sender import METHOD, SERVICE, GrpcKVTransport, GrpcSendStream
+from baton.kv_transfer.checksums import checksum
+from baton.kv_transfer.codec import encode_frame, encode_head, encode_part, pack_part
+from baton.kv_transfer.payload import sockets
+from baton.kv_transfer.payload.byte_stream import ByteStream, RawSocket
+from baton.kv_transfer.payload.sockets import SocketSender, SocketSendPath, connect
+from baton.kv_transfer.sender import METHOD, SERVICE, GrpcSendStream
 from baton.rpc.channel import create_channel
 from baton.rpc.wire.kv_pb2 import KVCommit, KVConnection, KVFrame, KVPart, KVReply, KVReserve
 from tests.kv_receiver import Receiver, SourceKV
 from tests.tiny_models import random_prompts
-from tests.unit.baton.kv_transfer.links import Link, kv_server, link, send_all
+from tests.unit.baton.kv_transfer.links import Link, kv_server, link, send_all, transport_over
 
 PROMPT = random_prompts((9,))[0]
 SILENCE_S = 0.5
@@ -43,7 +44,7 @@ class ByHand:
 
     async def send_message(self, header: PartHeader, payload: bytes) -> None:
         """Through the stream."""
-        await self._call.write(encode_frame(KVFrame(part=part_of(header, payload)), payload))
+        await self._call.write(encode_part(part_of(header, payload), payload))
 
     async def commit(self, num_parts: int, num_bytes: int) -> None:
         await self._call.write(encode_frame(KVFrame(commit=KVCommit(num_parts=num_parts, num_bytes=num_bytes))))
@@ -67,8 +68,9 @@ class ByHand:
 
 def part_of(header: PartHeader, payload: bytes) -> KVPart:
     """As in a connection; in a message, nobody reads its length."""
-    span = (header.token_start, header.token_count, header.layer_start, header.layer_end)
-    return pack_header(*span, checksum(payload), num_bytes=len(payload)).part
+    part = pack_part(header, checksum(payload))
+    part.num_bytes = len(payload)
+    return part
 
 
 @pytest.fixture
@@ -213,10 +215,10 @@ async def test_large_transfers_have_more_connections(
         counts.append(count)
         return await connect(peer, offered, count)
 
-    monkeypatch.setattr(grpc_transport, "connect", count_them)
+    monkeypatch.setattr(sockets, "connect", count_them)
     async with kv_server(receiver.importer, None, listens=True) as (_, peer):
         per_connection = 16 * receiver.spec.bytes_per_token
-        transport = GrpcKVTransport(connections=connections, bytes_per_connection=per_connection)
+        transport = transport_over(SocketSendPath(connections, bytes_per_connection=per_connection))
         source = SourceKV(receiver.spec, random_prompts((num_tokens,))[0])
         await send_all(await transport.open(source.offer("large"), peer), source)
         receiver.importer.release(await receiver.importer.claim("large"))
@@ -227,7 +229,6 @@ async def test_large_transfers_have_more_connections(
 async def test_a_connection_that_breaks_is_told_from_a_worker_that_is_lost(receiver: Receiver) -> None:
     source = SourceKV(receiver.spec, PROMPT)
     async with link("connected", receiver.importer) as way:
-        assert isinstance(way.transport, GrpcKVTransport)
         stream = await way.transport.open(source.offer("broken"), way.peer)
         parts = source.parts(part_bytes=200)
         await stream.send(*next(parts))
@@ -235,13 +236,14 @@ async def test_a_connection_that_breaks_is_told_from_a_worker_that_is_lost(recei
         async with asyncio.timeout(10.0):
             while stream.num_inflight_bytes:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
-        assert stream._connection is not None
-        stream._connection.close()
+        assert isinstance(stream.parts, SocketSender)
+        stream.parts.connection.close()
         with pytest.raises(TransferError, match="connection ended"):
             await stream.send(*next(parts))
         await stream.abort()
         stream = await way.transport.open(source.offer("in messages"), way.peer)
-        assert stream._connection is None
+        assert isinstance(stream, GrpcSendStream)
+        assert not isinstance(stream.parts, SocketSender)
         await send_all(stream, source)
         receiver.importer.release(await receiver.importer.claim("in messages"))
         await receiver.all_given_back()
@@ -259,9 +261,9 @@ async def test_without_a_connection_parts_go_in_messages(
         num_tries += 1
         raise ConnectionRefusedError("a firewall")
 
-    monkeypatch.setattr(grpc_transport, "connect", refuse)
+    monkeypatch.setattr(sockets, "connect", refuse)
     async with kv_server(receiver.importer, None, listens=listens) as (server, peer):
-        transport = GrpcKVTransport(connections=1)
+        transport = transport_over(SocketSendPath(1))
         way = Link(transport, peer, server)
         with caplog.at_level(logging.WARNING):
             for name in ("one", "two"):

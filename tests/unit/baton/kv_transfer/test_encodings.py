@@ -11,7 +11,8 @@ from baton.core.errors import TransferError
 from baton.core.kv_spec import KVEncoding
 from baton.engine.runner.model_runner import ModelRunner
 from baton.kv_transfer.base import PartHeader, Payload, Reservation, TransferOffer
-from baton.kv_transfer.codec import checksum, encode_frame, pack_header
+from baton.kv_transfer.checksums import checksum
+from baton.kv_transfer.codec import encode_frame, encode_part, pack_part
 from baton.rpc.wire.kv_pb2 import KVFrame, KVPart, KVReserve
 from tests.kv_receiver import Receiver, SourceKV, running_receiver
 from tests.tiny_models import random_prompts
@@ -133,8 +134,7 @@ def reserve(source: SourceKV, *encodings: str, transfer_id: str = "transfer-1") 
 
 def int8_part(source: SourceKV) -> bytes:
     header, payload = next(source.parts(encoding=INT8))
-    place = (header.token_start, header.token_count, header.layer_start, header.layer_end)
-    return encode_frame(pack_header(*place, checksum(payload), encoding=INT8), payload)
+    return encode_part(pack_part(header, checksum(payload)), payload)
 
 
 async def test_encodings_of_later_versions_are_passed_over(lossy: Receiver, source: SourceKV) -> None:

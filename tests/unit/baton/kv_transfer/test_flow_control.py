@@ -8,13 +8,12 @@ from typing import get_args
 
 import pytest
 
-from baton.core.errors import ConfigError, InternalError, OutOfBlocksError, WorkerLostError
+from baton.core.errors import InternalError, OutOfBlocksError, WorkerLostError
 from baton.core.kv_spec import KVCacheSpec, LayerSpec
 from baton.kv_transfer.base import KVSendStream, PartHeader, TransferOffer
-from baton.kv_transfer.codec import pack_header
+from baton.kv_transfer.codec import pack_part
+from baton.kv_transfer.flow import Throttle
 from baton.kv_transfer.kv_transfer_config import KVTransferConfig
-from baton.kv_transfer.throttle import Throttle
-from baton.kv_transfer.transports import create_transport
 from baton.rpc.channel import MAX_MESSAGE_BYTES
 from tests.unit.baton.kv_transfer.links import TRANSPORTS, RecordingSink, link
 
@@ -98,8 +97,8 @@ async def test_the_largest_part_that_can_be_configured_fits_into_a_message() -> 
     field = KVTransferConfig.model_fields["part_bytes"]
     largest = next(item.le for item in field.metadata if hasattr(item, "le"))
     assert get_args(field.annotation) == ()  # a plain int, whose metadata is the limit
-    header = pack_header(2**32 - 1, 2**32 - 1, 2**32 - 1, 2**32 - 1, 2**64 - 1)
-    assert largest + header.ByteSize() + 10 <= MAX_MESSAGE_BYTES
+    part = pack_part(PartHeader(2**32 - 1, 2**32 - 1, 2**32 - 1, 2**32 - 1), 2**64 - 1)
+    assert largest + part.ByteSize() + 20 <= MAX_MESSAGE_BYTES
 
     sink = RecordingSink()
     sink.gate.set()
@@ -205,9 +204,3 @@ async def test_a_throttle_does_not_save_up_idle_time() -> None:
 def test_a_throttle_needs_a_positive_rate(rate: float) -> None:
     with pytest.raises(ValueError, match="must be positive"):
         Throttle(rate)
-
-
-async def test_an_unknown_transport_is_refused() -> None:
-    with pytest.raises(ConfigError, match="known transports are: grpc"):
-        create_transport("rdma", None, 10.0)
-    await create_transport("grpc", 1e6, 10.0).close()

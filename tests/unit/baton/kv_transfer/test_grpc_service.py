@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import pytest
 
 from baton.core.errors import LayoutMismatchError, TransferError
-from baton.kv_transfer.codec import encode_frame, pack_header
+from baton.kv_transfer.base import PartHeader
+from baton.kv_transfer.codec import encode_frame, encode_part, pack_part
 from baton.rpc.wire.kv_pb2 import KVCommit, KVFrame, KVReserve
 from tests.kv_receiver import Receiver, SourceKV
 from tests.tiny_models import random_prompts
@@ -35,7 +37,7 @@ def reserve(receiver: Receiver, **changes: object) -> KVFrame:
 
 
 def part(token_start: int = 0) -> KVFrame:
-    return pack_header(token_start, 1, 0, 1, 0)
+    return KVFrame(part=pack_part(PartHeader(token_start, 1, 0, 1), 0))
 
 
 def commit(num_parts: int = 0, num_bytes: int = 0) -> KVFrame:
@@ -153,7 +155,10 @@ async def test_random_streams_lose_no_block(way: Link, receiver: Receiver, seed:
 def _random_frame(chance: random.Random, receiver: Receiver, source: SourceKV, transfer_id: str) -> bytes:
     good = [
         encode_frame(reserve(receiver, transfer_id=transfer_id)),
-        *(encode_frame(pack_header(h.token_start, h.token_count, 0, 1, 7), p) for h, p in source.parts()),
+        *(
+            encode_part(pack_part(replace(header, layer_start=0, layer_end=1), 7), part)
+            for header, part in source.parts()
+        ),
         encode_frame(commit(chance.randint(0, 3), chance.randint(0, 3000))),
     ]
     frame = bytearray(good[0] if chance.random() < 0.4 else chance.choice(good))

@@ -16,11 +16,9 @@ import pytest
 
 from baton.core.errors import TransferError, WorkerLostError
 from baton.kv_transfer.base import PartHeader
-from baton.kv_transfer.payload.local_memory import LocalMemory
-from baton.kv_transfer.payload.nixl_reader import NixlReader
-from baton.kv_transfer.payload.segment_layout import SEGMENT_NAME
-from baton.kv_transfer.payload.segment_mappings import SegmentMappings
-from baton.kv_transfer.sender import GrpcKVTransport
+from baton.kv_transfer.payload.nixl import NixlReader
+from baton.kv_transfer.payload.segment import SEGMENT_NAME
+from baton.kv_transfer.payload.shared_memory import SegmentMappings, SharedMemorySendPath
 from baton.rpc.wire.kv_pb2 import KVSegment, KVSlot
 from tests.unit.baton.kv_transfer.kv_peers import CONTENT, PART_BYTES, send_shared
 from tests.unit.baton.kv_transfer.links import (
@@ -29,6 +27,7 @@ from tests.unit.baton.kv_transfer.links import (
     num_mappings,
     num_mappings_before,
     slots_free,
+    transport_over,
 )
 
 REPOSITORY = Path(__file__).parents[4]
@@ -136,16 +135,16 @@ async def test_a_sender_that_is_killed_in_full_flight() -> None:
         assert (len(mappings), named_segments()) == (0, [])
 
         sink.gate.set()
-        again = GrpcKVTransport(memory=LocalMemory(PART_BYTES))
+        again = transport_over(SharedMemorySendPath(PART_BYTES))
         assert await send_shared(again, peer, "afterwards", 3) == sink.num_bytes == 3 * PART_BYTES
         await again.close()
 
 
 async def test_a_receiver_that_is_killed_in_full_flight() -> None:
-    memory = LocalMemory(PART_BYTES)
+    memory = SharedMemorySendPath(PART_BYTES)
     segment = memory.segment()
     assert segment is not None
-    transport = GrpcKVTransport(memory=memory, max_inflight_bytes=4 * PART_BYTES)
+    transport = transport_over(memory, max_inflight_bytes=4 * PART_BYTES)
     async with peer_process("receive") as receiver:
         sending = asyncio.create_task(send_shared(transport, await line_of(receiver), "killed", 100))
         assert await line_of(receiver) == "writing"

@@ -11,17 +11,16 @@ from contextlib import asynccontextmanager
 import pytest
 
 from baton.core.errors import ConfigError, TransferError
-from baton.kv_transfer.payload import nixl_agent, nixl_reader
-from baton.kv_transfer.payload.local_memory import LocalMemory
-from baton.kv_transfer.payload.nixl_agent import NixlAgent, NixlExport, ReadState
-from baton.kv_transfer.payload.nixl_reader import NixlReader
-from baton.kv_transfer.payload.segment_mappings import SegmentMappings
-from baton.kv_transfer.payload.shared_segment import SharedSegment
-from baton.kv_transfer.sender import GrpcKVTransport
-from baton.kv_transfer.transports import create_transport
+from baton.kv_transfer.kv_transfer_config import KVTransferConfig
+from baton.kv_transfer.payload import nixl, nixl_agent
+from baton.kv_transfer.payload.nixl import NixlReader, NixlSendPath
+from baton.kv_transfer.payload.nixl_agent import NixlAgent, ReadState
+from baton.kv_transfer.payload.segment import SharedSegment
+from baton.kv_transfer.payload.shared_memory import SegmentMappings
+from baton.kv_transfer.transports import create_kv_service, create_transport
 from baton.rpc.wire.kv_pb2 import KVNixl, KVSegment, KVSlot
 from tests.kv_receiver import Receiver, SourceKV
-from tests.unit.baton.kv_transfer.links import kv_server, send_all
+from tests.unit.baton.kv_transfer.links import RecordingSink, kv_server, send_all, transport_over
 from tests.unit.baton.kv_transfer.slow_agent import SlowAgent
 
 pytestmark = pytest.mark.nixl
@@ -37,14 +36,14 @@ async def reading(timeout_s: float = 20.0, connect_timeout_s: float = 20.0) -> A
 
 
 @pytest.fixture
-def memory() -> Iterator[LocalMemory]:
-    made = LocalMemory(PART_BYTES, 4 * PART_BYTES, NixlExport())
+def memory() -> Iterator[NixlSendPath]:
+    made = NixlSendPath(PART_BYTES, 4 * PART_BYTES)
     yield made
     made.close()
 
 
 @pytest.fixture
-def segment(memory: LocalMemory) -> SharedSegment:
+def segment(memory: NixlSendPath) -> SharedSegment:
     made = memory.segment()
     assert made is not None
     return made
@@ -109,19 +108,19 @@ async def test_memory_that_is_not_as_offered_is_left_alone_for_a_while(
             async with reader.attached(offer) as found:
                 assert found is None
         assert len(caplog.records) == 1
-        monkeypatch.setattr(nixl_reader, "RETRY_S", 0.0)
+        monkeypatch.setattr(nixl, "RETRY_S", 0.0)
         reader._avoided.clear()
         async with reader.attached(segment.offer) as found:
             assert found is not None
 
 
 async def test_parts_come_in_messages_where_the_memory_cannot_be_read(
-    receiver: Receiver, memory: LocalMemory, segment: SharedSegment
+    receiver: Receiver, memory: NixlSendPath, segment: SharedSegment
 ) -> None:
     source = SourceKV(receiver.spec, (1, 2, 3, 4, 5))
     segment.nixl = KVNixl(agent=b"nonsense", address=1)
     async with reading() as reader, kv_server(receiver.importer, None, nixl=reader) as (_, peer):
-        transport = GrpcKVTransport(memory=memory)
+        transport = transport_over(memory)
         stream = await transport.open(source.offer(), peer)
         assert stream.buffer(100) is None
         await send_all(stream, source)
@@ -130,10 +129,10 @@ async def test_parts_come_in_messages_where_the_memory_cannot_be_read(
     await receiver.all_given_back()
 
 
-async def test_memory_of_one_host_is_mapped_and_not_read(receiver: Receiver, memory: LocalMemory) -> None:
+async def test_memory_of_one_host_is_mapped_and_not_read(receiver: Receiver, memory: NixlSendPath) -> None:
     source = SourceKV(receiver.spec, (1, 2, 3, 4, 5))
     async with reading() as reader, kv_server(receiver.importer, SegmentMappings(), nixl=reader) as (_, peer):
-        transport = GrpcKVTransport(memory=memory)
+        transport = transport_over(memory)
         stream = await transport.open(source.offer(), peer)
         assert stream.buffer(100) is not None
         assert reader._senders == {}
@@ -148,7 +147,7 @@ async def test_memory_that_cannot_be_registered_is_not_offered(
         raise RuntimeError("too much locked memory")
 
     monkeypatch.setattr(NixlAgent, "register", refuse)
-    memory = LocalMemory(PART_BYTES, export=NixlExport())
+    memory = NixlSendPath(PART_BYTES)
     segment = memory.segment()
     assert segment is not None
     assert not segment.offer.HasField("nixl")
@@ -159,7 +158,7 @@ async def test_memory_that_cannot_be_registered_is_not_offered(
 @pytest.fixture
 def agent(monkeypatch: pytest.MonkeyPatch) -> SlowAgent:
     made = SlowAgent()
-    monkeypatch.setattr(nixl_reader, "NixlAgent", lambda serves: made)
+    monkeypatch.setattr(nixl, "NixlAgent", lambda serves: made)
     return made
 
 
@@ -187,7 +186,7 @@ async def test_a_sender_that_is_avoided_no_longer_is_met_anew(
     segment: SharedSegment, agent: SlowAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What connected the two does not heal."""
-    monkeypatch.setattr(nixl_reader, "RETRY_S", 0.0)
+    monkeypatch.setattr(nixl, "RETRY_S", 0.0)
     async with reading() as reader:
         async with reader.attached(segment.offer) as first, reader.attached(segment.offer) as second:
             assert first is not None
@@ -316,7 +315,7 @@ async def test_a_reader_that_closes_ends_what_it_reads(segment: SharedSegment, a
 async def test_senders_that_send_nothing_are_forgotten(segment: SharedSegment, monkeypatch: pytest.MonkeyPatch) -> None:
     async with reading() as reader:
         async with reader.attached(segment.offer):
-            monkeypatch.setattr(nixl_reader, "IDLE_S", 0.0)
+            monkeypatch.setattr(nixl, "IDLE_S", 0.0)
             reader._forget_idle()
             assert len(reader._senders) == 1, "one that is in use stays"
         time.sleep(0.001)  # noqa: ASYNC251
@@ -329,6 +328,7 @@ async def test_senders_that_send_nothing_are_forgotten(segment: SharedSegment, m
 
 def test_without_nixl_a_worker_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nixl_agent, "_PACKAGES", ("nixl_of_nowhere",))
-    for make in (NixlExport, lambda: NixlReader(1.0), lambda: create_transport("nixl", None, 1.0, PART_BYTES)):
+    config = KVTransferConfig(transport="nixl")
+    for make in (lambda: create_transport(config), lambda: create_kv_service(config, RecordingSink())):
         with pytest.raises(ConfigError, match=r"pip install 'baton-serve\[nixl\]'"):
             make()

@@ -17,16 +17,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 from baton.core.errors import TransferError
-from baton.kv_transfer.payload.local_memory import LocalMemory, SlotsInFlight
-from baton.kv_transfer.payload.segment_layout import (
+from baton.kv_transfer.flow import BuffersInFlight
+from baton.kv_transfer.payload.segment import (
     GENERATION_BYTES,
     MAX_SLOTS,
     SEGMENT_NAME,
     TOKEN_BYTES,
+    MappedSegment,
     SegmentLayout,
+    SharedSegment,
+    Slot,
 )
-from baton.kv_transfer.payload.segment_mappings import MappedSegment, SegmentMappings
-from baton.kv_transfer.payload.shared_segment import SharedSegment, Slot
+from baton.kv_transfer.payload.shared_memory import SegmentMappings, SharedMemorySendPath
 from baton.rpc.wire.kv_pb2 import KVSegment, KVSlot
 from tests.unit.baton.kv_transfer.links import num_mappings, num_mappings_before
 
@@ -171,19 +173,17 @@ TestSlotsAndReaders = SlotsAndReaders.TestCase
 @given(st.lists(st.integers(1, PAGE), min_size=1, max_size=40), st.data())
 def test_slots_come_back_with_the_acknowledgements_and_not_before(sizes: list[int], data: st.DataObject) -> None:
     segment = SharedSegment(PAGE, 4 * PAGE)
-    slots = SlotsInFlight(segment)
-    assert slots.take(1) is None, "nobody has mapped it yet"
-    slots.accept()
+    slots = BuffersInFlight()
     ends: list[int] = []
     sent = 0
     for size in sizes:
-        slot = slots.take(size)
+        slot = segment.take(size)
         if slot is None:  # as far back as the receiver may be
             assert len(ends) == 4
             acknowledged = data.draw(st.sampled_from(ends))
             slots.acknowledged(acknowledged)
             ends = [end for end in ends if end > acknowledged]
-            slot = slots.take(size)
+            slot = segment.take(size)
         assert slot is not None
         sent += size
         slots.sending(slot, sent)
@@ -350,18 +350,18 @@ def test_without_such_memory_there_is_one_warning_and_no_segment(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "memfd_create", none_left)
-    memory = LocalMemory(PAGE)
+    memory = SharedMemorySendPath(PAGE)
     assert memory.segment() is memory.segment() is None
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
         "no memory can be shared with others on this host, KV goes in messages: [Errno 28] No space left on device"
     ]
     monkeypatch.delattr(os, "memfd_create")
-    assert LocalMemory(PAGE).segment() is None
+    assert SharedMemorySendPath(PAGE).segment() is None
 
 
 def test_a_segment_is_made_once_and_its_memory_goes_with_it() -> None:
     before, descriptors = num_mappings_before(), num_descriptors()
-    memory = LocalMemory(PAGE)
+    memory = SharedMemorySendPath(PAGE)
     assert num_mappings() == before, "nothing has been sent yet"
     assert memory.segment() is memory.segment() is not None
     assert num_mappings() == before + 1

@@ -13,16 +13,22 @@ import pytest
 from baton.core.errors import ChecksumError, TransferError
 from baton.core.kv_spec import KVCacheSpec
 from baton.kv_transfer.base import KVSendStream, PartBuffer, PartHeader
-from baton.kv_transfer.codec import checksum, encode_frame, pack_header
-from baton.kv_transfer.payload.local_memory import LocalMemory
-from baton.kv_transfer.payload.segment_mappings import SegmentMappings
-from baton.kv_transfer.payload.shared_segment import SharedSegment, Slot
-from baton.kv_transfer.sender import GrpcKVTransport
+from baton.kv_transfer.checksums import checksum
+from baton.kv_transfer.codec import encode_frame, encode_part, pack_part
+from baton.kv_transfer.payload.segment import SharedSegment, Slot
+from baton.kv_transfer.payload.shared_memory import SegmentMappings, SharedMemorySendPath
 from baton.rpc.wire.kv_pb2 import KVFrame, KVReserve, KVSegment, KVSlot
 from decode_worker.kv_import import CachePlace
 from tests.kv_receiver import Receiver, SourceKV
 from tests.tiny_models import random_prompts
-from tests.unit.baton.kv_transfer.links import RecordingSink, kv_server, send_all, slots_free, talk
+from tests.unit.baton.kv_transfer.links import (
+    RecordingSink,
+    kv_server,
+    send_all,
+    slots_free,
+    talk,
+    transport_over,
+)
 
 PROMPT = random_prompts((22,))[0]
 PART_BYTES = 1 << 16
@@ -34,14 +40,14 @@ def source(receiver: Receiver) -> SourceKV:
 
 
 @pytest.fixture
-async def memory() -> AsyncIterator[LocalMemory]:
-    made = LocalMemory(PART_BYTES)
+async def memory() -> AsyncIterator[SharedMemorySendPath]:
+    made = SharedMemorySendPath(PART_BYTES)
     yield made
     made.close()
 
 
 @pytest.fixture
-def segment(memory: LocalMemory) -> SharedSegment:
+def segment(memory: SharedMemorySendPath) -> SharedSegment:
     """That of ``memory``, also when it is closed."""
     made = memory.segment()
     assert made is not None
@@ -68,13 +74,13 @@ async def arrived(receiver: Receiver, source: SourceKV, transfer_id: str = "tran
 async def test_both_must_agree_or_parts_come_in_messages(
     receiver: Receiver,
     source: SourceKV,
-    memory: LocalMemory,
+    memory: SharedMemorySendPath,
     caplog: pytest.LogCaptureFixture,
     sender_shares: bool,
     receiver_maps: bool,
 ) -> None:
     caplog.set_level(logging.INFO)
-    transport = GrpcKVTransport(memory=memory if sender_shares else None)
+    transport = transport_over(memory) if sender_shares else transport_over()
     async with kv_server(receiver.importer, SegmentMappings() if receiver_maps else None) as (_, peer):
         for number in range(2):
             stream = await transport.open(source.offer(f"transfer-{number}"), peer)
@@ -88,7 +94,7 @@ async def test_both_must_agree_or_parts_come_in_messages(
 
 
 async def test_a_sender_that_no_receiver_here_can_see_sends_messages(
-    receiver: Receiver, source: SourceKV, memory: LocalMemory, monkeypatch: pytest.MonkeyPatch
+    receiver: Receiver, source: SourceKV, memory: SharedMemorySendPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on another host, or in a container with processes of its own: the same path leads to nothing, or elsewhere."""
 
@@ -96,7 +102,7 @@ async def test_a_sender_that_no_receiver_here_can_see_sends_messages(
         return KVSegment(pid=1, fd=0, token=bytes(16), num_slots=4, slot_bytes=4096)
 
     monkeypatch.setattr(SharedSegment, "offer", property(elsewhere))
-    transport, mappings = GrpcKVTransport(memory=memory), SegmentMappings()
+    transport, mappings = transport_over(memory), SegmentMappings()
     async with kv_server(receiver.importer, mappings) as (_, peer):
         stream = await transport.open(source.offer(), peer)
         assert stream.buffer(100) is None
@@ -107,9 +113,9 @@ async def test_a_sender_that_no_receiver_here_can_see_sends_messages(
 
 
 async def test_parts_go_both_ways_in_one_transfer(
-    receiver: Receiver, source: SourceKV, memory: LocalMemory, segment: SharedSegment
+    receiver: Receiver, source: SourceKV, memory: SharedMemorySendPath, segment: SharedSegment
 ) -> None:
-    transport = GrpcKVTransport(memory=memory)
+    transport = transport_over(memory)
     async with kv_server(receiver.importer, SegmentMappings()) as (_, peer):
         stream = await transport.open(source.offer(), peer)
         for number, (header, payload) in enumerate(source.parts()):
@@ -125,7 +131,7 @@ async def test_parts_go_both_ways_in_one_transfer(
     await slots_free(segment)
 
 
-async def test_a_buffer_that_another_transport_gave_is_refused(source: SourceKV, memory: LocalMemory) -> None:
+async def test_a_buffer_that_another_transport_gave_is_refused(source: SourceKV, memory: SharedMemorySendPath) -> None:
     @dataclass
     class Foreign:
         view: memoryview
@@ -138,7 +144,7 @@ async def test_a_buffer_that_another_transport_gave_is_refused(source: SourceKV,
 
         def release(self) -> None: ...
 
-    transport = GrpcKVTransport(memory=memory)
+    transport = transport_over(memory)
     async with kv_server(RecordingSink(), SegmentMappings()) as (_, peer):
         stream = await transport.open(source.offer(), peer)
         with pytest.raises(TransferError, match="another transport"):
@@ -148,9 +154,9 @@ async def test_a_buffer_that_another_transport_gave_is_refused(source: SourceKV,
 
 
 async def test_what_does_not_fit_and_what_finds_no_slot_has_no_buffer(
-    source: SourceKV, memory: LocalMemory, segment: SharedSegment
+    source: SourceKV, memory: SharedMemorySendPath, segment: SharedSegment
 ) -> None:
-    transport = GrpcKVTransport(memory=memory)
+    transport = transport_over(memory)
     async with kv_server(RecordingSink(), SegmentMappings()) as (_, peer):
         first = await transport.open(source.offer("first"), peer)
         second = await transport.open(source.offer("second"), peer)
@@ -167,9 +173,9 @@ async def test_what_does_not_fit_and_what_finds_no_slot_has_no_buffer(
 
 
 async def test_slots_are_kept_until_the_receiver_has_written_what_is_in_them(
-    source: SourceKV, memory: LocalMemory, segment: SharedSegment
+    source: SourceKV, memory: SharedMemorySendPath, segment: SharedSegment
 ) -> None:
-    sink, transport = RecordingSink(), GrpcKVTransport(memory=memory)
+    sink, transport = RecordingSink(), transport_over(memory)
     async with kv_server(sink, SegmentMappings()) as (_, peer):
         stream = await transport.open(source.offer(), peer)
         for _ in range(5):
@@ -185,9 +191,9 @@ async def test_slots_are_kept_until_the_receiver_has_written_what_is_in_them(
 
 
 async def test_a_send_that_fails_or_is_cancelled_gives_its_slot_back(
-    source: SourceKV, memory: LocalMemory, segment: SharedSegment
+    source: SourceKV, memory: SharedMemorySendPath, segment: SharedSegment
 ) -> None:
-    sink, transport = RecordingSink(), GrpcKVTransport(memory=memory, max_inflight_bytes=100)
+    sink, transport = RecordingSink(), transport_over(memory, max_inflight_bytes=100)
     async with kv_server(sink, SegmentMappings()) as (_, peer):
         stream = await transport.open(source.offer(), peer)
         first, second = stream.buffer(100), stream.buffer(100)
@@ -210,9 +216,9 @@ async def test_a_send_that_fails_or_is_cancelled_gives_its_slot_back(
 
 
 async def test_content_that_changes_after_its_checksum_is_damage(
-    receiver: Receiver, source: SourceKV, memory: LocalMemory, monkeypatch: pytest.MonkeyPatch
+    receiver: Receiver, source: SourceKV, memory: SharedMemorySendPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transport = GrpcKVTransport(memory=memory)
+    transport = transport_over(memory)
     async with kv_server(receiver.importer, SegmentMappings()) as (_, peer):
         stream = await transport.open(source.offer(), peer)
         header, payload = next(source.parts())
@@ -234,10 +240,10 @@ async def test_content_that_changes_after_its_checksum_is_damage(
 
 
 async def test_what_a_buffer_was_filled_with_is_summed_up_then(
-    receiver: Receiver, source: SourceKV, memory: LocalMemory
+    receiver: Receiver, source: SourceKV, memory: SharedMemorySendPath
 ) -> None:
     """And not once more when it is sent: what has been damaged in between is found."""
-    transport = GrpcKVTransport(memory=memory)
+    transport = transport_over(memory)
     header, payload = next(source.parts())
     async with kv_server(receiver.importer, SegmentMappings()) as (_, peer):
         stream = await transport.open(source.offer(), peer)
@@ -287,9 +293,9 @@ class PlacingSink(ReusingSink):
 
 @pytest.mark.parametrize("kind", [ReusingSink, PlacingSink])
 async def test_nothing_is_committed_that_was_read_from_a_slot_in_other_use(
-    source: SourceKV, memory: LocalMemory, segment: SharedSegment, kind: type[ReusingSink]
+    source: SourceKV, memory: SharedMemorySendPath, segment: SharedSegment, kind: type[ReusingSink]
 ) -> None:
-    sink, transport = kind(owner=segment), GrpcKVTransport(memory=memory)
+    sink, transport = kind(owner=segment), transport_over(memory)
     sink.gate.set()
     async with kv_server(sink, SegmentMappings()) as (_, peer):
         stream = await transport.open(source.offer(), peer)
@@ -318,8 +324,9 @@ def reserve(spec: KVCacheSpec, offered: KVSegment | None) -> bytes:
 
 def first_part(source: SourceKV, slot: KVSlot, payload: bytes = b"", digest: int = 0) -> bytes:
     header, _ = next(source.parts())
-    frame = pack_header(header.token_start, header.token_count, header.layer_start, header.layer_end, digest, slot)
-    return encode_frame(frame, payload)
+    part = pack_part(header, digest)
+    part.slot.CopyFrom(slot)
+    return encode_part(part, payload)
 
 
 MADE_UP: dict[str, dict[str, Any]] = {
@@ -335,7 +342,7 @@ MADE_UP: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("changes", MADE_UP.values(), ids=MADE_UP.keys())
 async def test_places_that_a_sender_makes_up_end_its_transfer(
-    receiver: Receiver, source: SourceKV, memory: LocalMemory, segment: SharedSegment, changes: dict[str, Any]
+    receiver: Receiver, source: SourceKV, memory: SharedMemorySendPath, segment: SharedSegment, changes: dict[str, Any]
 ) -> None:
     _, payload = next(source.parts())
     slot = segment.take(len(payload))
@@ -361,7 +368,7 @@ async def test_places_that_a_sender_makes_up_end_its_transfer(
 
 @pytest.mark.parametrize("case", ["nothing offered", "not mapped", "payload too"])
 async def test_slots_without_an_agreement_and_payload_beside_one_are_refused(
-    receiver: Receiver, source: SourceKV, memory: LocalMemory, segment: SharedSegment, case: str
+    receiver: Receiver, source: SourceKV, memory: SharedMemorySendPath, segment: SharedSegment, case: str
 ) -> None:
     slot = segment.take(100)
     assert slot is not None

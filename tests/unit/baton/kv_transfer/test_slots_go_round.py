@@ -11,12 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.kv_transfer.base import PartBuffer, PartHeader, Reservation, TransferOffer
-from baton.kv_transfer.codec import checksum
-from baton.kv_transfer.payload.local_memory import LocalMemory
-from baton.kv_transfer.payload.segment_mappings import SegmentMappings
-from baton.kv_transfer.sender import GrpcKVTransport
+from baton.kv_transfer.checksums import checksum
+from baton.kv_transfer.payload.shared_memory import SegmentMappings, SharedMemorySendPath
 from tests.unit.baton.kv_transfer.kv_peers import offer
-from tests.unit.baton.kv_transfer.links import kv_server, slots_free
+from tests.unit.baton.kv_transfer.links import kv_server, slots_free, transport_over
 
 
 @dataclass
@@ -64,10 +62,10 @@ def test_any_parts_arrive_through_four_slots_that_transfers_share(
 
 
 async def _through_four_slots(transfers: list[list[int]], num_read_ahead: int) -> None:
-    memory, sink = LocalMemory(SLOT_BYTES, 4 * SLOT_BYTES), CollectingSink()
+    memory, sink = SharedMemorySendPath(SLOT_BYTES, 4 * SLOT_BYTES), CollectingSink()
     segment = memory.segment()
     assert segment is not None
-    transport = GrpcKVTransport(memory=memory, max_inflight_bytes=3 * SLOT_BYTES)
+    transport = transport_over(memory, max_inflight_bytes=3 * SLOT_BYTES)
     sent: dict[str, bytes] = {}
 
     async def send(name: str, part_sizes: list[int]) -> None:

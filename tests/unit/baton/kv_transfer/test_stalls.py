@@ -12,10 +12,11 @@ import pytest
 from baton.core.errors import InternalError, TransferError, WorkerLostError
 from baton.core.kv_spec import KVCacheSpec, LayerSpec
 from baton.kv_transfer.base import KVSendStream, PartHeader, Reservation, TransferOffer
+from baton.kv_transfer.payload.inline import InlineReceivePath
 from baton.kv_transfer.receiver import KVTransferService
 from baton.kv_transfer.sender import GrpcKVTransport
 from baton.rpc.channel import create_server
-from tests.unit.baton.kv_transfer.links import RecordingSink
+from tests.unit.baton.kv_transfer.links import RecordingSink, transport_over
 
 SPEC = KVCacheSpec("model", "float32", 4, (LayerSpec(1, 4, 4),))
 HEADER = PartHeader(0, 1, 0, 1)
@@ -48,7 +49,7 @@ class ChoosySink(RecordingSink):
 @asynccontextmanager
 async def receiving(sink: RecordingSink, silence_s: float = 60.0) -> AsyncIterator[str]:
     server = create_server()
-    KVTransferService(sink, silence_s=silence_s).add_to(server)
+    KVTransferService(sink, [InlineReceivePath()], silence_s).add_to(server)
     peer = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:
@@ -59,7 +60,7 @@ async def receiving(sink: RecordingSink, silence_s: float = 60.0) -> AsyncIterat
 
 @asynccontextmanager
 async def sending(timeout_s: float = STALL_S) -> AsyncIterator[GrpcKVTransport]:
-    transport = GrpcKVTransport(timeout_s=timeout_s, max_inflight_bytes=2 * PART_BYTES)
+    transport = transport_over(timeout_s=timeout_s, max_inflight_bytes=2 * PART_BYTES)
     try:
         yield transport
     finally:

@@ -19,8 +19,8 @@ from baton.core.errors import (
 from baton.core.kv_spec import KVCacheSpec, LayerSpec
 from baton.kv_transfer import sender as grpc_transport
 from baton.kv_transfer.base import KVSendStream, PartHeader, Payload
+from baton.kv_transfer.flow import Throttle
 from baton.kv_transfer.payload import in_process
-from baton.kv_transfer.throttle import Throttle
 from tests.kv_receiver import NUM_BLOCKS, Receiver, SourceKV
 from tests.tiny_models import random_prompts
 from tests.unit.baton.kv_transfer.links import TRANSPORTS, Link, link, send_all

@@ -1,21 +1,31 @@
-"""Bytes between a socket and where they lie, in either direction: many small stretches of a cache at once, uncopied."""
+"""Streams of bytes between two workers, over one TCP connection or several, uncopied between socket and memory.
+
+Several connections serve links that limit each of them: clouds cap what one flow may take of a link, and networks of
+several paths send a flow along one of them. :class:`StripedSocket` deals the stream out in stripes of a fixed size, in
+turn: byte ``n`` is in stripe ``n // STRIPE_BYTES``, which travels in connection ``stripe % num_connections``. Both ends
+count, so nothing but the bytes themselves is sent. All connections go as fast as the slowest. Either end has one stripe
+in hand at a time; the connections are busy together all the same, because the system's buffers hold some stripes each.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import xxhash
 
+STRIPE_BYTES = 512 * 1024
+"""Smaller ones cost more system calls and wakes: a third of the rate with 128 KiB. Where a socket's buffer holds less
+than one, as over a long way that loses packets, the connections rather take turns."""
 _MOST_AT_ONCE = 256
 """Stretches of one system call, which takes 1,024 at most. One call seldom moves more than a megabyte."""
 _LEAST_WORTH = 256 * 1024
 
 
 class ByteStream(Protocol):
-    """Bytes to and from another process, in their order."""
+    """An ordered stream of bytes to and from another process."""
 
     async def send(self, views: Sequence[memoryview]) -> None:
         """Returns when the system has taken all bytes. Raises OSError when a connection is broken or closed."""
@@ -31,25 +41,25 @@ class ByteStream(Protocol):
             The xxh3-64 of what has come.
 
         Raises:
-            OSError: a connection is broken, closed, or at its end: :class:`NothingCameError` when no byte has come.
+            OSError: a connection is broken, closed, or at its end. :class:`NothingCameError` when no byte came first.
         """
         ...
 
     def close(self) -> None:
-        """Who waits for it gets an OSError; harmless when that has been done."""
+        """Closes the stream. Calls that wait for it raise OSError. Harmless when repeated."""
         ...
 
 
 class NothingCameError(ConnectionResetError):
-    """The connection was at its end when something was waited for."""
+    """The connection had ended before the first of the bytes."""
 
 
 def nothing_to_check() -> None:
-    """For memory that nobody takes away meanwhile."""
+    """For memory that stays the caller's."""
 
 
 class _Stretches:
-    """What is left of some stretches of memory, from the first byte that has not been moved yet."""
+    """What is left to move of some stretches of memory."""
 
     def __init__(self, views: Sequence[memoryview]) -> None:
         self._views = [view for view in views if len(view)]
@@ -64,7 +74,7 @@ class _Stretches:
         return self._views[self._next : self._next + _MOST_AT_ONCE]
 
     def moved(self, num_bytes: int) -> list[memoryview]:
-        """Passes over so many; they are returned."""
+        """Passes over ``num_bytes``, and returns the stretches that they were."""
         passed = []
         self.num_bytes -= num_bytes
         while num_bytes:
@@ -80,7 +90,7 @@ class _Stretches:
 
 
 class RawSocket:
-    """Implements :class:`ByteStream` by a connected socket of the running event loop.
+    """Implements :class:`ByteStream` over one connected socket, for the running event loop.
 
     Args:
         connection: not blocking; closed with this object.
@@ -132,7 +142,7 @@ class RawSocket:
             await asyncio.sleep(0)
 
     def _wake_with(self, num_bytes: int) -> None:
-        """Not for less than so many, or than makes a call worth while: the sender's system pays for waking this one."""
+        """Sets how many bytes wake this process: a wake for few bytes costs the sender's system more than it brings."""
         least = min(num_bytes, _LEAST_WORTH)
         if least != self._least:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
@@ -162,3 +172,52 @@ class RawSocket:
 def _resolve(waiting: asyncio.Future[None]) -> None:
     if not waiting.done():
         waiting.set_result(None)
+
+
+def join(sockets: Sequence[RawSocket]) -> ByteStream:
+    """One stream over all of them, which both ends must have in the same order. They belong to it."""
+    return sockets[0] if len(sockets) == 1 else StripedSocket(sockets)
+
+
+class StripedSocket:
+    """Implements :class:`ByteStream`; see :func:`join`."""
+
+    def __init__(self, sockets: Sequence[RawSocket]) -> None:
+        self._sockets = tuple(sockets)
+        self._num_sent = 0
+        self._num_received = 0
+
+    async def send(self, views: Sequence[memoryview]) -> None:
+        position = self._num_sent
+        self._num_sent += sum(map(len, views))
+        for connection, share in self._deal(views, position):
+            await connection.send(share)
+
+    async def receive(self, views: Sequence[memoryview], check: Callable[[], None] = nothing_to_check) -> int:
+        position = self._num_received
+        self._num_received += sum(map(len, views))
+        digest = xxhash.xxh3_64()
+        for connection, share in self._deal(views, position):
+            await connection.fill(share, check, digest.update)
+        return digest.intdigest()
+
+    def close(self) -> None:
+        for connection in self._sockets:
+            connection.close()
+
+    def _deal(self, views: Sequence[memoryview], position: int) -> Iterator[tuple[RawSocket, list[memoryview]]]:
+        """The bytes from a position of the stream on, stripe by stripe, each with its connection."""
+        share: list[memoryview] = []
+        for view in views:
+            start = 0
+            while start < len(view):
+                stripe, offset = divmod(position, STRIPE_BYTES)
+                end = min(len(view), start + STRIPE_BYTES - offset)
+                share.append(view[start:end])
+                position += end - start
+                start = end
+                if position % STRIPE_BYTES == 0:
+                    yield self._sockets[stripe % len(self._sockets)], share
+                    share = []
+        if share:
+            yield self._sockets[position // STRIPE_BYTES % len(self._sockets)], share

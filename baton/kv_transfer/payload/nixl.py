@@ -1,8 +1,12 @@
-"""KV read from memory of senders, wherever they are, by NIXL: the receiver's end.
+"""Parts that receivers read from the sender's memory by NIXL, wherever they are: with RDMA where UCX finds it.
 
-The first read of a sender's memory is its token. Who cannot read that in two seconds, or finds something else, lets
-parts come as they would without NIXL, and tries again a minute later, from the beginning. So it is behind a read that
-fails.
+The sender's memory is the segment of ``segment.py``, and parts name their slots as they do on one host. The sender
+registers the segment with an agent, and its offer says what others need to read it. A receiver on the same host maps
+the segment instead, if it may.
+
+A receiver first reads the token in the sender's memory. If it cannot read that in two seconds, or finds something else,
+parts come as they would without NIXL, and the receiver tries again a minute later, from the beginning. It does the same
+after a read that failed.
 """
 
 from __future__ import annotations
@@ -18,9 +22,11 @@ from functools import partial
 from typing import Any
 
 from baton.core.errors import TransferError
-from baton.kv_transfer.payload.nixl_agent import NixlAgent, address_of
-from baton.kv_transfer.payload.nixl_thread import FAILED, GRACE_S, SILENT, Read, ReadingThread
-from baton.kv_transfer.payload.segment_layout import TOKEN_BYTES, SegmentLayout
+from baton.kv_transfer.payload.base import PartReceiver, ReceivePath
+from baton.kv_transfer.payload.nixl_agent import FAILED, GRACE_S, SILENT, NixlAgent, Read, ReadingThread, address_of
+from baton.kv_transfer.payload.part_intake import PartIntake
+from baton.kv_transfer.payload.segment import SEGMENT_BYTES, TOKEN_BYTES, SegmentLayout, SharedSegment
+from baton.kv_transfer.payload.shared_memory import SharedMemorySendPath, SlotReceiver
 from baton.rpc.wire import kv_pb2
 
 logger = logging.getLogger(__name__)
@@ -32,14 +38,54 @@ IDLE_S = 300.0
 """How long a sender that sends nothing, or is gone, is remembered."""
 
 
+class NixlSendPath(SharedMemorySendPath):
+    """Registers the worker's segment, so that receivers on other hosts read it.
+
+    Raises:
+        ConfigError: see :class:`baton.kv_transfer.payload.nixl_agent.NixlAgent`.
+    """
+
+    def __init__(self, part_bytes: int, segment_bytes: int = SEGMENT_BYTES) -> None:
+        super().__init__(part_bytes, segment_bytes)
+        self._agent = NixlAgent(serves=True)
+        self._region: Any = None
+
+    def make_segment(self) -> SharedSegment:
+        segment = super().make_segment()
+        try:
+            self._region = self._agent.register(segment.memory)
+            description = self._agent.description()
+        except Exception as error:  # noqa: BLE001 - NIXL has many, of no common class
+            logger.warning(
+                "no other host reads this worker's memory, KV goes to them otherwise: "
+                "NIXL cannot register %d bytes: %s",
+                len(segment.memory),
+                error,
+            )
+            return segment
+        address = address_of(segment.memory)
+        slots_address = address + segment.layout.slot_start(0)
+        segment.nixl = kv_pb2.KVNixl(agent=description, address=address, slots_address=slots_address)
+        return segment
+
+    def close(self) -> None:
+        region, self._region = self._region, None
+        if region is not None:
+            try:
+                self._agent.deregister(region)
+            except Exception as error:  # noqa: BLE001 - as above; the process ends soon
+                logger.warning("NIXL does not let go of memory: %s", error)
+        super().close()
+
+
 @dataclass(eq=False, slots=True)
 class _Buffer:
     """Registered memory that slots are read into.
 
     Attributes:
-        region: what it is registered as.
-        is_read_into: NIXL may still write here.
-        is_taken: by a transfer.
+        region: NIXL's name for it.
+        is_read_into: whether NIXL may still write to it.
+        is_taken: whether a transfer uses it.
     """
 
     memory: memoryview
@@ -51,10 +97,11 @@ class _Buffer:
 
 @dataclass(eq=False, slots=True)
 class _Sender:
-    """An agent, by its name, whose memory can be read.
+    """A sender whose memory can be read.
 
     Attributes:
-        is_lost: it is forgotten as soon as no transfer uses it.
+        name: of the sender's agent.
+        is_lost: whether it is to be forgotten as soon as no transfer uses it.
     """
 
     name: str
@@ -65,7 +112,10 @@ class _Sender:
 
 
 class ReadableMemory:
-    """A sender's segment, for one transfer. Implements :class:`baton.kv_transfer.payload.part_intake.SenderMemory`."""
+    """One sender's segment, for one transfer.
+
+    Implements :class:`baton.kv_transfer.payload.shared_memory.SenderMemory`.
+    """
 
     def __init__(self, reader: NixlReader, sender: _Sender, layout: SegmentLayout, buffer: _Buffer) -> None:
         self._reader = reader
@@ -80,15 +130,15 @@ class ReadableMemory:
         return self._buffer.memory[: slot.num_bytes]
 
     def check(self, slot: kv_pb2.KVSlot) -> None:
-        """Nothing to do: what is read of a slot that was used again has another checksum."""
+        """Does nothing: what is read of a slot that was used again has another checksum."""
 
 
 class NixlReader:
-    """Reads segments that a :class:`baton.kv_transfer.payload.nixl_agent.NixlExport` has registered.
+    """Reads segments that a :class:`NixlSendPath` has registered.
 
     Args:
-        timeout_s: for one read.
-        connect_timeout_s: for the first one of a sender.
+        timeout_s: limit of one read.
+        connect_timeout_s: limit of the first read of a sender.
 
     Raises:
         ConfigError: see :class:`baton.kv_transfer.payload.nixl_agent.NixlAgent`.
@@ -107,7 +157,7 @@ class NixlReader:
 
     @asynccontextmanager
     async def attached(self, offer: kv_pb2.KVSegment) -> AsyncIterator[ReadableMemory | None]:
-        """A sender's segment for the length of a transfer; None when it cannot be read."""
+        """A sender's segment for the length of a transfer; ``None`` when it cannot be read."""
         sender = await self._find(offer)
         if sender is None:
             yield None
@@ -144,7 +194,7 @@ class NixlReader:
             raise
 
     async def close(self) -> None:
-        """Nothing can be read any more."""
+        """Ends every read; later ones fail."""
         buffers = [buffer for buffer in self._buffers if not buffer.is_read_into]
         for buffer in buffers:
             self._thread.post(partial(self._agent.deregister, buffer.region))
@@ -162,7 +212,7 @@ class NixlReader:
         if connecting is None:
             connecting = self._connecting[offer.token] = asyncio.create_task(self._connect(offer))
             connecting.add_done_callback(lambda _: self._connecting.pop(offer.token))
-        return await asyncio.shield(connecting)  # others wait for it, too
+        return await asyncio.shield(connecting)  # other transfers wait for it, too
 
     async def _connect(self, offer: kv_pb2.KVSegment) -> _Sender | None:
         try:
@@ -200,7 +250,7 @@ class NixlReader:
         )
 
     def _lose(self, sender: _Sender) -> None:
-        """What connects the two does not heal; who comes next meets the sender anew."""
+        """Forgets the connection to a sender, which does not heal. The next transfer meets the sender anew."""
         sender.is_lost = True
         if self._senders.get(sender.offer.token) is sender:
             del self._senders[sender.offer.token]
@@ -224,7 +274,7 @@ class NixlReader:
         def finish(error: TransferError | None, is_over: bool) -> None:
             buffer.is_read_into = not is_over
             if not buffer.is_taken:
-                self._give_back(buffer)  # whoever waited for it went away
+                self._give_back(buffer)  # the transfer that waited for it is gone
             if done.done():
                 return
             if error is None:
@@ -260,7 +310,7 @@ class NixlReader:
         return buffer
 
     def _keep(self, making: asyncio.Future[_Buffer]) -> None:
-        """What was made for somebody who went away."""
+        """Keeps a buffer whose transfer is gone for the next one."""
         if not making.cancelled() and making.exception() is None:
             self._give_back(making.result())
 
@@ -274,3 +324,31 @@ class NixlReader:
         buffer.is_taken = False
         if not buffer.is_read_into:
             self._free[len(buffer.memory)].append(buffer)
+
+
+class NixlReceivePath(ReceivePath):
+    """Reads the memory of senders that have registered it.
+
+    Raises:
+        ConfigError: see :class:`baton.kv_transfer.payload.nixl_agent.NixlAgent`.
+    """
+
+    def __init__(self, reader: NixlReader | None = None) -> None:
+        self._reader = NixlReader() if reader is None else reader
+
+    @asynccontextmanager
+    async def accept(
+        self, reserve: kv_pb2.KVReserve, reserved: kv_pb2.KVReserved, intake: PartIntake
+    ) -> AsyncIterator[PartReceiver | None]:
+        if not reserve.segment.HasField("nixl"):
+            yield None
+            return
+        async with self._reader.attached(reserve.segment) as memory:
+            if memory is None:
+                yield None
+                return
+            reserved.takes_segment = True
+            yield SlotReceiver(intake, memory)
+
+    async def close(self) -> None:
+        await self._reader.close()

@@ -1,4 +1,4 @@
-"""Copies KV and takes its checksum meanwhile, while what was copied is in the processor's caches."""
+"""Checksums of KV payloads (xxh3-64), and copies that take the checksum on the way."""
 
 from __future__ import annotations
 
@@ -6,18 +6,30 @@ from collections.abc import Iterator, Sequence
 
 import xxhash
 
+from baton.kv_transfer.base import Payload, Pieces
+
 CHUNK_BYTES = 128 * 1024
-"""At once: it stays in the second level of a core's caches, and calls cost little beside it."""
+"""Copied at once: it stays in the second level of a core's caches, and calls cost little beside it."""
+
+
+def checksum(payload: Payload | Pieces) -> int:
+    """xxh3-64 of the payload."""
+    if not isinstance(payload, Pieces):
+        return xxhash.xxh3_64_intdigest(payload)
+    digest = xxhash.xxh3_64()
+    for view in payload.views:
+        digest.update(view)
+    return digest.intdigest()
 
 
 def copy_summed(sources: Sequence[memoryview], targets: Sequence[memoryview]) -> int:
-    """Fills stretches of memory with as many bytes from others, however either are cut; all of them views of bytes.
+    """Copies bytes between stretches of memory, however either side is cut, and sums what it has written.
 
     Returns:
         The xxh3-64 of what is in ``targets`` then, even if others write into ``sources`` meanwhile.
 
     Raises:
-        ValueError: they are not of one length.
+        ValueError: sources and targets differ in length.
     """
     num_bytes, room = sum(map(len, sources)), sum(map(len, targets))
     if num_bytes != room:

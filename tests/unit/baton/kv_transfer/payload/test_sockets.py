@@ -11,10 +11,9 @@ from contextlib import ExitStack
 import pytest
 
 from baton.kv_transfer.codec import Introduction
-from baton.kv_transfer.payload import data_connection, data_listener
-from baton.kv_transfer.payload.data_connection import connect
-from baton.kv_transfer.payload.data_listener import DataListener
-from baton.kv_transfer.payload.raw_socket import ByteStream, RawSocket
+from baton.kv_transfer.payload import sockets
+from baton.kv_transfer.payload.byte_stream import ByteStream, RawSocket
+from baton.kv_transfer.payload.sockets import DataListener, connect
 from baton.rpc.wire.kv_pb2 import KVConnection
 
 
@@ -38,7 +37,7 @@ async def is_closed(connection: ByteStream) -> bool:
 
 
 async def test_a_ticket_is_good_for_as_many_connections_as_were_announced(listener: DataListener) -> None:
-    with listener.expect(wanted=True) as expected:
+    with listener.expect() as expected:
         assert expected is not None
         first = await connect("127.0.0.1:1", expected.offer)
         arrived = await expected.arrived()
@@ -54,7 +53,7 @@ async def test_a_ticket_is_good_for_as_many_connections_as_were_announced(listen
 
 async def test_several_connections_are_one_stream_in_the_order_of_their_numbers(listener: DataListener) -> None:
     sent, taken = random.Random(0).randbytes(3_000_000), bytearray(3_000_000)
-    with listener.expect(wanted=True) as expected:
+    with listener.expect() as expected:
         assert expected is not None
         sender = await connect("127.0.0.1:1", expected.offer, 3)
         receiver = await expected.arrived()
@@ -71,7 +70,7 @@ async def test_a_connection_that_does_not_fit_the_others_is_sent_away(
     listener: DataListener, number: int, count: int
 ) -> None:
     """Number 0 of 2 is here: its like, another count, and numbers that there are none of."""
-    with listener.expect(wanted=True) as expected:
+    with listener.expect() as expected:
         assert expected is not None
         first = await introduce(expected.offer, 0, 2)
         with pytest.raises(ConnectionError):
@@ -84,7 +83,7 @@ async def test_a_connection_that_does_not_fit_the_others_is_sent_away(
 
 
 async def test_no_transfer_has_more_connections_than_it_was_offered(listener: DataListener) -> None:
-    with listener.expect(wanted=True) as expected:
+    with listener.expect() as expected:
         assert expected is not None
         with pytest.raises(ConnectionError):
             await connect("127.0.0.1:1", expected.offer, expected.offer.most + 1)
@@ -92,7 +91,7 @@ async def test_no_transfer_has_more_connections_than_it_was_offered(listener: Da
 
 
 async def test_where_one_of_several_is_turned_away_none_is_kept(listener: DataListener) -> None:
-    with listener.expect(wanted=True) as expected:
+    with listener.expect() as expected:
         assert expected is not None
         taken = await introduce(expected.offer, 1, 3)
         with pytest.raises(ConnectionError):
@@ -103,7 +102,7 @@ async def test_where_one_of_several_is_turned_away_none_is_kept(listener: DataLi
 
 
 async def test_connections_that_came_are_closed_when_others_never_do(listener: DataListener) -> None:
-    with listener.expect(wanted=True) as expected:
+    with listener.expect() as expected:
         assert expected is not None
         first = await introduce(expected.offer, 0, 2)
     assert await is_closed(first)
@@ -111,12 +110,12 @@ async def test_connections_that_came_are_closed_when_others_never_do(listener: D
 
 
 async def introduce(offer: KVConnection, number: int, count: int) -> RawSocket:
-    return await data_connection._connect("127.0.0.1", offer.port, Introduction(offer.ticket, number, count), ())
+    return await sockets._connect("127.0.0.1", offer.port, Introduction(offer.ticket, number, count), ())
 
 
 async def test_strangers_are_sent_away(listener: DataListener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_listener, "TICKET_TIMEOUT_S", 0.2)
-    with listener.expect(wanted=True) as expected:
+    monkeypatch.setattr(sockets, "TICKET_TIMEOUT_S", 0.2)
+    with listener.expect() as expected:
         assert expected is not None
         for ticket in (b"?" * 16, b"short", b""):
             with pytest.raises(ConnectionError):
@@ -128,10 +127,10 @@ async def test_strangers_are_sent_away(listener: DataListener, monkeypatch: pyte
 
 async def test_many_that_come_at_once_all_get_in(listener: DataListener, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than may be strangers at a time, beside some that never say who they are."""
-    monkeypatch.setattr(data_listener, "_MAX_STRANGERS", 4)
-    monkeypatch.setattr(data_listener, "TICKET_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(sockets, "_MAX_STRANGERS", 4)
+    monkeypatch.setattr(sockets, "TICKET_TIMEOUT_S", 0.2)
     with ExitStack() as stack:
-        everybody = [stack.enter_context(listener.expect(wanted=True)) for _ in range(40)]
+        everybody = [stack.enter_context(listener.expect()) for _ in range(40)]
         port = everybody[0].offer.port if everybody[0] is not None else 0
         for _ in range(6):
             stack.enter_context(socket.create_connection(("127.0.0.1", port)))
@@ -167,7 +166,7 @@ async def test_any_way_to_write_an_address_will_do(host: str) -> None:
         listener.start(host)
     except OSError:
         pytest.skip("no IPv6 here")
-    with listener.expect(wanted=True) as expected:
+    with listener.expect() as expected:
         assert expected is not None
         (await connect(f"[{host.strip('[]')}]:1", expected.offer)).close()
     await listener.stop()
@@ -176,19 +175,19 @@ async def test_any_way_to_write_an_address_will_do(host: str) -> None:
 async def test_nobody_is_sent_to_a_port_where_nobody_answers(
     listener: DataListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_listener, "RawSocket", None)  # whatever goes wrong
-    with listener.expect(wanted=True) as expected:
+    monkeypatch.setattr(listener, "_identify", None)  # whatever goes wrong
+    with listener.expect() as expected:
         assert expected is not None
         with pytest.raises(OSError):  # noqa: PT011 - of whatever kind
             await connect("127.0.0.1:1", expected.offer)
-    with listener.expect(wanted=True) as expected:
+    with listener.expect() as expected:
         assert expected is None
 
 
 async def test_stopping_at_once_leaves_no_port() -> None:
     listener = DataListener()
     listener.start("127.0.0.1")
-    with listener.expect(wanted=True) as expected:
+    with listener.expect() as expected:
         assert expected is not None
         await listener.stop()
         with pytest.raises(ConnectionRefusedError):
@@ -196,5 +195,5 @@ async def test_stopping_at_once_leaves_no_port() -> None:
 
 
 async def test_nobody_is_expected_where_nobody_listens() -> None:
-    with DataListener().expect(wanted=True) as expected:
+    with DataListener().expect() as expected:
         assert expected is None

@@ -1,0 +1,414 @@
+"""Parts in TCP connections beside a transfer's gRPC stream, for receivers on other hosts.
+
+gRPC for Python copies a message three times on its way through one process, which takes half of the processor time of
+a hand-off in messages. Here the system reads and writes the bytes where they lie (``byte_stream.py``).
+
+A receiver has one port for all transfers, and gives each a ticket. A connection that does not begin with a known ticket
+in time is closed. A sender that cannot connect sends its parts in messages, and tries again a minute later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from baton.core.errors import TransferError
+from baton.kv_transfer.base import PartBuffer, Payload, Pieces
+from baton.kv_transfer.codec import HEAD_LENGTH_BYTES, TICKET_BYTES, WELCOME, Introduction, decode_head, encode_head
+from baton.kv_transfer.kv_transfer_config import MOST_CONNECTIONS
+from baton.kv_transfer.payload.base import PartReceiver, ReceivePath, SendPath, Write
+from baton.kv_transfer.payload.byte_stream import ByteStream, NothingCameError, RawSocket, join
+from baton.kv_transfer.payload.inline import InlineReceiver, InlineSender
+from baton.kv_transfer.payload.part_intake import PartIntake
+from baton.kv_transfer.peer_channels import PeerChannel
+from baton.rpc.channel import MAX_MESSAGE_BYTES
+from baton.rpc.wire import kv_pb2
+
+logger = logging.getLogger(__name__)
+
+BYTES_PER_CONNECTION = 32 * 1024 * 1024
+"""Native KV of a transfer that may have several connections. Each costs a round trip at the start."""
+CONNECT_TIMEOUT_S = 2.0
+"""A receiver in reach answers at once. A transfer should not wait long for one behind a firewall."""
+RETRY_S = 60.0
+"""How long a peer that could not be reached is avoided. The cause may have been a moment's."""
+TICKET_TIMEOUT_S = 10.0
+"""For a connection to say which transfer it belongs to."""
+_MAX_STRANGERS = 64
+"""Connections, of all transfers, that have not said it yet; more wait to be accepted."""
+_BACKLOG = 128
+_PAUSE_S = 0.5
+_MAX_HEAD_BYTES = 4096
+
+SocketOption = tuple[int, int, bytes]
+"""Level, name and value."""
+
+
+class SocketSender(InlineSender):
+    """Sends parts through connections, and empty ones in their messages.
+
+    Args:
+        avoid: called with the error when the connections break or stall.
+    """
+
+    def __init__(
+        self, connection: ByteStream, num_connections: int, write: Write, avoid: Callable[[OSError], None]
+    ) -> None:
+        super().__init__(write)
+        self.connection = connection
+        self.num_connections = num_connections
+        self._avoid = avoid
+
+    async def send(self, part: kv_pb2.KVPart, payload: Payload | Pieces | PartBuffer) -> None:
+        if not isinstance(payload, Payload | Pieces) or not len(payload):
+            await super().send(part, payload)
+            return
+        part.num_bytes = len(payload)
+        views = payload.views if isinstance(payload, Pieces) else (memoryview(payload),)
+        await self.connection.send([memoryview(encode_head(part)), *views])
+
+    def close(self, cause: OSError | None = None) -> None:
+        self.connection.close()
+        if cause is not None:
+            self._avoid(cause)
+
+
+class SocketSendPath(SendPath):
+    """Connects to receivers that listen.
+
+    Args:
+        connections: most connections of one transfer.
+        bytes_per_connection: native KV of a transfer for each of its connections.
+        options: set for every connection.
+    """
+
+    def __init__(
+        self,
+        connections: int,
+        *,
+        bytes_per_connection: int = BYTES_PER_CONNECTION,
+        options: Sequence[SocketOption] = (),
+    ) -> None:
+        self._connections = connections
+        self._bytes_per_connection = bytes_per_connection
+        self._options = options
+        self._avoided_until_s: WeakKeyDictionary[PeerChannel, float] = WeakKeyDictionary()
+
+    def offer(self, peer: PeerChannel, reserve: kv_pb2.KVReserve) -> None:
+        reserve.connects = time.monotonic() >= self._avoided_until_s.get(peer, 0.0)
+
+    async def open(
+        self, peer: PeerChannel, reserved: kv_pb2.KVReserved, num_bytes: int, write: Write
+    ) -> SocketSender | None:
+        if not reserved.connection.most:
+            return None
+        wanted = max(1, min(self._connections, num_bytes // self._bytes_per_connection))
+        count = min(wanted, reserved.connection.most)
+        try:
+            connection = await connect(peer.peer, reserved.connection, count, options=self._options)
+        except OSError as error:
+            self._avoid(peer, error)
+            return None
+        return SocketSender(connection, count, write, partial(self._avoid, peer))
+
+    def _avoid(self, peer: PeerChannel, error: OSError) -> None:
+        self._avoided_until_s[peer] = time.monotonic() + RETRY_S
+        logger.warning(
+            "the worker at %s cannot be reached beside gRPC, KV goes to it in messages for %.0f s, which takes more of "
+            "both processors (kv_transfer.connections): %s %s",
+            peer.peer,
+            RETRY_S,
+            type(error).__name__,
+            error,
+        )
+
+
+async def connect(
+    peer: str,
+    offered: kv_pb2.KVConnection,
+    count: int = 1,
+    timeout_s: float = CONNECT_TIMEOUT_S,
+    options: Sequence[SocketOption] = (),
+) -> ByteStream:
+    """Connects to where a receiver waits for a transfer's bytes.
+
+    Args:
+        peer: the receiver's gRPC address, ``host:port``.
+        count: how many connections the bytes are dealt out to.
+        options: set for each connection.
+
+    Raises:
+        OSError: one of the connections was not answered in time by a program that knows the ticket.
+    """
+    host = peer.rpartition(":")[0].strip("[]")
+    tasks = [
+        asyncio.ensure_future(_connect(host, offered.port, Introduction(offered.ticket, number, count), options))
+        for number in range(count)
+    ]
+    try:
+        async with asyncio.timeout(timeout_s):
+            return join(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        for made in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(made, RawSocket):
+                made.close()
+        raise
+
+
+async def _connect(host: str, port: int, introduction: Introduction, options: Sequence[SocketOption]) -> RawSocket:
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for number, (family, kind, protocol, _, address) in enumerate(found, 1):
+        try:
+            return await _introduce(socket.socket(family, kind, protocol), address, introduction, options)
+        except OSError:
+            if number == len(found):
+                raise
+    raise OSError(f"{host} has no address")
+
+
+async def _introduce(
+    connection: socket.socket, address: Any, introduction: Introduction, options: Sequence[SocketOption]
+) -> RawSocket:
+    try:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for option in options:
+            connection.setsockopt(*option)
+        await asyncio.get_running_loop().sock_connect(connection, address)
+        raw = RawSocket(connection)
+        await raw.send([memoryview(introduction.encode())])
+        # A proxy, or another program at that port, does not know this answer.
+        answer = bytearray(len(WELCOME))
+        await raw.receive([memoryview(answer)])
+        if answer != WELCOME:
+            raise ConnectionRefusedError("another program answers there")
+    except BaseException:
+        connection.close()
+        raise
+    return raw
+
+
+class ExpectedConnections:
+    """The connections of one transfer. They may never come.
+
+    Args:
+        offer: what the sender needs to connect.
+    """
+
+    def __init__(self, offer: kv_pb2.KVConnection) -> None:
+        self.offer = offer
+        self._count = 0  # until the first one says it
+        self._arrived: dict[int, RawSocket] = {}
+        self._arrival: asyncio.Future[ByteStream] = asyncio.get_running_loop().create_future()
+
+    def takes(self, introduction: Introduction) -> bool:
+        """Whether this connection is still to come."""
+        count = self._count or introduction.count
+        return (
+            not self._arrival.done()
+            and introduction.count == count <= self.offer.most
+            and introduction.number < count
+            and introduction.number not in self._arrived
+        )
+
+    def arrive(self, introduction: Introduction, connection: RawSocket) -> None:
+        """Takes over a connection, or closes it when it is not (or no longer) expected."""
+        if not self.takes(introduction):
+            connection.close()
+            return
+        self._count = introduction.count
+        self._arrived[introduction.number] = connection
+        if len(self._arrived) == self._count:
+            self._arrival.set_result(join([self._arrived[number] for number in range(self._count)]))
+
+    async def arrived(self) -> ByteStream:
+        """Waits for all connections. They still belong to this object."""
+        return await asyncio.shield(self._arrival)
+
+    def close(self) -> None:
+        """Ends the transfer."""
+        for connection in self._arrived.values():
+            connection.close()
+        self._arrival.cancel()
+
+
+class DataListener:
+    """The port that connections of all transfers come to."""
+
+    def __init__(self) -> None:
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._expected: dict[bytes, ExpectedConnections] = {}
+        self._strangers: set[asyncio.Task[None]] = set()
+
+    def start(self, host: str) -> None:
+        """Begins to listen at any free port.
+
+        Args:
+            host: address at which senders reach this machine.
+
+        Raises:
+            OSError: this machine does not have the address.
+        """
+        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
+        self._listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        self._listener.setblocking(False)
+        self._accepting = asyncio.create_task(self._accept(self._listener))
+
+    async def stop(self) -> None:
+        """Stops listening. Connections that have arrived belong to their transfers."""
+        tasks = [task for task in (self._accepting, *self._strangers) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._listener is not None:  # a task that never began closes nothing
+            self._listener.close()
+        self._listener = self._accepting = None
+
+    @contextmanager
+    def expect(self) -> Iterator[ExpectedConnections | None]:
+        """Expects one transfer's connections, and closes them at the end; ``None`` while nothing listens."""
+        if self._listener is None:
+            yield None
+            return
+        ticket = os.urandom(TICKET_BYTES)
+        port = self._listener.getsockname()[1]
+        offer = kv_pb2.KVConnection(port=port, ticket=ticket, most=MOST_CONNECTIONS)
+        expected = self._expected[ticket] = ExpectedConnections(offer)
+        try:
+            yield expected
+        finally:
+            self._expected.pop(ticket, None)
+            expected.close()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        """Runs until it is cancelled. If anything else ends it, no sender is sent to the port any more."""
+        try:
+            await self._accept_each(listener)
+        except Exception:
+            logger.exception("no more connections for KV are accepted, it comes in messages")
+        finally:
+            self._listener = None
+            listener.close()
+
+    async def _accept_each(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            while len(self._strangers) >= _MAX_STRANGERS:
+                await asyncio.wait(self._strangers, return_when=asyncio.FIRST_COMPLETED)
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:  # no descriptor left, or one that has gone again
+                logger.warning("a connection for KV could not be accepted: %s", error)
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            connection.setblocking(False)
+            task = asyncio.create_task(self._identify(RawSocket(connection)))
+            self._strangers.add(task)
+            task.add_done_callback(self._strangers.discard)
+            await asyncio.sleep(0)  # those that are here introduce themselves before the next one is let in
+
+    async def _identify(self, connection: RawSocket) -> None:
+        said = bytearray(Introduction.NUM_BYTES)
+        try:
+            async with asyncio.timeout(TICKET_TIMEOUT_S):
+                await connection.receive([memoryview(said)])
+                introduction = Introduction.decode(bytes(said))
+                expected = self._expected.get(introduction.ticket)
+                if expected is None or not expected.takes(introduction):
+                    connection.close()
+                    return
+                await connection.send([memoryview(WELCOME)])
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, OSError):  # TimeoutError is one
+                return
+            raise
+        expected.arrive(introduction, connection)
+
+
+class SocketReceiver(InlineReceiver):
+    """Takes in parts from connections once all have arrived, and from messages."""
+
+    def __init__(self, intake: PartIntake, expected: ExpectedConnections) -> None:
+        super().__init__(intake)
+        self.reading = self._task = asyncio.create_task(self._read(expected))
+
+    async def close(self) -> None:
+        """Stops reading."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _read(self, expected: ExpectedConnections) -> None:
+        connection = await expected.arrived()
+        has_begun = False
+        try:
+            while True:
+                await self._take_part(connection)
+                has_begun = True
+        except OSError as error:
+            if isinstance(error, NothingCameError) and not has_begun:
+                return  # the sender gave up just before it was welcome, and sends messages
+            raise TransferError(f"the sender's connection ended before it had sent everything: {error}.") from error
+
+    async def _take_part(self, connection: ByteStream) -> None:
+        """Raises BatonError for a part that is not as agreed, and OSError when the connection ended."""
+        part = await _next_head(connection)
+        if not 0 < part.num_bytes <= MAX_MESSAGE_BYTES:
+            raise TransferError(f"a KV part has {part.num_bytes} bytes, but must have 1 to {MAX_MESSAGE_BYTES}.")
+        await self._intake.fill(part, part.num_bytes, connection.receive)
+
+
+class SocketReceivePath(ReceivePath):
+    """Listens for the connections of all transfers."""
+
+    def __init__(self) -> None:
+        self._listener = DataListener()
+
+    def start(self, host: str) -> None:
+        try:
+            self._listener.start(host)
+        except OSError as error:
+            logger.warning("no port for KV at %s, it comes in messages (kv_transfer.connections): %s", host, error)
+
+    @asynccontextmanager
+    async def accept(
+        self, reserve: kv_pb2.KVReserve, reserved: kv_pb2.KVReserved, intake: PartIntake
+    ) -> AsyncIterator[PartReceiver | None]:
+        if not reserve.connects:
+            yield None
+            return
+        with self._listener.expect() as expected:
+            if expected is None:
+                yield None
+                return
+            reserved.connection.CopyFrom(expected.offer)
+            parts = SocketReceiver(intake, expected)
+            try:
+                yield parts
+            finally:
+                await parts.close()
+
+    async def close(self) -> None:
+        await self._listener.stop()
+
+
+async def _next_head(connection: ByteStream) -> kv_pb2.KVPart:
+    length = bytearray(HEAD_LENGTH_BYTES)
+    await connection.receive([memoryview(length)])
+    num_bytes = int.from_bytes(length, "little")
+    if num_bytes > _MAX_HEAD_BYTES:
+        raise TransferError(f"a KV part's header has {num_bytes} bytes; the sender speaks another protocol.")
+    head = bytearray(num_bytes)
+    await connection.receive([memoryview(head)])
+    return decode_head(bytes(head))
