@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,9 +40,16 @@ from tests.kv_receiver import SourceKV
 
 NIXL = pytest.param("nixl", marks=pytest.mark.nixl)
 TRANSPORTS = ("grpc", "in_process", "shared", NIXL, "connected", "striped")
-"""All but the second are gRPC, but parts stay in the sender's memory, which the receiver maps or reads by NIXL, or
-travel through a connection beside it, or through several."""
-NUM_CONNECTIONS = {"connected": 1, "striped": 3}
+"""One transport in one process, and gRPC with each payload path of :data:`PATHS`."""
+PATHS: dict[str, Callable[[], tuple[list[SendPath], list[ReceivePath]]]] = {
+    "grpc": lambda: ([], []),
+    "shared": lambda: ([SharedMemorySendPath(1 << 20)], [SharedMemoryReceivePath()]),
+    "nixl": lambda: ([NixlSendPath(1 << 20)], [NixlReceivePath(NixlReader(20.0))]),
+    "connected": lambda: ([SocketSendPath(1, bytes_per_connection=1)], [SocketReceivePath()]),
+    "striped": lambda: ([SocketSendPath(3, bytes_per_connection=1)], [SocketReceivePath()]),
+}
+"""The two ends of each path, which are tried before messages."""
+NUM_CONNECTIONS = {"striped": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +71,41 @@ def transport_over(
     return GrpcKVTransport([*paths, InlineSendPath()], throttle, timeout_s, max_inflight_bytes)
 
 
-class SharingTransport(GrpcKVTransport):
-    """Sends every part through shared memory, whatever it is given."""
+class BufferingTransport(GrpcKVTransport):
+    """Sends every part through a buffer of its path, where the path has buffers."""
 
     async def open(self, offer: TransferOffer, peer: str) -> GrpcSendStream:
         stream = await super().open(offer, peer)
         send = stream.send
 
-        async def send_shared(header: PartHeader, payload: Payload) -> None:
-            if not len(payload):  # nothing is nowhere
+        async def send_buffered(header: PartHeader, payload: Payload) -> None:
+            if not len(payload):  # there is no buffer for nothing
                 return await send(header, payload)
             buffer = stream.buffer(len(payload))
             assert buffer is not None
             buffer.view[:] = payload
             return await send(header, buffer)
 
-        stream.send = send_shared  # type: ignore[method-assign]
+        if stream.reservation.shares_memory:
+            stream.send = send_buffered  # type: ignore[method-assign]
         return stream
+
+
+@asynccontextmanager
+async def serving(
+    sink: KVSink, paths: Sequence[ReceivePath], silence_s: float = SILENCE_S
+) -> AsyncIterator[tuple[grpc.aio.Server, str]]:
+    """A receiver with these paths, and messages; its server and address."""
+    server, service = create_server(), KVTransferService(sink, [*paths, InlineReceivePath()], silence_s)
+    service.start("127.0.0.1")
+    service.add_to(server)
+    peer = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        yield server, peer
+    finally:
+        await server.stop(grace=0)
+        await service.close()
 
 
 @asynccontextmanager
@@ -100,16 +125,8 @@ async def kv_server(
         paths.append(NixlReceivePath(nixl))
     if listens:
         paths.append(SocketReceivePath())
-    server, service = create_server(), KVTransferService(sink, [*paths, InlineReceivePath()], silence_s)
-    service.start("127.0.0.1")
-    service.add_to(server)
-    peer = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
-    try:
-        yield server, peer
-    finally:
-        await server.stop(grace=0)
-        await service.close()
+    async with serving(sink, paths, silence_s) as served:
+        yield served
 
 
 async def slots_free(segment: SharedSegment) -> None:
@@ -139,41 +156,28 @@ async def link(
     max_inflight_bytes: int = 1 << 20,
     stripe_bytes: int = 100,
 ) -> AsyncIterator[Link]:
-    """With ``shared`` and ``nixl``, fails at the end unless every slot has been given back.
+    """Fails at the end unless every slot of shared memory has been given back.
 
     Args:
         max_inflight_bytes: of a transfer, all of its connections together.
         stripe_bytes: with ``striped``; small, so that small parts have several of them.
     """
-    if kind in ("shared", "nixl"):
-        reads = kind == "nixl"
-        memory = NixlSendPath(1 << 20) if reads else SharedMemorySendPath(1 << 20)
-        segment = memory.segment()
-        assert segment is not None
-        mappings, nixl = (None, NixlReader(20.0)) if reads else (SegmentMappings(), None)
-        async with kv_server(sink, mappings, nixl=nixl) as (server, peer):
-            sharing = SharingTransport([memory, InlineSendPath()], throttle, 20.0, max_inflight_bytes)
-            try:
-                yield Link(sharing, peer, server)
-            finally:
-                await sharing.close()
-        await slots_free(segment)
-        return
     if kind == "in_process":
         yield Link(InProcessKVTransport({"receiver": sink}, throttle), "receiver")
         return
-    connections = NUM_CONNECTIONS.get(kind, 0)
-    async with kv_server(sink, None, listens=connections > 0) as (server, peer):
-        transport = transport_over(
-            *([SocketSendPath(connections, bytes_per_connection=1)] if connections else []),
-            throttle=throttle,
-            max_inflight_bytes=max_inflight_bytes // max(1, connections),
-        )
+    send, receive = PATHS[kind]()
+    segments = [path.segment() for path in send if isinstance(path, SharedMemorySendPath)]
+    async with serving(sink, receive) as (server, peer):
+        window = max_inflight_bytes // NUM_CONNECTIONS.get(kind, 1)
+        transport = BufferingTransport([*send, InlineSendPath()], throttle, 20.0, window)
         try:
             with patch.object(byte_stream, "STRIPE_BYTES", stripe_bytes):
                 yield Link(transport, peer, server)
         finally:
             await transport.close()
+    for segment in segments:
+        assert segment is not None
+        await slots_free(segment)
 
 
 async def send_all(stream: KVSendStream, source: SourceKV, part_bytes: int = 700) -> int:
