@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from baton.core.roles import PREFILL
 from baton.explain.timelines import TimelineStore
@@ -29,10 +29,12 @@ from cluster.prefix_index.prefix_feed import PrefixFeed
 from cluster.prefix_index.prefix_index import PrefixIndex
 from cluster.registry.workers import WorkerRegistry
 from cluster.requests.generation import ModelCard
+from cluster.requests.request_observers import RequestObserver, RequestObservers
 from cluster.routing.dispatcher import Dispatcher, Placement
 from cluster.routing.profile import build_profile
 from cluster.routing.request_predictions import RequestPredictions
 from cluster.telemetry.metrics import RouterMetrics
+from cluster.telemetry.request_timelines import RequestTimelines
 
 
 class ControlPlane:
@@ -90,18 +92,25 @@ class ControlPlane:
         )
 
     def create_router(self, model: ModelCard, timelines: TimelineStore) -> Router:
-        """Of the whole plane; one is enough."""
-        return Router(
-            model,
-            self.registry,
-            self._config.router,
-            self.metrics,
-            timelines,
-            self.predictions,
-            self.admission,
-            self._clock,
-            self._traffic,
+        """The router of the whole plane. Call this once."""
+        observers = request_observers(
+            self.metrics, timelines, self.predictions, self.admission, self._traffic, self._clock
         )
+        return Router(model, self.registry, self._config.router, self.admission, observers, self._clock)
+
+
+def request_observers(
+    metrics: RouterMetrics,
+    timelines: TimelineStore,
+    predictions: RequestPredictions,
+    admission: Admission[Placement],
+    traffic: TrafficMeter,
+    clock: Callable[[], float] = time.monotonic,
+    more: Sequence[RequestObserver] = (),
+) -> RequestObservers:
+    """Everything that follows requests, in the order in which events are reported; ``more`` comes last."""
+    recorder = RequestTimelines(timelines, clock)
+    return RequestObservers([recorder, predictions, traffic, admission, metrics, metrics.slo, *more])
 
 
 def create_admission(

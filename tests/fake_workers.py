@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -18,16 +18,16 @@ from baton.rpc.channel import abort_with, create_server
 from baton.rpc.conversions import pack_events
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc
 from cluster.config.config import RouterConfig
-from cluster.dispatch.router import Router
 from cluster.latency.latency_model import LatencyModel
 from cluster.registry.workers import WorkerInfo, WorkerRegistry
 from cluster.requests.generation import GenerationRequest, ModelCard, TokenChunk
+from cluster.requests.request_observers import RequestObserver
 from cluster.routing.dispatcher import Dispatcher
 from cluster.routing.profile import build_profile
 from cluster.routing.request_predictions import RequestPredictions
 from cluster.routing.routing_config import RoutingConfig
 from cluster.telemetry.metrics import RouterMetrics
-from tests.open_entry import open_entry
+from tests.routers import admission_off, make_router
 from tests.worker_infos import make_info
 
 TIMEOUT_S = 10.0
@@ -265,6 +265,8 @@ class FakeCluster:
     config: RouterConfig = field(default_factory=lambda: RouterConfig(worker_wait_s=5.0))
     registry: WorkerRegistry = field(default_factory=WorkerRegistry)
     metrics: RouterMetrics = field(default_factory=RouterMetrics)
+    observers: Sequence[RequestObserver] = ()
+    """Further ones."""
     timelines: TimelineStore = field(default_factory=lambda: TimelineStore(100))
     routing: RoutingConfig = field(default_factory=lambda: RoutingConfig(local_prefill="never"))
     workers: dict[str, FakeWorker] = field(default_factory=dict)
@@ -275,8 +277,10 @@ class FakeCluster:
         self.predictions = RequestPredictions(LatencyModel(), self.metrics.prediction_errors)
         chooser = build_profile(self.routing, self.predictions.forecaster, self.metrics.routing.observe_scorer)
         dispatcher = Dispatcher(self.registry, self.predictions, chooser, metrics=self.metrics.routing)
-        entry = open_entry(dispatcher, self.registry, self.metrics, self.config.worker_wait_s)
-        self.router = Router(card, self.registry, self.config, self.metrics, self.timelines, self.predictions, entry)
+        admission = admission_off(dispatcher, self.registry, self.metrics, self.config.worker_wait_s)
+        self.router = make_router(
+            card, self.registry, self.metrics, self.predictions, admission, self.config, self.timelines, self.observers
+        )
 
     async def add(self, worker_id: str, clock_shift_s: float = 0.0) -> FakeWorker:
         pool = PREFILL if worker_id.startswith("p") else DECODE

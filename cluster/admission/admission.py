@@ -34,7 +34,8 @@ from cluster.admission.shortages import Shortages
 from cluster.admission.waiting_line import Ticket, WaitingLine
 from cluster.admission.waiting_time import Blockage
 from cluster.admission.worker_wait import WorkerWait
-from cluster.requests.journal import Journal
+from cluster.requests.request_observers import RequestObserver
+from cluster.requests.request_record import RequestRecord
 from cluster.routing.base import Preference, RouteDecision
 
 PlacementT = TypeVar("PlacementT", bound=Placement)
@@ -47,7 +48,7 @@ _MOST_AT_ONCE = 16
 """Dispatches before other work of the event loop gets its turn."""
 
 
-class Admission(Generic[PlacementT]):
+class Admission(RequestObserver, Generic[PlacementT]):
     """
     Args:
         dispatcher: chooses routes and books them.
@@ -96,7 +97,7 @@ class Admission(Generic[PlacementT]):
         """Sequences that were let in and are not over."""
         return self._work.under_way.num_sequences
 
-    async def admit(self, journal: Journal) -> PlacementT:
+    async def admit(self, record: RequestRecord) -> PlacementT:
         """A place on a route, booked; whoever gets it releases it.
 
         An attempt after a failure goes at once: the request was let in already.
@@ -107,10 +108,10 @@ class Admission(Generic[PlacementT]):
             DeadlineError: the request's own time is over.
         """
         if self._is_closed:
-            raise self._counted(journal.request.slo, refusals.stopping())
-        asking = self._ask(journal, self._clock())
-        is_let_in = self._config.mode == "off" or journal.attempt > 1
-        decision = await self._first_route(journal, is_let_in=is_let_in)
+            raise self._counted(record.request.slo, refusals.stopping())
+        asking = self._ask(record, self._clock())
+        is_let_in = self._config.mode == "off" or record.attempt > 1
+        decision = await self._first_route(record, is_let_in=is_let_in)
         if is_let_in:
             return self._dispatch(asking, decision, self._check(asking, decision), had_room=False)
         if self._gatherer is not None:
@@ -118,14 +119,14 @@ class Admission(Generic[PlacementT]):
         placement = self._decide(asking, decision)
         return await self._wait(asking) if placement is None else placement
 
-    def first_token(self, journal: Journal) -> None:
-        """The prompt is computed: there may be room for others."""
-        self._work.first_token(journal)
+    def first_token(self, record: RequestRecord) -> None:
+        """There may be room for others."""
+        self._work.first_token(record)
         self.poke()
 
-    def ended(self, journal: Journal) -> None:
-        """The sequence is over, however it went."""
-        self._work.ended(journal, self._clock())
+    def ended(self, record: RequestRecord) -> None:
+        """There may be room for others."""
+        self._work.ended(record, self._clock())
         self.poke()
 
     def poke(self) -> None:
@@ -145,21 +146,21 @@ class Admission(Generic[PlacementT]):
         """JSON-ready: by class how many wait, and the margins."""
         return self._metrics.status()
 
-    def _ask(self, journal: Journal, now_s: float) -> Asking[PlacementT]:
+    def _ask(self, record: RequestRecord, now_s: float) -> Asking[PlacementT]:
         # With the patience of workers, those who wait here for minutes would soon go before everybody else.
-        return Asking(journal, journal.urgency._replace(patience_s=self._config.patience), now_s, journal.received_s)
+        return Asking(record, record.urgency._replace(patience_s=self._config.patience), now_s, record.received_s)
 
-    async def _first_route(self, journal: Journal, *, is_let_in: bool = False) -> RouteDecision:
+    async def _first_route(self, record: RequestRecord, *, is_let_in: bool = False) -> RouteDecision:
         """The best route, as soon as there is one. Raises what :meth:`admit` does."""
-        preferred = None if is_let_in else self._with_room(journal.request.slo)
+        preferred = None if is_let_in else self._with_room(record.request.slo)
         try:
-            return await self._worker_wait.first_route(journal, preferred)
+            return await self._worker_wait.first_route(record, preferred)
         except OverloadedError as error:  # the router stops
-            raise self._counted(journal.request.slo, error) from None
+            raise self._counted(record.request.slo, error) from None
 
-    def _forecast(self, journal: Journal) -> RouteDecision | None:
+    def _forecast(self, record: RequestRecord) -> RouteDecision | None:
         """The best of the routes that have room, or else of all."""
-        return self._worker_wait.forecast(journal, self._with_room(journal.request.slo))
+        return self._worker_wait.forecast(record, self._with_room(record.request.slo))
 
     def _with_room(self, slo: SloClass) -> Preference:
         slack, factors = self._config.slack, self._work.factors(slo)
@@ -172,7 +173,7 @@ class Admission(Generic[PlacementT]):
             elapsed_ms=max(0.0, self._clock() - asking.received_s) * 1e3,
             slack=self._config.slack,
             factors=self._work.factors(asking.slo),
-            max_tokens=asking.journal.request.params.max_tokens,
+            max_tokens=asking.record.request.params.max_tokens,
             residents_tpot_ms=self._work.residents_tpot_ms(decision.decode_id),
             is_idle=not self._work.under_way.num_sequences,
             is_crowded=self._shortages.lasts(self._clock(), waiting=asking.ticket is not None),
@@ -183,7 +184,7 @@ class Admission(Generic[PlacementT]):
         check = self._check(asking, decision)
         if check.is_lost and check.shortage is None:
             asking.step_back(self._clock())
-            decision = self._forecast(asking.journal) or decision
+            decision = self._forecast(asking.record) or decision
             check = self._check(asking, decision)
         return decision, check
 
@@ -205,7 +206,7 @@ class Admission(Generic[PlacementT]):
                 return self._dispatch(asking, decision, check)
             # No overtaking: those that are held go first, and then the forecast is another one.
             self._held.open()
-            decision = self._forecast(asking.journal) or decision
+            decision = self._forecast(asking.record) or decision
             decision, check = self._judge(asking, decision)
             num_ahead = self._num_ahead(asking, check)
             if check.shortage is None and not num_ahead:
@@ -231,11 +232,11 @@ class Admission(Generic[PlacementT]):
         if own is not None and not num_ahead:
             self._blockage = own
         # Who would have room waits for others only, and they for what blocks the first of them.
-        max_tokens = asking.journal.request.params.max_tokens
+        max_tokens = asking.record.request.params.max_tokens
         wait_s = self._work.under_way.wait_s(own or self._blockage, num_ahead, max_tokens)
         if check.is_lost:
             wait_s = max(wait_s, self._shortages.left_s(now_s))
-        allowed_s = min(slo.queue_deadline_s, now_s - asking.asked_s + asking.journal.time_left_s)
+        allowed_s = min(slo.queue_deadline_s, now_s - asking.asked_s + asking.record.time_left_s)
         expires_s = asking.asked_s + allowed_s
         if now_s + wait_s > expires_s or slo.queue_deadline_s <= 0:
             raise self._counted(slo, refusals.no_room(slo, check, decision, wait_s, allowed_s))
@@ -260,19 +261,19 @@ class Admission(Generic[PlacementT]):
                 placement = await asking.answer()
                 if placement is None:  # it has to ask again
                     asking.future = None
-                    placement = self._decide(asking, await self._first_route(asking.journal))
+                    placement = self._decide(asking, await self._first_route(asking.record))
             return placement
         except asyncio.CancelledError:
             self._leave(asking)
             raise
         finally:
-            asking.journal.request.timeline.record(Event.DISPATCHED, self._clock())
+            asking.record.timeline.record(Event.DISPATCHED, self._clock())
 
     def _leave(self, asking: Asking[PlacementT]) -> None:
         """Its client is gone, perhaps in the moment in which it got its place."""
         placement = asking.placement()
         if placement is not None:
-            self._work.ended(asking.journal, self._clock())
+            self._work.ended(asking.record, self._clock())
             placement.release()
         if asking.ticket is not None:
             self._queue.remove(asking.ticket)
@@ -283,12 +284,12 @@ class Admission(Generic[PlacementT]):
         self, asking: Asking[PlacementT], decision: RouteDecision, check: RoomCheck, *, had_room: bool = True
     ) -> PlacementT:
         now_s, slo = self._clock(), asking.slo
-        placement = self._dispatcher.book(asking.journal, decision)
-        self._work.dispatched(asking.journal, decision, check, now_s, had_room=had_room)
-        if asking.journal.attempt == 1:  # later ones were let in before
+        placement = self._dispatcher.book(asking.record, decision)
+        self._work.dispatched(asking.record, decision, check, now_s, had_room=had_room)
+        if asking.record.attempt == 1:  # later ones were let in before
             waited_s = now_s - asking.asked_s
             self._metrics.observe_wait(slo, waited_s)
-            asking.journal.request.timeline.attributes["admission_wait_ms"] = round(waited_s * 1e3, 3)
+            asking.record.timeline.attributes["admission_wait_ms"] = round(waited_s * 1e3, 3)
         self._queue.note_dispatch(asking.urgency, slo.name)
         if self._queue.owed() is not None:
             self._alarm.set(now_s)
@@ -312,7 +313,7 @@ class Admission(Generic[PlacementT]):
             return
         self._metrics.observe_gathering(self._clock() - asking.asked_s)
         try:
-            decision = self._forecast(asking.journal)
+            decision = self._forecast(asking.record)
             if decision is None:
                 asking.ask_again()
                 return
@@ -349,7 +350,7 @@ class Admission(Generic[PlacementT]):
         try:
             if asking.is_lost:
                 asking.step_back(self._clock())
-            decision = self._forecast(asking.journal)
+            decision = self._forecast(asking.record)
             if decision is None:
                 self._give_up_workers()
                 return False

@@ -1,4 +1,4 @@
-"""What became of requests that were let in: work under way, and lessons for the margins. Pure but for the journals."""
+"""What became of requests that were let in: work under way, and lessons for the margins. Pure but for the records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.core.slo import SloClass
 from cluster.admission.room import RoomCheck
 from cluster.admission.safety_margin import ClassMargins, Factors
 from cluster.admission.waiting_time import WorkUnderWay
-from cluster.requests.journal import Journal
+from cluster.requests.request_record import RequestRecord
 from cluster.routing.base import RouteDecision
 
 
@@ -59,40 +59,40 @@ class AdmittedWork:
         return prefill_id in self._num_prompts
 
     def dispatched(
-        self, journal: Journal, decision: RouteDecision, check: RoomCheck, now_s: float, *, had_room: bool
+        self, record: RequestRecord, decision: RouteDecision, check: RoomCheck, now_s: float, *, had_room: bool
     ) -> None:
         """A sequence was sent on its way.
 
         Args:
             had_room: so that a miss is a fault of the prediction.
         """
-        request, prefill_id, decode_id = journal.request, decision.prefill_id, decision.decode_id
+        request, prefill_id, decode_id = record.request, decision.prefill_id, decision.decode_id
         self._forget(request.request_id)
         self._admitted[request.request_id] = _Admitted(
-            prefill_id, decode_id, now_s, check, self.factors(request.slo), had_room, bool(journal.token_ids)
+            prefill_id, decode_id, now_s, check, self.factors(request.slo), had_room, bool(record.token_ids)
         )
         self._residents.setdefault(decode_id, {})[request.request_id] = check.allowed_tpot_ms
-        if not journal.token_ids:
+        if not record.token_ids:
             self.under_way.num_prompts += 1
             if prefill_id is not None:
                 self._num_prompts[prefill_id] += 1
         self.under_way.num_sequences += 1
 
-    def first_token(self, journal: Journal) -> None:
+    def first_token(self, record: RequestRecord) -> None:
         """Its first token is there; a second call changes nothing."""
-        admitted = self._admitted.get(journal.request.request_id)
+        admitted = self._admitted.get(record.request.request_id)
         if admitted is not None and not admitted.has_first_token:
             self._prompt_is_over(admitted)
 
-    def ended(self, journal: Journal, now_s: float) -> None:
+    def ended(self, record: RequestRecord, now_s: float) -> None:
         """It is over, however it went; a second call changes nothing."""
-        admitted = self._forget(journal.request.request_id)
+        admitted = self._forget(record.request.request_id)
         if admitted is None:
             return
-        if journal.finish_reason is not None and str(journal.finish_reason) in FINISHED:
+        if record.finish_reason is not None and str(record.finish_reason) in FINISHED:
             self.under_way.observe_stay(now_s - admitted.dispatched_s)
-            if journal.attempt == 1 and admitted.had_room:
-                self._learn(journal, admitted)
+            if record.attempt == 1 and admitted.had_room:
+                self._learn(record, admitted)
 
     def _forget(self, request_id: str) -> _Admitted | None:
         admitted = self._admitted.pop(request_id, None)
@@ -115,9 +115,9 @@ class AdmittedWork:
             if not self._num_prompts[admitted.prefill_id]:
                 del self._num_prompts[admitted.prefill_id]
 
-    def _learn(self, journal: Journal, admitted: _Admitted) -> None:
-        margins, timeline, check = self._of(journal.request.slo), journal.request.timeline, admitted.check
-        ttft_ms, tpot_ms = timeline.ttft_ms, timeline.tpot_ms(len(journal.token_ids))
+    def _learn(self, record: RequestRecord, admitted: _Admitted) -> None:
+        margins, timeline, check = self._of(record.request.slo), record.timeline, admitted.check
+        ttft_ms, tpot_ms = timeline.ttft_ms, timeline.tpot_ms(len(record.token_ids))
         if check.is_lost:  # it was let in to miss
             return
         # A hit that was never in danger says nothing; a miss does.

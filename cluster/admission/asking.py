@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from baton.core.slo import SloClass
 from baton.core.urgency import Urgency
 from cluster.admission.waiting_line import Ticket
-from cluster.requests.journal import Journal
+from cluster.requests.request_record import RequestRecord
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ class Asking(Generic[T]):
         is_lost: it waits among those whose target for the first token cannot be kept.
     """
 
-    journal: Journal
+    record: RequestRecord
     urgency: Urgency
     asked_s: float
     received_s: float
@@ -36,11 +36,11 @@ class Asking(Generic[T]):
 
     @property
     def slo(self) -> SloClass:
-        return self.journal.request.slo
+        return self.record.request.slo
 
     @property
     def num_prompt_tokens(self) -> int:
-        return len(self.journal.request.prompt_token_ids)
+        return len(self.record.request.prompt_token_ids)
 
     @property
     def is_gone(self) -> bool:
@@ -53,7 +53,7 @@ class Asking(Generic[T]):
         Or else it would at once count as more urgent than others, who were let in to be in time.
         """
         ttft_s = self.slo.ttft_s
-        self.journal.urgency = Urgency(self.slo.priority - 1, now_s + ttft_s, ttft_s)
+        self.record.urgency = Urgency(self.slo.priority - 1, now_s + ttft_s, ttft_s)
 
     def answer(self) -> asyncio.Future[T | None]:
         """What the one who waits awaits."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from cluster.requests.journal import Journal
+from cluster.requests.request_record import RequestRecord
 from cluster.routing.base import Preference, RouteDecision
 
 
@@ -23,7 +23,7 @@ PlacementT_co = TypeVar("PlacementT_co", bound=Placement, covariant=True)
 class Dispatcher(Protocol[PlacementT_co]):
     """Chooses routes. All methods are synchronous, so that nobody gets in between."""
 
-    def forecast(self, journal: Journal, preferred: Preference | None = None) -> RouteDecision | None:
+    def forecast(self, record: RequestRecord, preferred: Preference | None = None) -> RouteDecision | None:
         """The best route at present, of which nothing is booked. None: no worker may take the request.
 
         Args:
@@ -31,7 +31,7 @@ class Dispatcher(Protocol[PlacementT_co]):
         """
         ...
 
-    def book(self, journal: Journal, decision: RouteDecision) -> PlacementT_co:
+    def book(self, record: RequestRecord, decision: RouteDecision) -> PlacementT_co:
         """From now on the request counts as work of its route, until its place is released."""
         ...
 

@@ -9,7 +9,7 @@ from baton.core.errors import NoWorkerError
 from baton.core.timers import is_over
 from cluster.admission.contracts import Dispatcher, Placement
 from cluster.admission.refusals import stopping
-from cluster.requests.journal import Journal
+from cluster.requests.request_record import RequestRecord
 from cluster.routing.base import Preference, RouteDecision
 
 _LONGEST_S = 0.5
@@ -38,13 +38,13 @@ class WorkerWait:
         self._without_since_s: float | None = None
         self._is_closed = False
 
-    def forecast(self, journal: Journal, preferred: Preference | None = None) -> RouteDecision | None:
+    def forecast(self, record: RequestRecord, preferred: Preference | None = None) -> RouteDecision | None:
         """The best route at present; None: there is none, and how long that goes on is noted.
 
         Args:
             preferred: routes that go before all others.
         """
-        decision = self._dispatcher.forecast(journal, preferred)
+        decision = self._dispatcher.forecast(record, preferred)
         if decision is not None:
             self._without_since_s = None
         elif self._without_since_s is None:
@@ -69,7 +69,7 @@ class WorkerWait:
         """Whoever waits is told within half a second."""
         self._is_closed = True
 
-    async def first_route(self, journal: Journal, preferred: Preference | None = None) -> RouteDecision:
+    async def first_route(self, record: RequestRecord, preferred: Preference | None = None) -> RouteDecision:
         """The first route that there is.
 
         Args:
@@ -85,13 +85,13 @@ class WorkerWait:
             if self._is_closed:
                 raise stopping()
             changed = self._changed()
-            decision = self.forecast(journal, preferred)
+            decision = self.forecast(record, preferred)
             if decision is not None:
                 return decision
             left = give_up_at - self._clock()
             if is_over(left):
                 raise self.error()
-            wait_s = min(left, journal.time_left_s, _LONGEST_S)
+            wait_s = min(left, record.time_left_s, _LONGEST_S)
             try:
                 await asyncio.wait_for(changed.wait(), wait_s)
             except TimeoutError:

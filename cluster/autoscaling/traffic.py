@@ -15,7 +15,8 @@ from typing import Any
 
 from baton.core.slo import SloClass
 from cluster.autoscaling.demand import ClassDemand, Demand, PromptGroup
-from cluster.requests.journal import Journal
+from cluster.requests.request_observers import RequestObserver
+from cluster.requests.request_record import RequestRecord
 
 _KEPT_S = 300
 _WINDOWS_S = (60, 30, 20)
@@ -62,10 +63,10 @@ class _Second:
     is_seen: bool = False
 
 
-class TrafficMeter:
+class TrafficMeter(RequestObserver):
     """Counts requests by class and size, a second at a time, for five minutes.
 
-    What is turned away counts as well: it is what the pools should have served.
+    Requests that are turned away count as well: the pools should have served them.
 
     Args:
         clock: seconds that never go back.
@@ -78,26 +79,21 @@ class TrafficMeter:
         self._seconds: deque[_Second] = deque()
         self._loads: dict[str, deque[tuple[float, float]]] = {}
 
-    def arrived(self, slo: SloClass, num_prompt_tokens: int) -> None:
-        """A request came, whatever becomes of it."""
+    def arrived(self, record: RequestRecord) -> None:
+        slo, num_prompt_tokens = record.request.slo, len(record.request.prompt_token_ids)
         self._classes[slo.name] = slo
         sums = self._second().arrived.setdefault((slo.name, _size(num_prompt_tokens)), _Sums())
         sums.add(_Sums(1, num_prompt_tokens, num_prompt_tokens**2))
 
-    def ended(self, journal: Journal, *, was_local: bool) -> None:
-        """A request is over.
-
-        Args:
-            was_local: the decode worker computed its prompt.
-        """
-        num_output = len(journal.token_ids)
+    def ended(self, record: RequestRecord) -> None:
+        num_output = len(record.token_ids)
         if not num_output:
             return  # nothing was computed for it, as far as one can see
-        request = journal.request
-        num_prompt, num_cached = len(request.prompt_token_ids), journal.num_cached_tokens
+        request = record.request
+        num_prompt, num_cached = len(request.prompt_token_ids), record.num_cached_tokens
         sums = self._second().ended.setdefault((request.slo.name, _size(num_prompt)), _Sums())
-        local = num_prompt - num_cached if was_local else 0
-        rounds = max(1, num_output - journal.num_accepted)
+        local = num_prompt - num_cached if record.was_local else 0
+        rounds = max(1, num_output - record.num_accepted)
         sums.add(_Sums(1, num_prompt, 0, num_cached, num_output, rounds, local))
 
     def sample_load(self, pool: str, load: float) -> None:

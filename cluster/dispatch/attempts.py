@@ -1,7 +1,7 @@
 """One attempt of a request on the workers that were chosen for it.
 
 * pair: prefill → first token → (KV travels) → decode
-* alone: a decode worker computes prompt and journal itself: local prefill, or what a lost worker left behind
+* alone: a decode worker computes prompt and record itself: local prefill, or what a lost worker left behind
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from baton.rpc.wire import worker_pb2
 from cluster.dispatch.handoff_watch import HandoffWatch
 from cluster.registry.workers import Worker
 from cluster.requests.generation import TokenChunk
-from cluster.requests.journal import Journal
+from cluster.requests.request_observers import RequestObservers
+from cluster.requests.request_record import RequestRecord
 from cluster.routing.dispatcher import Placement
-from cluster.telemetry.metrics import CHOSEN, RECOVERY, RouterMetrics
 
 RETRYABLE = (
     WorkerLostError,
@@ -54,53 +54,50 @@ class Attempts:
     """
     Args:
         background: gets what outlives a request: a hand-off's last word, measurements of clocks.
-        on_first_token: called with the journal when an attempt has computed the prompt.
         clock: monotonic seconds; a simulation brings its own.
     """
 
     def __init__(
         self,
-        metrics: RouterMetrics,
+        observers: RequestObservers,
         background: BackgroundTasks,
-        on_first_token: Callable[[Journal], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._metrics = metrics
+        self._observers = observers
         self._background = background
-        self._on_first_token = on_first_token
         self._clock = clock
 
-    def run(self, journal: Journal, placement: Placement) -> AsyncGenerator[TokenChunk]:
+    def run(self, record: RequestRecord, placement: Placement) -> AsyncGenerator[TokenChunk]:
         """Tokens that the client has not got yet, until the request is finished.
 
         Raises:
-            BatonError: the attempt failed; the worker to blame, if there is one, is in the journal.
+            BatonError: the attempt failed; the worker to blame, if there is one, is in the record.
         """
         for worker in placement.workers:
             if worker.client.needs_sync:
                 self._background.spawn(worker.sync_clock())
         if placement.prefill is None:
-            return _judged(self._alone(journal, placement), journal, placement)
-        return _judged(self._pair(journal, placement, placement.prefill), journal, placement)
+            return _judged(self._alone(record, placement), record, placement)
+        return _judged(self._pair(record, placement, placement.prefill), record, placement)
 
-    async def _pair(self, journal: Journal, placement: Placement, prefill: Worker) -> AsyncGenerator[TokenChunk]:
+    async def _pair(self, record: RequestRecord, placement: Placement, prefill: Worker) -> AsyncGenerator[TokenChunk]:
         """Prefill on one worker, decode on another."""
-        decode, timeline = placement.decode, journal.request.timeline
+        decode, timeline = placement.decode, record.timeline
         timeline.replace(Event.ROUTED)
         timeline.attributes.update(prefill_worker=prefill.info.worker_id, decode_worker=decode.info.worker_id)
-        call_id = journal.new_call_id()
-        message = worker_pb2.PrefillRequest(sequence=self._sequence(journal, call_id))
-        if journal.request.params.max_tokens > 1:
+        call_id = record.new_call_id()
+        message = worker_pb2.PrefillRequest(sequence=self._sequence(record, call_id))
+        if record.request.params.max_tokens > 1:
             message.handoff.transfer_id = call_id
             message.handoff.peer = decode.info.address
-        watch = HandoffWatch(timeline, placement, self._metrics, self._background)
+        watch = HandoffWatch(record, placement, self._observers, self._background)
         is_claimed = False
         try:
-            first = await watch.start(prefill.client.prefill(message, journal.time_left_s))
-            journal.num_cached_tokens = first.num_cached_tokens
-            yield self._take_first(journal, placement, first)
-            if not journal.is_finished:
-                batches = self._decode(journal, placement, call_id, call_id)
+            first = await watch.start(prefill.client.prefill(message, record.time_left_s))
+            record.num_cached_tokens = first.num_cached_tokens
+            yield self._take_first(record, first)
+            if not record.is_finished:
+                batches = self._decode(record, placement, call_id, call_id)
                 async with aclosing(watch.guard(batches)) as chunks:
                     async for chunk in chunks:
                         is_claimed = True  # who decodes has the KV, and lets go of it with the call
@@ -108,75 +105,70 @@ class Attempts:
         except _BLAMED as error:
             # While nothing is heard of a hand-off, either end may be the one that is gone.
             suspects = (prefill,) if watch.is_broken else (decode, prefill) if watch.is_open else (decode,)
-            await _blame(journal, error, *suspects)
+            await _blame(record, error, *suspects)
             if isinstance(error, TransferError):
-                journal.accused.append(decode)
+                record.accused.append(decode)
             raise
         finally:
-            await watch.close(keep=journal.is_finished)
-            if message.HasField("handoff") and not (is_claimed or journal.is_finished):
+            await watch.close(keep=record.is_finished)
+            if message.HasField("handoff") and not (is_claimed or record.is_finished):
                 self._background.spawn(decode.client.abandon(call_id))
 
-    async def _alone(self, journal: Journal, placement: Placement) -> AsyncGenerator[TokenChunk]:
+    async def _alone(self, record: RequestRecord, placement: Placement) -> AsyncGenerator[TokenChunk]:
         """A decode worker computes what is known by itself and goes on from there."""
-        timeline, decode = journal.request.timeline, placement.decode
+        timeline, decode = record.timeline, placement.decode
         timeline.attributes["decode_worker"] = decode.info.worker_id
-        if journal.token_ids:
-            self._metrics.local_prefills.labels(RECOVERY).inc()
-        else:
+        if not record.token_ids:
             timeline.replace(Event.ROUTED)
             timeline.attributes.pop("prefill_worker", None)  # of an attempt before this one
-            self._metrics.local_prefills.labels(CHOSEN).inc()
         try:
-            async with aclosing(self._decode(journal, placement, journal.new_call_id())) as chunks:
+            async with aclosing(self._decode(record, placement, record.new_call_id())) as chunks:
                 async for chunk in chunks:
                     yield chunk
         except _BLAMED as error:
-            await _blame(journal, error, decode)
+            await _blame(record, error, decode)
             raise
 
     async def _decode(
-        self, journal: Journal, placement: Placement, call_id: str, transfer_id: str = ""
+        self, record: RequestRecord, placement: Placement, call_id: str, transfer_id: str = ""
     ) -> AsyncGenerator[TokenChunk]:
-        timeline, worker, has_second = journal.request.timeline, placement.decode, False
-        sequence = self._sequence(journal, call_id, journal.request.speculation_method)
+        timeline, worker, has_second = record.timeline, placement.decode, False
+        sequence = self._sequence(record, call_id, record.request.speculation_method)
         message = worker_pb2.GenerateRequest(sequence=sequence, transfer_id=transfer_id)
-        async with aclosing(worker.client.generate(message, journal.time_left_s)) as batches:
+        async with aclosing(worker.client.generate(message, record.time_left_s)) as batches:
             async for batch in batches:
-                if not journal.token_ids:
+                if not record.token_ids:
                     _record_local_prefill(timeline, worker, batch)
-                    journal.num_cached_tokens = batch.num_cached_tokens
-                    yield self._take_first(journal, placement, batch)
+                    record.num_cached_tokens = batch.num_cached_tokens
+                    yield self._take_first(record, batch)
                     continue
                 if batch.events:
                     worker.client.record(timeline, unpack_events(batch.events))
                 if not has_second:
                     has_second = True
                     timeline.record(Event.SECOND_TOKEN)
-                worker.client.record_steps(timeline.decode_steps, batch, len(journal.token_ids))
-                chunk = journal.take(batch)
-                placement.took(len(chunk.token_ids))
-                yield chunk
-        if not journal.is_finished:
+                worker.client.record_steps(timeline.decode_steps, batch, len(record.token_ids))
+                yield record.take(batch)
+        if not record.is_finished:
             raise WorkerLostError(f"{worker.info.worker_id} ended its stream without finishing the request")
 
-    def _take_first(self, journal: Journal, placement: Placement, batch: worker_pb2.TokenBatch) -> TokenChunk:
-        timeline = journal.request.timeline
+    def _take_first(self, record: RequestRecord, batch: worker_pb2.TokenBatch) -> TokenChunk:
+        timeline = record.timeline
         timeline.record(Event.FIRST_TOKEN)
         timeline.decode_steps.follow(timeline.events[Event.FIRST_TOKEN])
-        placement.took(len(batch.token_ids))
-        self._on_first_token(journal)
-        return journal.take(batch)
+        return record.take(batch)
 
-    def _sequence(self, journal: Journal, call_id: str, speculation_method: str | None = None) -> worker_pb2.Sequence:
-        request = journal.request
+    def _sequence(
+        self, record: RequestRecord, call_id: str, speculation_method: str | None = None
+    ) -> worker_pb2.Sequence:
+        request = record.request
         return pack_sequence(
             call_id,
             request.prompt_token_ids,
             request.params,
-            journal.token_ids,
+            record.token_ids,
             speculation_method,
-            journal.urgency,
+            record.urgency,
             request.slo.tpot_s,
             self._clock(),
         )
@@ -194,7 +186,7 @@ def _record_local_prefill(timeline: Timeline, worker: Worker, batch: worker_pb2.
 
 
 async def _judged(
-    chunks: AsyncGenerator[TokenChunk], journal: Journal, placement: Placement
+    chunks: AsyncGenerator[TokenChunk], record: RequestRecord, placement: Placement
 ) -> AsyncGenerator[TokenChunk]:
     """Passes an attempt on. When it goes well, the workers that failed at the request before were at fault."""
     num_tokens = 0
@@ -202,22 +194,22 @@ async def _judged(
         try:
             async for chunk in chunks:
                 num_tokens += len(chunk.token_ids)
-                if journal.is_finished or num_tokens >= _PROOF_TOKENS:
-                    for worker in journal.accused:
+                if record.is_finished or num_tokens >= _PROOF_TOKENS:
+                    for worker in record.accused:
                         worker.failed()
-                    journal.accused.clear()
+                    record.accused.clear()
                 yield chunk
         finally:
-            if journal.is_finished:
+            if record.is_finished:
                 for worker in placement.workers:
                     worker.succeeded()
 
 
-async def _blame(journal: Journal, error: BatonError, *workers: Worker) -> None:
+async def _blame(record: RequestRecord, error: BatonError, *workers: Worker) -> None:
     """The next attempt prefers others; to one that does not even answer, so do all requests for a moment."""
-    journal.failed_on.update(worker.info.worker_id for worker in workers)
+    record.failed_on.update(worker.info.worker_id for worker in workers)
     if isinstance(error, _ACCUSED) and len(workers) == 1:
-        journal.accused.extend(workers)
+        record.accused.extend(workers)
     answers = await asyncio.gather(*(worker.client.is_alive() for worker in workers))
     for worker, is_alive in zip(workers, answers, strict=True):
         if not is_alive:

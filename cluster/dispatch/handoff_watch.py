@@ -10,13 +10,13 @@ from typing import Any
 
 from baton.core.errors import BatonError, InternalError, TransferError, WorkerLostError, rebuild_error
 from baton.core.logs import RequestLog
-from baton.core.timeline import Timeline
 from baton.process.background import BackgroundTasks
 from baton.rpc.conversions import unpack_events
 from baton.rpc.wire import worker_pb2
 from cluster.requests.generation import TokenChunk
+from cluster.requests.request_observers import RequestObservers
+from cluster.requests.request_record import RequestRecord
 from cluster.routing.dispatcher import Placement
-from cluster.telemetry.metrics import RouterMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -29,14 +29,15 @@ class HandoffWatch:
     """
 
     def __init__(
-        self, timeline: Timeline, placement: Placement, metrics: RouterMetrics, background: BackgroundTasks
+        self, record: RequestRecord, placement: Placement, observers: RequestObservers, background: BackgroundTasks
     ) -> None:
         if placement.prefill is None:
             raise RuntimeError("without a prefill worker there is no hand-off")
-        self._timeline = timeline
+        self._record = record
+        self._timeline = record.timeline
         self._placement = placement
         self._worker = placement.prefill
-        self._metrics = metrics
+        self._observers = observers
         self._background = background
         self._first: asyncio.Future[worker_pb2.TokenBatch] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[BatonError | None] | None = None
@@ -130,7 +131,7 @@ class HandoffWatch:
         return None
 
     def _book(self, result: worker_pb2.HandoffResult) -> BatonError | None:
-        self._metrics.observe_handoff(result)
+        self._observers.handed_off(self._record, result)
         self._worker.client.record_parts(self._timeline, result.parts)
         if result.error_code:
             self._timeline.attributes["handoff_error"] = result.error_code

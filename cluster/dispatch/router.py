@@ -4,7 +4,7 @@
                                   │                    or a decode worker alone, where that is better
                                   └─ tokens out:       decode alone, recomputing what the client has seen
 
-Tokens already sent are a journal: whatever dies, the next attempt continues behind it. Noise is keyed by (seed,
+Tokens already sent are a record: whatever dies, the next attempt continues behind it. Noise is keyed by (seed,
 position), so that the continuation is the one that the client would have got.
 """
 
@@ -22,20 +22,16 @@ from baton.core.logs import RequestLog
 from baton.core.outcomes import CANCELLED, ENDED_BY, FINISHED, REJECTED
 from baton.core.request import FinishReason
 from baton.core.roles import DECODE, POOLS
-from baton.core.slo import judge, target_attributes
-from baton.core.timeline import Event, FailedAttempt
-from baton.explain.timelines import TimelineStore
+from baton.core.timeline import Event
 from baton.process.background import BackgroundTasks
-from cluster.autoscaling.traffic import TrafficMeter
+from cluster.admission.admission import Admission
 from cluster.config.config import RouterConfig
 from cluster.dispatch.attempts import RETRYABLE, Attempts
-from cluster.dispatch.entry import Entry
 from cluster.registry.workers import WorkerRegistry
 from cluster.requests.generation import GenerationRequest, ModelCard, TokenChunk
-from cluster.requests.journal import Journal
-from cluster.routing.record import add_outcome
-from cluster.routing.request_predictions import RequestPredictions
-from cluster.telemetry.metrics import RouterMetrics
+from cluster.requests.request_observers import RequestObservers
+from cluster.requests.request_record import RequestRecord, RequestState
+from cluster.routing.dispatcher import Placement
 
 logger = logging.getLogger(__name__)
 
@@ -46,10 +42,9 @@ class Router:
     """Implements :class:`cluster.requests.generation.Generator`.
 
     Args:
-        entry: gives requests their places on workers.
-        predictions: learn from every request that is over.
+        admission: gives requests their places on workers.
+        observers: hear of every event of every request.
         clock: monotonic seconds; a simulation brings its own.
-        traffic: counts what comes in, for the autoscaler.
     """
 
     def __init__(
@@ -57,25 +52,19 @@ class Router:
         model: ModelCard,
         registry: WorkerRegistry,
         config: RouterConfig,
-        metrics: RouterMetrics,
-        timelines: TimelineStore,
-        predictions: RequestPredictions,
-        entry: Entry,
+        admission: Admission[Placement],
+        observers: RequestObservers,
         clock: Callable[[], float] = time.monotonic,
-        traffic: TrafficMeter | None = None,
     ) -> None:
         self._model = self._card = model
         self._card_until: asyncio.Event | None = None
         self._registry = registry
         self._config = config
-        self._metrics = metrics
-        self._timelines = timelines
-        self._predictions = predictions
-        self._entry = entry
+        self._admission = admission
+        self._observers = observers
         self._clock = clock
-        self._traffic = traffic or TrafficMeter(clock)
         self._in_flight = 0
-        self._runner = Attempts(metrics, BackgroundTasks(), self._entry.first_token, clock)
+        self._runner = Attempts(observers, BackgroundTasks(), clock)
         self.num_finished = 0
         self.num_cancelled = 0
         self.num_rejected = 0
@@ -110,76 +99,71 @@ class Router:
             DeadlineError: ``router.request_timeout_s`` is over.
             BatonError: every attempt failed; the last one's error.
         """
-        self._traffic.arrived(request.slo, len(request.prompt_token_ids))
+        record = RequestRecord(request, self._config.request_timeout_s, self._clock)
+        self._observers.arrived(record)
         if self._in_flight >= self._config.max_inflight:
-            self._metrics.requests.labels(REJECTED).inc()
-            request.timeline.attributes.update(target_attributes(request.slo), outcome=REJECTED)
-            self._judge(request, REJECTED, 0)
-            self.num_rejected += 1
+            self._count_end(record, REJECTED)
             raise OverloadedError(
                 f"{self._in_flight} sequences are in flight, which is as many as router.max_inflight allows. "
                 "Try again a little later.",
                 retry_after_s=1.0,
             )
-        journal = Journal(request, self._config.request_timeout_s, self._clock)
-        self._begin(request)
-        deliveries = self._metrics.track_deliveries(request.timeline, request.slo)
+        self._accept(record)
         outcome = CANCELLED
         try:
-            async with aclosing(self._attempts(journal)) as chunks:
+            async with aclosing(self._attempts(record)) as chunks:
                 async for chunk in chunks:
-                    deliveries.observe()
+                    self._note_tokens(record, chunk)
                     if chunk.finish_reason is not None:
                         outcome = str(chunk.finish_reason)
-                        request.timeline.record(Event.FINISHED)
+                        record.timeline.record(Event.FINISHED)
                     yield chunk
         except BatonError as error:
             outcome = error.code
-            request.timeline.attributes["error_message"] = error.message
+            record.timeline.attributes["error_message"] = error.message
             raise
         except Exception as error:
             outcome = InternalError.code
             RequestLog(logger, request.request_id).exception("a request failed unexpectedly")
             raise InternalError(f"The router failed ({type(error).__name__}); its log says more.") from error
         finally:
-            self._end(journal, outcome)
+            self._end(record, outcome)
 
-    def _begin(self, request: GenerationRequest) -> None:
+    def _accept(self, record: RequestRecord) -> None:
         self._in_flight += 1
-        self._metrics.in_flight.set(self._in_flight)
-        request.timeline.record(Event.ADMITTED)
-        request.timeline.attributes.update(target_attributes(request.slo), prompt_tokens=len(request.prompt_token_ids))
-        self._timelines.add(request.timeline)
+        record.was_accepted = True
+        record.change_state(RequestState.QUEUED)
+        record.timeline.record(Event.ADMITTED)
+        self._observers.accepted(record)
 
-    def _end(self, journal: Journal, outcome: str) -> None:
+    def _note_tokens(self, record: RequestRecord, chunk: TokenChunk) -> None:
+        is_first = record.last_tokens_s is None
+        record.note_tokens(self._clock())
+        if record.state is RequestState.PLACED:
+            record.change_state(RequestState.STREAMING)
+        if is_first:
+            self._observers.first_token(record)
+        self._observers.tokens(record, len(chunk.token_ids))
+
+    def _end(self, record: RequestRecord, outcome: str) -> None:
         self._in_flight -= 1
-        self._metrics.in_flight.set(self._in_flight)
-        timeline = journal.request.timeline
+        timeline = record.timeline
         timeline.record(Event.FINISHED)
         if outcome == CANCELLED:
             outcome = str(timeline.attributes.get(ENDED_BY, CANCELLED))
             if outcome == FinishReason.STOP:
-                journal.finish_reason = FinishReason.STOP  # as good an end as any, for those who learn from ends too
-        self._predictions.ended(journal)
-        self._traffic.ended(journal, was_local="prefill_worker" not in timeline.attributes)
-        self._entry.ended(journal)
-        if outcome == OverloadedError.code and not journal.token_ids:
+                record.finish_reason = FinishReason.STOP  # observers that learn from answers learn from this one too
+        if outcome == OverloadedError.code and not record.token_ids:
             outcome = REJECTED  # refused, which is no failure; with a part of the answer out it would be one
-        timeline.attributes.update(
-            output_tokens=len(journal.token_ids),
-            cached_tokens=journal.num_cached_tokens,
-            drafted_tokens=journal.num_drafted,
-            accepted_tokens=journal.num_accepted,
-            attempts=journal.attempt,
-            outcome=outcome,
-        )
-        timeline.drafts = journal.drafts
-        slo, num_tokens = journal.request.slo, len(journal.token_ids)
-        add_outcome(timeline, num_tokens)
-        self._metrics.observe_end(timeline, outcome, num_tokens, journal.num_cached_tokens, slo)
-        self._judge(journal.request, outcome, num_tokens)
-        self._metrics.drafted_tokens.inc(journal.num_drafted)
-        self._metrics.accepted_tokens.inc(journal.num_accepted)
+        self._count_end(record, outcome)
+        level = logging.WARNING if outcome in _OUR_FAULTS else logging.INFO
+        fields = {**timeline.attributes, "ttft_ms": timeline.ttft_ms, "duration_ms": timeline.total_ms}
+        RequestLog(logger, record.request.request_id).log(level, "a request ended", extra=fields)
+
+    def _count_end(self, record: RequestRecord, outcome: str) -> None:
+        record.outcome = outcome
+        record.change_state(RequestState.ENDED)
+        self._observers.ended(record)
         if outcome in FINISHED:
             self.num_finished += 1
         elif outcome == CANCELLED:
@@ -188,41 +172,32 @@ class Router:
             self.num_rejected += 1
         else:
             self.num_failed += 1
-        level = logging.WARNING if outcome in _OUR_FAULTS else logging.INFO
-        fields = {**timeline.attributes, "ttft_ms": timeline.ttft_ms, "duration_ms": timeline.total_ms}
-        RequestLog(logger, journal.request.request_id).log(level, "a request ended", extra=fields)
 
-    def _judge(self, request: GenerationRequest, outcome: str, num_output_tokens: int) -> None:
-        verdict = judge(request.slo, request.timeline, outcome, num_output_tokens)
-        request.timeline.attributes.update(verdict.attributes())
-        self._metrics.slo.observe(request.slo, verdict)
-
-    async def _attempts(self, journal: Journal) -> AsyncGenerator[TokenChunk]:
-        while not journal.is_finished:
-            journal.attempt += 1
+    async def _attempts(self, record: RequestRecord) -> AsyncGenerator[TokenChunk]:
+        while not record.is_finished:
+            record.attempt += 1
             try:
-                with await self._entry.admit(journal) as placement:
-                    if journal.attempt == 1:
-                        self._metrics.observe_prompt(len(journal.request.prompt_token_ids))
-                    else:
-                        journal.request.timeline.resume(self._clock())
-                    async with aclosing(self._runner.run(journal, placement)) as chunks:
+                with await self._admission.admit(record) as placement:
+                    record.change_state(RequestState.PLACED)
+                    self._observers.placed(record)
+                    async with aclosing(self._runner.run(record, placement)) as chunks:
                         async for chunk in chunks:
                             yield chunk
             except BatonError as error:
-                if journal.is_finished:
+                if record.is_finished:
                     return  # the client has everything
                 if isinstance(error, DeadlineError):
-                    raise journal.deadline_error() from error
-                if journal.attempt >= self._config.max_attempts or not self._may_go_well(journal, error):
+                    raise record.deadline_error() from error
+                if record.attempt >= self._config.max_attempts or not self._may_go_well(record, error):
                     raise
-                self._metrics.retries.labels(error.code).inc()
-                journal.request.timeline.failed_attempts.append(FailedAttempt(self._clock(), error.code))
-                RequestLog(logger, journal.request.request_id).warning(
-                    "attempt %d failed (%s: %s); trying again", journal.attempt, error.code, error.message
+                if record.state is not RequestState.QUEUED:  # it may have failed while it waited for workers
+                    record.change_state(RequestState.QUEUED)
+                self._observers.attempt_failed(record, error)
+                RequestLog(logger, record.request.request_id).warning(
+                    "attempt %d failed (%s: %s); trying again", record.attempt, error.code, error.message
                 )
 
-    def _may_go_well(self, journal: Journal, error: BatonError) -> bool:
+    def _may_go_well(self, record: RequestRecord, error: BatonError) -> bool:
         """Whether another attempt makes sense.
 
         A worker's own fault is tried once on another worker. A request that fails there too is at fault itself, and
@@ -230,7 +205,7 @@ class Router:
         """
         if isinstance(error, RETRYABLE):
             return True
-        if not isinstance(error, InternalError) or journal.num_internal_errors > 0 or not journal.accused:
+        if not isinstance(error, InternalError) or record.num_internal_errors > 0 or not record.accused:
             return False
-        journal.num_internal_errors += 1
-        return self._registry.has_untried(journal.accused[-1].info.pool, journal.failed_on)
+        record.num_internal_errors += 1
+        return self._registry.has_untried(record.accused[-1].info.pool, record.failed_on)

@@ -14,8 +14,7 @@ from typing import Literal, Protocol
 from baton.core.errors import NoWorkerError
 from baton.core.roles import DECODE, PREFILL
 from cluster.registry.workers import Worker, WorkerRegistry
-from cluster.requests.booking import Booking
-from cluster.requests.journal import Journal
+from cluster.requests.request_record import Booking, RequestRecord
 from cluster.routing.base import Preference, RouteChooser, RouteDecision, RoutingRequest, WorkerSnapshot
 from cluster.routing.request_predictions import RequestPredictions
 from cluster.routing.routing_metrics import RoutingMetrics
@@ -61,10 +60,6 @@ class Placement:
     @property
     def workers(self) -> tuple[Worker, ...]:
         return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
-
-    def took(self, num_tokens: int) -> None:
-        """The sequence has got tokens."""
-        self._predictions.took(self._booking, num_tokens)
 
     def keep_prefill(self) -> Callable[[], None]:
         """The prefill worker stays busy beyond :meth:`release`, until what this gives is called; call it once."""
@@ -120,13 +115,13 @@ class Dispatcher:
         self._metrics = metrics
         self._prefill_ordering = prefill_ordering
 
-    def forecast(self, journal: Journal, preferred: Preference | None = None) -> RouteDecision | None:
+    def forecast(self, record: RequestRecord, preferred: Preference | None = None) -> RouteDecision | None:
         """The best route at present, of which nothing is booked. None: no worker that is needed takes the request."""
         began_s = time.perf_counter()
         now_s = self._clock()
-        request = _routing_request(journal, now_s, self._predictions.habits.output_tokens.value)
+        request = _routing_request(record, now_s, self._predictions.habits.output_tokens.value)
         prefill, decode = self._registry.pool(PREFILL), self._registry.pool(DECODE)
-        cached = self._cached_tokens([*prefill, *decode], journal)
+        cached = self._cached_tokens([*prefill, *decode], record)
         decision = self._chooser.choose(
             [self._snapshot(worker, request, cached, now_s) for worker in prefill],
             [self._snapshot(worker, request, cached, now_s) for worker in decode],
@@ -137,7 +132,7 @@ class Dispatcher:
             self._metrics.decisions.observe(time.perf_counter() - began_s)
         return decision
 
-    def book(self, journal: Journal, decision: RouteDecision) -> Placement:
+    def book(self, record: RequestRecord, decision: RouteDecision) -> Placement:
         """From now on the request counts as work of its route, until its place is released.
 
         Raises:
@@ -145,12 +140,12 @@ class Dispatcher:
         """
         prefill = self._find(decision.prefill_id) if decision.prefill_id is not None else None
         decode = self._find(decision.decode_id)
-        booking = self._predictions.begin(journal, decision)
-        if not journal.token_ids:
-            journal.request.timeline.routing = decision.record
+        booking = self._predictions.begin(record, decision)
+        if not record.token_ids:
+            record.timeline.routing = decision.record
         if self._prefix_index is not None:
-            until_s = journal.received_s + decision.ttft_ms / 1e3 + _EXPECTED_FOR_S
-            self._prefix_index.expect(booking.computing_id, journal.request.prompt_token_ids, until_s)
+            until_s = record.received_s + decision.ttft_ms / 1e3 + _EXPECTED_FOR_S
+            self._prefix_index.expect(booking.computing_id, record.request.prompt_token_ids, until_s)
         if self._metrics is not None:
             self._metrics.observe_route(local=prefill is None)
         return Placement(prefill, decode, booking, self._predictions)
@@ -165,8 +160,8 @@ class Dispatcher:
             raise NoWorkerError(f"The worker {worker_id} has left the cluster. Try again.")
         return worker
 
-    def _cached_tokens(self, workers: Sequence[Worker], journal: Journal) -> Mapping[str, int]:
-        prompt = journal.request.prompt_token_ids
+    def _cached_tokens(self, workers: Sequence[Worker], record: RequestRecord) -> Mapping[str, int]:
+        prompt = record.request.prompt_token_ids
         if self._prefix_index is not None:
             return self._prefix_index.cached_tokens([worker.info.worker_id for worker in workers], prompt)
         usual = int(min(self._predictions.habits.cached_tokens.value, len(prompt) - 1))
@@ -202,17 +197,17 @@ class Dispatcher:
         )
 
 
-def _routing_request(journal: Journal, now_s: float, usual_output_tokens: float) -> RoutingRequest:
-    request, num_generated = journal.request, len(journal.token_ids)
+def _routing_request(record: RequestRecord, now_s: float, usual_output_tokens: float) -> RoutingRequest:
+    request, num_generated = record.request, len(record.token_ids)
     max_tokens = max(1, request.params.max_tokens - num_generated)
     return RoutingRequest(
         request_id=request.request_id,
         num_prompt_tokens=len(request.prompt_token_ids) + num_generated,
-        failed_on=frozenset(journal.failed_on),
+        failed_on=frozenset(record.failed_on),
         slo=request.slo,
         max_tokens=max_tokens,
-        elapsed_ms=(now_s - journal.received_s) * 1e3,
-        urgency=journal.urgency,
+        elapsed_ms=(now_s - record.received_s) * 1e3,
+        urgency=record.urgency,
         is_resumed=num_generated > 0,
         output_tokens=max(1.0, min(usual_output_tokens, max_tokens)),
     )

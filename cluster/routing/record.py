@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from baton.core.timeline import Timeline
 from cluster.routing.base import Candidates, Floats, Ints
 
 _SHOWN = 5
@@ -43,23 +42,6 @@ def routing_record(
             if index not in among:
                 entry["lost_on"] = _ROOM
     return {"num_routes": num_routes, "num_weighed": count, "weights": dict(weights), "candidates": entries}
-
-
-def add_outcome(timeline: Timeline, num_output_tokens: int) -> None:
-    """Writes into a timeline's routing record what came of the decision; JSON-ready."""
-    if not timeline.routing:
-        return
-    ttft_ms, tpot_ms = timeline.ttft_ms, timeline.tpot_ms(num_output_tokens)
-    timeline.routing = {
-        **timeline.routing,
-        "actual": {
-            "prefill": timeline.attributes.get("prefill_worker"),
-            "decode": timeline.attributes.get("decode_worker"),
-            "cached_tokens": timeline.attributes.get("cached_tokens"),
-            "ttft_ms": None if ttft_ms is None else round(ttft_ms, 2),
-            "tpot_ms": None if tpot_ms is None else round(tpot_ms, 3),
-        },
-    }
 
 
 def _candidate(

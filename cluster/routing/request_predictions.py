@@ -13,16 +13,16 @@ from cluster.latency.estimates import UNKNOWN_FORECAST
 from cluster.latency.habits import RequestHabits
 from cluster.latency.latency_model import LatencyModel
 from cluster.latency.ledger import WorkLedger
-from cluster.requests.booking import Booking
-from cluster.requests.journal import Journal
+from cluster.requests.request_observers import RequestObserver
+from cluster.requests.request_record import Booking, RequestRecord
 from cluster.routing.base import RouteDecision
 from cluster.routing.route_forecaster import RouteForecaster
 
 _FINISHED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
-class RequestPredictions:
-    """Keeps the ledger of work under way, and teaches the model what became of what it predicted.
+class RequestPredictions(RequestObserver):
+    """Keeps the ledger of work in progress, and teaches the model how its predictions turned out.
 
     Args:
         errors: gets those of every finished request.
@@ -43,28 +43,31 @@ class RequestPredictions:
         self._clock = clock
         self._names = itertools.count(1)
 
-    def begin(self, journal: Journal, decision: RouteDecision) -> Booking:
+    def begin(self, record: RequestRecord, decision: RouteDecision) -> Booking:
         """Counts the work of an attempt from now on, until :meth:`end`."""
-        name = f"{journal.request.request_id}#{next(self._names)}"
-        decodes = decision.prefill_id is None or journal.request.params.max_tokens > 1
+        name = f"{record.request.request_id}#{next(self._names)}"
+        decodes = decision.prefill_id is None or record.request.params.max_tokens > 1
         booking = Booking(name, decision.prefill_id or "", decision.decode_id, decision.forecast, decodes)
-        num_known = len(journal.request.prompt_token_ids) + len(journal.token_ids)
+        num_known = len(record.request.prompt_token_ids) + len(record.token_ids)
         cached = decision.cached_tokens
-        self.ledger.begin_prompt(booking.computing_id, name, num_known - cached, cached, self._clock(), journal.urgency)
+        self.ledger.begin_prompt(booking.computing_id, name, num_known - cached, cached, self._clock(), record.urgency)
         if decodes:
-            usual, most = self.habits.output_tokens.value, journal.request.params.max_tokens - len(journal.token_ids)
+            usual, most = self.habits.output_tokens.value, record.request.params.max_tokens - len(record.token_ids)
             self.ledger.begin_decoding(
-                booking.decode_id, name, num_known, journal.request.slo.tpot_s, max(0, int(min(usual, most)))
+                booking.decode_id, name, num_known, record.request.slo.tpot_s, max(0, int(min(usual, most)))
             )
-        journal.booking = booking
-        if decision.forecast is not UNKNOWN_FORECAST and not journal.token_ids:
-            journal.request.timeline.attributes.update(
+        record.booking = booking
+        if decision.forecast is not UNKNOWN_FORECAST and not record.token_ids:
+            record.timeline.attributes.update(
                 predicted_ttft_ms=round(decision.ttft_ms, 3), predicted_tpot_ms=round(decision.tpot_ms, 3)
             )
         return booking
 
-    def took(self, booking: Booking, num_tokens: int) -> None:
-        """The sequence has got tokens; the first of them mean that its prompt is computed."""
+    def tokens(self, record: RequestRecord, num_tokens: int) -> None:
+        """The first tokens of an attempt mean that its prompt is computed."""
+        booking = record.booking
+        if booking is None:
+            return
         if not booking.is_computed:
             booking.is_computed = True
             self.ledger.end_prompt(booking.computing_id, booking.name, self._clock())
@@ -75,15 +78,14 @@ class RequestPredictions:
         self.ledger.end_prompt(booking.computing_id, booking.name, self._clock(), is_computed=False)
         self.ledger.end_decoding(booking.decode_id, booking.name)
 
-    def ended(self, journal: Journal) -> None:
-        """The request is over, however it went."""
-        booking = journal.booking
-        if booking is None or booking.forecast is UNKNOWN_FORECAST or journal.attempt != 1:
+    def ended(self, record: RequestRecord) -> None:
+        booking = record.booking
+        if booking is None or booking.forecast is UNKNOWN_FORECAST or record.attempt != 1:
             return
-        timeline = journal.request.timeline
+        timeline = record.timeline
         self._learn_transfer(booking, timeline)
-        if journal.finish_reason in _FINISHED:
-            self._learn_request(booking, journal, timeline)
+        if record.finish_reason in _FINISHED:
+            self._learn_request(booking, record, timeline)
 
     def _learn_transfer(self, booking: Booking, timeline: Timeline) -> None:
         sent = [part for part in timeline.parts if part.acknowledged_s]
@@ -92,10 +94,10 @@ class RequestPredictions:
             num_bytes = sum(part.num_bytes for part in sent) * _native_share(timeline.attributes)
             self.model.observe_transfer(link, round(num_bytes), busy_s(sent) * 1e3)
 
-    def _learn_request(self, booking: Booking, journal: Journal, timeline: Timeline) -> None:
-        num_output, forecast, habits = len(journal.token_ids), booking.forecast, self.habits
+    def _learn_request(self, booking: Booking, record: RequestRecord, timeline: Timeline) -> None:
+        num_output, forecast, habits = len(record.token_ids), booking.forecast, self.habits
         habits.output_tokens.observe(num_output)
-        habits.cached_tokens.observe(journal.num_cached_tokens)
+        habits.cached_tokens.observe(record.num_cached_tokens)
         there = timeline.between_ms(Event.ROUTED, Event.PREFILL_QUEUED)
         back = timeline.between_ms(Event.FIRST_TOKEN_SAMPLED, Event.FIRST_TOKEN)
         if there is not None and back is not None:

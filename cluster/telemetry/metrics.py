@@ -14,17 +14,19 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from baton.core.errors import error_classes
+from baton.core.errors import BatonError, error_classes
 from baton.core.histogram_buckets import FAST_SECONDS, SECONDS, TOKENS
 from baton.core.outcomes import CANCELLED, FINISHED, REJECTED
-from baton.core.slo import BUILTIN_CLASSES, STANDARD, SloClass
-from baton.core.timeline import Event, Timeline
+from baton.core.slo import BUILTIN_CLASSES, SloClass
+from baton.core.timeline import Event
 from baton.core.version import package_version
 from baton.rpc.wire import worker_pb2
 from cluster.admission.admission_metrics import AdmissionMetrics
 from cluster.autoscaling.autoscaling_metrics import AutoscalerMetrics
 from cluster.latency.error_metrics import PredictionErrors
 from cluster.prefix_index.prefix_metrics import PrefixMetrics
+from cluster.requests.request_observers import RequestObserver
+from cluster.requests.request_record import RequestRecord
 from cluster.routing.routing_metrics import RoutingMetrics
 from cluster.telemetry.cluster_metrics import ClusterCollector
 from cluster.telemetry.http_metrics import HttpMetrics
@@ -36,8 +38,8 @@ LOCAL_PREFILL_REASONS = (CHOSEN, RECOVERY)
 """The model preferred it; a worker was lost, and another goes on alone."""
 
 
-class RouterMetrics:
-    """All metrics, in a registry of their own.
+class RouterMetrics(RequestObserver):
+    """All metrics, in a registry of their own. Follows requests for those about requests.
 
     Args:
         slo_classes: those of the configuration.
@@ -58,7 +60,6 @@ class RouterMetrics:
         self, slo_classes: Iterable[SloClass] = BUILTIN_CLASSES, clock: Callable[[], float] = time.monotonic
     ) -> None:
         classes = tuple(slo_classes)
-        self._clock = clock
         self.registry = CollectorRegistry()
         self.http = HttpMetrics(self.registry)
         self.cluster = ClusterCollector()
@@ -138,32 +139,45 @@ class RouterMetrics:
         self._decode = histogram("baton_decode_seconds", "From the first token to the end.", SECONDS)
         self._duration = histogram("baton_request_seconds", "From receipt to the end.", SECONDS)
 
-    def track_deliveries(self, timeline: Timeline, slo: SloClass = STANDARD) -> DeliveryTracker:
-        """What books a sequence's first token and the gaps between its tokens."""
-        return DeliveryTracker(self.slo.ttft(slo), self._itl, timeline.events.get(Event.RECEIVED), self._clock)
+    def accepted(self, record: RequestRecord) -> None:
+        self.in_flight.inc()
 
-    def observe_prompt(self, num_prompt_tokens: int) -> None:
-        """Books the prompt of a sequence that was let in."""
-        self.prompt_tokens.inc(num_prompt_tokens)
-        self._prompt_size.observe(num_prompt_tokens)
+    def placed(self, record: RequestRecord) -> None:
+        if record.attempt == 1:
+            num_prompt_tokens = len(record.request.prompt_token_ids)
+            self.prompt_tokens.inc(num_prompt_tokens)
+            self._prompt_size.observe(num_prompt_tokens)
+        if record.booking is not None and not record.booking.prefill_id:
+            self.local_prefills.labels(RECOVERY if record.token_ids else CHOSEN).inc()
 
-    def observe_end(
-        self,
-        timeline: Timeline,
-        outcome: str,
-        num_output_tokens: int,
-        num_cached_tokens: int = 0,
-        slo: SloClass = STANDARD,
-    ) -> None:
-        """Books a sequence that is over. Only one that finished says how long requests take."""
+    def tokens(self, record: RequestRecord, num_tokens: int) -> None:
+        """Time to the first token, and the gaps between deliveries after it."""
+        arrived_s, before_s = record.last_tokens_s, record.previous_tokens_s
+        if arrived_s is None:
+            return
+        if before_s is not None:
+            self._itl.observe(arrived_s - before_s)
+        elif (received_s := record.timeline.events.get(Event.RECEIVED)) is not None:
+            self.slo.ttft(record.request.slo).observe(arrived_s - received_s)
+
+    def attempt_failed(self, record: RequestRecord, error: BatonError) -> None:
+        self.retries.labels(error.code).inc()
+
+    def ended(self, record: RequestRecord) -> None:
+        """Only requests that finished count towards the durations."""
+        timeline, outcome, num_output_tokens = record.timeline, str(record.outcome), len(record.token_ids)
+        if record.was_accepted:
+            self.in_flight.dec()
         self.requests.labels(outcome).inc()
-        self.cached_tokens.inc(num_cached_tokens)
+        self.cached_tokens.inc(record.num_cached_tokens)
         self.output_tokens.inc(num_output_tokens)
+        self.drafted_tokens.inc(record.num_drafted)
+        self.accepted_tokens.inc(record.num_accepted)
         if outcome not in FINISHED:
             return
         self._output_size.observe(num_output_tokens)
         for metric, value_ms in (
-            (self.slo.tpot(slo), timeline.tpot_ms(num_output_tokens)),
+            (self.slo.tpot(record.request.slo), timeline.tpot_ms(num_output_tokens)),
             (self._queue, timeline.queue_ms),
             (self._prefill, timeline.prefill_ms),
             (self._decode_queue, timeline.between_ms(Event.DECODE_QUEUED, Event.DECODE_STARTED)),
@@ -173,8 +187,7 @@ class RouterMetrics:
             if value_ms is not None:
                 metric.observe(value_ms / 1e3)
 
-    def observe_handoff(self, result: worker_pb2.HandoffResult) -> None:
-        """Books a hand-off that is over."""
+    def handed_off(self, record: RequestRecord, result: worker_pb2.HandoffResult) -> None:
         self.transfers.labels("failed" if result.error_code else "ok").inc()
         self.transfer_bytes.inc(result.num_bytes)
         self.transfer_shared_bytes.inc(result.num_shared_bytes)
@@ -199,27 +212,6 @@ class RouterMetrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, text, buckets=buckets, registry=self.registry)
-
-
-class DeliveryTracker:
-    """The moments at which one sequence's tokens reach the router.
-
-    Args:
-        received_s: when the request came, on the clock; None leaves its time to the first token out.
-        clock: monotonic seconds.
-    """
-
-    def __init__(self, ttft: Histogram, gaps: Histogram, received_s: float | None, clock: Callable[[], float]) -> None:
-        self._gaps = gaps
-        self._clock = clock
-        self._next, self._last_s = ttft, received_s
-
-    def observe(self) -> None:
-        """Tokens are here."""
-        now_s = self._clock()
-        if self._last_s is not None:
-            self._next.observe(now_s - self._last_s)
-        self._next, self._last_s = self._gaps, now_s
 
 
 class _WithoutCreated(Collector):

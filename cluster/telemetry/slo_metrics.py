@@ -13,14 +13,18 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from baton.core.histogram_buckets import FAST_SECONDS, SECONDS
-from baton.core.slo import BUILTIN_CLASSES, SloClass, SloResult, SloVerdict
+from baton.core.slo import BUILTIN_CLASSES, SloClass, SloResult, SloVerdict, judge
+from cluster.requests.request_observers import RequestObserver
+from cluster.requests.request_record import RequestRecord
 from cluster.telemetry.attainment import AttainmentTracker, WindowFigures
 
 _LABEL = "slo_class"
 
 
-class SloMetrics:
-    """Everything with the label ``slo_class``, whose values are the classes of the configuration and no others.
+class SloMetrics(RequestObserver):
+    """Judges requests that are over, and holds everything with the label ``slo_class``.
+
+    The label's values are the classes of the configuration and no others.
 
     Args:
         clock: of the sliding windows; seconds that never go back.
@@ -83,8 +87,14 @@ class SloMetrics:
         """Times per output token of a class, in seconds."""
         return self._tpot.labels(slo.name)
 
+    def ended(self, record: RequestRecord) -> None:
+        slo = record.request.slo
+        verdict = judge(slo, record.timeline, str(record.outcome), len(record.token_ids))
+        record.timeline.attributes.update(verdict.attributes())
+        self.observe(slo, verdict)
+
     def observe(self, slo: SloClass, verdict: SloVerdict) -> None:
-        """Books a sequence that is over."""
+        """Counts a request that is over."""
         self._requests.labels(slo.name, str(verdict.result)).inc()
         if verdict.is_met is not None:
             self._attainment.add(slo.name, met=verdict.is_met)

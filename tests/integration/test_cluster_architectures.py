@@ -8,8 +8,6 @@ from contextlib import aclosing
 import pytest
 
 from baton.core.timeline import Timeline
-from baton.explain.timelines import TimelineStore
-from cluster.config.config import RouterConfig
 from cluster.dispatch.router import Router
 from cluster.latency.latency_model import LatencyModel
 from cluster.registry.workers import WorkerInfo, WorkerRegistry
@@ -22,7 +20,7 @@ from cluster.telemetry.metrics import RouterMetrics
 from tests.engine_runs import greedy
 from tests.fake_workers import until
 from tests.integration.worker_pair import HostedWorker, Runners, worker_pair
-from tests.open_entry import open_entry
+from tests.routers import admission_off, make_router
 from tests.tiny_models import model_with_reference, random_prompts
 
 NUM_TOKENS = 16
@@ -69,8 +67,8 @@ def router_that_hands_over(model: ModelCard, registry: WorkerRegistry, metrics: 
     """Such short prompts would all be computed by the decode worker otherwise."""
     predictions = RequestPredictions(LatencyModel(), metrics.prediction_errors)
     chooser = build_profile(RoutingConfig(local_prefill="never"), predictions.forecaster)
-    entry = open_entry(Dispatcher(registry, predictions, chooser), registry, metrics, worker_wait_s=5.0)
-    return Router(model, registry, RouterConfig(), metrics, TimelineStore(100), predictions, entry)
+    admission = admission_off(Dispatcher(registry, predictions, chooser), registry, metrics, worker_wait_s=5.0)
+    return make_router(model, registry, metrics, predictions, admission)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -11,9 +11,6 @@ import pytest
 
 from baton.core.request import SamplingParams
 from baton.core.timeline import Event, Timeline
-from baton.explain.timelines import TimelineStore
-from cluster.config.config import RouterConfig
-from cluster.dispatch.router import Router
 from cluster.latency.latency_model import LatencyModel
 from cluster.prefix_index.prefix_feed import PrefixFeed
 from cluster.prefix_index.prefix_index import PrefixIndex
@@ -27,7 +24,7 @@ from cluster.telemetry.metrics import RouterMetrics
 from decode_worker import role
 from tests.engine_runs import BLOCK_SIZE
 from tests.integration.worker_pair import TIMEOUT_S, HostedWorker, Runners, worker_pair
-from tests.open_entry import open_entry
+from tests.routers import admission_off, make_router
 from tests.tiny_models import MAX_POSITIONS, VOCAB_SIZE, random_prompts, tiny_model
 from tests.unit.cluster.fakes import eventually
 from tests.worker_infos import make_info
@@ -62,9 +59,9 @@ class AffinityRouter:
         predictions = RequestPredictions(LatencyModel(), metrics.prediction_errors)
         chooser = build_profile(config, predictions.forecaster)
         dispatcher = Dispatcher(self.registry, predictions, chooser, self.index)
-        entry = open_entry(dispatcher, self.registry, metrics, TIMEOUT_S)
+        admission = admission_off(dispatcher, self.registry, metrics, TIMEOUT_S)
         card = ModelCard("tiny", MAX_POSITIONS, VOCAB_SIZE, 0)
-        self.router = Router(card, self.registry, RouterConfig(), metrics, TimelineStore(100), predictions, entry)
+        self.router = make_router(card, self.registry, metrics, predictions, admission)
         self._ids = itertools.count()
 
     async def start(self) -> None:

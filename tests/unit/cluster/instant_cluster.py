@@ -14,7 +14,6 @@ from baton.core.roles import DECODE, POOLS
 from baton.explain.timelines import TimelineStore
 from baton.rpc.wire import worker_pb2
 from cluster.config.config import RouterConfig
-from cluster.dispatch.router import Router
 from cluster.gateway.gateway import create_app
 from cluster.gateway.openai.limits import GatewayLimits
 from cluster.latency.latency_model import LatencyModel
@@ -29,7 +28,7 @@ from cluster.routing.routing_config import RoutingConfig
 from cluster.telemetry.cluster_metrics import ClusterFigures
 from cluster.telemetry.metrics import RouterMetrics
 from cluster.telemetry.metrics_page import MetricsPage
-from tests.open_entry import open_entry
+from tests.routers import admission_off, make_router
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, FakeAdmin
 from tests.worker_infos import make_info
@@ -99,8 +98,8 @@ class InstantCluster:
         # Without local prefill: these workers take no time, so that handing over would never be worth it.
         chooser = self.chooser or build_profile(RoutingConfig(local_prefill="never"), predictions.forecaster)
         dispatcher = Dispatcher(self.registry, predictions, chooser)
-        entry = open_entry(dispatcher, self.registry, self.metrics, config.worker_wait_s)
-        router = Router(card, self.registry, config, self.metrics, TimelineStore(50), predictions, entry)
+        admission = admission_off(dispatcher, self.registry, self.metrics, config.worker_wait_s)
+        router = make_router(card, self.registry, self.metrics, predictions, admission, config, TimelineStore(50))
         for worker in self.registry.pool(DECODE):
             worker.info = make_info(worker.info.worker_id, DECODE, max_model_len=CONTEXT_LENGTH)
         admin = FakeAdmin()

@@ -16,7 +16,7 @@ from cluster.admission.admission import Admission
 from cluster.admission.admission_config import AdmissionConfig
 from cluster.admission.admission_metrics import AdmissionMetrics
 from cluster.requests.generation import GenerationRequest
-from cluster.requests.journal import Journal
+from cluster.requests.request_record import RequestRecord
 from cluster.routing.base import Preference, RouteDecision
 
 PROMPT_MS = 100.0
@@ -26,7 +26,7 @@ OUTPUT_TOKENS = 20
 
 @dataclass(eq=False)
 class FakePlacement:
-    journal: Journal
+    record: RequestRecord
     num_releases: int = 0
     on_release: Callable[[FakePlacement], None] = lambda placement: None
 
@@ -45,19 +45,19 @@ class FakeCluster:
     optimism: float = 1.0
     prompts: list[FakePlacement] = field(default_factory=list)
     decoding: list[FakePlacement] = field(default_factory=list)
-    booked: list[Journal] = field(default_factory=list)
+    booked: list[RequestRecord] = field(default_factory=list)
     num_forecasts: int = 0
-    on_first_token: Callable[[Journal], None] = lambda journal: None
-    on_end: Callable[[Journal], None] = lambda journal: None
+    on_first_token: Callable[[RequestRecord], None] = lambda record: None
+    on_end: Callable[[RequestRecord], None] = lambda record: None
     _free_s: float = 0.0
 
-    def forecast(self, journal: Journal, preferred: Preference | None = None) -> RouteDecision | None:
+    def forecast(self, record: RequestRecord, preferred: Preference | None = None) -> RouteDecision | None:
         self.num_forecasts += 1
         if not self.has_workers:
             return None
         now_s = self.loop.time()
         wait_ms = max(0.0, self._free_s - now_s) * 1e3 / self.optimism
-        elapsed_ms = (now_s - journal.request.timeline.events[Event.RECEIVED]) * 1e3
+        elapsed_ms = (now_s - record.timeline.events[Event.RECEIVED]) * 1e3
         num_sequences = len(self.prompts) + len(self.decoding)
         return RouteDecision(
             "prefill-0",
@@ -73,9 +73,9 @@ class FakeCluster:
     def missing_pools(self) -> list[str]:
         return [] if self.has_workers else [DECODE]
 
-    def book(self, journal: Journal, decision: RouteDecision) -> FakePlacement:
-        placement = FakePlacement(journal, on_release=self._released)
-        self.booked.append(journal)
+    def book(self, record: RequestRecord, decision: RouteDecision) -> FakePlacement:
+        placement = FakePlacement(record, on_release=self._released)
+        self.booked.append(record)
         self.prompts.append(placement)
         self._free_s = max(self._free_s, self.loop.time()) + PROMPT_MS / 1e3
         self.loop.call_at(self._free_s, self._computed, placement)
@@ -90,27 +90,27 @@ class FakeCluster:
             return
         self.prompts.remove(placement)
         self.decoding.append(placement)
-        journal = placement.journal
-        journal.token_ids.append(1)
-        journal.request.timeline.record(Event.FIRST_TOKEN, self.loop.time())
-        self.on_first_token(journal)
+        record = placement.record
+        record.token_ids.append(1)
+        record.timeline.record(Event.FIRST_TOKEN, self.loop.time())
+        self.on_first_token(record)
         token_ms = TOKEN_MS + TOKEN_MS_PER_SEQUENCE * (len(self.decoding) - 1)
         self.loop.call_later(token_ms * OUTPUT_TOKENS / 1e3, self._finished, placement)
 
     def _finished(self, placement: FakePlacement) -> None:
         if placement.num_releases:
             return
-        journal = placement.journal
-        journal.token_ids.extend([1] * OUTPUT_TOKENS)
-        journal.finish_reason = FinishReason.LENGTH
-        journal.request.timeline.record(Event.FINISHED, self.loop.time())
+        record = placement.record
+        record.token_ids.extend([1] * OUTPUT_TOKENS)
+        record.finish_reason = FinishReason.LENGTH
+        record.timeline.record(Event.FINISHED, self.loop.time())
         placement.release()
 
     def _released(self, placement: FakePlacement) -> None:
         for held in (self.prompts, self.decoding):
             if placement in held:
                 held.remove(placement)
-        self.on_end(placement.journal)
+        self.on_end(placement.record)
 
 
 @dataclass
@@ -138,20 +138,20 @@ class Scene:
         self.cluster.on_end = self.admission.ended
         self._count = 0
 
-    def journal(self, slo: SloClass, *, max_tokens: int = OUTPUT_TOKENS, timeout_s: float = 600.0) -> Journal:
+    def record(self, slo: SloClass, *, max_tokens: int = OUTPUT_TOKENS, timeout_s: float = 600.0) -> RequestRecord:
         """Of a request that arrives now."""
         self._count += 1
         timeline = Timeline(f"r{self._count}", clock=self.loop.time)
         timeline.record(Event.RECEIVED)
         params = SamplingParams(max_tokens=max_tokens)
         request = GenerationRequest(f"r{self._count}", (1, 2, 3), params, timeline, slo=slo)
-        journal = Journal(request, timeout_s, self.loop.time)
-        journal.attempt = 1
-        return journal
+        record = RequestRecord(request, timeout_s, self.loop.time)
+        record.attempt = 1
+        return record
 
-    def ask(self, slo: SloClass) -> tuple[Journal, asyncio.Task[FakePlacement]]:
-        journal = self.journal(slo)
-        return journal, self.loop.create_task(self.admission.admit(journal))
+    def ask(self, slo: SloClass) -> tuple[RequestRecord, asyncio.Task[FakePlacement]]:
+        record = self.record(slo)
+        return record, self.loop.create_task(self.admission.admit(record))
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(name, labels)

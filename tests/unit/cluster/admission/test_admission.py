@@ -11,7 +11,7 @@ from baton.core.slo import INTERACTIVE, STANDARD, SloClass
 from baton.core.timeline import Event
 from baton.core.urgency import Urgency
 from cluster.admission.admission_config import AdmissionConfig
-from cluster.requests.journal import Journal
+from cluster.requests.request_record import RequestRecord
 from cluster.routing.base import Preference, RouteDecision
 from tests.unit.cluster.admission.fake_cluster import OUTPUT_TOKENS, PROMPT_MS, FakePlacement, Scene
 from tests.unit.cluster.admission.scenes import LAX, PATIENT, SHORT, TIGHT, USUAL, fill, play
@@ -22,7 +22,7 @@ def test_an_idle_cluster_takes_everything_however_slow_it_is() -> None:
 
     async def script(scene: Scene) -> None:
         for _ in range(3):
-            placement = await scene.admission.admit(scene.journal(impossible))
+            placement = await scene.admission.admit(scene.record(impossible))
             await asyncio.sleep(10)
             assert placement.num_releases == 1
 
@@ -34,7 +34,7 @@ def test_who_may_not_wait_is_refused_in_the_moment_of_asking() -> None:
         await fill(scene, INTERACTIVE)
         began_s, forecasts = scene.loop.time(), scene.cluster.num_forecasts
         with pytest.raises(OverloadedError) as raised:
-            await scene.admission.admit(scene.journal(INTERACTIVE))
+            await scene.admission.admit(scene.record(INTERACTIVE))
         assert scene.loop.time() == began_s
         assert scene.cluster.num_forecasts == forecasts + 1
         error = raised.value
@@ -55,7 +55,7 @@ def test_a_full_decode_pool_is_named_as_such() -> None:
         placements = await fill(scene, TIGHT)
         assert 2 <= len(placements) < 15
         with pytest.raises(OverloadedError) as raised:
-            await scene.admission.admit(scene.journal(TIGHT))
+            await scene.admission.admit(scene.record(TIGHT))
         assert raised.value.reason == "decode"
         assert "decode pool is full" in raised.value.message
 
@@ -67,7 +67,7 @@ def test_sequences_that_are_there_keep_their_targets_too() -> None:
         tight = await fill(scene, TIGHT)
         assert len(tight) >= 2
         with pytest.raises(OverloadedError) as raised:
-            await scene.admission.admit(scene.journal(LAX))  # it would not mind, they would
+            await scene.admission.admit(scene.record(LAX))  # it would not mind, they would
         assert raised.value.reason == "decode"
 
     play(script, classes=(TIGHT, LAX))
@@ -76,18 +76,18 @@ def test_sequences_that_are_there_keep_their_targets_too() -> None:
 def test_who_may_wait_waits_and_goes_in_time() -> None:
     async def script(scene: Scene) -> None:
         await fill(scene, STANDARD)
-        journal, task = scene.ask(STANDARD)
+        record, task = scene.ask(STANDARD)
         await asyncio.sleep(0)
         assert scene.admission.num_queued == 1
         assert not task.done()
         assert scene.value("baton_admission_queued", slo_class="standard") == 1
         placement = await task
-        assert placement.journal is journal
+        assert placement.record is record
         assert scene.admission.num_queued == 0
-        waited_ms = journal.request.timeline.attributes["admission_wait_ms"]
+        waited_ms = record.timeline.attributes["admission_wait_ms"]
         assert isinstance(waited_ms, float)
         assert 0 < waited_ms < STANDARD.queue_deadline_s * 1e3
-        assert Event.DISPATCHED in journal.request.timeline.events
+        assert Event.DISPATCHED in record.timeline.events
 
     play(script)
 
@@ -135,18 +135,18 @@ def test_a_target_that_is_lost_is_no_reason_to_wait_longer() -> None:
         await fill(scene, PATIENT)
         asked = [scene.ask(PATIENT) for _ in range(50)]  # 5 s of work, and a target of 1 s
         placements = await asyncio.gather(*(task for _, task in asked))
-        assert [placement.journal for placement in placements] == [journal for journal, _ in asked]
+        assert [placement.record for placement in placements] == [record for record, _ in asked]
 
     play(script, classes=(PATIENT,))
 
 
 def test_who_is_late_does_not_make_others_late() -> None:
     async def script(scene: Scene) -> None:
-        journals = []
+        records = []
         for _ in range(600):  # twice as many as there is room for
-            journals.append(scene.ask(PATIENT)[0])
+            records.append(scene.ask(PATIENT)[0])
             await asyncio.sleep(PROMPT_MS / 2e3)
-        ttfts = [journal.request.timeline.ttft_ms for journal in journals if journal.token_ids]
+        ttfts = [record.timeline.ttft_ms for record in records if record.token_ids]
         in_time = [ttft_ms for ttft_ms in ttfts if ttft_ms is not None and ttft_ms <= PATIENT.ttft_s * 1e3]
         assert len(in_time) >= 0.6 * len(ttfts)
 
@@ -159,26 +159,26 @@ HOPELESS = SloClass("hopeless", ttft_s=0.05, tpot_s=0.5, percentile=95.0, priori
 
 def test_who_cannot_keep_its_target_takes_no_room_from_those_who_can() -> None:
     async def script(scene: Scene) -> None:
-        first = await scene.admission.admit(scene.journal(INTERACTIVE))
+        first = await scene.admission.admit(scene.record(INTERACTIVE))
         await asyncio.sleep(2 * PROMPT_MS / 1e3)  # the prompt is computed, others decode
-        await scene.admission.admit(scene.journal(HOPELESS))  # nobody lacks room
-        assert first.journal in scene.cluster.booked
+        await scene.admission.admit(scene.record(HOPELESS))  # nobody lacks room
+        assert first.record in scene.cluster.booked
         await asyncio.sleep(2 * PROMPT_MS / 1e3)
         await fill(scene, INTERACTIVE)
         with pytest.raises(OverloadedError):
-            await scene.admission.admit(scene.journal(INTERACTIVE))
+            await scene.admission.admit(scene.record(INTERACTIVE))
         await asyncio.sleep(1.5)  # all of their prompts are computed
         scene.ask(INTERACTIVE)  # something is under way
         await asyncio.sleep(2 * PROMPT_MS / 1e3)
         with pytest.raises(OverloadedError) as raised:
-            await scene.admission.admit(scene.journal(HOPELESS))
+            await scene.admission.admit(scene.record(HOPELESS))
         assert raised.value.reason == "prefill"
         assert "no other route" in raised.value.message
         scene.ask(INTERACTIVE)
         await asyncio.sleep(10)
         scene.ask(INTERACTIVE)
         await asyncio.sleep(2 * PROMPT_MS / 1e3)
-        await scene.admission.admit(scene.journal(HOPELESS))  # that was long ago
+        await scene.admission.admit(scene.record(HOPELESS))  # that was long ago
 
     play(script, classes=(INTERACTIVE, HOPELESS))
 
@@ -186,15 +186,15 @@ def test_who_cannot_keep_its_target_takes_no_room_from_those_who_can() -> None:
 def test_who_is_late_already_does_not_go_before_others_on_workers() -> None:
     async def script(scene: Scene) -> None:
         await fill(scene, PATIENT)
-        journals = [scene.ask(PATIENT)[0] for _ in range(50)]  # 5 s of work, and a target of 1 s
+        records = [scene.ask(PATIENT)[0] for _ in range(50)]  # 5 s of work, and a target of 1 s
         await asyncio.sleep(20)
-        last = journals[-1]
+        last = records[-1]
         dispatched_s = last.request.timeline.events[Event.DISPATCHED]
         assert dispatched_s > last.received_s + 4 * PATIENT.ttft_s
-        fresh = scene.journal(PATIENT).urgency
+        fresh = scene.record(PATIENT).urgency
         assert last.urgency.key(dispatched_s) > fresh.key(dispatched_s)
         assert last.urgency.key(dispatched_s + 4 * PATIENT.ttft_s) < fresh.key(dispatched_s)  # nor does it starve
-        in_time = journals[0].urgency
+        in_time = records[0].urgency
         assert in_time.priority == PATIENT.priority
 
     play(script, classes=(PATIENT,))
@@ -204,22 +204,22 @@ def test_what_is_booked_was_forecast_with_the_urgency_that_it_has() -> None:
     async def script(scene: Scene) -> None:
         forecast, book = scene.cluster.forecast, scene.cluster.book
         last: dict[str, Urgency] = {}
-        booked: list[Journal] = []
-        surprised: list[Journal] = []
+        booked: list[RequestRecord] = []
+        surprised: list[RequestRecord] = []
 
-        def noted(journal: Journal, preferred: Preference | None = None) -> RouteDecision | None:
-            last[journal.request.request_id] = journal.urgency
-            return forecast(journal, preferred)
+        def noted(record: RequestRecord, preferred: Preference | None = None) -> RouteDecision | None:
+            last[record.request.request_id] = record.urgency
+            return forecast(record, preferred)
 
-        def compared(journal: Journal, decision: RouteDecision) -> FakePlacement:
-            surprised.extend([journal] * (journal.urgency != last[journal.request.request_id]))
-            booked.append(journal)
-            return book(journal, decision)
+        def compared(record: RequestRecord, decision: RouteDecision) -> FakePlacement:
+            surprised.extend([record] * (record.urgency != last[record.request.request_id]))
+            booked.append(record)
+            return book(record, decision)
 
         scene.cluster.forecast, scene.cluster.book = noted, compared  # type: ignore[method-assign]
-        await scene.admission.admit(scene.journal(PATIENT))
+        await scene.admission.admit(scene.record(PATIENT))
         await asyncio.sleep(2 * PROMPT_MS / 1e3)
-        await scene.admission.admit(scene.journal(HOPELESS))  # lost as it comes
+        await scene.admission.admit(scene.record(HOPELESS))  # lost as it comes
         await asyncio.sleep(10)
         await fill(scene, PATIENT)
         for _ in range(50):  # many of them are lost while they wait
@@ -235,7 +235,7 @@ def test_what_is_booked_was_forecast_with_the_urgency_that_it_has() -> None:
 def test_switched_off_everything_goes() -> None:
     async def script(scene: Scene) -> None:
         for _ in range(200):
-            await scene.admission.admit(scene.journal(INTERACTIVE))
+            await scene.admission.admit(scene.record(INTERACTIVE))
         assert len(scene.cluster.booked) == 200
 
     play(script, config=AdmissionConfig(mode="off"))
@@ -245,16 +245,16 @@ def test_misses_make_it_careful() -> None:
     async def script(scene: Scene) -> None:
         scene.cluster.optimism = 1.6  # everything takes longer than predicted
         before = scene.admission.status()["standard"]["ttft_margin"]
-        journals = []
+        records = []
         for _ in range(1500):
-            journal, task = scene.ask(SHORT)
+            record, task = scene.ask(SHORT)
             await asyncio.sleep(PROMPT_MS / 3e3)
             if task.done() and task.exception() is None:
-                journals.append(journal)
+                records.append(record)
         assert scene.admission.status()["standard"]["ttft_margin"] > before
         await asyncio.sleep(20)
-        late = journals[len(journals) // 2 :]
-        kept = [(journal.request.timeline.ttft_ms or 0.0) <= SHORT.ttft_s * 1e3 for journal in late]
+        late = records[len(records) // 2 :]
+        kept = [(record.timeline.ttft_ms or 0.0) <= SHORT.ttft_s * 1e3 for record in late]
         assert sum(kept) / len(kept) >= 0.9
 
     play(script, classes=(SHORT,))
@@ -263,7 +263,7 @@ def test_misses_make_it_careful() -> None:
 def test_margins_do_not_make_slow_hardware_refuse() -> None:
     async def script(scene: Scene) -> None:
         for _ in range(200):  # nothing but misses of a target that cannot be kept
-            placement = await scene.admission.admit(scene.journal(slow))
+            placement = await scene.admission.admit(scene.record(slow))
             await asyncio.sleep(PROMPT_MS / 1e3 + OUTPUT_TOKENS)
             assert placement.num_releases == 1
         assert scene.admission.status()["slow"]["ttft_margin"] == pytest.approx(1.0, abs=0.2)

@@ -14,15 +14,15 @@ from baton.core.timeline import Timeline
 from baton.explain.timelines import TimelineStore
 from cluster.config.config import BatonConfig
 from cluster.control_plane import create_admission
-from cluster.dispatch.router import Router
 from cluster.gateway.gateway import create_app
 from cluster.gateway.openai.limits import GatewayLimits
 from cluster.latency.latency_model import LatencyModel
 from cluster.requests.generation import GenerationRequest, ModelCard
-from cluster.requests.journal import Journal
+from cluster.requests.request_record import RequestRecord
 from cluster.routing.base import Preference, RouteDecision, RoutingRequest, WorkerSnapshot
 from cluster.routing.dispatcher import Dispatcher
 from cluster.routing.request_predictions import RequestPredictions
+from tests.routers import make_router
 from tests.unit.cluster.fakes import MODEL, FakeAdmin
 from tests.unit.cluster.instant_cluster import CONTEXT_LENGTH, TOKENIZER, InstantCluster
 
@@ -69,15 +69,15 @@ class Scene:
         dispatcher = Dispatcher(registry, predictions, self.chooser)
         self.admission = create_admission(config, dispatcher, registry, predictions.model, metrics.admission)
         card = ModelCard(MODEL, CONTEXT_LENGTH, TOKENIZER.vocab_size, 0, frozenset({TOKENIZER.eos_token_id or 0}))
-        self.router = Router(card, registry, config.router, metrics, self.timelines, predictions, self.admission)
+        self.router = make_router(card, registry, metrics, predictions, self.admission, config.router, self.timelines)
         app = create_app(self.router, TOKENIZER, FakeAdmin(), GatewayLimits(), metrics.http)
         return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
 
-    def journal(self) -> Journal:
+    def record(self) -> RequestRecord:
         request = GenerationRequest("other", (1, 2), SamplingParams(max_tokens=4), Timeline("other"), slo=INTERACTIVE)
-        journal = Journal(request, 60.0)
-        journal.attempt = 1
-        return journal
+        record = RequestRecord(request, 60.0)
+        record.attempt = 1
+        return record
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.cluster.metrics.registry.get_sample_value(name, labels)
@@ -96,7 +96,7 @@ async def test_a_busy_cluster_refuses_with_reason_wait_and_retry_after(scene: Sc
         assert (await http.post("/v1/completions", json=COMPLETION, headers=INTERACTIVELY)).status_code == 200
         prompt_tokens = scene.value("baton_prompt_tokens_total")
         assert prompt_tokens
-        with await scene.admission.admit(scene.journal()):  # somebody else is there, so that load can be to blame
+        with await scene.admission.admit(scene.record()):  # somebody else is there, so that load can be to blame
             scene.chooser.ttft_ms = 4000.0
             response = await http.post("/v1/completions", json=COMPLETION, headers=INTERACTIVELY)
     assert response.status_code == 429
@@ -116,7 +116,7 @@ async def test_a_busy_cluster_refuses_with_reason_wait_and_retry_after(scene: Sc
 
 async def test_all_sequences_of_a_refused_request_are_rejected(scene: Scene) -> None:
     async with await scene.start() as http:
-        with await scene.admission.admit(scene.journal()):
+        with await scene.admission.admit(scene.record()):
             scene.chooser.ttft_ms = 4000.0
             body = {**COMPLETION, "n": 3}
             assert (await http.post("/v1/completions", json=body, headers=INTERACTIVELY)).status_code == 429
@@ -126,13 +126,13 @@ async def test_all_sequences_of_a_refused_request_are_rejected(scene: Scene) -> 
 
 async def test_one_that_waited_says_so_in_its_timeline(scene: Scene) -> None:
     async with await scene.start() as http:
-        placement = await scene.admission.admit(journal := scene.journal())
+        placement = await scene.admission.admit(record := scene.record())
         scene.chooser.ttft_ms = 4000.0
 
         def make_room() -> None:
             placement.release()
             scene.chooser.ttft_ms = 20.0
-            scene.admission.ended(journal)
+            scene.admission.ended(record)
 
         asyncio.get_running_loop().call_later(0.05, make_room)
         response = await http.post("/v1/completions", json=COMPLETION)

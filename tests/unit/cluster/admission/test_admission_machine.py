@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from baton.core.errors import NoWorkerError, OverloadedError
 from baton.core.slo import SloClass
 from cluster.admission.admission_config import AdmissionConfig
-from cluster.requests.journal import Journal
+from cluster.requests.request_record import RequestRecord
 from cluster.simulation.virtual_loop import VirtualEventLoop
 from tests.unit.cluster.admission.fake_cluster import PROMPT_MS, FakePlacement, Scene
 
@@ -29,7 +29,7 @@ class Crowd(RuleBasedStateMachine):
         self.loop = VirtualEventLoop()
         config = AdmissionConfig(max_queued=MAX_QUEUED, fair_share=fair_share, gather=False)
         self.scene = Scene(self.loop, config, CLASSES)
-        self.asked: dict[str, tuple[Journal, asyncio.Task[FakePlacement]]] = {}
+        self.asked: dict[str, tuple[RequestRecord, asyncio.Task[FakePlacement]]] = {}
         self.arrival: dict[str, int] = {}
         self.cancelled: set[str] = set()
         self.without_workers: set[str] = set()
@@ -44,11 +44,11 @@ class Crowd(RuleBasedStateMachine):
         cluster = self.scene.cluster
         was_idle = not (cluster.prompts or cluster.decoding or self.scene.admission.num_queued)
         for number in range(count):
-            journal, task = self.scene.ask(slo)
-            self.asked[journal.request.request_id] = journal, task
-            self.arrival[journal.request.request_id] = len(self.arrival)
+            record, task = self.scene.ask(slo)
+            self.asked[record.request.request_id] = record, task
+            self.arrival[record.request.request_id] = len(self.arrival)
             if not cluster.has_workers:
-                self.without_workers.add(journal.request.request_id)
+                self.without_workers.add(record.request.request_id)
             self._run(0.0)
             self._run(0.0)
             if was_idle and number == 0 and cluster.has_workers:
@@ -85,15 +85,15 @@ class Crowd(RuleBasedStateMachine):
 
     @invariant()
     def nobody_has_two_places(self) -> None:
-        names = [journal.request.request_id for journal in self.scene.cluster.booked]
+        names = [record.request.request_id for record in self.scene.cluster.booked]
         assert len(names) == len(set(names))
 
     @invariant()
     def order_holds_inside_a_class(self) -> None:
         """Of those that waited for room (not for workers) and were in time, the first to come is the first to go."""
         went: dict[str, list[int]] = {}
-        for journal in self.scene.cluster.booked:
-            request = journal.request
+        for record in self.scene.cluster.booked:
+            request = record.request
             waited_ms = float(request.timeline.attributes.get("admission_wait_ms", 0.0))
             in_time = waited_ms + 1.5 * PROMPT_MS <= request.slo.ttft_s * 1e3  # with the slack of the configuration
             if request.request_id in self.waited_for_room and in_time:
@@ -105,8 +105,8 @@ class Crowd(RuleBasedStateMachine):
     def waited_for_room(self) -> set[str]:
         return {
             name
-            for name, (journal, _) in self.asked.items()
-            if journal.request.timeline.attributes.get("admission_wait_ms", 0.0)
+            for name, (record, _) in self.asked.items()
+            if record.timeline.attributes.get("admission_wait_ms", 0.0)
             and name not in self.cancelled | self.without_workers
         }
 
@@ -116,7 +116,7 @@ class Crowd(RuleBasedStateMachine):
         self.scene.cluster.has_workers = True
         self._run(200.0)
         cluster = self.scene.cluster
-        placed = {journal.request.request_id for journal in cluster.booked}
+        placed = {record.request.request_id for record in cluster.booked}
         for name, (_, task) in self.asked.items():
             assert task.done(), "waits for ever"
             if task.cancelled():

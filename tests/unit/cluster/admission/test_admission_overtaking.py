@@ -28,7 +28,7 @@ def test_who_is_late_and_has_no_room_blocks_nobody_who_has_some() -> None:
         late = [scene.ask(BRIEF)[1] for _ in range(3)]
         await asyncio.sleep(0.6)
         assert scene.admission.num_queued == 3
-        await scene.admission.admit(scene.journal(SHORT_OF_TIME))
+        await scene.admission.admit(scene.record(SHORT_OF_TIME))
         assert not any(task.done() for task in late)
         _, waiting = scene.ask(USUAL)  # who may wait does
         await asyncio.sleep(0)
@@ -71,7 +71,7 @@ def test_patience_ends_for_those_who_are_overtaken() -> None:
 
 async def refused(scene: Scene, slo: SloClass) -> OverloadedError:
     with pytest.raises(OverloadedError) as raised:
-        await scene.admission.admit(scene.journal(slo))
+        await scene.admission.admit(scene.record(slo))
     return raised.value
 
 

@@ -21,7 +21,7 @@ from cluster.admission.waiting_time import WorkUnderWay, predicted_wait_s
 from cluster.latency.estimates import WorkerTraits
 from cluster.latency.latency_model import LatencyModel
 from cluster.requests.generation import GenerationRequest
-from cluster.requests.journal import Journal
+from cluster.requests.request_record import RequestRecord
 from cluster.routing.base import RouteDecision
 
 NO_MARGIN = Factors()
@@ -112,14 +112,16 @@ def test_margins_learn_from_those_who_could_keep_their_targets(elapsed_ms: float
     timeline = Timeline("r1")
     for at_s, event in ((0.0, Event.RECEIVED), (6.0, Event.FIRST_TOKEN), (7.0, Event.FINISHED)):
         timeline.record(event, at_s)  # misses both
-    journal = Journal(GenerationRequest("r1", (1, 2, 3), SamplingParams(max_tokens=9), timeline, slo=INTERACTIVE), 60.0)
-    journal.attempt, journal.finish_reason = 1, FinishReason.STOP
+    record = RequestRecord(
+        GenerationRequest("r1", (1, 2, 3), SamplingParams(max_tokens=9), timeline, slo=INTERACTIVE), 60.0
+    )
+    record.attempt, record.finish_reason = 1, FinishReason.STOP
     route = RouteDecision(None, "decode-1", 0, elapsed_ms + 100, 40.0, 100.0, 1.0)
     check = check_room(route, INTERACTIVE, elapsed_ms, 0.5, NO_MARGIN, max_tokens=9)
     before = work.factors(INTERACTIVE)
-    work.dispatched(journal, route, check, 0.0, had_room=True)
-    journal.token_ids.extend([4, 5, 6])
-    work.ended(journal, 7.0)
+    work.dispatched(record, route, check, 0.0, had_room=True)
+    record.token_ids.extend([4, 5, 6])
+    work.ended(record, 7.0)
     after = work.factors(INTERACTIVE)
     assert (after.tpot > before.tpot, after.ttft > before.ttft) == (learns, learns)
 

@@ -12,7 +12,7 @@ from baton.core.errors import NoWorkerError, OverloadedError
 from baton.core.slo import INTERACTIVE, STANDARD
 from cluster.admission.admission_config import AdmissionConfig
 from cluster.admission.gathering import Gatherer
-from cluster.requests.journal import Journal
+from cluster.requests.request_record import RequestRecord
 from cluster.routing.base import Preference, RouteDecision
 from tests.unit.cluster.admission.fake_cluster import PROMPT_MS, FakePlacement, Scene
 from tests.unit.cluster.admission.scenes import MODEST, PATIENT, fill, play
@@ -27,7 +27,7 @@ def test_the_more_urgent_class_goes_first_and_the_lower_one_gets_its_share() -> 
         for _ in range(400):  # ever more of the high class, twice as many as there is room for
             scene.ask(PATIENT)
             await asyncio.sleep(PROMPT_MS / 2e3)
-        went = [journal.request.slo.name for journal in scene.cluster.booked[queued_at:]]
+        went = [record.request.slo.name for record in scene.cluster.booked[queued_at:]]
         share = went.count("modest") / len(went)
         assert 0.02 < share < 0.08
         for _, task in low:
@@ -65,7 +65,7 @@ def test_a_full_queue_drops_the_least_urgent() -> None:
         assert isinstance(error, OverloadedError)
         assert error.reason == "queue_full"
         with pytest.raises(OverloadedError) as raised:
-            await scene.admission.admit(scene.journal(MODEST))
+            await scene.admission.admit(scene.record(MODEST))
         assert raised.value.reason == "queue_full"
         assert scene.admission.num_queued == 3
 
@@ -75,14 +75,14 @@ def test_a_full_queue_drops_the_least_urgent() -> None:
 def test_who_leaves_while_waiting_leaves_no_trace() -> None:
     async def script(scene: Scene) -> None:
         tasks = await fill(scene, STANDARD)
-        journal, task = scene.ask(STANDARD)
+        record, task = scene.ask(STANDARD)
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert scene.admission.num_queued == 0
         await asyncio.sleep(30)
-        assert journal not in scene.cluster.booked
+        assert record not in scene.cluster.booked
         assert len(scene.cluster.booked) == len(tasks)
 
     play(script)
@@ -91,13 +91,13 @@ def test_who_leaves_while_waiting_leaves_no_trace() -> None:
 def test_who_leaves_in_the_moment_of_its_turn_gives_its_place_back() -> None:
     async def script(scene: Scene) -> None:
         await fill(scene, STANDARD)
-        journal, task = scene.ask(STANDARD)
+        record, task = scene.ask(STANDARD)
         await asyncio.sleep(0)
         real_book = scene.cluster.book
         given: list[FakePlacement] = []
 
-        def book(journal: Journal, decision: object) -> FakePlacement:
-            given.append(real_book(journal, decision))  # type: ignore[arg-type]
+        def book(record: RequestRecord, decision: object) -> FakePlacement:
+            given.append(real_book(record, decision))  # type: ignore[arg-type]
             scene.loop.call_soon(task.cancel)  # behind the booking, before the one who waits
             return given[-1]
 
@@ -105,7 +105,7 @@ def test_who_leaves_in_the_moment_of_its_turn_gives_its_place_back() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert [placement.num_releases for placement in given] == [1]
-        assert journal is given[0].journal
+        assert record is given[0].record
 
     play(script)
 
@@ -120,7 +120,7 @@ def test_no_workers_is_a_pause_and_then_an_error() -> None:
         scene.cluster.has_workers = False
         began_s = scene.loop.time()
         with pytest.raises(NoWorkerError, match="No decode worker took the request within 5 s"):
-            await scene.admission.admit(scene.journal(INTERACTIVE))
+            await scene.admission.admit(scene.record(INTERACTIVE))
         assert scene.loop.time() - began_s == pytest.approx(5.0)
 
     play(script)
@@ -151,15 +151,15 @@ def test_those_in_the_queue_wait_for_workers_no_longer_than_others() -> None:
 
 def test_an_attempt_after_a_failure_is_no_second_wait() -> None:
     async def script(scene: Scene) -> None:
-        journal = scene.journal(INTERACTIVE)
-        (await scene.admission.admit(journal)).release()
+        record = scene.record(INTERACTIVE)
+        (await scene.admission.admit(record)).release()
         scene.cluster.has_workers = False
-        journal.attempt = 2
-        again = scene.loop.create_task(scene.admission.admit(journal))
+        record.attempt = 2
+        again = scene.loop.create_task(scene.admission.admit(record))
         await asyncio.sleep(2)
         scene.cluster.has_workers = True
         await again
-        assert journal.request.timeline.attributes["admission_wait_ms"] == 0
+        assert record.timeline.attributes["admission_wait_ms"] == 0
         assert scene.value("baton_admission_wait_seconds_count", slo_class="interactive") == 1
 
     play(script)
@@ -168,9 +168,9 @@ def test_an_attempt_after_a_failure_is_no_second_wait() -> None:
 def test_another_attempt_is_not_asked_again() -> None:
     async def script(scene: Scene) -> None:
         await fill(scene, INTERACTIVE)
-        journal = scene.journal(INTERACTIVE)
-        journal.attempt = 2
-        assert (await scene.admission.admit(journal)).journal is journal
+        record = scene.record(INTERACTIVE)
+        record.attempt = 2
+        assert (await scene.admission.admit(record)).record is record
 
     play(script)
 
@@ -185,7 +185,7 @@ def test_the_end_tells_everybody() -> None:
             assert isinstance(result, OverloadedError)
             assert result.reason == "stopping"
         with pytest.raises(OverloadedError):
-            await scene.admission.admit(scene.journal(STANDARD))
+            await scene.admission.admit(scene.record(STANDARD))
 
     play(script)
 
@@ -249,7 +249,7 @@ def test_those_that_gather_go_together_and_in_order() -> None:
 
 def test_who_gathers_and_finds_no_room_then_is_refused_once() -> None:
     async def script(scene: Scene) -> None:
-        await scene.admission.admit(scene.journal(STANDARD))  # an idle cluster takes everything
+        await scene.admission.admit(scene.record(STANDARD))  # an idle cluster takes everything
         scene.admission._gatherer = OneStep()
         _, task = scene.ask(INTERACTIVE)
         await asyncio.sleep(0.001)
@@ -293,17 +293,17 @@ def test_only_prefill_workers_with_prompts_are_busy_to_those_that_gather() -> No
         scene.admission._gatherer = Asking()
         forecast = scene.cluster.forecast
 
-        def local(journal: Journal, preferred: Preference | None = None) -> RouteDecision | None:
-            decision = forecast(journal, preferred)
+        def local(record: RequestRecord, preferred: Preference | None = None) -> RouteDecision | None:
+            decision = forecast(record, preferred)
             return None if decision is None else replace(decision, prefill_id=None)
 
         scene.cluster.forecast = local  # type: ignore[method-assign]
-        await scene.admission.admit(scene.journal(STANDARD))
+        await scene.admission.admit(scene.record(STANDARD))
         scene.cluster.forecast = forecast  # type: ignore[method-assign]
-        await scene.admission.admit(scene.journal(STANDARD))  # a decode worker has the first prompt
-        (await scene.admission.admit(scene.journal(STANDARD))).release()
+        await scene.admission.admit(scene.record(STANDARD))  # a decode worker has the first prompt
+        (await scene.admission.admit(scene.record(STANDARD))).release()
         await asyncio.sleep(5 * PROMPT_MS / 1e3)
-        await scene.admission.admit(scene.journal(STANDARD))
+        await scene.admission.admit(scene.record(STANDARD))
         assert busy == [False, False, True, False]
 
     play(script)
@@ -312,8 +312,8 @@ def test_only_prefill_workers_with_prompts_are_busy_to_those_that_gather() -> No
 def test_no_wait_is_longer_than_the_request_may_take() -> None:
     async def script(scene: Scene) -> None:
         await fill(scene, PATIENT)
-        journal = scene.journal(PATIENT, timeout_s=20.0)
-        waiting = scene.loop.create_task(scene.admission.admit(journal))
+        record = scene.record(PATIENT, timeout_s=20.0)
+        waiting = scene.loop.create_task(scene.admission.admit(record))
         await asyncio.sleep(0)
         scene.cluster.has_workers = False  # nobody can go any more
         with pytest.raises(OverloadedError) as raised:
@@ -331,7 +331,7 @@ def test_what_a_refused_request_is_told_counts_its_own_time_too() -> None:
         await fill(scene, PATIENT)
         scene.cluster.fall_behind(30.0)
         with pytest.raises(OverloadedError) as raised:
-            await scene.admission.admit(scene.journal(PATIENT, timeout_s=20.0))
+            await scene.admission.admit(scene.record(PATIENT, timeout_s=20.0))
         assert "may wait 20 s" in raised.value.message
 
     play(script, classes=(PATIENT,))

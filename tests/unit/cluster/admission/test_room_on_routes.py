@@ -22,7 +22,7 @@ from cluster.latency.estimates import WorkerTraits
 from cluster.latency.latency_model import LatencyModel
 from cluster.registry.workers import WorkerRegistry
 from cluster.requests.generation import GenerationRequest
-from cluster.requests.journal import Journal
+from cluster.requests.request_record import RequestRecord
 from cluster.routing.base import RouteDecision, RoutingRequest, WorkerSnapshot
 from cluster.routing.dispatcher import Dispatcher, Placement
 from cluster.routing.profile import build_profile
@@ -125,21 +125,22 @@ class Cluster:
             config, self.dispatcher, self.registry, self.predictions.model, metrics.admission, clock=self.clock
         )
 
-    def journal(self, num_tokens: int, request_id: str = "r", max_tokens: int = 40) -> Journal:
+    def record(self, num_tokens: int, request_id: str = "r", max_tokens: int = 40) -> RequestRecord:
         timeline = Timeline(request_id, clock=self.clock)
         timeline.record(Event.RECEIVED)
         params = SamplingParams(max_tokens=max_tokens)
         request = GenerationRequest(request_id, tuple(range(num_tokens)), params, timeline, slo=INTERACTIVE)
-        journal = Journal(request, 100.0, self.clock)
-        journal.attempt = 1
-        return journal
+        record = RequestRecord(request, 100.0, self.clock)
+        record.attempt = 1
+        return record
 
     def occupy(self, num_tokens: int, *, first: int = 1, computed: bool = False) -> None:
         """Gives workers something to do; it is the turn of the first ones all the same."""
         route = RouteDecision(f"prefill-{first}", f"decode-{first}", 0, 1.0, 1.0)
-        placement = self.dispatcher.book(self.journal(num_tokens, f"other-{first}"), route)
+        record = self.record(num_tokens, f"other-{first}")
+        self.dispatcher.book(record, route)
         if computed:
-            placement.took(1)
+            self.predictions.tokens(record, 1)
         self.next_turn()
 
     def next_turn(self) -> None:
@@ -148,10 +149,12 @@ class Cluster:
             worker.last_assigned_s = float(worker.info.worker_id[-1])
 
     async def admit(self, num_tokens: int = 100, max_tokens: int = 40) -> Placement:
-        (await self.admission.admit(self.journal(8, "first"))).took(1)
+        first = self.record(8, "first")
+        await self.admission.admit(first)
+        self.predictions.tokens(first, 1)
         self.next_turn()
         try:
-            return await self.admission.admit(self.journal(num_tokens, max_tokens=max_tokens))
+            return await self.admission.admit(self.record(num_tokens, max_tokens=max_tokens))
         finally:
             self.admission.close()
 
@@ -176,7 +179,7 @@ async def test_whose_best_score_would_be_late_takes_a_route_that_is_in_time() ->
     """What the first worker holds of the prompt is worth more than the wait there costs, but for the target."""
     cluster = Cluster({}, Index())
     cluster.occupy(1750)  # cached prompts, or else 875 ms of them
-    decision = cluster.dispatcher.forecast(cluster.journal(1400))
+    decision = cluster.dispatcher.forecast(cluster.record(1400))
     assert decision is not None
     assert (decision.prefill_id, decision.ttft_ms) == ("prefill-1", pytest.approx(890, abs=15))
     assert prefill_id(await cluster.admit(1400)) == "prefill-2"

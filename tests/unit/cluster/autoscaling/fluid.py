@@ -10,10 +10,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from baton.core.request import SamplingParams
 from baton.core.roles import DECODE, POOLS, PREFILL
 from baton.core.slo import INTERACTIVE
-from baton.core.timeline import Timeline
 from cluster.autoscaling.autoscaler import AutoscalerState, plan
 from cluster.autoscaling.decode_capacity import decode_forecast
 from cluster.autoscaling.demand import ClassDemand, Demand, PromptGroup
@@ -22,8 +20,7 @@ from cluster.autoscaling.observation import Observation, PoolCounts, PoolObserva
 from cluster.autoscaling.prefill_capacity import prefill_forecast
 from cluster.autoscaling.scaling_limits import ScalingLimits
 from cluster.autoscaling.traffic import TrafficMeter
-from cluster.requests.generation import GenerationRequest
-from cluster.requests.journal import Journal
+from tests.request_records import make_record
 from tests.unit.cluster.autoscaling.scenarios import COSTS
 
 START_S = 20.0
@@ -133,7 +130,7 @@ class FluidCluster:
             prompt = round(load.prompt * self._random.uniform(0.5, 1.5))
             output = max(2, round(self._random.expovariate(1 / load.output)))
             work_s = COSTS.prefill_ms(prompt, 0) / 1e3
-            self.meter.arrived(SLO, prompt)
+            self.meter.arrived(make_record(prompt, SLO))
             self._backlog_s += work_s
             ttft_s = self._backlog_s / ready + work_s
             heapq.heappush(
@@ -156,13 +153,9 @@ class FluidCluster:
             # A second is the grain of time here: answers shorter than that have no pace of their own.
             in_pace = tpot_s <= SLO.tpot_s + 1.0 / answer.output
             self.kept.append((answer.began_s, answer.in_time and in_pace))
-            self.meter.ended(self._journal(answer), was_local=False)
-
-    def _journal(self, answer: _Answer) -> Journal:
-        params = SamplingParams(max_tokens=answer.output)
-        journal = Journal(GenerationRequest("r", (0,) * answer.prompt, params, Timeline("r"), slo=SLO), 1.0)
-        journal.token_ids = [0] * answer.output
-        return journal
+            record = make_record(answer.prompt, SLO, num_output_tokens=answer.output)
+            record.timeline.attributes["prefill_worker"] = "prefill-1"
+            self.meter.ended(record)
 
     def _plan(self) -> None:
         self.meter.sample_load(PREFILL, self._backlog_s * 1e3 / COSTS.prefill_ms(1000, 0))

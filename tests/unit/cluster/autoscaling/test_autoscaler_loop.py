@@ -26,6 +26,7 @@ from cluster.latency.feed import traits_of
 from cluster.latency.latency_model import LatencyModel
 from cluster.latency.ledger import WorkLedger
 from cluster.registry.workers import WorkerRegistry
+from tests.request_records import make_record
 from tests.worker_infos import make_info
 
 WORKERS = ("prefill-1", "decode-1")
@@ -76,7 +77,7 @@ class Looped:
     def arrive(self, seconds: float, rate: float) -> None:
         for _ in range(round(seconds * rate)):
             self.now_s += 1 / rate
-            self.traffic.arrived(INTERACTIVE, 400)
+            self.traffic.arrived(make_record(400, INTERACTIVE))
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.metrics.get_sample_value(f"baton_{name}", labels)

@@ -6,12 +6,9 @@ import random
 
 import pytest
 
-from baton.core.request import SamplingParams
 from baton.core.slo import BATCH, INTERACTIVE
-from baton.core.timeline import Timeline
 from cluster.autoscaling.traffic import TrafficMeter
-from cluster.requests.generation import GenerationRequest
-from cluster.requests.journal import Journal
+from tests.request_records import make_record
 
 
 class Traffic:
@@ -25,15 +22,16 @@ class Traffic:
         """Evenly."""
         for _ in range(round(seconds * rate)):
             self.now_s += 1 / rate
-            self.meter.arrived(slo, prompt)
+            self.meter.arrived(make_record(prompt, slo))
 
     def end(
         self, prompt: int = 100, cached: int = 0, output: int = 10, accepted: int = 0, slo=INTERACTIVE, local=False
     ):
-        request = GenerationRequest("r", (0,) * prompt, SamplingParams(max_tokens=1000), Timeline("r"), slo=slo)
-        journal = Journal(request, 10.0)
-        journal.token_ids, journal.num_cached_tokens, journal.num_accepted = [1] * output, cached, accepted
-        self.meter.ended(journal, was_local=local)
+        record = make_record(prompt, slo, num_output_tokens=output, num_cached_tokens=cached)
+        record.num_accepted = accepted
+        if not local:
+            record.timeline.attributes["prefill_worker"] = "prefill-1"
+        self.meter.ended(record)
 
     @property
     def rate(self) -> float:
@@ -52,7 +50,7 @@ def test_a_steady_rate_is_found_by_class_and_size():
     for _ in range(60):
         traffic.arrive(0.5, 8, prompt=100)
         traffic.arrive(0.5, 4, prompt=1000)
-        traffic.meter.arrived(BATCH, 5000)
+        traffic.meter.arrived(make_record(5000, BATCH))
     interactive, batch = traffic.meter.seen().demand().classes
     assert interactive.rate == pytest.approx(6, rel=0.05)
     assert {round(group.uncached_tokens): round(group.share, 2) for group in interactive.prompts} == {
@@ -99,7 +97,7 @@ def test_chance_is_no_swing():
         at_s = traffic.now_s + chance.expovariate(10)
         while at_s < until_s:
             traffic.now_s = at_s
-            traffic.meter.arrived(INTERACTIVE, 100)
+            traffic.meter.arrived(make_record(100, INTERACTIVE))
             at_s += chance.expovariate(10)
         traffic.now_s = until_s
         if second > 60 and second % 5 == 0:

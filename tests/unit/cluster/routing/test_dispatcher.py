@@ -19,7 +19,7 @@ from cluster.latency.error_metrics import PredictionErrors
 from cluster.latency.latency_model import LatencyModel
 from cluster.registry.workers import WorkerRegistry
 from cluster.requests.generation import GenerationRequest
-from cluster.requests.journal import Journal
+from cluster.requests.request_record import RequestRecord
 from cluster.routing.base import Preference, RouteDecision, RoutingRequest, WorkerSnapshot
 from cluster.routing.dispatcher import Dispatcher
 from cluster.routing.profile import build_profile
@@ -94,11 +94,11 @@ class World:
             RoutingMetrics(self.metrics_registry),
         )
 
-    def journal(self, request_id: str = "r", max_tokens: int = 40, **changes: Any) -> Journal:
+    def record(self, request_id: str = "r", max_tokens: int = 40, **changes: Any) -> RequestRecord:
         timeline = Timeline(request_id, clock=self.clock)
         timeline.record(Event.RECEIVED)
         request = GenerationRequest(request_id, PROMPT, SamplingParams(max_tokens=max_tokens), timeline, **changes)
-        return Journal(request, 100.0, self.clock)
+        return RequestRecord(request, 100.0, self.clock)
 
     @property
     def in_flight(self) -> dict[str, int]:
@@ -116,34 +116,34 @@ async def world() -> World:
 
 
 async def test_a_forecast_books_nothing(world: World) -> None:
-    assert world.dispatcher.forecast(world.journal()) is PAIR
+    assert world.dispatcher.forecast(world.record()) is PAIR
     assert world.is_idle
     assert world.metrics_registry.get_sample_value("baton_routing_decision_seconds_count") == 1
 
 
 async def test_a_booking_counts_at_once_and_until_it_is_released(world: World) -> None:
-    journal = world.journal(slo=INTERACTIVE)
-    with world.dispatcher.book(journal, PAIR) as placement:
+    record = world.record(slo=INTERACTIVE)
+    with world.dispatcher.book(record, PAIR) as placement:
         assert [worker.info.worker_id for worker in placement.workers] == ["p1", "d1"]
         assert world.in_flight == {"p1": 1, "p2": 0, "d1": 1}
         ledger = world.predictions.ledger
         assert ledger.queue("p1", 51.0).tokens == 70
         assert ledger.batch("d1") == (1, 100)
         assert ledger.tpot_target_s("d1") == INTERACTIVE.tpot_s
-        placement.took(1)
+        world.predictions.tokens(record, 1)
         assert not ledger.computes_prompts("p1")
-        placement.took(3)
+        world.predictions.tokens(record, 3)
         assert ledger.batch("d1") == (1, 104)
-        assert journal.request.timeline.routing == {"made": "up"}
+        assert record.timeline.routing == {"made": "up"}
     assert world.is_idle
     placement.release()
-    placement.took(1)
+    world.predictions.tokens(record, 1)
     assert world.is_idle
     assert world.metrics_registry.get_sample_value("baton_routes_total", {"kind": "pair"}) == 1
 
 
 async def test_local_prefill_is_all_on_the_decode_worker(world: World) -> None:
-    with world.dispatcher.book(world.journal(), ALONE):
+    with world.dispatcher.book(world.record(), ALONE):
         assert world.in_flight == {"p1": 0, "p2": 0, "d1": 1}
         ledger = world.predictions.ledger
         assert ledger.backlog_tokens("d1") == 90
@@ -153,19 +153,20 @@ async def test_local_prefill_is_all_on_the_decode_worker(world: World) -> None:
 
 
 async def test_a_pair_for_one_token_takes_nothing_of_its_decode_worker(world: World) -> None:
-    with world.dispatcher.book(world.journal(max_tokens=1), PAIR) as placement:
+    record = world.record(max_tokens=1)
+    with world.dispatcher.book(record, PAIR):
         assert world.in_flight == {"p1": 1, "p2": 0, "d1": 0}
         assert world.predictions.ledger.batch("d1") == (0, 0)
-        placement.took(1)
+        world.predictions.tokens(record, 1)
     assert world.is_idle
-    with world.dispatcher.book(world.journal(max_tokens=1), ALONE):
+    with world.dispatcher.book(world.record(max_tokens=1), ALONE):
         assert world.in_flight == {"p1": 0, "p2": 0, "d1": 1}
         assert world.predictions.ledger.batch("d1") == (1, 100)
     assert world.is_idle
 
 
 async def test_a_prefill_worker_that_is_kept_stays_busy_beyond_the_release(world: World) -> None:
-    with world.dispatcher.book(world.journal(), PAIR) as placement:
+    with world.dispatcher.book(world.record(), PAIR) as placement:
         done = placement.keep_prefill()
         with pytest.raises(RuntimeError):
             placement.keep_prefill()
@@ -175,23 +176,23 @@ async def test_a_prefill_worker_that_is_kept_stays_busy_beyond_the_release(world
 
 
 async def test_what_fails_inside_is_released(world: World) -> None:
-    with pytest.raises(ValueError, match="inside"), world.dispatcher.book(world.journal(), PAIR):
+    with pytest.raises(ValueError, match="inside"), world.dispatcher.book(world.record(), PAIR):
         raise ValueError("inside")
     assert world.is_idle
 
 
 async def test_a_worker_that_left_in_between_is_not_booked(world: World) -> None:
-    decision = world.dispatcher.forecast(world.journal())
+    decision = world.dispatcher.forecast(world.record())
     assert decision is not None
     await world.registry.remove("d1")
     with pytest.raises(NoWorkerError, match="d1"):
-        world.dispatcher.book(world.journal(), decision)
+        world.dispatcher.book(world.record(), decision)
     assert world.is_idle
 
 
 async def test_two_bookings_of_one_request_are_two(world: World) -> None:
-    journal = world.journal()
-    first, second = world.dispatcher.book(journal, PAIR), world.dispatcher.book(journal, ALONE)
+    record = world.record()
+    first, second = world.dispatcher.book(record, PAIR), world.dispatcher.book(record, ALONE)
     first.release()
     assert world.predictions.ledger.batch("d1") == (1, 100)
     second.release()
@@ -201,12 +202,12 @@ async def test_two_bookings_of_one_request_are_two(world: World) -> None:
 async def test_what_policies_see(world: World) -> None:
     world.registry.drain("p2")
     world.predictions.habits.cached_tokens.observe(24)
-    with world.dispatcher.book(world.journal("other", slo=INTERACTIVE), PAIR):
+    with world.dispatcher.book(world.record("other", slo=INTERACTIVE), PAIR):
         world.clock.now_s = 52.0
-        journal = world.journal(slo=INTERACTIVE)
+        record = world.record(slo=INTERACTIVE)
         world.clock.now_s = 52.5
-        journal.failed_on.add("p2")
-        world.dispatcher.forecast(journal)
+        record.failed_on.add("p2")
+        world.dispatcher.forecast(record)
     snapshots, request = world.chooser.shown[-1]
     assert request == RoutingRequest(
         "r",
@@ -235,34 +236,34 @@ async def test_prompts_ahead_are_those_that_the_prefill_workers_serve_first(
         world.registry, world.predictions, world.chooser, clock=world.clock, prefill_ordering=ordering
     )
     for number, decision in enumerate((PAIR, PAIR, ALONE, ALONE)):
-        world.dispatcher.book(world.journal(str(number), slo=BATCH), decision)
-    dispatcher.forecast(world.journal(slo=INTERACTIVE))
+        world.dispatcher.book(world.record(str(number), slo=BATCH), decision)
+    dispatcher.forecast(world.record(slo=INTERACTIVE))
     snapshots, _ = world.chooser.shown[-1]
     assert snapshots["p1"].queue.tokens == 70 + ahead
     assert snapshots["d1"].queue.tokens == 90
 
 
 async def test_a_resumed_request_has_more_to_compute_and_less_to_generate(world: World) -> None:
-    journal = world.journal()
-    journal.take(worker_pb2.TokenBatch(token_ids=[7, 8, 9]))
-    world.dispatcher.forecast(journal)
+    record = world.record()
+    record.take(worker_pb2.TokenBatch(token_ids=[7, 8, 9]))
+    world.dispatcher.forecast(record)
     _, request = world.chooser.shown[-1]
     assert (request.num_prompt_tokens, request.max_tokens, request.is_resumed) == (103, 37, True)
-    with world.dispatcher.book(journal, ALONE):
+    with world.dispatcher.book(record, ALONE):
         assert world.predictions.ledger.batch("d1") == (1, 103)
-        assert journal.request.timeline.routing == {}
+        assert record.timeline.routing == {}
 
 
 async def test_prefix_caches_of_all_workers_are_looked_up_and_told() -> None:
     index = Index({"p2": 64, "d1": 32})
     world = World(index=index)
-    world.dispatcher.forecast(world.journal())
+    world.dispatcher.forecast(world.record())
     snapshots, _ = world.chooser.shown[-1]
     assert {name: snapshot.cached_tokens for name, snapshot in snapshots.items()} == {"p1": 0, "p2": 64, "d1": 32}
     for decision in (PAIR, ALONE):
-        journal = world.journal()
+        record = world.record()
         world.clock.now_s += 0.4  # in which it has waited, of the half second that was predicted
-        world.dispatcher.book(journal, decision).release()
+        world.dispatcher.book(record, decision).release()
     assert index.expected == [("p1", pytest.approx(55.5)), ("d1", pytest.approx(55.9))]
 
 
@@ -272,13 +273,13 @@ async def test_with_the_real_profile_bursts_are_spread_by_what_is_booked() -> No
     dispatcher = Dispatcher(world.registry, world.predictions, chooser, clock=world.clock)
     taken = []
     for number in range(6):
-        journal = world.journal(str(number))
-        decision = dispatcher.forecast(journal)
+        record = world.record(str(number))
+        decision = dispatcher.forecast(record)
         assert decision is not None
-        dispatcher.book(journal, decision)
+        dispatcher.book(record, decision)
         taken.append(decision.prefill_id)
     assert sorted(taken) == ["p1"] * 3 + ["p2"] * 3
     assert world.dispatcher.missing_pools() == []
     world.registry.drain("d1")
     assert world.dispatcher.missing_pools() == [DECODE]
-    assert dispatcher.forecast(world.journal("late")) is None
+    assert dispatcher.forecast(world.record("late")) is None

@@ -12,6 +12,7 @@ from baton.core.errors import error_classes
 from baton.core.timeline import Event, Timeline
 from baton.rpc.wire import worker_pb2
 from cluster.telemetry.metrics import RouterMetrics
+from tests.request_records import make_record
 
 RESERVED_SUFFIXES = ("_total", "_sum", "_count", "_bucket", "_info")
 UNITS = ("seconds", "bytes", "tokens")
@@ -44,8 +45,9 @@ def finished_timeline() -> Timeline:
 
 def test_a_finished_sequence_is_booked_with_its_durations():
     metrics = RouterMetrics()
-    metrics.observe_prompt(7)
-    metrics.observe_end(finished_timeline(), "stop", 5, 3)
+    record = make_record(7, timeline=finished_timeline(), num_output_tokens=5, num_cached_tokens=3, outcome="stop")
+    metrics.placed(record)
+    metrics.ended(record)
     assert value(metrics, "baton_requests_total", outcome="stop") == 1
     assert value(metrics, "baton_prompt_tokens_total") == 7
     assert value(metrics, "baton_output_tokens_total") == 5
@@ -67,20 +69,18 @@ def test_a_finished_sequence_is_booked_with_its_durations():
 def test_failures_and_cancellations_do_not_spoil_the_durations():
     metrics = RouterMetrics()
     for outcome in ("cancelled", "worker_lost"):
-        metrics.observe_end(finished_timeline(), outcome, 2)
+        metrics.ended(make_record(timeline=finished_timeline(), num_output_tokens=2, outcome=outcome))
     assert value(metrics, "baton_requests_total", outcome="worker_lost") == 1
     assert value(metrics, "baton_output_tokens_total") == 4
     assert value(metrics, "baton_request_seconds_count") == 0
 
 
 def test_the_first_token_and_the_gaps_are_booked_as_they_happen_on_the_clock_of_the_router():
-    moments = [10.0, 10.5, 10.75, 11.5]
-    metrics, timeline = RouterMetrics(clock=lambda: moments[0]), Timeline("r")
-    timeline.record(Event.RECEIVED, moments[0])
-    deliveries = metrics.track_deliveries(timeline)
-    while len(moments) > 1:
-        del moments[0]
-        deliveries.observe()
+    metrics, record = RouterMetrics(), make_record()
+    record.timeline.record(Event.RECEIVED, 10.0)
+    for moment_s in (10.5, 10.75, 11.5):
+        record.note_tokens(moment_s)
+        metrics.tokens(record, 1)
     assert value(metrics, "baton_time_to_first_token_seconds_count", slo_class="standard") == 1
     assert value(metrics, "baton_time_to_first_token_seconds_sum", slo_class="standard") == 0.5
     assert value(metrics, "baton_inter_token_latency_seconds_count") == 2
@@ -92,8 +92,8 @@ def test_handoffs_are_booked_by_outcome():
     moved = worker_pb2.HandoffResult(
         num_bytes=100, num_shared_bytes=60, num_spared_bytes=80, num_tokens=7, num_cached_tokens=2, seconds=0.5
     )
-    metrics.observe_handoff(moved)
-    metrics.observe_handoff(worker_pb2.HandoffResult(error_code="kv_transfer_failed"))
+    metrics.handed_off(make_record(), moved)
+    metrics.handed_off(make_record(), worker_pb2.HandoffResult(error_code="kv_transfer_failed"))
     assert value(metrics, "baton_kv_transfers_total", outcome="ok") == 1
     assert value(metrics, "baton_kv_transfers_total", outcome="failed") == 1
     assert value(metrics, "baton_kv_transfer_bytes_total") == 100
@@ -108,7 +108,7 @@ def test_errors_that_nobody_knows_make_no_new_labels():
     """Codes come over the wire; what a client or a broken peer can choose must not become a label."""
     metrics = RouterMetrics()
     for number in range(20):
-        metrics.observe_handoff(worker_pb2.HandoffResult(error_code=f"made-up-{number}"))
+        metrics.handed_off(make_record(), worker_pb2.HandoffResult(error_code=f"made-up-{number}"))
     assert "made-up" not in metrics.render().decode()
 
 
@@ -141,7 +141,7 @@ def test_what_is_not_planned_yet_is_no_number():
 
 def test_the_text_is_what_prometheus_reads():
     metrics = RouterMetrics()
-    metrics.observe_end(finished_timeline(), "stop", 5)
+    metrics.ended(make_record(timeline=finished_timeline(), num_output_tokens=5, outcome="stop"))
     text = metrics.render().decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert {"baton_requests", "baton_kv_transfer_bytes", "baton_worker_kv_blocks_used"} <= families.keys()

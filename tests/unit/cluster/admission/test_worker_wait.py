@@ -1,4 +1,4 @@
-"""The way in when admission is off: who waits for a worker is told when there is none, in virtual time as well."""
+"""Waiting for a worker while admission is off: the wait ends in time, in virtual time as well."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.core.timeline import Timeline
 from cluster.latency.latency_model import LatencyModel
 from cluster.registry.workers import WorkerRegistry
 from cluster.requests.generation import GenerationRequest
-from cluster.requests.journal import Journal
+from cluster.requests.request_record import RequestRecord
 from cluster.routing.base import Preference, RouteDecision
 from cluster.routing.dispatcher import Dispatcher
 from cluster.routing.profile import build_profile
@@ -20,7 +20,7 @@ from cluster.routing.request_predictions import RequestPredictions
 from cluster.routing.routing_config import RoutingConfig
 from cluster.simulation.virtual_loop import run_virtually
 from cluster.telemetry.metrics import RouterMetrics
-from tests.open_entry import open_entry
+from tests.routers import admission_off
 
 WAIT_S = 5.0
 MOST_LOOKS = 100
@@ -32,10 +32,10 @@ class LookingDispatcher(Dispatcher):
 
     num_looks = 0
 
-    def forecast(self, journal: Journal, preferred: Preference | None = None) -> RouteDecision | None:
+    def forecast(self, record: RequestRecord, preferred: Preference | None = None) -> RouteDecision | None:
         self.num_looks += 1
         assert self.num_looks <= MOST_LOOKS, "the clock stands still"
-        return super().forecast(journal, preferred)
+        return super().forecast(record, preferred)
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def test_a_wait_ends_when_its_timer_fires_early_by_the_resolution_of_the_clock(
         predictions = RequestPredictions(LatencyModel(clock), metrics.prediction_errors, clock)
         chooser = build_profile(RoutingConfig(), predictions.forecaster)
         dispatcher = LookingDispatcher(registry, predictions, chooser, clock=clock)
-        entry = open_entry(dispatcher, registry, metrics, worker_wait_s, clock)
+        admission = admission_off(dispatcher, registry, metrics, worker_wait_s, clock)
         request = GenerationRequest("r", (1, 2), SamplingParams(max_tokens=4), Timeline("r", clock=clock))
-        waiting = asyncio.ensure_future(entry.admit(Journal(request, timeout_s, clock)))
+        waiting = asyncio.ensure_future(admission.admit(RequestRecord(request, timeout_s, clock)))
         await asyncio.sleep(WAIT_S - 5e-10)
         for _ in range(1000):
             await asyncio.sleep(0)

@@ -1,0 +1,54 @@
+"""Routers for tests that are not about admission: every request goes at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from baton.explain.timelines import TimelineStore
+from cluster.admission.admission import Admission
+from cluster.admission.admission_config import AdmissionConfig
+from cluster.autoscaling.traffic import TrafficMeter
+from cluster.config.config import RouterConfig
+from cluster.control_plane import request_observers
+from cluster.dispatch.router import Router
+from cluster.registry.workers import WorkerRegistry
+from cluster.requests.generation import ModelCard
+from cluster.requests.request_observers import RequestObserver
+from cluster.routing.dispatcher import Dispatcher, Placement
+from cluster.routing.request_predictions import RequestPredictions
+from cluster.telemetry.metrics import RouterMetrics
+
+
+def admission_off(
+    dispatcher: Dispatcher,
+    registry: WorkerRegistry,
+    metrics: RouterMetrics,
+    worker_wait_s: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> Admission[Placement]:
+    """Admission that is off: requests wait only for workers."""
+    return Admission(
+        dispatcher,
+        AdmissionConfig(mode="off"),
+        metrics.admission,
+        worker_wait_s=worker_wait_s,
+        workers_changed=lambda: registry.changed,
+        clock=clock,
+    )
+
+
+def make_router(
+    card: ModelCard,
+    registry: WorkerRegistry,
+    metrics: RouterMetrics,
+    predictions: RequestPredictions,
+    admission: Admission[Placement],
+    config: RouterConfig | None = None,
+    timelines: TimelineStore | None = None,
+    more_observers: Sequence[RequestObserver] = (),
+) -> Router:
+    """A router whose requests everything follows, as in a control plane."""
+    timelines = TimelineStore(100) if timelines is None else timelines
+    observers = request_observers(metrics, timelines, predictions, admission, TrafficMeter(), more=more_observers)
+    return Router(card, registry, config or RouterConfig(), admission, observers)
