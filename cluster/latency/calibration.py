@@ -1,10 +1,15 @@
-"""What predictions still get wrong after all that is modelled: a factor, and how wrong they were."""
+"""What predictions still get wrong after all that is modelled: factors, usual values, and how wrong they were."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Iterator
 from math import exp, isfinite, log
 from statistics import median
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 _WINDOW = 48
 _PRIOR_REQUESTS = 4.0
@@ -99,3 +104,69 @@ class ErrorWindow:
         """The error that ``share`` of the predictions stay under; None before the first."""
         ordered = sorted(self._errors)
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
+
+
+_DELIVERY_MS = 2.0
+_OUTPUT_TOKENS = 64.0
+
+
+class RequestHabits:
+    """
+    Attributes:
+        delivery_ms: from the router to the prefill worker's queue, and of the first token back.
+        claim_ms: between first token and decoding, beyond what the hand-off was predicted to take.
+        output_tokens: of an answer.
+        cached_tokens: of a prompt, where it was computed.
+    """
+
+    def __init__(self) -> None:
+        self.delivery_ms = SlidingMedian(_DELIVERY_MS)
+        self.claim_ms = SlidingMedian(0.0)
+        self.output_tokens = SlidingMedian(_OUTPUT_TOKENS)
+        self.cached_tokens = SlidingMedian(0.0)
+
+
+TTFT = "ttft"
+TPOT = "tpot"
+_QUANTILES = (0.5, 0.95)
+
+
+class PredictionErrors(Collector):
+    """Relative errors of the last requests' TTFT and TPOT. Quantiles are NaN before the first."""
+
+    def __init__(self) -> None:
+        self._windows = {TTFT: ErrorWindow(), TPOT: ErrorWindow()}
+
+    def observe(self, kind: str, predicted_ms: float, actual_ms: float) -> None:
+        """Books a request. ``kind`` is :data:`TTFT` or :data:`TPOT`."""
+        self._windows[kind].observe(predicted_ms, actual_ms)
+
+    def summary(self) -> dict[str, dict[str, float | int | None]]:
+        """JSON-ready: by kind the relative error's quantiles, and how many requests they are of."""
+        return {
+            kind: {
+                **{f"p{100 * share:g}": _rounded(errors.quantile(share)) for share in _QUANTILES},
+                "requests": len(errors),
+            }
+            for kind, errors in self._windows.items()
+        }
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: the registry shall not ask for figures when this is registered."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            "baton_prediction_error_ratio",
+            "How far predictions made at routing were from what happened, relative to it, over the last requests.",
+            labels=["kind", "quantile"],
+        )
+        for kind, errors in self._windows.items():
+            for share in _QUANTILES:
+                error = errors.quantile(share)
+                family.add_metric([kind, f"{share:g}"], float("nan") if error is None else error)
+        yield family
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

@@ -18,8 +18,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from baton.core.step_outliers import TRUSTED_SAMPLES, OutlierGuard
-from cluster.latency.robust_fit import Floats, fit
-from cluster.latency.sample_window import Features, SampleWindow
+from cluster.latency.robust_fit import Features, Floats, SampleWindow, fit
 
 _GROUP_PRIOR_WEIGHT = 0.005
 _MEASURED_PRIOR_WEIGHT = 1.0

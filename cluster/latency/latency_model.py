@@ -31,8 +31,7 @@ from cluster.latency.calibration import RegimeCalibration
 from cluster.latency.cost_fit import CostGroup, MemberCost, new_group
 from cluster.latency.cost_table import CostTable, PromptCosts
 from cluster.latency.estimates import Estimate, PromptQueue, WorkerTraits, attention_pairs
-from cluster.latency.robust_fit import Floats
-from cluster.latency.sample_window import Features
+from cluster.latency.robust_fit import Features, Floats
 from cluster.latency.speculation_rates import SpeculationRates
 
 Link = tuple[str, str]

@@ -1,15 +1,22 @@
-"""A routing profile: filters for each pool, then weighted scorers and a picker for the routes between them."""
+"""A routing profile: filters for each pool, then weighted scorers and a picker for the routes between them.
+
+All routes are weighed while they are few, else those of some workers of each pool. Every decision leaves a record in
+the request's timeline, which takes some ten microseconds.
+"""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
 
 import numpy as np
 
 from cluster.latency.estimates import RouteForecast
 from cluster.routing.base import (
+    LOCAL,
     Candidates,
     Filter,
     Floats,
@@ -22,10 +29,71 @@ from cluster.routing.base import (
     Scorer,
     WorkerSnapshot,
 )
-from cluster.routing.policies import FILTERS, PICKERS, SCORERS
-from cluster.routing.record import routing_record
+from cluster.routing.filters import FILTERS
+from cluster.routing.pickers import PICKERS
 from cluster.routing.routing_config import RoutingConfig
-from cluster.routing.scan import LocalPrefill, Scan, count_routes, routes
+from cluster.routing.scorers import SCORERS
+
+_BEST_HOLDERS = 2
+
+
+class LocalPrefill(StrEnum):
+    """Whether decode workers may compute prompts themselves."""
+
+    AUTO = "auto"
+    """Where the scores say so."""
+    NEVER = "never"
+    """Only to go on with a request whose worker was lost."""
+    ALWAYS = "always"
+    """Nothing is handed over."""
+
+
+class Scan:
+    """
+    Args:
+        limit: pairs up to which every route is weighed.
+        sample: beyond, workers of each pool: drawn at random, but those that hold most of the prompt are always among
+            them.
+    """
+
+    def __init__(self, limit: int, sample: int, rng: random.Random) -> None:
+        self._limit = limit
+        self._sample = sample
+        self._rng = rng
+
+    def narrow(
+        self, prefill: Sequence[WorkerSnapshot], decode: Sequence[WorkerSnapshot]
+    ) -> tuple[Sequence[WorkerSnapshot], Sequence[WorkerSnapshot]]:
+        """The workers whose routes are weighed."""
+        if len(prefill) * len(decode) <= self._limit:
+            return prefill, decode
+        return self._draw(prefill), self._draw(decode)
+
+    def _draw(self, workers: Sequence[WorkerSnapshot]) -> Sequence[WorkerSnapshot]:
+        if len(workers) <= self._sample:
+            return workers
+        by_cached = sorted(workers, key=lambda worker: worker.cached_tokens, reverse=True)
+        holders = [worker for worker in by_cached[: min(_BEST_HOLDERS, self._sample)] if worker.cached_tokens > 0]
+        others = self._rng.sample(by_cached[len(holders) :], self._sample - len(holders))
+        return [*holders, *others]
+
+
+def count_routes(num_prefill: int, num_decode: int, local: LocalPrefill) -> int:
+    """How many there are."""
+    num_pairs = 0 if local is LocalPrefill.ALWAYS else num_prefill * num_decode
+    return num_pairs + (0 if local is LocalPrefill.NEVER else num_decode)
+
+
+def routes(num_prefill: int, num_decode: int, local: LocalPrefill) -> tuple[Ints, Ints]:
+    """Indices of the workers of every route, each ``[num_routes]``; local routes come last."""
+    prefill = np.repeat(np.arange(num_prefill), num_decode)
+    decode = np.tile(np.arange(num_decode), num_prefill)
+    alone = np.arange(num_decode)
+    if local is LocalPrefill.NEVER:
+        return prefill, decode
+    if local is LocalPrefill.ALWAYS:
+        return np.full(num_decode, LOCAL), alone
+    return np.concatenate([prefill, np.full(num_decode, LOCAL)]), np.concatenate([decode, alone])
 
 
 class RoutingProfile:
@@ -161,3 +229,71 @@ def build_profile(
         LocalPrefill(config.local_prefill),
         observe,
     )
+
+
+_SHOWN = 5
+_ROOM = "room"
+"""Of routes that go behind others whatever their scores; the name of no scorer."""
+
+
+def routing_record(
+    candidates: Candidates,
+    chosen: int,
+    scores: Mapping[str, Floats],
+    weights: Mapping[str, float],
+    totals: Floats,
+    num_routes: int,
+    among: Ints,
+) -> dict[str, Any]:
+    """JSON-ready: the best candidates, and the one that was chosen, with scores and predictions.
+
+    Args:
+        scores: by scorer, each ``[num_candidates]``.
+        totals: weighted sums of these.
+        num_routes: that there were, weighed or not.
+        among: indices of those that could be taken; the others had no room.
+    """
+    count = len(candidates)
+    best: Sequence[int] = range(count)
+    if count > _SHOWN:
+        best = np.argpartition(-totals, _SHOWN - 1)[:_SHOWN].tolist()
+    shown = sorted({chosen, *best}, key=lambda index: (index != chosen, -totals[index]))
+    entries = [_candidate(candidates, index, chosen, scores, weights, totals) for index in shown]
+    if len(among) < count:
+        for index, entry in zip(shown, entries, strict=True):
+            if index not in among:
+                entry["lost_on"] = _ROOM
+    return {"num_routes": num_routes, "num_weighed": count, "weights": dict(weights), "candidates": entries}
+
+
+def _candidate(
+    candidates: Candidates,
+    index: int,
+    chosen: int,
+    scores: Mapping[str, Floats],
+    weights: Mapping[str, float],
+    totals: Floats,
+) -> dict[str, Any]:
+    route, forecasts = candidates.route(index), candidates.forecasts
+    computing = route.prefill if route.prefill is not None else route.decode
+    entry: dict[str, Any] = {
+        "prefill": route.prefill.worker_id if route.prefill is not None else None,
+        "decode": route.decode.worker_id,
+        "chosen": index == chosen,
+        "score": round(float(totals[index]), 4),
+        "scores": {name: round(float(values[index]), 4) for name, values in scores.items()},
+        "cached_tokens": computing.cached_tokens,
+        "ttft_ms": round(float(forecasts.ttft_ms[index]), 2),
+        "ttft_sd_ms": round(float(forecasts.ttft_sd_ms[index]), 2),
+        "wait_ms": round(float(forecasts.wait_ms[index]), 2),
+        "tpot_ms": round(float(forecasts.tpot_ms[index]), 3),
+        "tpot_sd_ms": round(float(forecasts.tpot_sd_ms[index]), 3),
+        "transfer_ms": round(float(forecasts.transfer_ms[index]), 2),
+    }
+    if index != chosen and scores:
+        # What spoke most for the one that was chosen instead.
+        gaps = {name: weights[name] * float(values[chosen] - values[index]) for name, values in scores.items()}
+        worst = max(gaps, key=lambda name: gaps[name])
+        if gaps[worst] > 0:
+            entry["lost_on"] = worst
+    return entry

@@ -1,22 +1,27 @@
-"""Counts every request's work while it is under way, and says afterwards how wrong its prediction was."""
+"""Predicts what each route would give a request, counts its work while it is in progress, and learns from the outcome.
+
+The formulas are in ``docs/routing.md``.
+"""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
 
 from baton.core.request import FinishReason
 from baton.core.timeline import Event, Timeline, TransferPart
-from cluster.latency.error_metrics import TPOT, TTFT, PredictionErrors
+from cluster.latency.calibration import TPOT, TTFT, PredictionErrors, RegimeCalibration, RequestHabits
+from cluster.latency.cost_table import PromptCosts
 from cluster.latency.estimates import UNKNOWN_FORECAST
-from cluster.latency.habits import RequestHabits
 from cluster.latency.latency_model import LatencyModel
 from cluster.latency.ledger import WorkLedger
+from cluster.latency.robust_fit import Floats
 from cluster.requests.request_observers import RequestObserver
 from cluster.requests.request_record import Booking, RequestRecord
-from cluster.routing.base import RouteDecision
-from cluster.routing.route_forecaster import RouteForecaster
+from cluster.routing.base import Bools, Ints, RouteDecision, RouteForecasts, RoutingRequest, WorkerSnapshot
 
 _FINISHED = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -129,3 +134,137 @@ def busy_s(parts: list[TransferPart]) -> float:
         total += max(0.0, part.acknowledged_s - max(part.started_s, until_s))
         until_s = max(until_s, part.acknowledged_s)
     return total
+
+
+class RouteForecaster:
+    """Implements :class:`cluster.routing.base.Forecaster` with the latency model."""
+
+    def __init__(self, model: LatencyModel, habits: RequestHabits) -> None:
+        self._model = model
+        self._habits = habits
+
+    def forecast(
+        self,
+        prefill_workers: Sequence[WorkerSnapshot],
+        decode_workers: Sequence[WorkerSnapshot],
+        prefill: Ints,
+        decode: Ints,
+        request: RoutingRequest,
+    ) -> RouteForecasts:
+        """See :class:`Forecaster`."""
+        local = prefill < 0
+        computing = np.where(local, len(prefill_workers) + decode, prefill)
+        contended = _contended(prefill_workers, decode_workers, prefill, decode)
+        prompt = self._prompt_costs((*prefill_workers, *decode_workers), request)
+        gaps = max(1.0, request.output_tokens - 1)
+        exposed = self._exposed_ms(prefill_workers, decode_workers, prefill, decode, prompt, request)
+        claims = ~local & (request.max_tokens > 1)
+        handoff = np.where(claims, np.maximum(0.0, exposed + self._habits.claim_ms.value), 0.0)
+        token, idle_token, stall = self._token_ms(decode_workers, prompt, request)
+        busy = np.array([worker.batch for worker in decode_workers], float)[decode]
+        work = np.where(local, prompt.work_ms[computing], 0.0)
+
+        ttft_factor, ttft_spread = _calibration(self._model.ttft_calibration, contended, local)
+        tpot_factor, tpot_spread = _calibration(self._model.tpot_calibration, contended, local)
+        before_ms = request.elapsed_ms + self._habits.delivery_ms.value
+        behind, alone = prompt.ms[computing] * ttft_factor, prompt.alone_ms[computing] * ttft_factor
+        # Prompts that the decode worker has still to compute come before a local one, and between the tokens of others.
+        between = np.where(local, 0.0, stall[decode] / gaps)
+        tpot = (token[decode] + between + handoff / gaps) * tpot_factor
+        # Theirs are usual answers, however few tokens this request may have.
+        usual_tokens = max(1.0, self._habits.output_tokens.value)
+        neighbours = (token[decode] + between + 2 * work / usual_tokens) * tpot_factor
+        sd = self._model.step_sds([worker.worker_id for worker in decode_workers])[decode]
+        return RouteForecasts(
+            ttft_ms=before_ms + behind,
+            ttft_sd_ms=behind * np.sqrt(prompt.sd[computing] ** 2 + ttft_spread**2),
+            wait_ms=np.maximum(0.0, behind - alone),
+            tpot_ms=tpot,
+            tpot_sd_ms=tpot * np.sqrt(sd**2 + tpot_spread**2),
+            neighbour_tpot_ms=np.where(busy > 0, neighbours, 0.0),
+            disturbance_ms=work * busy * tpot_factor,
+            transfer_ms=handoff,
+            exposed_ms=exposed,
+            idle_ttft_ms=self._habits.delivery_ms.value + alone,
+            idle_tpot_ms=(idle_token[decode] + handoff / gaps) * tpot_factor,
+            ttft_factor=ttft_factor,
+            tpot_factor=tpot_factor,
+            contended=contended,
+            before_ms=before_ms,
+        )
+
+    def _prompt_costs(self, workers: Sequence[WorkerSnapshot], request: RoutingRequest) -> PromptCosts:
+        cached = np.array([worker.cached_tokens for worker in workers], float)
+        cached = np.minimum(cached, request.num_prompt_tokens - 1)
+        uncached = request.num_prompt_tokens - cached
+        ids, queues = [worker.worker_id for worker in workers], [worker.queue for worker in workers]
+        return self._model.prompt_costs(ids, uncached, cached, queues)
+
+    def _token_ms(
+        self, workers: Sequence[WorkerSnapshot], prompt: PromptCosts, request: RoutingRequest
+    ) -> tuple[Floats, Floats, Floats]:
+        """Of each decode worker: between two tokens, with its load and without, and what its prompts will take."""
+        ids = [worker.worker_id for worker in workers]
+        own = request.num_prompt_tokens + request.output_tokens / 2
+        loaded = self._model.token_ms(
+            ids, [worker.batch + 1 for worker in workers], np.array([worker.context_tokens for worker in workers]) + own
+        )
+        idle = self._model.token_ms(ids, [1] * len(ids), np.full(len(ids), own))
+        backlog = np.array([worker.backlog_tokens for worker in workers], float)
+        return loaded, idle, backlog * prompt.ms_per_token[-len(ids) :]
+
+    def _exposed_ms(
+        self,
+        prefill_workers: Sequence[WorkerSnapshot],
+        decode_workers: Sequence[WorkerSnapshot],
+        prefill: Ints,
+        decode: Ints,
+        prompt: PromptCosts,
+        request: RoutingRequest,
+    ) -> Floats:
+        """Of each hand-off, what is left when the prompt is computed: KV of earlier chunks has travelled meanwhile."""
+        if not prefill_workers or request.max_tokens == 1:
+            return np.zeros(len(decode))
+        fixed, per_byte = self._model.transfer_costs(
+            [worker.worker_id for worker in prefill_workers], [worker.worker_id for worker in decode_workers]
+        )
+        held = np.array([worker.cached_tokens for worker in decode_workers], float)
+        travelling = np.maximum(0.0, request.num_prompt_tokens - held)
+        size = np.array([worker.kv_bytes_per_token for worker in prefill_workers], float)
+        chunk = np.array([worker.chunk_tokens for worker in prefill_workers], float)
+        last = np.minimum(travelling, chunk[:, None])
+        num_prefill = len(prefill_workers)
+        computing = prompt.alone_ms[:num_prefill] * (1 - 1 / np.maximum(1.0, prompt.num_chunks[:num_prefill]))
+        per_token = per_byte * size[:, None]
+        late = np.maximum(0.0, per_token * (travelling - last) - computing[:, None])
+        return np.where(prefill < 0, 0.0, (fixed + per_token * last + late)[prefill, decode])
+
+
+def _contended(
+    prefill_workers: Sequence[WorkerSnapshot], decode_workers: Sequence[WorkerSnapshot], prefill: Ints, decode: Ints
+) -> Bools:
+    """Whether the two would compute for others on the same processor at the same time."""
+    if not prefill_workers:
+        return np.zeros(len(decode), dtype=bool)
+    numbers: dict[str, int] = {}
+
+    def processor(worker: WorkerSnapshot) -> int:
+        """Equal for workers that share it; negative for one that has its own."""
+        return numbers.setdefault(worker.node, len(numbers)) if worker.device == "cpu" else -1
+
+    places = np.array([processor(worker) for worker in prefill_workers])[prefill]
+    others = np.array([processor(worker) for worker in decode_workers])[decode]
+    busy = np.array([worker.backlog_tokens > 0 for worker in prefill_workers])[prefill]
+    busy |= np.array([worker.batch > 0 for worker in decode_workers])[decode]
+    return np.asarray((prefill >= 0) & (places >= 0) & (places == others) & busy)
+
+
+def _calibration(calibration: RegimeCalibration, contended: Bools, local: Bools) -> tuple[Floats, Floats]:
+    """(factor, spread), each ``[num_routes]``."""
+    regimes = (
+        calibration.of(contended=False),
+        calibration.of(contended=True),
+        calibration.of(contended=False, local=True),
+    )
+    index = np.where(local, 2, contended.astype(np.intp))
+    return np.array([one.factor for one in regimes])[index], np.array([one.spread for one in regimes])[index]

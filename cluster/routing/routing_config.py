@@ -9,7 +9,9 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from baton.core.config_section import PositiveInt, Section
-from cluster.routing.policies import FILTERS, PICKERS, SCORERS
+from cluster.routing.filters import FILTERS
+from cluster.routing.pickers import PICKERS
+from cluster.routing.scorers import SCORERS
 
 DEFAULT_WEIGHTS: Mapping[str, float] = {
     "slo_headroom": 4.0,

@@ -23,11 +23,11 @@ from baton.core.version import package_version
 from baton.rpc.wire import worker_pb2
 from cluster.admission.admission_metrics import AdmissionMetrics
 from cluster.autoscaling.autoscaling_metrics import AutoscalerMetrics
-from cluster.latency.error_metrics import PredictionErrors
+from cluster.latency.calibration import PredictionErrors
 from cluster.prefix_index.prefix_metrics import PrefixMetrics
 from cluster.requests.request_observers import RequestObserver
 from cluster.requests.request_record import RequestRecord
-from cluster.routing.routing_metrics import RoutingMetrics
+from cluster.routing.dispatcher import RoutingMetrics
 from cluster.telemetry.cluster_metrics import ClusterCollector
 from cluster.telemetry.http_metrics import HttpMetrics
 from cluster.telemetry.slo_metrics import SloMetrics

@@ -15,8 +15,7 @@ from baton.core.request import FinishReason
 from baton.core.timeline import TransferPart
 from baton.rpc.wire import worker_pb2
 from cluster.cli.cli_view import render_status
-from cluster.latency.calibration import Calibration, ErrorWindow, SlidingMedian
-from cluster.latency.error_metrics import TTFT, PredictionErrors
+from cluster.latency.calibration import TTFT, Calibration, ErrorWindow, PredictionErrors, SlidingMedian
 from cluster.latency.latency_model import LatencyModel
 from cluster.routing.request_predictions import busy_s
 from tests.fake_workers import FakeCluster, decode_some, failing, handoff_failed, hang, prefill_then, until

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from baton.core.chunk_budget import prompt_budget
 from baton.core.step_costs import StepCosts
-from cluster.latency.prompt_budgets import prompt_budgets
+from cluster.latency.cost_table import prompt_budgets
 
 rows = st.tuples(
     st.builds(

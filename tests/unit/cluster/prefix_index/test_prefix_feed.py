@@ -14,8 +14,7 @@ from baton.rpc.cache_messages import pack_cache_changes
 from baton.rpc.wire import worker_pb2
 from cluster.prefix_index import prefix_feed
 from cluster.prefix_index.prefix_feed import PrefixFeed
-from cluster.prefix_index.prefix_index import PrefixIndex
-from cluster.prefix_index.prompt_hashes import prompt_hashes
+from cluster.prefix_index.prefix_index import PrefixIndex, prompt_hashes
 from cluster.registry.workers import Worker
 from cluster.telemetry.metrics import RouterMetrics
 from tests.unit.cluster.fakes import eventually

@@ -13,8 +13,7 @@ from baton.core.prefix_events import CacheChanges
 from baton.rpc.cache_messages import pack_cache_changes, unpack_hashes
 from baton.rpc.wire import worker_pb2
 from cluster.prefix_index import prefix_index
-from cluster.prefix_index.prefix_index import PrefixIndex
-from cluster.prefix_index.prompt_hashes import prompt_hashes
+from cluster.prefix_index.prefix_index import PrefixIndex, prompt_hashes
 
 SIZE = 2
 WORKERS = ("p1", "p2", "p3")

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from baton.core.request import Request, SamplingParams
 from baton.engine.kv_cache.block_manager import BlockManager
-from cluster.prefix_index import prompt_hashes as module
-from cluster.prefix_index.prompt_hashes import PromptHasher, prompt_hashes
+from cluster.prefix_index import prefix_index as module
+from cluster.prefix_index.prefix_index import PromptHasher, prompt_hashes
 
 
 @given(tokens=st.lists(st.integers(0, 2**32 - 1), max_size=40), block_size=st.integers(1, 7))

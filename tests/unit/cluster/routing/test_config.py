@@ -6,8 +6,9 @@ import pytest
 
 from baton.core.errors import ConfigError
 from cluster.config.config import BatonConfig, load_config
-from cluster.routing.policies import FILTERS, SCORERS
+from cluster.routing.filters import FILTERS
 from cluster.routing.routing_config import DEFAULT_WEIGHTS
+from cluster.routing.scorers import SCORERS
 
 
 def test_the_defaults_name_every_scorer_and_filter() -> None:

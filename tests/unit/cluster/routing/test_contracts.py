@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.routing.base import Candidates, RoutingRequest, WorkerSnapshot
-from cluster.routing.policies import FILTERS, PICKERS, SCORERS
+from cluster.routing.filters import FILTERS
+from cluster.routing.pickers import PICKERS
+from cluster.routing.scorers import SCORERS
 from tests.unit.cluster.routing.worlds import decode_pools, make_candidates, prefill_pools, requests, shuffled
 
 Workers = Sequence[WorkerSnapshot]

@@ -15,17 +15,16 @@ from baton.core.slo import BATCH, INTERACTIVE
 from baton.core.timeline import Event, Timeline
 from baton.core.urgency import Urgency
 from baton.rpc.wire import worker_pb2
-from cluster.latency.error_metrics import PredictionErrors
+from cluster.latency.calibration import PredictionErrors
 from cluster.latency.latency_model import LatencyModel
 from cluster.registry.workers import WorkerRegistry
 from cluster.requests.generation import GenerationRequest
 from cluster.requests.request_record import RequestRecord
 from cluster.routing.base import Preference, RouteDecision, RoutingRequest, WorkerSnapshot
-from cluster.routing.dispatcher import Dispatcher
+from cluster.routing.dispatcher import Dispatcher, RoutingMetrics
 from cluster.routing.profile import build_profile
 from cluster.routing.request_predictions import RequestPredictions
 from cluster.routing.routing_config import RoutingConfig
-from cluster.routing.routing_metrics import RoutingMetrics
 from tests.worker_infos import make_info
 
 PROMPT = tuple(range(100))

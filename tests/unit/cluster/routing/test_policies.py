@@ -11,15 +11,10 @@ import pytest
 
 from baton.core.slo import BATCH, INTERACTIVE
 from cluster.routing.base import RoutingRequest
-from cluster.routing.filters.accepting import Accepting
-from cluster.routing.filters.has_room import HasRoom
-from cluster.routing.filters.untried import Untried
-from cluster.routing.pickers.best_score import BestScore
-from cluster.routing.pickers.power_of_two import PowerOfTwo
-from cluster.routing.pickers.round_robin import RoundRobin
-from cluster.routing.policies import SCORERS
-from cluster.routing.scan import LocalPrefill, Scan, count_routes, routes
-from cluster.routing.scorers.slo_headroom import probability_below
+from cluster.routing.filters import Accepting, HasRoom, Untried
+from cluster.routing.pickers import BestScore, PowerOfTwo, RoundRobin
+from cluster.routing.profile import LocalPrefill, Scan, count_routes, routes
+from cluster.routing.scorers import SCORERS, probability_below
 from tests.unit.cluster.routing.worlds import REQUEST, decode_worker, make_candidates, prefill_worker, queue
 
 

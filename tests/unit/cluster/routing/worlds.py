@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 
 from baton.core.roles import DECODE, PREFILL
 from baton.core.slo import BUILTIN_CLASSES
+from cluster.latency.calibration import RequestHabits
 from cluster.latency.estimates import PromptQueue, WorkerTraits
-from cluster.latency.habits import RequestHabits
 from cluster.latency.latency_model import LatencyModel
 from cluster.routing.base import Candidates, RouteDecision, RoutingRequest, WorkerSnapshot
-from cluster.routing.profile import RoutingProfile, build_profile
-from cluster.routing.route_forecaster import RouteForecaster
+from cluster.routing.profile import LocalPrefill, RoutingProfile, build_profile, routes
+from cluster.routing.request_predictions import RouteForecaster
 from cluster.routing.routing_config import RoutingConfig
-from cluster.routing.scan import LocalPrefill, routes
 
 REQUEST = RoutingRequest("r", 400, max_tokens=64, output_tokens=64.0)
 NUM_WORKERS = 4

@@ -1,0 +1,41 @@
+"""Filters: which workers may serve a request at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from cluster.routing.base import Filter, RoutingRequest, WorkerSnapshot
+
+
+class Accepting:
+    """Keeps workers that take new requests."""
+
+    def filter(self, workers: Sequence[WorkerSnapshot], request: RoutingRequest) -> list[WorkerSnapshot]:
+        return [worker for worker in workers if worker.accepting]
+
+
+class Untried:
+    """Leaves out workers on which the request has failed before, unless no others are left."""
+
+    def filter(self, workers: Sequence[WorkerSnapshot], request: RoutingRequest) -> list[WorkerSnapshot]:
+        if not request.failed_on:
+            return list(workers)
+        return [worker for worker in workers if worker.worker_id not in request.failed_on] or list(workers)
+
+
+class HasRoom:
+    """Leaves out workers that have no seat or no KV blocks left for the request, unless that is all of them.
+
+    A request that fits nowhere waits on a worker as well as it would anywhere else.
+    """
+
+    def filter(self, workers: Sequence[WorkerSnapshot], request: RoutingRequest) -> list[WorkerSnapshot]:
+        return [worker for worker in workers if worker.has_seat(request.num_tokens)] or list(workers)
+
+
+FILTERS: Mapping[str, Callable[[], Filter]] = {
+    "accepting": Accepting,
+    "untried": Untried,
+    "has_room": HasRoom,
+}
+"""By their names in the configuration, in the order in which they run. Add a new filter here."""

@@ -1,1 +1,0 @@
-"""Filters: who may serve the request at all."""

@@ -1,1 +1,0 @@
-"""Pickers: which of the scored routes it is."""
