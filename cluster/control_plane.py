@@ -17,7 +17,7 @@ from baton.core.roles import PREFILL
 from baton.explain.timelines import TimelineStore
 from cluster.admission.admission import Admission
 from cluster.admission.admission_metrics import AdmissionMetrics
-from cluster.admission.gathering import Gatherer
+from cluster.admission.batching_delay import BatchingDelay
 from cluster.autoscaling.autoscaler_loop import AutoscalerLoop, Offload, PoolControl
 from cluster.autoscaling.traffic import TrafficMeter
 from cluster.config.config import BatonConfig
@@ -139,7 +139,6 @@ def create_admission(
         metrics,
         config.slo.to_classes().all,
         worker_wait_s=config.router.worker_wait_s,
-        workers_changed=lambda: registry.changed,
-        gatherer=Gatherer(model, prefill_chunk_tokens),
+        batching_delay=BatchingDelay(model, prefill_chunk_tokens),
         clock=clock,
     )

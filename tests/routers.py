@@ -33,7 +33,6 @@ def admission_off(
         AdmissionConfig(mode="off"),
         metrics.admission,
         worker_wait_s=worker_wait_s,
-        workers_changed=lambda: registry.changed,
         clock=clock,
     )
 

@@ -1,6 +1,6 @@
-"""Every sequence passes here on its way to workers: it goes, waits, or is refused.
+"""Admission control: every sequence goes to workers at once, waits in the queue, or is refused.
 
-    admit ── forecast ──┬── room, and nobody more urgent waits ── book ── go           (perhaps after gathering)
+    admit ── forecast ──┬── room, and no more urgent request waits ── book ── go   (perhaps after a batching delay)
                         ├── the class may wait, and will get room in time ── queue ── poke … book ── go
                         └── else: 429, at once
 
@@ -23,17 +23,12 @@ from baton.core.timers import RESOLUTION_S
 from cluster.admission import refusals
 from cluster.admission.admission_config import AdmissionConfig
 from cluster.admission.admission_metrics import AdmissionMetrics
+from cluster.admission.admission_queue import AdmissionQueue, Alarm, QueuedRequest, Ticket
 from cluster.admission.admitted import AdmittedWork
-from cluster.admission.alarm import Alarm
-from cluster.admission.asking import Asking
-from cluster.admission.contracts import Dispatcher, Placement
-from cluster.admission.gathering import Gatherer
-from cluster.admission.holding_room import HoldingRoom
-from cluster.admission.room import RoomCheck, Shortage, check_room, routes_with_room
-from cluster.admission.shortages import Shortages
-from cluster.admission.waiting_line import Ticket, WaitingLine
+from cluster.admission.batching_delay import BatchingDelay, DelayedRequests
+from cluster.admission.room import RoomCheck, Shortage, Shortages, check_room, routes_with_room
 from cluster.admission.waiting_time import Blockage
-from cluster.admission.worker_wait import WorkerWait
+from cluster.admission.worker_wait import Dispatcher, Placement, WorkerWait
 from cluster.requests.request_observers import RequestObserver
 from cluster.requests.request_record import RequestRecord
 from cluster.routing.base import Preference, RouteDecision
@@ -54,9 +49,8 @@ class Admission(RequestObserver, Generic[PlacementT]):
         dispatcher: chooses routes and books them.
         classes: SLO classes of the configuration.
         worker_wait_s: how long a request waits while a pool has no worker at all.
-        workers_changed: gives the event that is set at the next change of the workers.
-        gatherer: None: prompts never wait for company.
-        clock: monotonic seconds, those of the timelines.
+        batching_delay: ``None`` disables batching delays.
+        clock: monotonic seconds, as in the timelines.
     """
 
     def __init__(
@@ -67,19 +61,18 @@ class Admission(RequestObserver, Generic[PlacementT]):
         classes: Iterable[SloClass] = BUILTIN_CLASSES,
         *,
         worker_wait_s: float = 30.0,
-        workers_changed: Callable[[], asyncio.Event] = asyncio.Event,
-        gatherer: Gatherer | None = None,
+        batching_delay: BatchingDelay | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._dispatcher = dispatcher
         self._config = config
         self._metrics = metrics
-        self._gatherer = gatherer if config.gather else None
+        self._batching_delay = batching_delay if config.gather else None
         self._clock = clock
         self._work = AdmittedWork(classes)
-        self._worker_wait = WorkerWait(dispatcher, worker_wait_s, workers_changed, clock)
-        self._queue: WaitingLine[Asking[PlacementT]] = WaitingLine(config.fair_share)
-        self._held: HoldingRoom[Asking[PlacementT]] = HoldingRoom(self._settle)
+        self._worker_wait = WorkerWait(dispatcher, worker_wait_s, clock)
+        self._queue: AdmissionQueue[QueuedRequest[PlacementT]] = AdmissionQueue(config.fair_share)
+        self._delayed: DelayedRequests[QueuedRequest[PlacementT]] = DelayedRequests(self._settle)
         self._blockage = Blockage(Shortage.PREFILL, 0.0, 0.0, 0.0)  # of the last head of the queue that could not go
         self._shortages = Shortages()
         self._alarm = Alarm(self._look, clock)
@@ -94,30 +87,30 @@ class Admission(RequestObserver, Generic[PlacementT]):
 
     @property
     def num_under_way(self) -> int:
-        """Sequences that were let in and are not over."""
+        """Sequences that were admitted and have not ended."""
         return self._work.under_way.num_sequences
 
     async def admit(self, record: RequestRecord) -> PlacementT:
-        """A place on a route, booked; whoever gets it releases it.
+        """Books a place on a route, which the caller has to release.
 
-        An attempt after a failure goes at once: the request was let in already.
+        An attempt after a failure goes at once, since the request was admitted already.
 
         Raises:
-            OverloadedError: there is no room, or the router stops.
+            OverloadedError: there is no room, or the router is stopping.
             NoWorkerError: a pool had no worker for too long.
-            DeadlineError: the request's own time is over.
+            DeadlineError: the request's own deadline has passed.
         """
         if self._is_closed:
             raise self._counted(record.request.slo, refusals.stopping())
-        asking = self._ask(record, self._clock())
+        queued = self._new_request(record, self._clock())
         is_let_in = self._config.mode == "off" or record.attempt > 1
         decision = await self._first_route(record, is_let_in=is_let_in)
         if is_let_in:
-            return self._dispatch(asking, decision, self._check(asking, decision), had_room=False)
-        if self._gatherer is not None:
-            self._gatherer.arrived(self._clock())
-        placement = self._decide(asking, decision)
-        return await self._wait(asking) if placement is None else placement
+            return self._dispatch(queued, decision, self._check(queued, decision), had_room=False)
+        if self._batching_delay is not None:
+            self._batching_delay.arrived(self._clock())
+        placement = self._decide(queued, decision)
+        return await self._wait(queued) if placement is None else placement
 
     def first_token(self, record: RequestRecord) -> None:
         """There may be room for others."""
@@ -130,28 +123,28 @@ class Admission(RequestObserver, Generic[PlacementT]):
         self.poke()
 
     def poke(self) -> None:
-        """There may be room now. Costs nothing while nobody waits, and calls in a burst are one."""
+        """There may be room now. Costs nothing while the queue is empty; a burst of calls counts as one."""
         if len(self._queue):
             self._alarm.set(max(self._clock(), self._looked_s + _SHORTEST_PAUSE_S))
 
     def close(self) -> None:
-        """Refuses all that wait, and whoever comes."""
+        """Refuses all waiting requests, and every later one."""
         self._is_closed = True
         self._worker_wait.close()
         self._alarm.cancel()
-        for asking in [*self._queue.clear(), *self._held.clear()]:
-            self._refuse(asking, refusals.stopping())
+        for queued in [*self._queue.clear(), *self._delayed.clear()]:
+            self._refuse(queued, refusals.stopping())
 
     def status(self) -> dict[str, Any]:
-        """JSON-ready: by class how many wait, and the margins."""
+        """The queued requests and the margins of each class; JSON-ready."""
         return self._metrics.status()
 
-    def _ask(self, record: RequestRecord, now_s: float) -> Asking[PlacementT]:
-        # With the patience of workers, those who wait here for minutes would soon go before everybody else.
-        return Asking(record, record.urgency._replace(patience_s=self._config.patience), now_s, record.received_s)
+    def _new_request(self, record: RequestRecord, now_s: float) -> QueuedRequest[PlacementT]:
+        # With the patience of workers, requests that wait here for minutes would soon go before all others.
+        return QueuedRequest(record, record.urgency._replace(patience_s=self._config.patience), now_s)
 
     async def _first_route(self, record: RequestRecord, *, is_let_in: bool = False) -> RouteDecision:
-        """The best route, as soon as there is one. Raises what :meth:`admit` does."""
+        """The best route, as soon as there is one. Raises the errors of :meth:`admit`."""
         preferred = None if is_let_in else self._with_room(record.request.slo)
         try:
             return await self._worker_wait.first_route(record, preferred)
@@ -166,169 +159,172 @@ class Admission(RequestObserver, Generic[PlacementT]):
         slack, factors = self._config.slack, self._work.factors(slo)
         return lambda candidates: routes_with_room(candidates, slack, factors, self._work.residents_tpot_ms)
 
-    def _check(self, asking: Asking[PlacementT], decision: RouteDecision) -> RoomCheck:
+    def _check(self, queued: QueuedRequest[PlacementT], decision: RouteDecision) -> RoomCheck:
         return check_room(
             decision,
-            asking.slo,
-            elapsed_ms=max(0.0, self._clock() - asking.received_s) * 1e3,
+            queued.slo,
+            elapsed_ms=max(0.0, self._clock() - queued.record.received_s) * 1e3,
             slack=self._config.slack,
-            factors=self._work.factors(asking.slo),
-            max_tokens=asking.record.request.params.max_tokens,
+            factors=self._work.factors(queued.slo),
+            max_tokens=queued.record.request.params.max_tokens,
             residents_tpot_ms=self._work.residents_tpot_ms(decision.decode_id),
             is_idle=not self._work.under_way.num_sequences,
-            is_crowded=self._shortages.lasts(self._clock(), waiting=asking.ticket is not None),
+            is_crowded=self._shortages.lasts(self._clock(), waiting=queued.ticket is not None),
         )
 
-    def _judge(self, asking: Asking[PlacementT], decision: RouteDecision) -> tuple[RouteDecision, RoomCheck]:
-        """The route to book, and whether it has room. Who is lost steps back, which changes the forecast."""
-        check = self._check(asking, decision)
+    def _judge(self, queued: QueuedRequest[PlacementT], decision: RouteDecision) -> tuple[RouteDecision, RoomCheck]:
+        """The route to book, and whether it has room. A lost request steps back, which changes the forecast."""
+        check = self._check(queued, decision)
         if check.is_lost and check.shortage is None:
-            asking.step_back(self._clock())
-            decision = self._forecast(asking.record) or decision
-            check = self._check(asking, decision)
+            queued.step_back(self._clock())
+            decision = self._forecast(queued.record) or decision
+            check = self._check(queued, decision)
         return decision, check
 
-    def _decide(self, asking: Asking[PlacementT], decision: RouteDecision) -> PlacementT | None:
-        """A placement; None: the request waits from now on.
+    def _decide(self, queued: QueuedRequest[PlacementT], decision: RouteDecision) -> PlacementT | None:
+        """A placement, or ``None`` if the request waits from now on.
 
         Raises:
             OverloadedError: it is refused.
         """
-        decision, check = self._judge(asking, decision)
-        num_ahead = self._num_ahead(asking, check)
+        decision, check = self._judge(queued, decision)
+        num_ahead = self._num_ahead(queued, check)
         if check.shortage is None and not num_ahead:
-            hold_s = self._hold_s(asking, decision, check)
-            if hold_s > 0:
-                asking.was_held = True
-                self._held.add(asking, hold_s)
+            delay_s = self._delay_s(queued, decision, check)
+            if delay_s > 0:
+                queued.was_delayed = True
+                self._delayed.add(queued, delay_s)
                 return None
-            if not self._held:
-                return self._dispatch(asking, decision, check)
-            # No overtaking: those that are held go first, and then the forecast is another one.
-            self._held.open()
-            decision = self._forecast(asking.record) or decision
-            decision, check = self._judge(asking, decision)
-            num_ahead = self._num_ahead(asking, check)
+            if not self._delayed:
+                return self._dispatch(queued, decision, check)
+            # No overtaking: delayed requests go first, which changes the forecast.
+            self._delayed.open()
+            decision = self._forecast(queued.record) or decision
+            decision, check = self._judge(queued, decision)
+            num_ahead = self._num_ahead(queued, check)
             if check.shortage is None and not num_ahead:
-                return self._dispatch(asking, decision, check)
-        self._enqueue(asking, decision, check, num_ahead)
+                return self._dispatch(queued, decision, check)
+        self._enqueue(queued, decision, check, num_ahead)
         return None
 
-    def _num_ahead(self, asking: Asking[PlacementT], check: RoomCheck) -> int:
-        """Who may not wait, has room and can be in time is not refused for the sake of those who cannot.
+    def _num_ahead(self, queued: QueuedRequest[PlacementT], check: RoomCheck) -> int:
+        """How many requests go before this one.
 
-        But it is while a higher class finds no room, which would miss what it took.
+        A request that may not wait, has room and can be in time overtakes requests that cannot be in time. It does not
+        while a higher class finds no room, since it would take what that class needs.
         """
-        now_s, slo = self._clock(), asking.slo
+        now_s, slo = self._clock(), queued.slo
         overtakes = slo.queue_deadline_s <= 0 and check.shortage is None and not check.is_lost
         overtakes = overtakes and not self._shortages.lasts(now_s, waiting=False, above=slo.priority)
-        return self._queue.num_ahead(asking.urgency, now_s, yielding=not overtakes)
+        return self._queue.num_ahead(queued.urgency, now_s, yielding=not overtakes)
 
-    def _enqueue(self, asking: Asking[PlacementT], decision: RouteDecision, check: RoomCheck, num_ahead: int) -> None:
-        now_s, slo = self._clock(), asking.slo
+    def _enqueue(
+        self, queued: QueuedRequest[PlacementT], decision: RouteDecision, check: RoomCheck, num_ahead: int
+    ) -> None:
+        now_s, slo = self._clock(), queued.slo
         if check.shows_crowd:
             self._shortages.note(slo.priority, now_s)
         own = Blockage.of(decision, check)
         if own is not None and not num_ahead:
             self._blockage = own
-        # Who would have room waits for others only, and they for what blocks the first of them.
-        max_tokens = asking.record.request.params.max_tokens
+        # A request that has room waits only for others, and they wait for what blocks the first of them.
+        max_tokens = queued.record.request.params.max_tokens
         wait_s = self._work.under_way.wait_s(own or self._blockage, num_ahead, max_tokens)
         if check.is_lost:
             wait_s = max(wait_s, self._shortages.left_s(now_s))
-        allowed_s = min(slo.queue_deadline_s, now_s - asking.asked_s + asking.record.time_left_s)
-        expires_s = asking.asked_s + allowed_s
+        allowed_s = min(slo.queue_deadline_s, now_s - queued.queued_s + queued.record.time_left_s)
+        expires_s = queued.queued_s + allowed_s
         if now_s + wait_s > expires_s or slo.queue_deadline_s <= 0:
             raise self._counted(slo, refusals.no_room(slo, check, decision, wait_s, allowed_s))
         if len(self._queue) >= self._config.max_queued:
-            self._make_place(asking, wait_s)
-        asking.ticket = Ticket(asking, slo.name, asking.urgency, expires_s, slo.name)
-        self._queue.add(asking.ticket)
+            self._make_place(queued, wait_s)
+        queued.ticket = Ticket(queued, slo.name, queued.urgency, expires_s, slo.name)
+        self._queue.add(queued.ticket)
         self._alarm.set(now_s + _TICK_S)
 
-    def _make_place(self, asking: Asking[PlacementT], wait_s: float) -> None:
+    def _make_place(self, queued: QueuedRequest[PlacementT], wait_s: float) -> None:
         now_s, last = self._clock(), self._queue.tail(self._clock())
-        full = refusals.queue_full(asking.slo, self._config.max_queued, wait_s)
-        if last is None or last.urgency.key(now_s) <= asking.urgency.key(now_s):
-            raise self._counted(asking.slo, full)
+        full = refusals.queue_full(queued.slo, self._config.max_queued, wait_s)
+        if last is None or last.urgency.key(now_s) <= queued.urgency.key(now_s):
+            raise self._counted(queued.slo, full)
         self._queue.remove(last)
         self._refuse(last.item, refusals.queue_full(last.item.slo, self._config.max_queued, wait_s))
 
-    async def _wait(self, asking: Asking[PlacementT]) -> PlacementT:
+    async def _wait(self, queued: QueuedRequest[PlacementT]) -> PlacementT:
         placement: PlacementT | None = None
         try:
             while placement is None:
-                placement = await asking.answer()
-                if placement is None:  # it has to ask again
-                    asking.future = None
-                    placement = self._decide(asking, await self._first_route(asking.record))
+                placement = await queued.result()
+                if placement is None:  # there is no route: wait for a worker
+                    queued.future = None
+                    placement = self._decide(queued, await self._first_route(queued.record))
             return placement
         except asyncio.CancelledError:
-            self._leave(asking)
+            self._leave(queued)
             raise
         finally:
-            asking.record.timeline.record(Event.DISPATCHED, self._clock())
+            queued.record.timeline.record(Event.DISPATCHED, self._clock())
 
-    def _leave(self, asking: Asking[PlacementT]) -> None:
-        """Its client is gone, perhaps in the moment in which it got its place."""
-        placement = asking.placement()
+    def _leave(self, queued: QueuedRequest[PlacementT]) -> None:
+        """The client left, perhaps at the moment when the request got its place."""
+        placement = queued.placement()
         if placement is not None:
-            self._work.ended(asking.record, self._clock())
+            self._work.ended(queued.record, self._clock())
             placement.release()
-        if asking.ticket is not None:
-            self._queue.remove(asking.ticket)
-        self._held.remove(asking)
+        if queued.ticket is not None:
+            self._queue.remove(queued.ticket)
+        self._delayed.remove(queued)
         self.poke()
 
     def _dispatch(
-        self, asking: Asking[PlacementT], decision: RouteDecision, check: RoomCheck, *, had_room: bool = True
+        self, queued: QueuedRequest[PlacementT], decision: RouteDecision, check: RoomCheck, *, had_room: bool = True
     ) -> PlacementT:
-        now_s, slo = self._clock(), asking.slo
-        placement = self._dispatcher.book(asking.record, decision)
-        self._work.dispatched(asking.record, decision, check, now_s, had_room=had_room)
-        if asking.record.attempt == 1:  # later ones were let in before
-            waited_s = now_s - asking.asked_s
+        now_s, slo = self._clock(), queued.slo
+        placement = self._dispatcher.book(queued.record, decision)
+        self._work.dispatched(queued.record, decision, check, now_s, had_room=had_room)
+        if queued.record.attempt == 1:  # later attempts were admitted before
+            waited_s = now_s - queued.queued_s
             self._metrics.observe_wait(slo, waited_s)
-            asking.record.timeline.attributes["admission_wait_ms"] = round(waited_s * 1e3, 3)
-        self._queue.note_dispatch(asking.urgency, slo.name)
+            queued.record.timeline.attributes["admission_wait_ms"] = round(waited_s * 1e3, 3)
+        self._queue.note_dispatch(queued.urgency, slo.name)
         if self._queue.owed() is not None:
             self._alarm.set(now_s)
         return placement
 
-    def _hold_s(self, asking: Asking[PlacementT], decision: RouteDecision, check: RoomCheck) -> float:
-        if self._gatherer is None or asking.was_held:
+    def _delay_s(self, queued: QueuedRequest[PlacementT], decision: RouteDecision, check: RoomCheck) -> float:
+        if self._batching_delay is None or queued.was_delayed:
             return 0.0
-        hold_ms = self._gatherer.hold_ms(
+        delay_ms = self._batching_delay.delay_ms(
             decision,
-            asking.num_prompt_tokens,
+            queued.num_prompt_tokens,
             slack_ms=check.ttft_target_ms - decision.ttft_ms,
             computes_prompts=self._work.computes_prompts,
-            held_tokens=sum(held.num_prompt_tokens for held in self._held),
+            delayed_tokens=sum(other.num_prompt_tokens for other in self._delayed),
         )
-        return hold_ms / 1e3
+        return delay_ms / 1e3
 
-    def _settle(self, asking: Asking[PlacementT]) -> None:
-        """Company or not, it goes on now."""
-        if asking.is_gone:
+    def _settle(self, queued: QueuedRequest[PlacementT]) -> None:
+        """The batching delay is over."""
+        if queued.is_cancelled:
             return
-        self._metrics.observe_gathering(self._clock() - asking.asked_s)
+        self._metrics.observe_batching_delay(self._clock() - queued.queued_s)
         try:
-            decision = self._forecast(asking.record)
+            decision = self._forecast(queued.record)
             if decision is None:
-                asking.ask_again()
+                queued.wait_for_workers()
                 return
-            placement = self._decide(asking, decision)
-        except Exception as error:  # noqa: BLE001 (a timer has no caller: whoever waits gets the error, others go on)
-            asking.fail(error)
+            placement = self._decide(queued, decision)
+        except Exception as error:  # noqa: BLE001 (a timer has no caller: the waiting request gets the error, others go on)
+            queued.fail(error)
         else:
             if placement is not None:
-                asking.give(placement)
+                queued.grant(placement)
 
     def _look(self) -> None:
         now_s = self._looked_s = self._clock()
-        for asking in [ticket.item for ticket in self._queue.pop_expired(now_s + RESOLUTION_S)]:
-            waited_s = now_s - asking.asked_s
-            self._refuse(asking, refusals.deadline_over(asking.slo, waited_s, waited_s + asking.slo.queue_deadline_s))
+        for queued in [ticket.item for ticket in self._queue.pop_expired(now_s + RESOLUTION_S)]:
+            waited_s = now_s - queued.queued_s
+            self._refuse(queued, refusals.deadline_over(queued.slo, waited_s, waited_s + queued.slo.queue_deadline_s))
         for _ in range(_MOST_AT_ONCE):
             if not self._dispatch_next():
                 break
@@ -339,56 +335,56 @@ class Admission(RequestObserver, Generic[PlacementT]):
             self._alarm.set(min(expiry_s, now_s + _TICK_S))
 
     def _dispatch_next(self) -> bool:
-        """Sends the next one; False when nobody can go now."""
+        """Dispatches the next request. Returns False if none can go now."""
         owed = self._queue.owed()
         ticket = owed or self._queue.head(self._clock())
         if ticket is None:
             return False
-        asking = ticket.item
-        if asking.is_gone:
+        queued = ticket.item
+        if queued.is_cancelled:
             return self._queue.remove(ticket)
         try:
-            if asking.is_lost:
-                asking.step_back(self._clock())
-            decision = self._forecast(asking.record)
+            if queued.is_lost:
+                queued.step_back(self._clock())
+            decision = self._forecast(queued.record)
             if decision is None:
                 self._give_up_workers()
                 return False
-            check = self._check(asking, decision)
-            if check.is_lost and not asking.is_lost:
-                self._put_behind(asking, ticket)
+            check = self._check(queued, decision)
+            if check.is_lost and not queued.is_lost:
+                self._put_behind(queued, ticket)
                 return True
             if check.shows_crowd:
-                self._shortages.note(asking.slo.priority, self._clock())
+                self._shortages.note(queued.slo.priority, self._clock())
             blockage = Blockage.of(decision, check)
             if blockage is not None and owed is None:
                 self._blockage = blockage
                 return False
             self._queue.remove(ticket)
-            placement = self._dispatch(asking, decision, check, had_room=blockage is None)
-        except Exception as error:  # noqa: BLE001 (a timer has no caller: whoever waits gets the error, others go on)
+            placement = self._dispatch(queued, decision, check, had_room=blockage is None)
+        except Exception as error:  # noqa: BLE001 (a timer has no caller: the waiting request gets the error, others go on)
             self._queue.remove(ticket)
-            asking.fail(error)
+            queued.fail(error)
             return True
-        asking.give(placement)
+        queued.grant(placement)
         return True
 
     def _give_up_workers(self) -> None:
-        """There is no route. Once that has been so for too long, nobody waits for one any more."""
+        """There is no route. After ``worker_wait_s`` without one, all waiting requests fail."""
         if self._worker_wait.is_used_up:
-            for asking in self._queue.clear():
-                asking.fail(self._worker_wait.error())
+            for queued in self._queue.clear():
+                queued.fail(self._worker_wait.error())
 
-    def _put_behind(self, asking: Asking[PlacementT], ticket: Ticket[Asking[PlacementT]]) -> None:
-        """Its target is lost: it goes behind those of its class that can keep theirs, or else all would be late."""
+    def _put_behind(self, queued: QueuedRequest[PlacementT], ticket: Ticket[QueuedRequest[PlacementT]]) -> None:
+        """Moves a request whose target is lost behind its class, or else all of the class would be late."""
         self._queue.remove(ticket)
-        asking.is_lost = True
-        asking.urgency = ticket.urgency._replace(priority=ticket.urgency.priority - 1)
-        asking.ticket = ticket.late(asking.urgency)
-        self._queue.add(asking.ticket)
+        queued.is_lost = True
+        queued.urgency = ticket.urgency._replace(priority=ticket.urgency.priority - 1)
+        queued.ticket = ticket.late(queued.urgency)
+        self._queue.add(queued.ticket)
 
-    def _refuse(self, asking: Asking[PlacementT], error: OverloadedError) -> None:
-        asking.fail(self._counted(asking.slo, error))
+    def _refuse(self, queued: QueuedRequest[PlacementT], error: OverloadedError) -> None:
+        queued.fail(self._counted(queued.slo, error))
 
     def _counted(self, slo: SloClass, error: OverloadedError) -> OverloadedError:
         self._metrics.observe_refusal(slo, error.reason)

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from baton.core.histogram_buckets import SECONDS
 from baton.core.slo import SloClass
 from cluster.admission.refusals import Refusal
-from cluster.admission.safety_margin import Factors
+from cluster.admission.room import Factors
 
 _LABEL = "slo_class"
 
@@ -37,12 +37,12 @@ class AdmissionMetrics:
         )
         self._wait = Histogram(
             "baton_admission_wait_seconds",
-            "Of sequences that were let in: from asking to having a route.",
+            "Of sequences that were let in: from queued to having a route.",
             [_LABEL],
             buckets=SECONDS,
             registry=registry,
         )
-        self._gathered = Histogram(
+        self._batching_delay = Histogram(
             "baton_admission_gather_seconds",
             "Of prompts that waited for company in their prefill step.",
             buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
@@ -60,8 +60,8 @@ class AdmissionMetrics:
     def observe_wait(self, slo: SloClass, seconds: float) -> None:
         self._wait.labels(slo.name).observe(seconds)
 
-    def observe_gathering(self, seconds: float) -> None:
-        self._gathered.observe(seconds)
+    def observe_batching_delay(self, seconds: float) -> None:
+        self._batching_delay.observe(seconds)
 
     def status(self) -> dict[str, Any]:
         """For ``GET /admin/status``: class → how many wait and the margins of its targets. JSON-ready."""

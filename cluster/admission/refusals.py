@@ -35,7 +35,7 @@ def no_room(
     reason = Refusal(check.shortage or Shortage.TURN)
     if reason is Refusal.TURN:
         problem = f"More urgent requests wait already, before this one of the SLO class {slo.name!r}"
-    elif reason is Refusal.DECODE and not check.has_seat:
+    elif reason is Refusal.DECODE and not check.has_capacity:
         problem = f"The decode pool is full: no worker has a seat and KV blocks left for the SLO class {slo.name!r}"
     elif reason is Refusal.DECODE:
         problem = (

@@ -3,9 +3,9 @@
     feasible = what the request would take if nothing else ran · (1 + slack)
     room     = prediction ≤ max(the class's target with a margin, feasible), but never above a target that can be kept
 
-Who could not keep its target for the first token on an idle cluster either is *lost*: its prompt is too long for its
-class, or it has waited for too long. It may go where it hardly waits for others, unless those who can keep their
-targets find no room: then it would only take what they need.
+A request that could not keep its target for the first token on an idle cluster either is *lost*: its prompt is too long
+for its class, or it has waited too long. It may go where it hardly waits for others, unless requests that can keep
+their targets find no room: then it would only take what they need.
 """
 
 from __future__ import annotations
@@ -18,8 +18,15 @@ from math import inf
 import numpy as np
 
 from baton.core.slo import SloClass
-from cluster.admission.safety_margin import Factors
 from cluster.routing.base import Bools, Candidates, RouteDecision
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """What is left of a target is divided by these before predictions are compared with it; at least 1."""
+
+    ttft: float = 1.0
+    tpot: float = 1.0
 
 
 class Shortage(StrEnum):
@@ -42,7 +49,7 @@ class RoomCheck:
         over_ms: by how much the first token would come too late; 0 if it would not.
         ttft_target_ms, tpot_target_ms: what the request is held to. The first counts from its receipt.
         allowed_tpot_ms: the latter with its margin, which those who come later must leave it.
-        has_seat: the decode worker could take it at once.
+        has_capacity: the decode worker could take it at once.
         limit_tpot_ms: what the prediction was compared with: this, or less if others on the worker are stricter.
         is_near_ttft, is_near_tpot: the prediction is near its limit, so that a hit says something about the margin.
         is_lost: its class's target for the first token cannot be kept, whatever else runs.
@@ -56,7 +63,7 @@ class RoomCheck:
     tpot_target_ms: float
     allowed_tpot_ms: float
     limit_tpot_ms: float
-    has_seat: bool
+    has_capacity: bool
     is_near_ttft: bool
     is_near_tpot: bool
     is_lost: bool
@@ -118,7 +125,7 @@ def routes_with_room(
     if request.max_tokens == 1:
         return in_time
     workers, num_tokens = candidates.decode_workers, request.num_tokens
-    allowed_ms = [residents_tpot_ms(one.worker_id) if one.has_seat(num_tokens) else -inf for one in workers]
+    allowed_ms = [residents_tpot_ms(one.worker_id) if one.has_capacity(num_tokens) else -inf for one in workers]
     return in_time & (forecasts.tpot_ms <= np.minimum(limits.tpot_ms, candidates.by_decode(allowed_ms)))
 
 
@@ -149,7 +156,7 @@ def check_room(
     shortage = None
     if not is_idle and (decision.ttft_ms > limits.ttft_ms or (limits.is_lost and is_crowded)):
         shortage = Shortage.PREFILL
-    elif not is_idle and max_tokens > 1 and (decision.tpot_ms > limit_tpot_ms or not decision.has_seat):
+    elif not is_idle and max_tokens > 1 and (decision.tpot_ms > limit_tpot_ms or not decision.has_capacity):
         shortage = Shortage.DECODE
     return RoomCheck(
         shortage,
@@ -158,10 +165,42 @@ def check_room(
         tpot_target_ms=max(slo.tpot_s * 1e3, limits.feasible_tpot_ms),
         allowed_tpot_ms=limits.tpot_ms if max_tokens > 1 else inf,
         limit_tpot_ms=limit_tpot_ms,
-        has_seat=decision.has_seat,
+        has_capacity=decision.has_capacity,
         is_near_ttft=decision.ttft_ms > _NEAR * limits.ttft_ms,
         is_near_tpot=decision.tpot_ms > _NEAR * limit_tpot_ms,
         is_lost=limits.is_lost,
         shows_crowd=not limits.is_lost
         and (shortage is Shortage.DECODE or (shortage is not None and decision.ttft_ms > limits.feasible_ttft_ms)),
     )
+
+
+_LASTS_S, _LASTS_WAITING_S = 10.0, 2.0
+"""So long after somebody who could keep its targets found no room, others step back: those who come, and those who
+wait, who can go as soon as it is over."""
+
+
+class Shortages:
+    """Of requests that could keep their targets. Those who are lost do not count: they find no room because others do
+    not."""
+
+    def __init__(self) -> None:
+        self._by_priority: dict[int, float] = {}
+
+    def note(self, priority: int, now_s: float) -> None:
+        """One of this priority found no room."""
+        self._by_priority[priority] = now_s
+
+    def lasts(self, now_s: float, *, waiting: bool, above: float = -inf) -> bool:
+        """Whether one of a higher priority than ``above`` has lately found no room.
+
+        Args:
+            waiting: whoever asks waits already.
+        """
+        return now_s < self._latest_s(above) + (_LASTS_WAITING_S if waiting else _LASTS_S)
+
+    def left_s(self, now_s: float) -> float:
+        """Seconds until :meth:`lasts` is over for those that wait, be they of any priority; 0: it is over."""
+        return max(0.0, self._latest_s(-inf) + _LASTS_WAITING_S - now_s)
+
+    def _latest_s(self, above: float) -> float:
+        return max((at_s for priority, at_s in self._by_priority.items() if priority > above), default=-inf)

@@ -3,24 +3,59 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 from baton.core.errors import NoWorkerError
 from baton.core.timers import is_over
-from cluster.admission.contracts import Dispatcher, Placement
 from cluster.admission.refusals import stopping
 from cluster.requests.request_record import RequestRecord
 from cluster.routing.base import Preference, RouteDecision
 
+
+class Placement(Protocol):
+    """A request's place on its route."""
+
+    def release(self) -> None:
+        """Gives it back; a second call changes nothing."""
+        ...
+
+
+PlacementT_co = TypeVar("PlacementT_co", bound=Placement, covariant=True)
+
+
+class Dispatcher(Protocol[PlacementT_co]):
+    """Chooses routes. All methods are synchronous, so that nothing can happen in between."""
+
+    def forecast(self, record: RequestRecord, preferred: Preference | None = None) -> RouteDecision | None:
+        """The best route at present, without booking it; ``None`` if no worker may take the request.
+
+        Args:
+            preferred: routes that go before all others.
+        """
+        ...
+
+    def book(self, record: RequestRecord, decision: RouteDecision) -> PlacementT_co:
+        """From now on the request counts as work of its route, until its place is released."""
+        ...
+
+    def missing_pools(self) -> Sequence[str]:
+        """Pools without a worker that takes requests."""
+        ...
+
+    def workers_changed(self) -> asyncio.Event:
+        """An event that is set at the next change of the workers."""
+        ...
+
+
 _LONGEST_S = 0.5
-"""Suspects become usable again with time alone, so nobody waits for a change longer than this."""
+"""Suspects become usable again with time alone, so no wait for a change is longer than this."""
 
 
 class WorkerWait:
     """
     Args:
-        dispatcher: knows the best route; None while there is none.
-        changed: gives the event that is set at the next change of the workers.
+        dispatcher: knows the best route, if there is one.
         clock: monotonic seconds.
     """
 
@@ -28,18 +63,16 @@ class WorkerWait:
         self,
         dispatcher: Dispatcher[Placement],
         worker_wait_s: float,
-        changed: Callable[[], asyncio.Event],
         clock: Callable[[], float],
     ) -> None:
         self._dispatcher = dispatcher
         self._worker_wait_s = worker_wait_s
-        self._changed = changed
         self._clock = clock
         self._without_since_s: float | None = None
         self._is_closed = False
 
     def forecast(self, record: RequestRecord, preferred: Preference | None = None) -> RouteDecision | None:
-        """The best route at present; None: there is none, and how long that goes on is noted.
+        """The best route at present, or ``None``. Notes since when there has been no route.
 
         Args:
             preferred: routes that go before all others.
@@ -53,12 +86,12 @@ class WorkerWait:
 
     @property
     def is_used_up(self) -> bool:
-        """There has been no route for so long that nobody need wait for one any more."""
+        """There has been no route for ``worker_wait_s``, so that no request needs to wait any longer."""
         since_s = self._without_since_s
         return since_s is not None and is_over(since_s + self._worker_wait_s - self._clock())
 
     def error(self) -> NoWorkerError:
-        """What those who have waited for so long are told."""
+        """The error of requests that have waited too long."""
         missing = " and no ".join(self._dispatcher.missing_pools()) or "suitable"
         return NoWorkerError(
             f"No {missing} worker took the request within {self._worker_wait_s:g} s. "
@@ -66,25 +99,25 @@ class WorkerWait:
         )
 
     def close(self) -> None:
-        """Whoever waits is told within half a second."""
+        """Waiting requests fail within half a second."""
         self._is_closed = True
 
     async def first_route(self, record: RequestRecord, preferred: Preference | None = None) -> RouteDecision:
-        """The first route that there is.
+        """Waits until there is a route.
 
         Args:
             preferred: routes that go before all others.
 
         Raises:
             NoWorkerError: none came in time.
-            OverloadedError: the router stops.
-            DeadlineError: the request's own time is over.
+            OverloadedError: the router is stopping.
+            DeadlineError: the request's own deadline has passed.
         """
         give_up_at = self._clock() + self._worker_wait_s
         while True:
             if self._is_closed:
                 raise stopping()
-            changed = self._changed()
+            changed = self._dispatcher.workers_changed()
             decision = self.forecast(record, preferred)
             if decision is not None:
                 return decision

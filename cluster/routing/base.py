@@ -68,7 +68,7 @@ class WorkerSnapshot:
     tpot_target_s: float = inf
     last_assigned_s: float = -inf
 
-    def has_seat(self, num_tokens: float) -> bool:
+    def has_capacity(self, num_tokens: float) -> bool:
         """Whether its steps have a place for one more sequence, and its KV cache room for so many more tokens when all
         sequences that are there have come to their ends as well.
 
@@ -130,7 +130,7 @@ class RouteDecision:
         tpot_ms: predicted mean time per output token.
         idle_ttft_ms, idle_tpot_ms: what the best route would take if nothing else ran: no load can be blamed for it.
         wait_ms: of ``ttft_ms``, behind prompts of others.
-        has_seat: the decode worker could take it at once.
+        has_capacity: the decode worker could take it at once.
         record: JSON-ready, for the timeline: the candidates with scores and predictions.
         forecast: what the latency model needs to learn from the outcome.
     """
@@ -143,7 +143,7 @@ class RouteDecision:
     idle_ttft_ms: float = 0.0
     idle_tpot_ms: float = 0.0
     wait_ms: float = 0.0
-    has_seat: bool = True
+    has_capacity: bool = True
     record: Mapping[str, Any] = field(default_factory=dict)
     forecast: RouteForecast = UNKNOWN_FORECAST
 

@@ -6,6 +6,7 @@ starts to drain either has a request or does not get it.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -191,6 +192,10 @@ class Dispatcher:
         if self._metrics is not None:
             self._metrics.observe_route(local=prefill is None)
         return Placement(prefill, decode, booking, self._predictions)
+
+    def workers_changed(self) -> asyncio.Event:
+        """An event that is set at the next change of the workers."""
+        return self._registry.changed
 
     def missing_pools(self) -> list[str]:
         """Pools without a worker that takes requests."""

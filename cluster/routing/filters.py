@@ -30,7 +30,7 @@ class HasRoom:
     """
 
     def filter(self, workers: Sequence[WorkerSnapshot], request: RoutingRequest) -> list[WorkerSnapshot]:
-        return [worker for worker in workers if worker.has_seat(request.num_tokens)] or list(workers)
+        return [worker for worker in workers if worker.has_capacity(request.num_tokens)] or list(workers)
 
 
 FILTERS: Mapping[str, Callable[[], Filter]] = {

@@ -190,7 +190,7 @@ def _decision(candidates: Candidates, chosen: int, record: Mapping[str, object])
         idle_ttft_ms=float(forecasts.idle_ttft_ms.min()),
         idle_tpot_ms=float(forecasts.idle_tpot_ms.min()),
         wait_ms=float(forecasts.wait_ms[chosen]),
-        has_seat=route.decode.has_seat(candidates.request.num_tokens),
+        has_capacity=route.decode.has_capacity(candidates.request.num_tokens),
         record=record,
         forecast=RouteForecast(
             ttft_ms=ttft_ms,

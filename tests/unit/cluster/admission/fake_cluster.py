@@ -70,6 +70,9 @@ class FakeCluster:
             wait_ms=wait_ms,
         )
 
+    def workers_changed(self) -> asyncio.Event:
+        return asyncio.Event()
+
     def missing_pools(self) -> list[str]:
         return [] if self.has_workers else [DECODE]
 

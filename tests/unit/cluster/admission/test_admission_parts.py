@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from baton.core.request import FinishReason, SamplingParams
 from baton.core.slo import INTERACTIVE, SloClass
 from baton.core.timeline import Event, Timeline
-from cluster.admission.admitted import AdmittedWork
-from cluster.admission.gathering import LONGEST_MS, ArrivalGaps, Gatherer, GatherView, gather_ms
+from cluster.admission.admitted import LARGEST_FACTOR, AdmittedWork, ClassMargins, SafetyMargin
+from cluster.admission.batching_delay import LONGEST_MS, ArrivalGaps, BatchingDelay, BatchingView, batching_delay_ms
 from cluster.admission.refusals import no_room
-from cluster.admission.room import Shortage, check_room
-from cluster.admission.safety_margin import LARGEST_FACTOR, ClassMargins, Factors, SafetyMargin
+from cluster.admission.room import Factors, Shortage, check_room
 from cluster.admission.waiting_time import WorkUnderWay, predicted_wait_s
 from cluster.latency.estimates import WorkerTraits
 from cluster.latency.latency_model import LatencyModel
@@ -230,11 +229,11 @@ def test_waits_follow_from_what_is_under_way() -> None:
     assert predicted_wait_s(Shortage.DECODE, over_ms=0, num_ahead=0, leave_per_s=10) == pytest.approx(0.1)
 
 
-PAYS = GatherView(slack_ms=500, gap_ms=1, fixed_ms=20, own_ms=2, room_tokens=480, prompt_tokens=32)
+PAYS = BatchingView(slack_ms=500, gap_ms=1, fixed_ms=20, own_ms=2, room_tokens=480, prompt_tokens=32)
 
 
 def test_gathering_pays_for_short_prompts_that_come_fast() -> None:
-    assert 1 <= gather_ms(PAYS) <= LONGEST_MS
+    assert 1 <= batching_delay_ms(PAYS) <= LONGEST_MS
 
 
 @pytest.mark.parametrize(
@@ -250,8 +249,8 @@ def test_gathering_pays_for_short_prompts_that_come_fast() -> None:
     ],
 )
 def test_and_else_it_does_not(change: dict[str, float]) -> None:
-    view = GatherView(**{**{name: getattr(PAYS, name) for name in PAYS.__slots__}, **change})
-    assert gather_ms(view) == 0.0
+    view = BatchingView(**{**{name: getattr(PAYS, name) for name in PAYS.__slots__}, **change})
+    assert batching_delay_ms(view) == 0.0
 
 
 @given(
@@ -263,7 +262,7 @@ def test_and_else_it_does_not(change: dict[str, float]) -> None:
     st.integers(1, 4000),
 )
 def test_gathering_never_costs_more_than_it_gains(slack, gap, fixed, own, room, tokens) -> None:
-    hold = gather_ms(GatherView(slack, gap, fixed, own, room, tokens))
+    hold = batching_delay_ms(BatchingView(slack, gap, fixed, own, room, tokens))
     assert 0 <= hold <= LONGEST_MS
     if hold:
         assert hold <= 0.1 * slack
@@ -287,17 +286,17 @@ def nobody_computes(worker_id: str) -> bool:
 def test_the_gatherer_asks_the_latency_model() -> None:
     model = LatencyModel()
     model.add_worker("p", WorkerTraits(("prefill",), 512), prior=(20.0, 0.02, 1e-6, 0.1, 1e-4, 0.1))
-    gatherer = Gatherer(model, lambda: {"p": 512})
+    batching_delay = BatchingDelay(model, lambda: {"p": 512})
     for number in range(20):
-        gatherer.arrived(number * 0.001)
+        batching_delay.arrived(number * 0.001)
     idle = RouteDecision("p", "d", 0, 25.0, 10.0, idle_ttft_ms=25.0, idle_tpot_ms=10.0)
-    assert gatherer.hold_ms(idle, 32, slack_ms=900, computes_prompts=nobody_computes) > 0
-    assert gatherer.hold_ms(idle, 32, slack_ms=900, computes_prompts=nobody_computes, held_tokens=500) == 0
+    assert batching_delay.delay_ms(idle, 32, slack_ms=900, computes_prompts=nobody_computes) > 0
+    assert batching_delay.delay_ms(idle, 32, slack_ms=900, computes_prompts=nobody_computes, delayed_tokens=500) == 0
     busy = RouteDecision("p", "d", 0, 25.0, 10.0, idle_ttft_ms=25.0, idle_tpot_ms=10.0, wait_ms=5.0)
-    assert gatherer.hold_ms(busy, 32, slack_ms=900, computes_prompts=nobody_computes) == 0
-    two = Gatherer(model, lambda: {"p": 512, "q": 512})
+    assert batching_delay.delay_ms(busy, 32, slack_ms=900, computes_prompts=nobody_computes) == 0
+    two = BatchingDelay(model, lambda: {"p": 512, "q": 512})
     for number in range(20):
         two.arrived(number * 0.001)
-    assert two.hold_ms(idle, 32, slack_ms=900, computes_prompts=nobody_computes) == 0
-    assert two.hold_ms(idle, 32, slack_ms=900, computes_prompts=lambda worker_id: worker_id == "p") == 0
-    assert two.hold_ms(idle, 32, slack_ms=900, computes_prompts=lambda worker_id: worker_id == "q") > 0
+    assert two.delay_ms(idle, 32, slack_ms=900, computes_prompts=nobody_computes) == 0
+    assert two.delay_ms(idle, 32, slack_ms=900, computes_prompts=lambda worker_id: worker_id == "p") == 0
+    assert two.delay_ms(idle, 32, slack_ms=900, computes_prompts=lambda worker_id: worker_id == "q") > 0

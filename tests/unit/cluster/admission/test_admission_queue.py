@@ -11,7 +11,7 @@ import pytest
 from baton.core.errors import NoWorkerError, OverloadedError
 from baton.core.slo import INTERACTIVE, STANDARD
 from cluster.admission.admission_config import AdmissionConfig
-from cluster.admission.gathering import Gatherer
+from cluster.admission.batching_delay import BatchingDelay
 from cluster.requests.request_record import RequestRecord
 from cluster.routing.base import Preference, RouteDecision
 from tests.unit.cluster.admission.fake_cluster import PROMPT_MS, FakePlacement, Scene
@@ -217,7 +217,7 @@ def test_a_burst_of_pokes_is_one_look() -> None:
     play(script)
 
 
-class OneStep(Gatherer):
+class OneStep(BatchingDelay):
     """Holds everybody for 5 ms."""
 
     def __init__(self) -> None:
@@ -226,13 +226,13 @@ class OneStep(Gatherer):
     def arrived(self, now_s: float) -> None:
         self.num_arrived += 1
 
-    def hold_ms(self, *args: object, **kwargs: object) -> float:
+    def delay_ms(self, *args: object, **kwargs: object) -> float:
         return 5.0
 
 
 def test_those_that_gather_go_together_and_in_order() -> None:
     async def script(scene: Scene) -> None:
-        scene.admission._gatherer = OneStep()
+        scene.admission._batching_delay = OneStep()
         asked = []
         for _ in range(3):
             asked.append(scene.ask(STANDARD))
@@ -250,7 +250,7 @@ def test_those_that_gather_go_together_and_in_order() -> None:
 def test_who_gathers_and_finds_no_room_then_is_refused_once() -> None:
     async def script(scene: Scene) -> None:
         await scene.admission.admit(scene.record(STANDARD))  # an idle cluster takes everything
-        scene.admission._gatherer = OneStep()
+        scene.admission._batching_delay = OneStep()
         _, task = scene.ask(INTERACTIVE)
         await asyncio.sleep(0.001)
         scene.cluster.fall_behind(10.0)
@@ -263,7 +263,7 @@ def test_who_gathers_and_finds_no_room_then_is_refused_once() -> None:
 
 def test_who_gathers_while_workers_leave_waits_for_them() -> None:
     async def script(scene: Scene) -> None:
-        scene.admission._gatherer = OneStep()
+        scene.admission._batching_delay = OneStep()
         for returns in (True, False):
             _, task = scene.ask(INTERACTIVE)
             await asyncio.sleep(0.001)
@@ -284,13 +284,13 @@ def test_who_gathers_while_workers_leave_waits_for_them() -> None:
 def test_only_prefill_workers_with_prompts_are_busy_to_those_that_gather() -> None:
     busy = []
 
-    class Asking(OneStep):
-        def hold_ms(self, *args: object, **kwargs: Any) -> float:
+    class QueuedRequest(OneStep):
+        def delay_ms(self, *args: object, **kwargs: Any) -> float:
             busy.append(kwargs["computes_prompts"]("prefill-0"))
             return 0.0
 
     async def script(scene: Scene) -> None:
-        scene.admission._gatherer = Asking()
+        scene.admission._batching_delay = QueuedRequest()
         forecast = scene.cluster.forecast
 
         def local(record: RequestRecord, preferred: Preference | None = None) -> RouteDecision | None:

@@ -14,8 +14,8 @@ from baton.core.errors import OverloadedError
 from baton.core.request import SamplingParams
 from baton.core.slo import INTERACTIVE
 from baton.core.timeline import Event, Timeline
-from cluster.admission.room import check_room, routes_with_room
-from cluster.admission.safety_margin import LARGEST_FACTOR, Factors
+from cluster.admission.admitted import LARGEST_FACTOR
+from cluster.admission.room import Factors, check_room, routes_with_room
 from cluster.config.config import BatonConfig
 from cluster.control_plane import create_admission
 from cluster.latency.estimates import WorkerTraits
@@ -66,7 +66,7 @@ def test_a_route_has_room_exactly_when_the_check_of_it_finds_no_shortage(
             float(forecasts.tpot_ms[index]),
             float(forecasts.idle_ttft_ms.min()),
             float(forecasts.idle_tpot_ms.min()),
-            has_seat=worker.has_seat(request.num_tokens),
+            has_capacity=worker.has_capacity(request.num_tokens),
         )
         check = check_room(
             decision,

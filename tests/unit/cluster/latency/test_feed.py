@@ -169,20 +169,20 @@ async def test_a_worker_of_another_kind_may_come_while_fits_are_written(tmp_path
 
 def test_a_round_asks_one_worker_after_the_other() -> None:
     async def run() -> list[float]:
-        loop, asked_s = asyncio.get_running_loop(), []
+        loop, queued_s = asyncio.get_running_loop(), []
 
         class TimedClient(SamplingClient):
             async def stats(self, timeout_s: float = 2.0, samples_after: int | None = None) -> worker_pb2.WorkerStats:
-                asked_s.append(loop.time())
+                queued_s.append(loop.time())
                 return await super().stats(timeout_s, samples_after)
 
         registry = WorkerRegistry()
         feed = SampleFeed(registry, LatencyModel())
         for number in range(4):
             await feed.add(add_worker(registry, TimedClient(), f"d{number}"))
-        asked_s.clear()
+        queued_s.clear()
         await feed.poll(0.8)
-        return asked_s
+        return queued_s
 
     assert run_virtually(run) == pytest.approx([0.0, 0.2, 0.4, 0.6])
 

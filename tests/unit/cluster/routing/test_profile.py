@@ -204,7 +204,7 @@ def test_routes_that_are_preferred_go_before_better_ones() -> None:
 def test_the_decision_says_whether_there_is_a_seat(context_tokens: int) -> None:
     decision = choose([], [decode_worker(kv_tokens=1000, context_tokens=context_tokens)])
     assert decision is not None
-    assert decision.has_seat == (context_tokens + 400 + 64 <= 1000)
+    assert decision.has_capacity == (context_tokens + 400 + 64 <= 1000)
 
 
 def test_the_route_taken_is_in_the_record_even_if_it_is_not_among_the_best() -> None:
@@ -258,4 +258,4 @@ def test_a_round_robin_goes_round() -> None:
 def test_a_seat_has_room_for_those_that_are_there_to_grow(final_tokens: int) -> None:
     decision = choose([], [decode_worker(kv_tokens=1000, context_tokens=100, final_tokens=final_tokens)])
     assert decision is not None
-    assert decision.has_seat == (final_tokens + 400 + 64 <= 1000)
+    assert decision.has_capacity == (final_tokens + 400 + 64 <= 1000)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.urgency import Urgency
-from cluster.admission.waiting_line import Ticket, WaitingLine
+from cluster.admission.admission_queue import AdmissionQueue, Ticket
 
 PRIORITIES = {"high": 2, "middle": 1, "low": 0}
 
@@ -20,7 +20,7 @@ def ticket(lane: str, deadline_s: float, *, expires_s: float = 1e6, patience_s: 
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(PRIORITIES)), st.integers(0, 20)), max_size=60), st.floats(0, 100))
 def test_it_agrees_with_sorting_everybody(places: list[tuple[str, int]], now_s: float) -> None:
-    line: WaitingLine[str] = WaitingLine(0.05)
+    line: AdmissionQueue[str] = AdmissionQueue(0.05)
     tickets = [ticket(lane, float(deadline), patience_s=15.0) for lane, deadline in places]
     for one in tickets:
         line.add(one)
@@ -40,7 +40,7 @@ def test_it_agrees_with_sorting_everybody(places: list[tuple[str, int]], now_s: 
 
 
 def test_those_of_one_lane_with_equal_deadlines_keep_their_order() -> None:
-    line: WaitingLine[str] = WaitingLine(0.0)
+    line: AdmissionQueue[str] = AdmissionQueue(0.0)
     first, second = ticket("low", 1.0), ticket("low", 1.0)
     line.add(first)
     line.add(second)
@@ -50,7 +50,7 @@ def test_those_of_one_lane_with_equal_deadlines_keep_their_order() -> None:
 
 
 def test_expiry_is_found_wherever_it_stands() -> None:
-    line: WaitingLine[str] = WaitingLine(0.0)
+    line: AdmissionQueue[str] = AdmissionQueue(0.0)
     line.add(ticket("low", 1.0, expires_s=9.0))
     line.add(late := ticket("low", 2.0, expires_s=5.0))
     assert line.next_expiry_s() == 5.0
@@ -60,7 +60,7 @@ def test_expiry_is_found_wherever_it_stands() -> None:
 
 
 def test_who_left_does_not_fill_memory() -> None:
-    line: WaitingLine[str] = WaitingLine(0.0)
+    line: AdmissionQueue[str] = AdmissionQueue(0.0)
     for _ in range(10_000):
         one = ticket("low", 1.0)
         line.add(one)
@@ -69,7 +69,7 @@ def test_who_left_does_not_fill_memory() -> None:
 
 
 def test_a_share_comes_due_after_so_many_of_higher_priority() -> None:
-    line: WaitingLine[str] = WaitingLine(0.1)
+    line: AdmissionQueue[str] = AdmissionQueue(0.1)
     line.add(waiting := ticket("low", 1.0))
     line.add(ticket("low", 2.0))
     due = []
@@ -87,7 +87,7 @@ def test_a_share_comes_due_after_so_many_of_higher_priority() -> None:
 
 @pytest.mark.parametrize("lane", ["high", "middle"])
 def test_equal_and_higher_priorities_are_owed_nothing(lane: str) -> None:
-    line: WaitingLine[str] = WaitingLine(0.25)
+    line: AdmissionQueue[str] = AdmissionQueue(0.25)
     line.add(ticket(lane, 1.0))
     for _ in range(100):
         line.note_dispatch(Urgency(1, 0.0), "other")
@@ -95,7 +95,7 @@ def test_equal_and_higher_priorities_are_owed_nothing(lane: str) -> None:
 
 
 def test_patience_lifts_the_late() -> None:
-    line: WaitingLine[str] = WaitingLine(0.0)
+    line: AdmissionQueue[str] = AdmissionQueue(0.0)
     line.add(old := ticket("low", 0.0, patience_s=10.0))
     line.add(new := ticket("middle", 100.0, patience_s=10.0))
     assert line.head(9.0) is new

@@ -1,4 +1,4 @@
-"""Whether a prompt should wait a moment for others to share its step with. Pure; times are milliseconds.
+"""Batching delay: whether a prompt should wait a moment for others to share its step. Times are milliseconds.
 
 A step costs ``fixed`` whatever is in it, and ``own`` for a prompt. Let the next prompt come ``gap`` later. One after
 the other, the first takes fixed + own and the second 2·(fixed + own) - gap; together, both take fixed + 2·own, behind
@@ -7,14 +7,15 @@ the gap for the first. The sum of the two is less together when
     fixed - own > 2·gap
 
 so short prompts on devices whose steps are expensive by themselves gain, if others come fast. Never a fixed sleep:
-while a step is under way arrivals gather by themselves, and a worker that has nothing to do serves the next one better
-than company does.
+while a step is in progress arrivals gather by themselves, and an idle worker serves the next one better than a delay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from cluster.latency.latency_model import LatencyModel
 from cluster.routing.base import RouteDecision
@@ -22,13 +23,13 @@ from cluster.routing.base import RouteDecision
 LONGEST_MS = 20.0
 _WORTHWHILE_MS = 0.5
 _SLACK_SHARE = 0.1
-"""Of what is left of a target, this much may be spent on company."""
+"""Share of the time left to a target that a batching delay may take."""
 _GAP_WEIGHT = 0.25
 _LONG_GAP_MS = 1e3
 
 
 @dataclass(frozen=True, slots=True)
-class GatherView:
+class BatchingView:
     """
     Attributes:
         slack_ms: what is left of the target for the first token, after everything that is predicted.
@@ -51,8 +52,8 @@ class GatherView:
     idle_workers: int = 0
 
 
-def gather_ms(view: GatherView) -> float:
-    """How long to wait for company; 0: go at once."""
+def batching_delay_ms(view: BatchingView) -> float:
+    """How long to wait for other prompts; 0 if the prompt should go at once."""
     if view.wait_ms > 0 or view.idle_workers > 0:
         return 0.0
     if view.room_tokens < view.prompt_tokens:  # one more like it would not fit
@@ -62,8 +63,8 @@ def gather_ms(view: GatherView) -> float:
         return 0.0
     num_fit = view.room_tokens // max(1, view.prompt_tokens)
     worth_ms = (view.fixed_ms - view.own_ms) / 2
-    hold_ms = min(worth_ms, view.gap_ms * (num_fit + 1), _SLACK_SHARE * view.slack_ms, LONGEST_MS)
-    return hold_ms if hold_ms >= max(_WORTHWHILE_MS, view.gap_ms) else 0.0
+    delay_ms = min(worth_ms, view.gap_ms * (num_fit + 1), _SLACK_SHARE * view.slack_ms, LONGEST_MS)
+    return delay_ms if delay_ms >= max(_WORTHWHILE_MS, view.gap_ms) else 0.0
 
 
 class ArrivalGaps:
@@ -85,8 +86,8 @@ class ArrivalGaps:
         self._last_s = now_s
 
 
-class Gatherer:
-    """Puts what is known together.
+class BatchingDelay:
+    """Decides about the batching delay of each prompt.
 
     Args:
         prefill_chunk_tokens: budget of one step of every prefill worker that takes requests, by its id.
@@ -101,21 +102,21 @@ class Gatherer:
         """A request came."""
         self._arrivals.observe(now_s)
 
-    def hold_ms(
+    def delay_ms(
         self,
         decision: RouteDecision,
         num_prompt_tokens: int,
         *,
         slack_ms: float,
         computes_prompts: Callable[[str], bool],
-        held_tokens: int = 0,
+        delayed_tokens: int = 0,
     ) -> float:
-        """How long to hold a request that could go.
+        """The batching delay of a request that could go at once.
 
         Args:
             slack_ms: what is left of its target for the first token.
             computes_prompts: whether a prefill worker has any.
-            held_tokens: of prompts that are held already, and will share its step.
+            delayed_tokens: tokens of prompts that are delayed already and will share its step.
         """
         worker_id = decision.prefill_id
         # Most requests end here: asking the model would cost more than it could find.
@@ -125,15 +126,59 @@ class Gatherer:
         uncached = max(1, num_prompt_tokens - decision.cached_tokens)
         fixed_ms = self._model.step_ms(worker_id, 0, 0).ms
         alone_ms = self._model.prefill_ms(worker_id, uncached, decision.cached_tokens).ms
-        return gather_ms(
-            GatherView(
+        return batching_delay_ms(
+            BatchingView(
                 slack_ms=slack_ms,
                 gap_ms=self._arrivals.gap_ms,
                 fixed_ms=fixed_ms,
                 own_ms=max(0.0, alone_ms - fixed_ms),
-                room_tokens=workers.get(worker_id, 0) - uncached - held_tokens,
+                room_tokens=workers.get(worker_id, 0) - uncached - delayed_tokens,
                 prompt_tokens=uncached,
                 wait_ms=decision.wait_ms,
                 idle_workers=sum(other != worker_id and not computes_prompts(other) for other in workers),
             )
         )
+
+
+T = TypeVar("T")
+
+
+class DelayedRequests(Generic[T]):
+    """Requests in their batching delay. They all leave when the delay of the first one ends.
+
+    Args:
+        leave: called with each of them, in order.
+    """
+
+    def __init__(self, leave: Callable[[T], None]) -> None:
+        self._leave = leave
+        self._delayed: list[T] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._delayed)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._delayed)
+
+    def add(self, item: T, delay_s: float) -> None:
+        """A request that joins others leaves with them."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self.open)
+        self._delayed.append(item)
+
+    def remove(self, item: T) -> None:
+        if item in self._delayed:
+            self._delayed.remove(item)
+
+    def open(self) -> None:
+        """All leave now."""
+        for item in self.clear():
+            self._leave(item)
+
+    def clear(self) -> list[T]:
+        """Removes all without calling ``leave``."""
+        if self._timer is not None:
+            self._timer.cancel()
+        delayed, self._delayed, self._timer = self._delayed, [], None
+        return delayed

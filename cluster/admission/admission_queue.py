@@ -1,23 +1,61 @@
-"""The queue of admission: who is next, who is the last, whose time is over. Pure; no clock of its own.
+"""The queue of admission: which request is next, which is last, and which has expired. The queue is pure.
 
     lanes, one per SLO class          interactive  ●●●
     each in order of deadlines        standard     ●●●●●●●●
     next: the most urgent head        batch        ●●●●●●●●●●●●●●
 
-Inside a class nobody overtakes by waiting, since all get more urgent alike. So a lane stays sorted, and whatever is
-asked looks at one place of each lane: at most 16 of them, however many requests wait.
+Waiting never changes the order inside a class, since all its requests become more urgent alike. So a lane stays sorted,
+and every query looks at one place of each lane: at most 16 of them, however many requests wait.
 """
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from baton.core.slo import SloClass
 from baton.core.urgency import Urgency
+from cluster.requests.request_record import RequestRecord
+
+
+class Alarm:
+    """A timer that can be set several times, and goes off at the earliest of these times.
+
+    Args:
+        ring: called when it goes off.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, ring: Callable[[], None], clock: Callable[[], float]) -> None:
+        self._ring = ring
+        self._clock = clock
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
+
+    def set(self, at_s: float) -> None:
+        """It goes off at ``at_s``, or earlier if it was set to an earlier time before."""
+        if self._timer is not None:
+            if self._due_s <= at_s:
+                return
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, at_s - self._clock()), self._go_off)
+        self._due_s = at_s
+
+    def cancel(self) -> None:
+        """It does not go off, unless it is set again."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+
+    def _go_off(self) -> None:
+        self._timer = None
+        self._ring()
+
 
 T = TypeVar("T")
 _MOST_CREDIT = 2.0
@@ -54,7 +92,7 @@ class Ticket(Generic[T]):
         return Ticket(self.item, f"{self.lane}/late", urgency, self.expires_s, self.account, is_late=True)
 
 
-class WaitingLine(Generic[T]):
+class AdmissionQueue(Generic[T]):
     """
     Args:
         fair_share: of what is dispatched, that each class of lower priority gets while it waits; in [0, 1].
@@ -164,3 +202,72 @@ class WaitingLine(Generic[T]):
 
 def _deadline(ticket: Ticket[T]) -> float:
     return ticket.urgency.deadline_s
+
+
+@dataclass(slots=True, eq=False)
+class QueuedRequest(Generic[T]):
+    """A request in one call of ``Admission.admit``, which may have to wait for its placement.
+
+    Attributes:
+        urgency: its place in the queue. ``record.urgency`` is its place on workers.
+        queued_s: when the call began; seconds of the router's clock.
+        future: gets the placement or the error if the request has to wait; ``None`` as its result means that there is
+            no route, and that a worker has to be waited for.
+        ticket: its place in the queue, if it has or had one.
+        was_delayed: it has had its batching delay; there is no second one.
+        is_lost: it waits among requests that cannot keep their target for the first token.
+    """
+
+    record: RequestRecord
+    urgency: Urgency
+    queued_s: float
+    future: asyncio.Future[T | None] | None = None
+    ticket: Ticket[Any] | None = None
+    was_delayed: bool = False
+    is_lost: bool = False
+
+    @property
+    def slo(self) -> SloClass:
+        return self.record.request.slo
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.record.request.prompt_token_ids)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """The client left, and the waiting task has not noticed yet."""
+        return self.future is not None and self.future.done()
+
+    def step_back(self, now_s: float) -> None:
+        """Its target is lost: on workers it goes behind its class, and its lateness counts from now on only.
+
+        Otherwise it would at once count as more urgent than requests that were admitted to be in time.
+        """
+        ttft_s = self.slo.ttft_s
+        self.record.urgency = Urgency(self.slo.priority - 1, now_s + ttft_s, ttft_s)
+
+    def result(self) -> asyncio.Future[T | None]:
+        """The future that the waiting task awaits."""
+        if self.future is None:
+            self.future = asyncio.get_running_loop().create_future()
+        return self.future
+
+    def grant(self, placement: T) -> None:
+        """Ends the wait of a request that is not cancelled."""
+        self.result().set_result(placement)
+
+    def wait_for_workers(self) -> None:
+        """Ends the wait for room of a request that is not cancelled, since there is no route at all."""
+        self.result().set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        """Ends the wait with an error, if it is not over."""
+        if not self.result().done():
+            self.result().set_exception(error)
+
+    def placement(self) -> T | None:
+        """The placement that was granted, if one was."""
+        future = self.future
+        granted = future is not None and future.done() and not future.cancelled() and future.exception() is None
+        return future.result() if granted and future is not None else None
