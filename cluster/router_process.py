@@ -28,12 +28,12 @@ from cluster.dispatch.router import Router
 from cluster.gateway.api_keys import ApiKeys
 from cluster.gateway.gateway import create_app
 from cluster.gateway.http_protocol import server_config
-from cluster.gateway.openai.limits import GatewayLimits
+from cluster.gateway.openai.plan import GatewayLimits
 from cluster.latency.store import FitStore
 from cluster.registry.workers import WorkerInfo, WorkerRegistry
 from cluster.requests.generation import ModelCard
 from cluster.telemetry.cluster_metrics import ClusterFigures, PoolFigures
-from cluster.telemetry.metrics_page import MetricsPage
+from cluster.telemetry.metrics import MetricsPage
 from cluster.telemetry.tracing import NoTracer, RequestTracer, create_tracer
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ _GOODBYE_S = 2
 
 
 class RouterHost:
-    """Hosts gateway and router; implements :class:`cluster.gateway.admin.AdminBackend` for them.
+    """Hosts gateway and router; implements :class:`cluster.gateway.gateway.AdminBackend` for them.
 
     Args:
         port: to listen on; 0 takes any.

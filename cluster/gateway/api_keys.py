@@ -112,7 +112,7 @@ def digest_of(key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What a key may use; None: no limit. See :mod:`cluster.gateway.key_limits`."""
+    """What a key may use; None: no limit. See :mod:`cluster.gateway.access`."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None

@@ -1,11 +1,11 @@
-"""The HTTP application: routes and error handlers. What generates is in :mod:`cluster.gateway.generation_endpoint`."""
+"""The HTTP application: routes and error handlers. Generation is in :mod:`cluster.gateway.generation_endpoint`."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import cast, get_args
+from typing import Any, Protocol, cast, get_args
 
 from fastapi import Depends, FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
@@ -17,25 +17,75 @@ from baton.core.slo import SloClasses
 from baton.core.version import package_version
 from baton.engine.models.tokenizer import Tokenizer
 from baton.explain.timelines import Order
-from cluster.gateway.admin import AdminBackend
+from cluster.gateway.access import AccessControl
 from cluster.gateway.api_keys import ApiKeys
 from cluster.gateway.generation_endpoint import GenerationEndpoint
-from cluster.gateway.http_access import AccessControl
 from cluster.gateway.http_edge import (
     JsonResponse,
     RequestContextMiddleware,
+    RequestTimesMiddleware,
     error_answer,
     error_response,
     read_json_object,
 )
 from cluster.gateway.openai.json_body import shown
-from cluster.gateway.openai.limits import GatewayLimits
-from cluster.gateway.openai.parameters import check_known
-from cluster.gateway.openai.plan import check_model
+from cluster.gateway.openai.plan import GatewayLimits, check_model
 from cluster.gateway.openai.responses import error_body, model_body
-from cluster.gateway.request_times import RequestTimesMiddleware
+from cluster.gateway.openai.schemas import check_known
 from cluster.requests.generation import FinishedRequest, Generator
-from cluster.telemetry.http_metrics import HttpMetrics
+from cluster.telemetry.metrics import HttpMetrics
+
+
+class AdminBackend(Protocol):
+    """The control plane, as the gateway sees it. Every dictionary is ready for JSON."""
+
+    async def status(self) -> dict[str, Any]:
+        """Pools, workers, blocks in use and requests in flight."""
+        ...
+
+    async def scale(self, targets: dict[str, int | None]) -> dict[str, Any]:
+        """Sets the number of workers of the named pools and says what was begun.
+
+        Args:
+            targets: None: the autoscaler decides.
+
+        Raises:
+            BatonError: a pool does not exist or cannot have that size.
+        """
+        ...
+
+    async def change_role(self, source: str, destination: str) -> dict[str, Any]:
+        """Makes a worker of one pool a worker of the other, once it is drained.
+
+        Raises:
+            BatonError: workers cannot change, or the pool has none to spare.
+        """
+        ...
+
+    async def plan(self) -> dict[str, Any]:
+        """What the autoscaler would do next, and why, whether or not it is on."""
+        ...
+
+    async def advise(self) -> dict[str, Any]:
+        """What would serve the traffic seen better with the same workers."""
+        ...
+
+    def timeline(self, request_id: str) -> dict[str, Any]:
+        """The waterfall of a request.
+
+        Raises:
+            NotFoundError: it is not known, or not any more.
+        """
+        ...
+
+    def requests(self, order: Order, limit: int) -> list[dict[str, Any]]:
+        """The newest or the slowest of the requests whose timelines are kept."""
+        ...
+
+    async def metrics(self) -> bytes:
+        """Prometheus' text format."""
+        ...
+
 
 _MAX_LISTED = 1000
 _MAX_WORKERS = 4096

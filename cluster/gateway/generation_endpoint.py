@@ -15,23 +15,23 @@ from baton.core.errors import InvalidRequestError
 from baton.core.slo import SLO_CLASS_HEADER, SloClass, SloClasses, SloResult
 from baton.core.timeline import Event, Timeline
 from baton.engine.models.tokenizer import Tokenizer
-from cluster.gateway.http_access import api_key_of
+from cluster.gateway.access import Allowance, KeyLimiter, api_key_of
 from cluster.gateway.http_edge import (
+    ArrivalTimes,
     JsonResponse,
     add_log_fields,
     add_response_headers,
+    arrival_of,
+    call_when_over,
     read_json_object,
     request_id_of,
     set_request_id,
     until_disconnect,
 )
-from cluster.gateway.key_limits import Allowance, KeyLimiter
-from cluster.gateway.openai.limits import GatewayLimits
-from cluster.gateway.openai.plan import GenerationPlan, Planner
+from cluster.gateway.openai.plan import GatewayLimits, GenerationPlan, Planner
 from cluster.gateway.openai.responses import ChatFormat, ChoiceOutput, CompletionFormat, Json, ResponseFormat, Usage
 from cluster.gateway.openai.schemas import BaseRequest, ChatCompletionRequest, CompletionRequest, parse_request
 from cluster.gateway.output_processor import OutputDelta, OutputProcessor
-from cluster.gateway.request_times import ArrivalTimes, arrival_of, call_when_over
 from cluster.gateway.sequences import SequenceSpec, run_sequences
 from cluster.gateway.sse import DONE_EVENT, SseResponse, encode_event
 from cluster.requests.generation import FinishedRequest, GenerationRequest, Generator

@@ -1,4 +1,4 @@
-"""HTTP plumbing of the gateway: request ids, bounded bodies, disconnects, errors in OpenAI's shape."""
+"""HTTP plumbing of the gateway: request ids and times, bounded bodies, disconnects, errors in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import math
 import re
 import time
 import uuid
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import h11
@@ -31,7 +32,7 @@ from baton.core.errors import (
 from baton.core.logs import RequestLog, describe_fault
 from cluster.gateway.openai.json_body import check_content_headers, parse_object
 from cluster.gateway.openai.responses import error_body
-from cluster.telemetry.http_metrics import UNKNOWN_ENDPOINT, HttpMetrics
+from cluster.telemetry.metrics import UNKNOWN_ENDPOINT, HttpMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -225,3 +226,74 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, _T]) -> _
 async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+RECEIVED_KEY = "received_s"
+"""The server may write it into ``scope["state"]``: when the request reached this machine, on the monotonic clock."""
+
+_ACCEPTED_KEY = "accepted_s"
+_WHEN_OVER_KEY = "when_over"
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalTimes:
+    """Seconds of the monotonic clock.
+
+    Attributes:
+        received_s: when the request reached this machine, as far as the server knows.
+        accepted_s: when the application began to work on it.
+    """
+
+    received_s: float
+    accepted_s: float
+
+
+def arrival_of(request: Request) -> ArrivalTimes:
+    """What :class:`RequestTimesMiddleware` knows of a request."""
+    state = request.scope["state"]
+    return ArrivalTimes(state[RECEIVED_KEY], state[_ACCEPTED_KEY])
+
+
+def call_when_over(request: Request, callback: Callable[[bool], None]) -> None:
+    """``callback`` is called once: with True when the last byte of the response was handed to the connection, with
+    False when the request ended without that. Several are called in order."""
+    request.scope["state"].setdefault(_WHEN_OVER_KEY, []).append(callback)
+
+
+class RequestTimesMiddleware:
+    """Has to be the outermost one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        state[_ACCEPTED_KEY] = time.monotonic()
+        state.setdefault(RECEIVED_KEY, state[_ACCEPTED_KEY])
+
+        client_left = False
+
+        async def receive_and_look() -> Message:
+            nonlocal client_left
+            message = await receive()
+            client_left = client_left or message["type"] == "http.disconnect"
+            return message
+
+        async def send_and_tell(message: Message) -> None:
+            await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                _tell(state, sent=not client_left)  # what goes to a client that left is dropped in silence
+
+        try:
+            await self._app(scope, receive_and_look, send_and_tell)
+        finally:
+            _tell(state, sent=False)
+
+
+def _tell(state: dict[str, Any], *, sent: bool) -> None:
+    callbacks: list[Callable[[bool], None]] = state.pop(_WHEN_OVER_KEY, [])
+    for callback in callbacks:
+        callback(sent)

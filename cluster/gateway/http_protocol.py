@@ -16,7 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from baton.core.errors import InvalidRequestError
-from cluster.gateway.request_times import RECEIVED_KEY
+from cluster.gateway.http_edge import RECEIVED_KEY
 
 logger = logging.getLogger(__name__)
 

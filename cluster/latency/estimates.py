@@ -52,11 +52,6 @@ class PromptQueue:
 EMPTY_QUEUE = PromptQueue()
 
 
-def attention_pairs(uncached_tokens: int, context_tokens: int) -> int:
-    """(token, token before it) pairs of a prompt behind ``context_tokens`` cached ones, however it is chunked."""
-    return uncached_tokens * context_tokens + uncached_tokens * (uncached_tokens + 1) // 2
-
-
 @dataclass(frozen=True, slots=True)
 class RouteForecast:
     """What was expected of a request on the route that it took, and what the model alone said of it; milliseconds.

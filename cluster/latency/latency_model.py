@@ -29,10 +29,9 @@ from baton.core.step_costs import STEP_PRIOR
 from baton.core.step_samples import StepSample
 from cluster.latency.calibration import RegimeCalibration
 from cluster.latency.cost_fit import CostGroup, MemberCost, new_group
-from cluster.latency.cost_table import CostTable, PromptCosts
-from cluster.latency.estimates import Estimate, PromptQueue, WorkerTraits, attention_pairs
+from cluster.latency.cost_table import CostTable, PromptCosts, SpeculationRates, attention_pairs
+from cluster.latency.estimates import Estimate, PromptQueue, WorkerTraits
 from cluster.latency.robust_fit import Features, Floats
-from cluster.latency.speculation_rates import SpeculationRates
 
 Link = tuple[str, str]
 """(prefill worker, decode worker)."""

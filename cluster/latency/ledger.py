@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from math import inf
 
 from baton.core.urgency import NOT_URGENT, Urgency
-from cluster.latency.estimates import EMPTY_QUEUE, PromptQueue, attention_pairs
+from cluster.latency.cost_table import attention_pairs
+from cluster.latency.estimates import EMPTY_QUEUE, PromptQueue
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,15 +6,16 @@ whose labels are known begin at zero, so that the first increase shows as one.
 
 from __future__ import annotations
 
+import asyncio
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from baton.core.errors import BatonError, error_classes
+from baton.core.errors import BatonError, RequestCancelledError, error_classes
 from baton.core.histogram_buckets import FAST_SECONDS, SECONDS, TOKENS
 from baton.core.outcomes import CANCELLED, FINISHED, REJECTED
 from baton.core.slo import BUILTIN_CLASSES, SloClass
@@ -28,9 +29,48 @@ from cluster.prefix_index.prefix_metrics import PrefixMetrics
 from cluster.requests.request_observers import RequestObserver
 from cluster.requests.request_record import RequestRecord
 from cluster.routing.dispatcher import RoutingMetrics
-from cluster.telemetry.cluster_metrics import ClusterCollector
-from cluster.telemetry.http_metrics import HttpMetrics
+from cluster.telemetry.cluster_metrics import ClusterCollector, ClusterFigures
 from cluster.telemetry.slo_metrics import SloMetrics
+
+GENERATION_ENDPOINTS = frozenset({"/v1/completions", "/v1/chat/completions"})
+UNKNOWN_ENDPOINT = "other"
+
+
+class HttpMetrics:
+    """HTTP requests as the gateway saw them; sequences are the router's."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = Counter(
+            "baton_http_requests",
+            "HTTP requests that are over, by route and status; 499: the client went away.",
+            ["endpoint", "status"],
+            registry=registry,
+        )
+        self._rejections = Counter(
+            "baton_rejections",
+            "Requests for tokens that were answered with an error instead, by its code.",
+            ["reason"],
+            registry=registry,
+        )
+        for code in error_classes():
+            if code != RequestCancelledError.code:
+                self._rejections.labels(code)
+
+    def observe(self, endpoint: str, status: int, error_code: str | None) -> None:
+        """Books a request that is over.
+
+        Args:
+            endpoint: the route's own path, or ``UNKNOWN_ENDPOINT``; never the path as it was sent.
+            error_code: of the error that is the response's body, if one is.
+        """
+        self._requests.labels(endpoint, str(status)).inc()
+        if error_code is not None and error_code != RequestCancelledError.code and endpoint in GENERATION_ENDPOINTS:
+            self._rejections.labels(error_code).inc()
+
+    def observe_refusal(self, status: int) -> None:
+        """Counts an answer to data that is not valid HTTP."""
+        self.observe(UNKNOWN_ENDPOINT, status, None)
+
 
 CHOSEN = "chosen"
 RECOVERY = "recovery"
@@ -224,3 +264,27 @@ class _WithoutCreated(Collector):
         for family in self._registry.collect():
             family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
             yield family
+
+
+class MetricsPage:
+    """Scrapes that come at once share one page, so that many of them cost workers and router no more than one.
+
+    Args:
+        ask_cluster: asks workers and controller for their figures.
+    """
+
+    def __init__(self, metrics: RouterMetrics, ask_cluster: Callable[[], Awaitable[ClusterFigures]]) -> None:
+        self._metrics = metrics
+        self._ask_cluster = ask_cluster
+        self._task: asyncio.Task[bytes] | None = None
+
+    async def get(self) -> bytes:
+        """Prometheus' text format."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._make())
+        return await asyncio.shield(self._task)  # others may wait for it when this scrape is given up
+
+    async def _make(self) -> bytes:
+        self._metrics.cluster.figures = await self._ask_cluster()
+        # A thread: with many workers the text takes milliseconds, in which no token would go out.
+        return await asyncio.to_thread(self._metrics.render)

@@ -13,12 +13,40 @@ from baton.core.request import SamplingParams, check_token_ids
 from baton.core.roles import DRAFT_METHODS, SpeculationMethod
 from baton.engine.models.tokenizer import Tokenizer
 from cluster.gateway.openai.json_body import shown
-from cluster.gateway.openai.limits import GatewayLimits
-from cluster.gateway.openai.prompts import check_messages, split_prompts
-from cluster.gateway.openai.sampling import build_sampling_params, choice_seed, resolve_max_tokens
+from cluster.gateway.openai.model_inputs import (
+    build_sampling_params,
+    check_messages,
+    choice_seed,
+    resolve_max_tokens,
+    split_prompts,
+)
 from cluster.gateway.openai.schemas import BaseRequest, ChatCompletionRequest, CompletionRequest
 from cluster.gateway.output_processor import StopConditions
 from cluster.requests.generation import ModelCard
+
+MEBIBYTE = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayLimits:
+    """Attributes:
+    max_body_bytes: longer HTTP bodies are refused with 413.
+    max_choices: highest ``n``.
+    max_sequences: highest number of prompts times ``n``.
+    max_stop_strings: highest number of ``stop`` entries.
+    max_stop_chars: longest ``stop`` entry, in characters.
+    inline_text_chars: longer texts are tokenized in a thread, off the event loop.
+    request_timeout_s: a client that has not read its stream by then is cut off.
+    """
+
+    max_body_bytes: int = 8 * MEBIBYTE
+    max_choices: int = 128
+    max_sequences: int = 1024
+    max_stop_strings: int = 16
+    max_stop_chars: int = 1024
+    inline_text_chars: int = 4096
+    request_timeout_s: float = 600.0
+
 
 DEFAULT_COMPLETION_TOKENS = 16
 """What OpenAI generates for a completion that does not say ``max_tokens``."""

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from cluster.gateway.gateway import create_app
-from cluster.gateway.openai.limits import GatewayLimits
+from cluster.gateway.openai.plan import GatewayLimits
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import TEXT, FakeAdmin, FakeGenerator, say, serve
 

@@ -15,7 +15,7 @@ from baton.explain.timelines import TimelineStore
 from baton.rpc.wire import worker_pb2
 from cluster.config.config import RouterConfig
 from cluster.gateway.gateway import create_app
-from cluster.gateway.openai.limits import GatewayLimits
+from cluster.gateway.openai.plan import GatewayLimits
 from cluster.latency.latency_model import LatencyModel
 from cluster.registry.worker_client import WorkerClient
 from cluster.registry.workers import WorkerRegistry
@@ -26,8 +26,7 @@ from cluster.routing.profile import build_profile
 from cluster.routing.request_predictions import RequestPredictions
 from cluster.routing.routing_config import RoutingConfig
 from cluster.telemetry.cluster_metrics import ClusterFigures
-from cluster.telemetry.metrics import RouterMetrics
-from cluster.telemetry.metrics_page import MetricsPage
+from cluster.telemetry.metrics import MetricsPage, RouterMetrics
 from tests.routers import admission_off, make_router
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, FakeAdmin

@@ -14,7 +14,7 @@ import torch
 
 from baton.process.without_torch import do_without_torch
 from cluster.actors import RouterActor, WorkerActor
-from cluster.gateway.admin import AdminBackend
+from cluster.gateway.gateway import AdminBackend
 from cluster.router_process import RouterHost
 from cluster.worker.worker_host import WorkerHost
 from tests.tiny_tokenizers import byte_level_tokenizer

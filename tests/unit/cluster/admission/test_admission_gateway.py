@@ -15,7 +15,7 @@ from baton.explain.timelines import TimelineStore
 from cluster.config.config import BatonConfig
 from cluster.control_plane import create_admission
 from cluster.gateway.gateway import create_app
-from cluster.gateway.openai.limits import GatewayLimits
+from cluster.gateway.openai.plan import GatewayLimits
 from cluster.latency.latency_model import LatencyModel
 from cluster.requests.generation import GenerationRequest, ModelCard
 from cluster.requests.request_record import RequestRecord

@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 
 from baton.core.errors import DeadlineError, OverloadedError
 from cluster.gateway.gateway import create_app
-from cluster.gateway.openai.limits import GatewayLimits
-from cluster.telemetry.http_metrics import HttpMetrics
+from cluster.gateway.openai.plan import GatewayLimits
+from cluster.telemetry.metrics import HttpMetrics
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, say
 

@@ -14,7 +14,7 @@ import pytest
 from baton.core.errors import OverloadedError, WorkerLostError
 from baton.core.request import FinishReason
 from cluster.gateway.gateway import create_app
-from cluster.gateway.openai.limits import GatewayLimits
+from cluster.gateway.openai.plan import GatewayLimits
 from cluster.requests.generation import GenerationRequest, TokenChunk
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, TEXT, FakeAdmin, FakeGenerator, Step, eventually, say

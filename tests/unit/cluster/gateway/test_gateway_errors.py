@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from cluster.gateway.gateway import create_app
-from cluster.gateway.openai.limits import GatewayLimits
+from cluster.gateway.openai.plan import GatewayLimits
 from cluster.requests.generation import TokenChunk
 from tests.bad_inputs import BadInput, bad_inputs
 from tests.tiny_tokenizers import byte_level_tokenizer

@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry
 from baton.core.slo import BUILTIN_CLASSES, INTERACTIVE, SloClasses
 from cluster.gateway.api_keys import ApiKeyConfig, ApiKeys
 from cluster.gateway.gateway import create_app
-from cluster.gateway.openai.limits import GatewayLimits
+from cluster.gateway.openai.plan import GatewayLimits
 from cluster.routing.base import Preference, RouteDecision, RoutingRequest, WorkerSnapshot
-from cluster.telemetry.http_metrics import HttpMetrics
+from cluster.telemetry.metrics import HttpMetrics
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, say
 from tests.unit.cluster.instant_cluster import InstantCluster

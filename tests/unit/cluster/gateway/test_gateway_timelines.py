@@ -10,7 +10,7 @@ import pytest
 
 from baton.core.timeline import Event
 from cluster.gateway.gateway import create_app
-from cluster.gateway.openai.limits import GatewayLimits
+from cluster.gateway.openai.plan import GatewayLimits
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, eventually, say, serve
 

@@ -13,10 +13,15 @@ from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
-from cluster.gateway.http_edge import RequestContextMiddleware
+from cluster.gateway.http_edge import (
+    ArrivalTimes,
+    RequestContextMiddleware,
+    RequestTimesMiddleware,
+    arrival_of,
+    call_when_over,
+)
 from cluster.gateway.http_protocol import server_config
-from cluster.gateway.request_times import ArrivalTimes, RequestTimesMiddleware, arrival_of, call_when_over
-from cluster.telemetry.http_metrics import HttpMetrics
+from cluster.telemetry.metrics import HttpMetrics
 from tests.unit.cluster.fakes import eventually
 
 _BUSY_S = 0.4

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from baton.core.errors import ConfigError, OverloadedError, RateLimitError
 from cluster.config.config import BatonConfig
+from cluster.gateway.access import KeyLimiter, TokenBucket
 from cluster.gateway.api_keys import ApiKey, ApiKeyConfig, ApiKeys, KeyLimits
 from cluster.gateway.gateway import create_app
 from cluster.gateway.http_edge import error_response
-from cluster.gateway.key_limits import KeyLimiter, TokenBucket
-from cluster.gateway.openai.limits import GatewayLimits
+from cluster.gateway.openai.plan import GatewayLimits
 from cluster.requests.generation import GenerationRequest
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, Step, eventually, say

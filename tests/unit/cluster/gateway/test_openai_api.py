@@ -21,13 +21,20 @@ from openai.types.chat import (
 
 from baton.core.errors import BatonError, InvalidRequestError
 from baton.core.request import SEED_LIMIT, FinishReason, TokenLogprobs
-from cluster.gateway.openai.limits import GatewayLimits
-from cluster.gateway.openai.parameters import ACCEPTED, CHAT_IGNORED, COMPLETION_IGNORED, REFUSED_UNLESS, check_known
-from cluster.gateway.openai.plan import GenerationPlan, Planner
-from cluster.gateway.openai.prompts import check_messages
+from cluster.gateway.openai.model_inputs import check_messages, choice_seed, resolve_seed
+from cluster.gateway.openai.plan import GatewayLimits, GenerationPlan, Planner
 from cluster.gateway.openai.responses import MIN_LOGPROB, ChatFormat, ChoiceOutput, CompletionFormat, Usage
-from cluster.gateway.openai.sampling import choice_seed, resolve_seed
-from cluster.gateway.openai.schemas import BaseRequest, ChatCompletionRequest, CompletionRequest, parse_request
+from cluster.gateway.openai.schemas import (
+    ACCEPTED,
+    CHAT_IGNORED,
+    COMPLETION_IGNORED,
+    REFUSED_UNLESS,
+    BaseRequest,
+    ChatCompletionRequest,
+    CompletionRequest,
+    check_known,
+    parse_request,
+)
 from cluster.gateway.output_processor import OutputDelta, TokenEntry
 from cluster.requests.generation import ModelCard
 from tests.tiny_tokenizers import byte_level_tokenizer

@@ -13,7 +13,7 @@ import pytest
 
 from baton.core.errors import DeadlineError
 from cluster.gateway.gateway import create_app
-from cluster.gateway.openai.limits import GatewayLimits
+from cluster.gateway.openai.plan import GatewayLimits
 from cluster.requests.generation import TokenChunk
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, eventually, serve

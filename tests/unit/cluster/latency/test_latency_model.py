@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.step_samples import StepSample
-from cluster.latency.estimates import PromptQueue, WorkerTraits, attention_pairs
+from cluster.latency.cost_table import attention_pairs
+from cluster.latency.estimates import PromptQueue, WorkerTraits
 from cluster.latency.latency_model import LatencyModel
 from tests.unit.cluster.latency.synthetic_workers import COEFFICIENTS, SyntheticWorker, exact_ms
 

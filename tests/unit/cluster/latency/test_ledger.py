@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.urgency import Urgency
-from cluster.latency.estimates import EMPTY_QUEUE, attention_pairs
+from cluster.latency.cost_table import attention_pairs
+from cluster.latency.estimates import EMPTY_QUEUE
 from cluster.latency.ledger import WorkLedger
 
 

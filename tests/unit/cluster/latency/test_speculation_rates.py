@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton.core.step_samples import StepSample
-from cluster.latency.speculation_rates import SpeculationRates
+from cluster.latency.cost_table import SpeculationRates
 
 
 def step(decoding: int, drafted: int, accepted: int) -> StepSample:

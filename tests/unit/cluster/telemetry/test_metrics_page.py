@@ -9,8 +9,7 @@ import pytest
 
 from baton.rpc.wire import worker_pb2
 from cluster.telemetry.cluster_metrics import ClusterFigures
-from cluster.telemetry.metrics import RouterMetrics
-from cluster.telemetry.metrics_page import MetricsPage
+from cluster.telemetry.metrics import MetricsPage, RouterMetrics
 
 
 class Cluster:

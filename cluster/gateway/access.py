@@ -1,9 +1,9 @@
-"""How much the owner of an API key may ask for: requests and tokens per minute, and requests at the same time.
+"""Who may use which endpoint, where the configuration has API keys, and how much: bearer keys and their limits.
 
-Both rates are token buckets that hold a minute's worth, so that a burst is fine and a steady excess is not. The
-prompt's tokens are taken when they are known, those of the answer when it is over: that may leave a bucket in debt, and
-then its owner waits until it is paid. Nobody is charged for ``max_tokens`` that were never generated, nor for a prompt
-without an answer.
+A key's owner has requests and tokens per minute, and requests at the same time. Both rates are token buckets that hold
+a minute's worth, so that a burst is fine and a steady excess is not. The prompt's tokens are taken when they are known,
+those of the answer when it is over: that may leave a bucket in debt, and then its owner waits until it is paid. There
+is no charge for ``max_tokens`` that were never generated, nor for a prompt without an answer.
 """
 
 from __future__ import annotations
@@ -13,8 +13,57 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from baton.core.errors import RateLimitError
-from cluster.gateway.api_keys import ApiKey, KeyLimits
+from fastapi import Request
+
+from baton.core.errors import BatonError, PermissionDeniedError, RateLimitError
+from cluster.gateway.api_keys import ApiKey, ApiKeys, KeyLimits
+from cluster.gateway.http_edge import add_log_fields, drop_body
+
+_OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics"})
+"""What load balancers and Prometheus ask; nothing in it belongs to anybody."""
+_ADMIN_PREFIX = "/admin/"
+_OPERATORS_PATHS = frozenset({"/v1/requests"})
+"""What tells of everybody's requests."""
+_STATE_KEY = "api_key"
+
+
+def api_key_of(request: Request) -> ApiKey | None:
+    """The key that the request came with; None where none is asked for."""
+    api_key: ApiKey | None = request.scope["state"].get(_STATE_KEY)
+    return api_key
+
+
+class AccessControl:
+    """Asks for keys; a dependency of the application."""
+
+    def __init__(self, keys: ApiKeys) -> None:
+        self._keys = keys
+
+    async def check(self, request: Request) -> None:
+        """Remembers whose request it is.
+
+        Raises:
+            InvalidApiKeyError: there is no key, or an unknown one.
+            PermissionDeniedError: the key is no operator's.
+        """
+        if request.scope["path"] in _OPEN_PATHS:
+            return
+        try:
+            self._identify(request)
+        except BatonError:
+            await drop_body(request)
+            raise
+
+    def _identify(self, request: Request) -> None:
+        api_key = self._keys.find(request.headers.get("authorization"))
+        request.scope["state"][_STATE_KEY] = api_key
+        add_log_fields(request, api_key=api_key.name)
+        path = request.scope["path"]
+        if (path.startswith(_ADMIN_PREFIX) or path in _OPERATORS_PATHS) and not api_key.is_admin:
+            raise PermissionDeniedError(
+                f"The API key {api_key.name!r} may not use {path[:80]}. Use one that has `admin: true`."
+            )
+
 
 _PER_MINUTE_S = 60.0
 _NO_LIMITS = KeyLimits()
