@@ -31,8 +31,8 @@ from cluster.registry.workers import WorkerRegistry
 from cluster.requests.generation import ModelCard
 from cluster.requests.request_observers import RequestObserver, RequestObservers
 from cluster.routing.dispatcher import Dispatcher, Placement
-from cluster.routing.profile import build_profile
 from cluster.routing.request_predictions import RequestPredictions
+from cluster.routing.routing_profile import build_profile
 from cluster.telemetry.metrics import RouterMetrics
 from cluster.telemetry.request_timelines import RequestTimelines
 

@@ -23,9 +23,9 @@ from cluster.registry.workers import WorkerInfo, WorkerRegistry
 from cluster.requests.generation import GenerationRequest, ModelCard, TokenChunk
 from cluster.requests.request_observers import RequestObserver
 from cluster.routing.dispatcher import Dispatcher
-from cluster.routing.profile import build_profile
 from cluster.routing.request_predictions import RequestPredictions
 from cluster.routing.routing_config import RoutingConfig
+from cluster.routing.routing_profile import build_profile
 from cluster.telemetry.metrics import RouterMetrics
 from tests.routers import admission_off, make_router
 from tests.worker_infos import make_info

@@ -31,7 +31,7 @@ from cluster.admission.waiting_time import Blockage
 from cluster.admission.worker_wait import Dispatcher, Placement, WorkerWait
 from cluster.requests.request_observers import RequestObserver
 from cluster.requests.request_record import RequestRecord
-from cluster.routing.base import Preference, RouteDecision
+from cluster.routing.routing_contracts import Preference, RouteDecision
 
 PlacementT = TypeVar("PlacementT", bound=Placement)
 

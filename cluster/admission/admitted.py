@@ -19,7 +19,7 @@ from baton.core.slo import SloClass
 from cluster.admission.room import Factors, RoomCheck
 from cluster.admission.waiting_time import WorkUnderWay
 from cluster.requests.request_record import RequestRecord
-from cluster.routing.base import RouteDecision
+from cluster.routing.routing_contracts import RouteDecision
 
 LARGEST_FACTOR = 3.0
 _STEP = 0.06

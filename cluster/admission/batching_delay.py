@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from cluster.latency.latency_model import LatencyModel
-from cluster.routing.base import RouteDecision
+from cluster.routing.routing_contracts import RouteDecision
 
 LONGEST_MS = 20.0
 _WORTHWHILE_MS = 0.5

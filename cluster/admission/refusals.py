@@ -7,7 +7,7 @@ from enum import StrEnum
 from baton.core.errors import OverloadedError
 from baton.core.slo import SloClass
 from cluster.admission.room import RoomCheck, Shortage
-from cluster.routing.base import RouteDecision
+from cluster.routing.routing_contracts import RouteDecision
 
 _LONGEST_RETRY_S = 600.0
 

@@ -18,7 +18,7 @@ from math import inf
 import numpy as np
 
 from baton.core.slo import SloClass
-from cluster.routing.base import Bools, Candidates, RouteDecision
+from cluster.routing.routing_contracts import Bools, Candidates, RouteDecision
 
 
 @dataclass(frozen=True, slots=True)

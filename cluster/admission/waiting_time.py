@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.admission.room import RoomCheck, Shortage
-from cluster.routing.base import RouteDecision
+from cluster.routing.routing_contracts import RouteDecision
 
 _SHORTEST_S = 1e-3
 _USUAL_TOKENS = 64

@@ -10,7 +10,7 @@ from baton.core.errors import NoWorkerError
 from baton.core.timers import is_over
 from cluster.admission.refusals import stopping
 from cluster.requests.request_record import RequestRecord
-from cluster.routing.base import Preference, RouteDecision
+from cluster.routing.routing_contracts import Preference, RouteDecision
 
 
 class Placement(Protocol):

@@ -32,7 +32,7 @@ from cluster.gateway.openai.plan import GatewayLimits, GenerationPlan, Planner
 from cluster.gateway.openai.responses import ChatFormat, ChoiceOutput, CompletionFormat, Json, ResponseFormat, Usage
 from cluster.gateway.openai.schemas import BaseRequest, ChatCompletionRequest, CompletionRequest, parse_request
 from cluster.gateway.output_processor import OutputDelta, OutputProcessor
-from cluster.gateway.sequences import SequenceSpec, run_sequences
+from cluster.gateway.sequence_runner import SequenceSpec, run_sequences
 from cluster.gateway.sse import DONE_EVENT, SseResponse, encode_event
 from cluster.requests.generation import FinishedRequest, GenerationRequest, Generator
 

@@ -18,8 +18,8 @@ from baton.core.errors import NoWorkerError
 from baton.core.roles import DECODE, PREFILL
 from cluster.registry.workers import Worker, WorkerRegistry
 from cluster.requests.request_record import Booking, RequestRecord
-from cluster.routing.base import Preference, RouteChooser, RouteDecision, RoutingRequest, WorkerSnapshot
 from cluster.routing.request_predictions import RequestPredictions
+from cluster.routing.routing_contracts import Preference, RouteChooser, RouteDecision, RoutingRequest, WorkerSnapshot
 from cluster.routing.scorers import SCORERS
 
 PAIR = "pair"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from cluster.routing.base import Filter, RoutingRequest, WorkerSnapshot
+from cluster.routing.routing_contracts import Filter, RoutingRequest, WorkerSnapshot
 
 
 class Accepting:

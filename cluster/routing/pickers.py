@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from cluster.routing.base import LOCAL, Candidates, Floats, Ints, Picker, WorkerSnapshot
+from cluster.routing.routing_contracts import LOCAL, Candidates, Floats, Ints, Picker, WorkerSnapshot
 
 _EQUAL = 1e-9
 

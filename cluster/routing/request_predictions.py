@@ -21,7 +21,7 @@ from cluster.latency.ledger import WorkLedger
 from cluster.latency.robust_fit import Floats
 from cluster.requests.request_observers import RequestObserver
 from cluster.requests.request_record import Booking, RequestRecord
-from cluster.routing.base import Bools, Ints, RouteDecision, RouteForecasts, RoutingRequest, WorkerSnapshot
+from cluster.routing.routing_contracts import Bools, Ints, RouteDecision, RouteForecasts, RoutingRequest, WorkerSnapshot
 
 _FINISHED = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -137,7 +137,7 @@ def busy_s(parts: list[TransferPart]) -> float:
 
 
 class RouteForecaster:
-    """Implements :class:`cluster.routing.base.Forecaster` with the latency model."""
+    """Predicts what each of many routes would give a request, and what it would cost others."""
 
     def __init__(self, model: LatencyModel, habits: RequestHabits) -> None:
         self._model = model
@@ -151,7 +151,7 @@ class RouteForecaster:
         decode: Ints,
         request: RoutingRequest,
     ) -> RouteForecasts:
-        """See :class:`Forecaster`."""
+        """Forecasts of routes, which are given as in :class:`~cluster.routing.routing_contracts.Candidates`."""
         local = prefill < 0
         computing = np.where(local, len(prefill_workers) + decode, prefill)
         contended = _contended(prefill_workers, decode_workers, prefill, decode)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from cluster.routing.base import Candidates, Floats, Scorer, WorkerSnapshot
+from cluster.routing.routing_contracts import Candidates, Floats, Scorer, WorkerSnapshot
 
 _SLOPE = 1.702
 """The logistic function of so many times x is within 0.01 of the normal distribution's (Camilli, 1994)."""

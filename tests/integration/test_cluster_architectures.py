@@ -13,9 +13,9 @@ from cluster.latency.latency_model import LatencyModel
 from cluster.registry.workers import WorkerInfo, WorkerRegistry
 from cluster.requests.generation import GenerationRequest, ModelCard
 from cluster.routing.dispatcher import Dispatcher
-from cluster.routing.profile import build_profile
 from cluster.routing.request_predictions import RequestPredictions
 from cluster.routing.routing_config import RoutingConfig
+from cluster.routing.routing_profile import build_profile
 from cluster.telemetry.metrics import RouterMetrics
 from tests.engine_runs import greedy
 from tests.fake_workers import until

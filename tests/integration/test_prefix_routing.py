@@ -17,9 +17,9 @@ from cluster.prefix_index.prefix_index import PrefixIndex
 from cluster.registry.workers import WorkerRegistry
 from cluster.requests.generation import GenerationRequest, ModelCard
 from cluster.routing.dispatcher import Dispatcher
-from cluster.routing.profile import build_profile
 from cluster.routing.request_predictions import RequestPredictions
 from cluster.routing.routing_config import DEFAULT_WEIGHTS, RoutingConfig
+from cluster.routing.routing_profile import build_profile
 from cluster.telemetry.metrics import RouterMetrics
 from decode_worker import role
 from tests.engine_runs import BLOCK_SIZE

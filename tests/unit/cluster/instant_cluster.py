@@ -20,11 +20,11 @@ from cluster.latency.latency_model import LatencyModel
 from cluster.registry.worker_client import WorkerClient
 from cluster.registry.workers import WorkerRegistry
 from cluster.requests.generation import ModelCard
-from cluster.routing.base import RouteChooser
 from cluster.routing.dispatcher import Dispatcher
-from cluster.routing.profile import build_profile
 from cluster.routing.request_predictions import RequestPredictions
 from cluster.routing.routing_config import RoutingConfig
+from cluster.routing.routing_contracts import RouteChooser
+from cluster.routing.routing_profile import build_profile
 from cluster.telemetry.cluster_metrics import ClusterFigures
 from cluster.telemetry.metrics import MetricsPage, RouterMetrics
 from tests.routers import admission_off, make_router

@@ -17,7 +17,7 @@ from cluster.admission.admission_config import AdmissionConfig
 from cluster.admission.admission_metrics import AdmissionMetrics
 from cluster.requests.generation import GenerationRequest
 from cluster.requests.request_record import RequestRecord
-from cluster.routing.base import Preference, RouteDecision
+from cluster.routing.routing_contracts import Preference, RouteDecision
 
 PROMPT_MS = 100.0
 TOKEN_MS, TOKEN_MS_PER_SEQUENCE = 10.0, 2.0

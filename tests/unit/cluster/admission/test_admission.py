@@ -12,7 +12,7 @@ from baton.core.timeline import Event
 from baton.core.urgency import Urgency
 from cluster.admission.admission_config import AdmissionConfig
 from cluster.requests.request_record import RequestRecord
-from cluster.routing.base import Preference, RouteDecision
+from cluster.routing.routing_contracts import Preference, RouteDecision
 from tests.unit.cluster.admission.fake_cluster import OUTPUT_TOKENS, PROMPT_MS, FakePlacement, Scene
 from tests.unit.cluster.admission.scenes import LAX, PATIENT, SHORT, TIGHT, USUAL, fill, play
 

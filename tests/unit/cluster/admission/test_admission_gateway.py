@@ -19,9 +19,9 @@ from cluster.gateway.openai.plan import GatewayLimits
 from cluster.latency.latency_model import LatencyModel
 from cluster.requests.generation import GenerationRequest, ModelCard
 from cluster.requests.request_record import RequestRecord
-from cluster.routing.base import Preference, RouteDecision, RoutingRequest, WorkerSnapshot
 from cluster.routing.dispatcher import Dispatcher
 from cluster.routing.request_predictions import RequestPredictions
+from cluster.routing.routing_contracts import Preference, RouteDecision, RoutingRequest, WorkerSnapshot
 from tests.routers import make_router
 from tests.unit.cluster.fakes import MODEL, FakeAdmin
 from tests.unit.cluster.instant_cluster import CONTEXT_LENGTH, TOKENIZER, InstantCluster

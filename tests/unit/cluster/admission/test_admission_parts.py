@@ -21,7 +21,7 @@ from cluster.latency.estimates import WorkerTraits
 from cluster.latency.latency_model import LatencyModel
 from cluster.requests.generation import GenerationRequest
 from cluster.requests.request_record import RequestRecord
-from cluster.routing.base import RouteDecision
+from cluster.routing.routing_contracts import RouteDecision
 
 NO_MARGIN = Factors()
 milliseconds = st.floats(0.1, 1e5)

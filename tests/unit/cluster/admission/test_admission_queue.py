@@ -13,7 +13,7 @@ from baton.core.slo import INTERACTIVE, STANDARD
 from cluster.admission.admission_config import AdmissionConfig
 from cluster.admission.batching_delay import BatchingDelay
 from cluster.requests.request_record import RequestRecord
-from cluster.routing.base import Preference, RouteDecision
+from cluster.routing.routing_contracts import Preference, RouteDecision
 from tests.unit.cluster.admission.fake_cluster import PROMPT_MS, FakePlacement, Scene
 from tests.unit.cluster.admission.scenes import MODEST, PATIENT, fill, play
 

@@ -23,10 +23,10 @@ from cluster.latency.latency_model import LatencyModel
 from cluster.registry.workers import WorkerRegistry
 from cluster.requests.generation import GenerationRequest
 from cluster.requests.request_record import RequestRecord
-from cluster.routing.base import RouteDecision, RoutingRequest, WorkerSnapshot
 from cluster.routing.dispatcher import Dispatcher, Placement
-from cluster.routing.profile import build_profile
 from cluster.routing.request_predictions import RequestPredictions
+from cluster.routing.routing_contracts import RouteDecision, RoutingRequest, WorkerSnapshot
+from cluster.routing.routing_profile import build_profile
 from cluster.telemetry.metrics import RouterMetrics
 from tests.unit.cluster.routing.worlds import decode_pools, make_candidates, prefill_pools, requests
 from tests.worker_infos import make_info

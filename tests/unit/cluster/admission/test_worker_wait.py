@@ -13,11 +13,11 @@ from cluster.latency.latency_model import LatencyModel
 from cluster.registry.workers import WorkerRegistry
 from cluster.requests.generation import GenerationRequest
 from cluster.requests.request_record import RequestRecord
-from cluster.routing.base import Preference, RouteDecision
 from cluster.routing.dispatcher import Dispatcher
-from cluster.routing.profile import build_profile
 from cluster.routing.request_predictions import RequestPredictions
 from cluster.routing.routing_config import RoutingConfig
+from cluster.routing.routing_contracts import Preference, RouteDecision
+from cluster.routing.routing_profile import build_profile
 from cluster.simulation.virtual_loop import run_virtually
 from cluster.telemetry.metrics import RouterMetrics
 from tests.routers import admission_off

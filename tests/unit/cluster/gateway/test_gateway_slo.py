@@ -14,7 +14,7 @@ from baton.core.slo import BUILTIN_CLASSES, INTERACTIVE, SloClasses
 from cluster.gateway.api_keys import ApiKeyConfig, ApiKeys
 from cluster.gateway.gateway import create_app
 from cluster.gateway.openai.plan import GatewayLimits
-from cluster.routing.base import Preference, RouteDecision, RoutingRequest, WorkerSnapshot
+from cluster.routing.routing_contracts import Preference, RouteDecision, RoutingRequest, WorkerSnapshot
 from cluster.telemetry.metrics import HttpMetrics
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, say

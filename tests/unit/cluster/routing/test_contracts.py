@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.routing.base import Candidates, RoutingRequest, WorkerSnapshot
 from cluster.routing.filters import FILTERS
 from cluster.routing.pickers import PICKERS
+from cluster.routing.routing_contracts import Candidates, RoutingRequest, WorkerSnapshot
 from cluster.routing.scorers import SCORERS
 from tests.unit.cluster.routing.worlds import decode_pools, make_candidates, prefill_pools, requests, shuffled
 

@@ -20,11 +20,11 @@ from cluster.latency.latency_model import LatencyModel
 from cluster.registry.workers import WorkerRegistry
 from cluster.requests.generation import GenerationRequest
 from cluster.requests.request_record import RequestRecord
-from cluster.routing.base import Preference, RouteDecision, RoutingRequest, WorkerSnapshot
 from cluster.routing.dispatcher import Dispatcher, RoutingMetrics
-from cluster.routing.profile import build_profile
 from cluster.routing.request_predictions import RequestPredictions
 from cluster.routing.routing_config import RoutingConfig
+from cluster.routing.routing_contracts import Preference, RouteDecision, RoutingRequest, WorkerSnapshot
+from cluster.routing.routing_profile import build_profile
 from tests.worker_infos import make_info
 
 PROMPT = tuple(range(100))

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from baton.core.slo import BATCH, INTERACTIVE
-from cluster.routing.base import RoutingRequest
 from cluster.routing.filters import Accepting, HasRoom, Untried
 from cluster.routing.pickers import BestScore, PowerOfTwo, RoundRobin
-from cluster.routing.profile import LocalPrefill, Scan, count_routes, routes
+from cluster.routing.routing_contracts import RoutingRequest
+from cluster.routing.routing_profile import LocalPrefill, Scan, count_routes, routes
 from cluster.routing.scorers import SCORERS, probability_below
 from tests.unit.cluster.routing.worlds import REQUEST, decode_worker, make_candidates, prefill_worker, queue
 

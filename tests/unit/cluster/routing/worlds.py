@@ -15,10 +15,10 @@ from baton.core.slo import BUILTIN_CLASSES
 from cluster.latency.calibration import RequestHabits
 from cluster.latency.estimates import PromptQueue, WorkerTraits
 from cluster.latency.latency_model import LatencyModel
-from cluster.routing.base import Candidates, RouteDecision, RoutingRequest, WorkerSnapshot
-from cluster.routing.profile import LocalPrefill, RoutingProfile, build_profile, routes
 from cluster.routing.request_predictions import RouteForecaster
 from cluster.routing.routing_config import RoutingConfig
+from cluster.routing.routing_contracts import Candidates, RouteDecision, RoutingRequest, WorkerSnapshot
+from cluster.routing.routing_profile import LocalPrefill, RoutingProfile, build_profile, routes
 
 REQUEST = RoutingRequest("r", 400, max_tokens=64, output_tokens=64.0)
 NUM_WORKERS = 4

@@ -233,19 +233,6 @@ Preference = Callable[[Candidates], Bools]
 """``[num_routes]``: routes that go before all others, whatever their scores."""
 
 
-class Forecaster(Protocol):
-    def forecast(
-        self,
-        prefill_workers: Sequence[WorkerSnapshot],
-        decode_workers: Sequence[WorkerSnapshot],
-        prefill: Ints,
-        decode: Ints,
-        request: RoutingRequest,
-    ) -> RouteForecasts:
-        """Of routes that are given as in :class:`Candidates`."""
-        ...
-
-
 class Filter(Protocol):
     def filter(self, workers: Sequence[WorkerSnapshot], request: RoutingRequest) -> list[WorkerSnapshot]:
         """Those of one pool that may serve the request, in the same order."""

@@ -14,7 +14,7 @@ from baton.core.errors import BatonError, WorkerLostError
 from baton.core.outcomes import ENDED_BY
 from baton.core.request import FinishReason, SamplingParams
 from baton.core.timeline import Timeline
-from cluster.gateway.sequences import SequenceSpec, run_sequences
+from cluster.gateway.sequence_runner import SequenceSpec, run_sequences
 from cluster.requests.generation import GenerationRequest, TokenChunk
 
 Script = Callable[[], AsyncGenerator[TokenChunk]]

@@ -15,12 +15,15 @@ from typing import Any
 import numpy as np
 
 from cluster.latency.estimates import RouteForecast
-from cluster.routing.base import (
+from cluster.routing.filters import FILTERS
+from cluster.routing.pickers import PICKERS
+from cluster.routing.request_predictions import RouteForecaster
+from cluster.routing.routing_config import RoutingConfig
+from cluster.routing.routing_contracts import (
     LOCAL,
     Candidates,
     Filter,
     Floats,
-    Forecaster,
     Ints,
     Picker,
     Preference,
@@ -29,9 +32,6 @@ from cluster.routing.base import (
     Scorer,
     WorkerSnapshot,
 )
-from cluster.routing.filters import FILTERS
-from cluster.routing.pickers import PICKERS
-from cluster.routing.routing_config import RoutingConfig
 from cluster.routing.scorers import SCORERS
 
 _BEST_HOLDERS = 2
@@ -97,7 +97,7 @@ def routes(num_prefill: int, num_decode: int, local: LocalPrefill) -> tuple[Ints
 
 
 class RoutingProfile:
-    """Implements :class:`cluster.routing.base.RouteChooser`.
+    """Implements :class:`cluster.routing.routing_contracts.RouteChooser`.
 
     Args:
         scorers: by name.
@@ -112,7 +112,7 @@ class RoutingProfile:
         scorers: Mapping[str, Scorer],
         weights: Mapping[str, float],
         picker: Picker,
-        forecaster: Forecaster,
+        forecaster: RouteForecaster,
         scan: Scan,
         local_prefill: LocalPrefill = LocalPrefill.AUTO,
         observe: Callable[[str, float], None] | None = None,
@@ -207,7 +207,7 @@ def _decision(candidates: Candidates, chosen: int, record: Mapping[str, object])
 
 def build_profile(
     config: RoutingConfig,
-    forecaster: Forecaster,
+    forecaster: RouteForecaster,
     observe: Callable[[str, float], None] | None = None,
     seed: int = 0,
 ) -> RoutingProfile:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cluster.latency.estimates import WorkerTraits
 from cluster.latency.latency_model import LatencyModel
-from cluster.routing.base import RouteDecision, RoutingRequest, WorkerSnapshot
+from cluster.routing.routing_contracts import RouteDecision, RoutingRequest, WorkerSnapshot
 from tests.unit.cluster.routing.worlds import (
     REQUEST,
     choose,
