@@ -1,10 +1,10 @@
-"""Everything that decides, put together: the same for a live router and for one in virtual time.
+"""The assembly of everything that decides, for a live router and for one in virtual time.
 
     router ── admission ── dispatcher ── routing ── predictions ◀── samples of workers
       │                        └─────── prefix index ◀───────────── events of their caches
       └── traffic ── autoscaler ── owner of the pools
 
-Who brings workers, and what is in front of the router, differ.
+Live and simulated clusters differ only in who starts the workers and what feeds the router.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from cluster.telemetry.request_timelines import RequestTimelines
 class ControlPlane:
     """
     Args:
-        registry: of the workers, on the same clock.
-        pools: their owner.
-        store: of latency fits; None: they are neither read nor kept.
+        registry: the workers, on the same clock.
+        pools: sets the sizes of the pools.
+        store: keeps latency fits across restarts; ``None`` disables that.
         clock: monotonic seconds; a simulation brings its own.
         offload: see :class:`AutoscalerLoop`.
 
     Attributes:
-        samples, prefixes: follow workers; whoever brings and takes these tells them.
+        samples, prefixes: follow workers. Call their ``add`` and ``remove`` when workers come and go.
     """
 
     def __init__(
@@ -121,11 +121,11 @@ def create_admission(
     metrics: AdmissionMetrics,
     clock: Callable[[], float] = time.monotonic,
 ) -> Admission[Placement]:
-    """Admission as the configuration wants it.
+    """Builds the configured admission control.
 
     Args:
-        dispatcher: over the workers of ``registry``.
-        model: of these workers.
+        dispatcher: chooses among the workers of ``registry``.
+        model: predicts the latency of these workers.
         clock: monotonic seconds; a simulation brings its own.
     """
 

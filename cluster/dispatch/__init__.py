@@ -1,1 +1,1 @@
-"""Takes a request through its workers, and through their failures."""
+"""Takes each request through its workers, and tries again when workers fail."""

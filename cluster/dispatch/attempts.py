@@ -1,7 +1,7 @@
 """One attempt of a request on the workers that were chosen for it.
 
 * pair: prefill → first token → (KV travels) → decode
-* alone: a decode worker computes prompt and record itself: local prefill, or what a lost worker left behind
+* alone: a decode worker computes the prompt and all tokens so far: local prefill, or after a worker was lost
 """
 
 from __future__ import annotations
@@ -41,19 +41,20 @@ RETRYABLE = (
     # The router's own cancellations never come back as errors, so it was the worker that ended the call.
     RequestCancelledError,
 )
-"""Errors after which another attempt may go well."""
+"""Errors after which another attempt may succeed."""
 _BLAMED = (*RETRYABLE, InternalError)
 """Errors after which the next attempt prefers other workers."""
 _ACCUSED = (WorkerLostError, InternalError)
-"""Errors whose reason may be a worker or the request."""
+"""Errors that a worker or the request may have caused."""
 _PROOF_TOKENS = 16
-"""After so many tokens of an attempt, the request is not the reason why earlier ones failed."""
+"""After so many tokens, the request cannot be the reason why earlier attempts failed."""
 
 
 class Attempts:
-    """
+    """Runs attempts of requests.
+
     Args:
-        background: gets what outlives a request: a hand-off's last word, measurements of clocks.
+        background: runs what outlives a request: the end of a hand-off, measurements of clocks.
         clock: monotonic seconds; a simulation brings its own.
     """
 
@@ -68,10 +69,10 @@ class Attempts:
         self._clock = clock
 
     def run(self, record: RequestRecord, placement: Placement) -> AsyncGenerator[TokenChunk]:
-        """Tokens that the client has not got yet, until the request is finished.
+        """Yields tokens that the client does not have yet, until the request is finished.
 
         Raises:
-            BatonError: the attempt failed; the worker to blame, if there is one, is in the record.
+            BatonError: the attempt failed; the record names the worker at fault, if there is one.
         """
         for worker in placement.workers:
             if worker.client.needs_sync:
@@ -100,10 +101,10 @@ class Attempts:
                 batches = self._decode(record, placement, call_id, call_id)
                 async with aclosing(watch.guard(batches)) as chunks:
                     async for chunk in chunks:
-                        is_claimed = True  # who decodes has the KV, and lets go of it with the call
+                        is_claimed = True  # the decode call owns the KV and frees it when it ends
                         yield chunk
         except _BLAMED as error:
-            # While nothing is heard of a hand-off, either end may be the one that is gone.
+            # While the outcome of a hand-off is unknown, either end may be lost.
             suspects = (prefill,) if watch.is_broken else (decode, prefill) if watch.is_open else (decode,)
             await _blame(record, error, *suspects)
             if isinstance(error, TransferError):
@@ -115,7 +116,7 @@ class Attempts:
                 self._background.spawn(decode.client.abandon(call_id))
 
     async def _alone(self, record: RequestRecord, placement: Placement) -> AsyncGenerator[TokenChunk]:
-        """A decode worker computes what is known by itself and goes on from there."""
+        """A decode worker computes all known tokens by itself and continues from there."""
         timeline, decode = record.timeline, placement.decode
         timeline.attributes["decode_worker"] = decode.info.worker_id
         if not record.token_ids:
@@ -175,7 +176,7 @@ class Attempts:
 
 
 def _record_local_prefill(timeline: Timeline, worker: Worker, batch: worker_pb2.TokenBatch) -> None:
-    """What a decode worker did for the first token is prefill, wherever it happened."""
+    """Records the work of a decode worker up to the first token as prefill."""
     events = unpack_events(batch.events)
     names = {Event.DECODE_QUEUED: Event.PREFILL_QUEUED, Event.DECODE_STARTED: Event.PREFILL_STARTED}
     told = {name: events[event] for event, name in names.items() if event in events}
@@ -188,7 +189,7 @@ def _record_local_prefill(timeline: Timeline, worker: Worker, batch: worker_pb2.
 async def _judged(
     chunks: AsyncGenerator[TokenChunk], record: RequestRecord, placement: Placement
 ) -> AsyncGenerator[TokenChunk]:
-    """Passes an attempt on. When it goes well, the workers that failed at the request before were at fault."""
+    """Passes on the chunks of an attempt. If it succeeds, the workers that failed before were at fault."""
     num_tokens = 0
     async with aclosing(chunks):
         try:
@@ -206,7 +207,7 @@ async def _judged(
 
 
 async def _blame(record: RequestRecord, error: BatonError, *workers: Worker) -> None:
-    """The next attempt prefers others; to one that does not even answer, so do all requests for a moment."""
+    """The next attempt avoids these workers. All requests avoid one that does not answer, for a moment."""
     record.failed_on.update(worker.info.worker_id for worker in workers)
     if isinstance(error, _ACCUSED) and len(workers) == 1:
         record.accused.extend(workers)

@@ -1,4 +1,4 @@
-"""Follows a prefill call after its first token: the hand-off's outcome, without holding up the tokens."""
+"""Follows a prefill call after its first token, to learn the outcome of the hand-off without delaying tokens."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class HandoffWatch:
-    """One prefill call. The worker counts as busy until the hand-off is over, not just until the first token.
+    """Follows one prefill call. The worker counts as busy until the hand-off ends, not only until the first token.
 
     Args:
-        background: keeps the call going when the request is over and only the hand-off's last word is missing.
+        background: continues the call if the request has ended and the hand-off has not.
     """
 
     def __init__(
@@ -42,15 +42,15 @@ class HandoffWatch:
         self._first: asyncio.Future[worker_pb2.TokenBatch] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[BatonError | None] | None = None
         self.is_broken = False
-        """The call itself failed, which is the prefill worker's fault; a hand-off that it reports failed is not."""
+        """The call itself failed, so the prefill worker is at fault. It is not for a failed hand-off that it reports."""
 
     @property
     def is_open(self) -> bool:
-        """The hand-off's last word has not come."""
+        """The outcome of the hand-off is not known yet."""
         return self._task is not None and not self._task.done()
 
     async def start(self, events: AsyncGenerator[worker_pb2.PrefillEvent]) -> worker_pb2.TokenBatch:
-        """The first token.
+        """Waits for the first token.
 
         Raises:
             BatonError: prefill failed.
@@ -66,11 +66,11 @@ class HandoffWatch:
         return self._first.result()
 
     async def guard(self, chunks: AsyncGenerator[TokenChunk]) -> AsyncGenerator[TokenChunk]:
-        """Passes a decode stream on; until it has brought something, a failed hand-off ends it.
+        """Passes a decode stream on. A failed hand-off ends it, unless it has yielded something before.
 
         Raises:
             TransferError: the hand-off failed.
-            BatonError: of the decode stream.
+            BatonError: the error of the decode stream.
         """
         async with aclosing(chunks):
             first = asyncio.ensure_future(anext(chunks, None))
@@ -87,27 +87,27 @@ class HandoffWatch:
                 yield chunk
 
     async def close(self, *, keep: bool) -> None:
-        """Call it when the request is over.
+        """Call this when the request has ended.
 
         Args:
-            keep: the hand-off's last word is awaited in the background; else the call is cancelled.
+            keep: wait for the outcome of the hand-off in the background, instead of cancelling the call.
         """
         if self._task is not None and not keep:
             self._task.cancel()
             await asyncio.wait({self._task})
 
     async def _first_of(self, decode: asyncio.Future[TokenChunk | None]) -> None:
-        """Returns when ``decode`` is done; raises :class:`TransferError` when the hand-off fails before that."""
+        """Waits for ``decode``. Raises :class:`TransferError` if the hand-off fails before it is done."""
         if self._task is None:
             return
         waits: list[asyncio.Future[Any]] = [decode, self._task]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if not decode.done() and (error := self._task.result()) is not None:
-            # Whatever it was, decoding can still go on from the tokens alone.
+            # Whatever the error is, another attempt can continue from the tokens alone.
             raise TransferError(f"The KV hand-off failed ({error.code}): {error.message}") from error
 
     async def _follow(self, events: AsyncGenerator[worker_pb2.PrefillEvent]) -> BatonError | None:
-        """Reads the call to its end; returns what went wrong with it."""
+        """Reads the call to its end. Returns its error, if there was one."""
         try:
             async with aclosing(events):
                 async for event in events:

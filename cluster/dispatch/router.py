@@ -1,4 +1,4 @@
-"""The router: takes a request through a prefill and a decode worker, and through their failures.
+"""The router: takes each request through a prefill and a decode worker, and tries again when workers fail.
 
     generate ── place ── attempt ─┬─ nothing out yet:  prefill → first token → (KV travels) → decode
                                   │                    or a decode worker alone, where that is better
@@ -72,7 +72,7 @@ class Router:
 
     @property
     def model(self) -> ModelCard:
-        """The model as all present workers can serve it: the smallest KV cache bounds the context."""
+        """The model within the limits of all present workers: the smallest KV cache bounds the context."""
         changed = self._registry.changed
         if self._card_until is not changed:  # another event from the next change on
             lengths = [worker.info.max_model_len for worker in self._registry.workers]
@@ -96,8 +96,8 @@ class Router:
 
         Raises:
             OverloadedError: ``router.max_inflight`` sequences are in flight, or admission has no room.
-            DeadlineError: ``router.request_timeout_s`` is over.
-            BatonError: every attempt failed; the last one's error.
+            DeadlineError: ``router.request_timeout_s`` has passed.
+            BatonError: every attempt failed; this is the error of the last one.
         """
         record = RequestRecord(request, self._config.request_timeout_s, self._clock)
         self._observers.arrived(record)
@@ -154,7 +154,7 @@ class Router:
             if outcome == FinishReason.STOP:
                 record.finish_reason = FinishReason.STOP  # observers that learn from answers learn from this one too
         if outcome == OverloadedError.code and not record.token_ids:
-            outcome = REJECTED  # refused, which is no failure; with a part of the answer out it would be one
+            outcome = REJECTED  # not a failure, since the client has no part of an answer
         self._count_end(record, outcome)
         level = logging.WARNING if outcome in _OUR_FAULTS else logging.INFO
         fields = {**timeline.attributes, "ttft_ms": timeline.ttft_ms, "duration_ms": timeline.total_ms}
@@ -185,7 +185,7 @@ class Router:
                             yield chunk
             except BatonError as error:
                 if record.is_finished:
-                    return  # the client has everything
+                    return  # the client has all tokens
                 if isinstance(error, DeadlineError):
                     raise record.deadline_error() from error
                 if record.attempt >= self._config.max_attempts or not self._may_go_well(record, error):
@@ -200,8 +200,8 @@ class Router:
     def _may_go_well(self, record: RequestRecord, error: BatonError) -> bool:
         """Whether another attempt makes sense.
 
-        A worker's own fault is tried once on another worker. A request that fails there too is at fault itself, and
-        must not reach every worker.
+        After an internal error, the request is tried once on another worker. If it fails there too, the request is at
+        fault, and must not reach every worker.
         """
         if isinstance(error, RETRYABLE):
             return True

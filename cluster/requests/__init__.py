@@ -1,1 +1,1 @@
-"""Requests as the router sees them."""
+"""Requests in the router: what the gateway asks for, the record of each request, and its observers."""

@@ -1,4 +1,4 @@
-"""What the gateway asks of a router, and what comes back. Tokens only; text is the gateway's side."""
+"""The contract between gateway and router: requests and chunks of tokens. Text is the gateway's business."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class GenerationRequest:
     """One sequence to generate. ``timeline`` already holds RECEIVED and TOKENIZED.
 
     Attributes:
-        speculation_method: how the decode worker drafts for it; None leaves that to the cluster's configuration.
-        slo: the class that it belongs to.
+        speculation_method: how the decode worker drafts tokens; ``None`` leaves that to the cluster's configuration.
+        slo: its SLO class.
     """
 
     request_id: str
@@ -30,11 +30,11 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
-    """An HTTP request whose response is out, or whose client is gone.
+    """An HTTP request whose response was sent, or whose client left.
 
     Attributes:
         operation: ``chat`` or ``text_completion``.
-        trace_context: W3C ``traceparent`` and ``tracestate`` as the client sent them, if it did.
+        trace_context: the W3C headers ``traceparent`` and ``tracestate`` that the client sent.
     """
 
     request_id: str
@@ -49,7 +49,7 @@ class FinishedRequest:
 class TokenChunk:
     """New tokens of one sequence, in order.
 
-    The last chunk, and only it, has a ``finish_reason``; a failure raises a ``BatonError`` out of the iterator instead.
+    Only the last chunk has a ``finish_reason``. After a failure, the iterator raises a ``BatonError`` instead.
     """
 
     token_ids: tuple[int, ...]
@@ -62,11 +62,11 @@ class TokenChunk:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What clients may know of the served model.
+    """What clients may know about the served model.
 
     Attributes:
         max_model_len: prompt and output tokens together.
-        draft_methods: speculation methods for which a draft is loaded; those without a draft are always there.
+        draft_methods: speculation methods whose draft is loaded. Methods without a draft are always available.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Generator(Protocol):
     def model(self) -> ModelCard: ...
 
     def generate(self, request: GenerationRequest) -> AsyncIterator[TokenChunk]:
-        """Streams the sequence. Closing the iterator cancels the work on every worker.
+        """Streams the tokens of a sequence. Closing the iterator cancels the work on every worker.
 
         Raises:
             BatonError: the request was refused or could not be finished.
