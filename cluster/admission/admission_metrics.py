@@ -1,4 +1,4 @@
-"""What admission did, by SLO class."""
+"""Metrics of admission control, by SLO class."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _LABEL = "slo_class"
 class AdmissionMetrics:
     """
     Attributes:
-        queued: sequences that wait, by class; read when somebody asks.
-        factors: margins by class.
+        queued: the number of queued sequences by class; read at each scrape.
+        factors: the margins by class; read at each scrape.
     """
 
     def __init__(self, registry: CollectorRegistry, classes: Iterable[SloClass]) -> None:
@@ -64,7 +64,7 @@ class AdmissionMetrics:
         self._batching_delay.observe(seconds)
 
     def status(self) -> dict[str, Any]:
-        """For ``GET /admin/status``: class → how many wait and the margins of its targets. JSON-ready."""
+        """For ``GET /admin/status``: the queued sequences and margins of each class. JSON-ready."""
         queued, factors = self.queued(), self.factors()
         return {
             name: {
@@ -92,7 +92,7 @@ class AdmissionMetrics:
 
 
 class _AdmissionCollector(Collector):
-    """Reads the queue when Prometheus asks."""
+    """Reads the queue at each scrape."""
 
     def __init__(self, metrics: AdmissionMetrics) -> None:
         self._metrics = metrics

@@ -47,7 +47,7 @@ class Alarm:
         self._due_s = at_s
 
     def cancel(self) -> None:
-        """It does not go off, unless it is set again."""
+        """Prevents it from going off, unless it is set again."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
@@ -68,10 +68,10 @@ class Ticket(Generic[T]):
     """A place in the queue.
 
     Attributes:
-        lane: of an SLO class, or of those of it that are late. All of one lane have the same priority and patience.
-        expires_s: when it is better refused.
-        account: of the fair share: name of the SLO class.
-        is_late: its target cannot be kept any more. Those of a lane are alike in this, too.
+        lane: of an SLO class, or of its late requests. All tickets of a lane have the same priority and patience.
+        expires_s: when it is refused.
+        account: name of the SLO class, for the fair share.
+        is_late: its target is lost. This too is the same for all tickets of a lane.
         is_waiting: it is in the queue.
     """
 
@@ -84,18 +84,18 @@ class Ticket(Generic[T]):
     is_waiting: bool = False
 
     def yields(self, now_s: float) -> bool:
-        """Whether those who can be in time may go before it: it is late, and not yet by its patience."""
+        """Whether requests that can be in time may overtake it: it is late, by less than its patience."""
         return self.is_late and now_s < self.urgency.deadline_s + self.urgency.patience_s
 
     def late(self, urgency: Urgency) -> Ticket[T]:
-        """The same among those of its class that are late."""
+        """The same ticket in the lane of its class's late requests."""
         return Ticket(self.item, f"{self.lane}/late", urgency, self.expires_s, self.account, is_late=True)
 
 
 class AdmissionQueue(Generic[T]):
     """
     Args:
-        fair_share: of what is dispatched, that each class of lower priority gets while it waits; in [0, 1].
+        fair_share: share of the dispatches that each waiting class of lower priority gets; in [0, 1].
     """
 
     def __init__(self, fair_share: float) -> None:
@@ -113,7 +113,7 @@ class AdmissionQueue(Generic[T]):
         return (ticket for lane in self._lanes.values() for ticket in lane)
 
     def add(self, ticket: Ticket[T]) -> None:
-        """Behind those of its lane that have the same deadline."""
+        """Adds it behind tickets of its lane with the same deadline."""
         lane = self._lanes.setdefault(ticket.lane, [])
         lane.insert(bisect_right(lane, ticket.urgency.deadline_s, key=_deadline), ticket)
         heappush(self._expiries, (ticket.expires_s, next(self._numbers), ticket))
@@ -121,7 +121,7 @@ class AdmissionQueue(Generic[T]):
         self._count += 1
 
     def remove(self, ticket: Ticket[T]) -> bool:
-        """False: it is not here any more."""
+        """Returns False if it is not in the queue any more."""
         if not ticket.is_waiting:
             return False
         lane = self._lanes[ticket.lane]
@@ -139,27 +139,27 @@ class AdmissionQueue(Generic[T]):
         return True
 
     def clear(self) -> list[T]:
-        """Takes out all."""
+        """Removes and returns all."""
         tickets = list(self)
         for ticket in tickets:
             self.remove(ticket)
         return [ticket.item for ticket in tickets]
 
     def head(self, now_s: float) -> Ticket[T] | None:
-        """The most urgent one."""
+        """The most urgent ticket."""
         heads = (lane[0] for lane in self._lanes.values())
         return min(heads, key=lambda ticket: ticket.urgency.key(now_s), default=None)
 
     def tail(self, now_s: float) -> Ticket[T] | None:
-        """The least urgent one."""
+        """The least urgent ticket."""
         tails = (lane[-1] for lane in self._lanes.values())
         return max(tails, key=lambda ticket: ticket.urgency.key(now_s), default=None)
 
     def num_ahead(self, urgency: Urgency, now_s: float, *, yielding: bool = True) -> int:
-        """How many would go before a request that came now.
+        """How many would go before a request that arrives now.
 
         Args:
-            yielding: those that yield, too. They stand behind the others of their lane.
+            yielding: count tickets that yield, too. They stand behind the others of their lane.
         """
         key, total = urgency.key(now_s), 0
         for lane in self._lanes.values():
@@ -170,13 +170,13 @@ class AdmissionQueue(Generic[T]):
         return total
 
     def next_expiry_s(self) -> float | None:
-        """None when nobody waits."""
+        """``None`` if the queue is empty."""
         while self._expiries and not self._expiries[0][2].is_waiting:
             heappop(self._expiries)
         return self._expiries[0][0] if self._expiries else None
 
     def pop_expired(self, now_s: float) -> list[Ticket[T]]:
-        """Takes out all whose time is over."""
+        """Removes and returns all that have expired."""
         expired: list[Ticket[T]] = []
         while (next_s := self.next_expiry_s()) is not None and next_s <= now_s:
             expired.append(heappop(self._expiries)[2])
@@ -184,7 +184,7 @@ class AdmissionQueue(Generic[T]):
         return expired
 
     def note_dispatch(self, urgency: Urgency, account: str) -> None:
-        """A request went, from the queue or past it: classes of lower priority that wait get nearer to their share."""
+        """A request was dispatched, from the queue or past it. Waiting classes of lower priority earn credit."""
         if account in self._credits:
             self._credits[account] = max(0.0, self._credits[account] - 1.0)
         passed = {lane[0].account for lane in self._lanes.values() if lane[0].urgency.priority < urgency.priority}
@@ -192,7 +192,7 @@ class AdmissionQueue(Generic[T]):
             self._credits[name] = min(_MOST_CREDIT, self._credits.get(name, 0.0) + self._fair_share)
 
     def owed(self) -> Ticket[T] | None:
-        """The first of a class whose share is due, whatever else waits."""
+        """The first ticket of a class whose fair share is due, if there is one."""
         due = [name for name, credit in self._credits.items() if credit >= 1.0 - _ROUNDING]
         if not due:
             return None

@@ -24,21 +24,21 @@ from cluster.routing.routing_contracts import RouteDecision
 LARGEST_FACTOR = 3.0
 _STEP = 0.06
 _AIM = 0.75
-"""Of the misses that are allowed, so many are aimed at: what comes scatters about the aim, and it is a promise."""
+"""Share of the allowed misses that is aimed at, since outcomes scatter around the aim."""
 _SMALLEST_MISS_SHARE = 0.005
 _FIRST_SD = 0.08
-"""Relative; of outcomes around predictions, while nothing is known of it."""
+"""Relative standard deviation of outcomes around predictions before any outcome is known."""
 _ONE_ROUND = 1.3
-"""Outcomes come late. A miss of a request that went under a factor so much smaller raises it no further; it lets the
-factor stay where it is for longer."""
+"""Outcomes come late. A miss of a request that was admitted with a factor so much smaller does not raise the factor
+further, but keeps it where it is for longer."""
 _LONGEST_STAY = 2.0
 
 
 class SafetyMargin:
-    """Of one class and one of its targets.
+    """The margin of one target of a class.
 
     Args:
-        miss_share: how many may miss the target.
+        miss_share: share of the requests that may miss the target.
     """
 
     def __init__(self, miss_share: float) -> None:
@@ -47,10 +47,10 @@ class SafetyMargin:
         self._stay = 0.0
 
     def observe(self, used_factor: float, *, kept: bool) -> None:
-        """Learns from a request that came close to its target, or missed it.
+        """Learns from a request that came close to its target or missed it.
 
         Args:
-            used_factor: the one that it was admitted with.
+            used_factor: the factor with which it was admitted.
         """
         fall, rise = _STEP * self._miss_share, _STEP * (1 - self._miss_share)
         if not kept and used_factor * _ONE_ROUND < self.factor:
@@ -64,7 +64,7 @@ class SafetyMargin:
 
 
 class ClassMargins:
-    """The margins of one class. Its percentile is about both targets, so each may cost half of the misses."""
+    """The margins of one class. Its percentile covers both targets, so each may use half of the misses."""
 
     def __init__(self, slo: SloClass) -> None:
         miss_share = _AIM * (1 - slo.objective) / 2
@@ -88,10 +88,10 @@ class _Admitted:
 
 
 class AdmittedWork:
-    """Sequences between dispatch and end.
+    """Sequences between dispatch and end, and what their outcomes teach.
 
     Args:
-        classes: those of the configuration.
+        classes: the SLO classes of the configuration.
     """
 
     def __init__(self, classes: Iterable[SloClass]) -> None:
@@ -100,18 +100,18 @@ class AdmittedWork:
         self._admitted: dict[str, _Admitted] = {}
         self._residents: dict[str, dict[str, float]] = {}
         self._num_prompts: Counter[str] = Counter()
-        """By prefill worker; of those that have any."""
+        """Prompts in progress by prefill worker, without workers that have none."""
 
     def factors(self, slo: SloClass) -> Factors:
-        """The margins of a class at present."""
+        """The present margins of a class."""
         return self._of(slo).factors
 
     def all_factors(self) -> Mapping[str, Factors]:
-        """By class."""
+        """The present margins by class."""
         return {name: margins.factors for name, margins in self._margins.items()}
 
     def residents_tpot_ms(self, decode_id: str) -> float:
-        """The least that a sequence on a decode worker is allowed to take per token; infinity without any."""
+        """The strictest allowed TPOT among the sequences on a decode worker; infinity without any."""
         return min(self._residents.get(decode_id, {}).values(), default=inf)
 
     def computes_prompts(self, prefill_id: str) -> bool:
@@ -121,10 +121,10 @@ class AdmittedWork:
     def dispatched(
         self, record: RequestRecord, decision: RouteDecision, check: RoomCheck, now_s: float, *, had_room: bool
     ) -> None:
-        """A sequence was sent on its way.
+        """A sequence was dispatched.
 
         Args:
-            had_room: so that a miss is a fault of the prediction.
+            had_room: there was room, so a miss is an error of the prediction.
         """
         request, prefill_id, decode_id = record.request, decision.prefill_id, decision.decode_id
         self._forget(request.request_id)
@@ -139,13 +139,13 @@ class AdmittedWork:
         self.under_way.num_sequences += 1
 
     def first_token(self, record: RequestRecord) -> None:
-        """Its first token is there; a second call changes nothing."""
+        """The first token arrived. A second call changes nothing."""
         admitted = self._admitted.get(record.request.request_id)
         if admitted is not None and not admitted.has_first_token:
             self._prompt_is_over(admitted)
 
     def ended(self, record: RequestRecord, now_s: float) -> None:
-        """It is over, however it went; a second call changes nothing."""
+        """The sequence ended. A second call changes nothing."""
         admitted = self._forget(record.request.request_id)
         if admitted is None:
             return
@@ -178,7 +178,7 @@ class AdmittedWork:
     def _learn(self, record: RequestRecord, admitted: _Admitted) -> None:
         margins, timeline, check = self._of(record.request.slo), record.timeline, admitted.check
         ttft_ms, tpot_ms = timeline.ttft_ms, timeline.tpot_ms(len(record.token_ids))
-        if check.is_lost:  # it was let in to miss
+        if check.is_lost:  # it was admitted although it would miss
             return
         # A hit that was never in danger says nothing; a miss does.
         if ttft_ms is not None:

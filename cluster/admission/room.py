@@ -23,38 +23,38 @@ from cluster.routing.routing_contracts import Bools, Candidates, RouteDecision
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """What is left of a target is divided by these before predictions are compared with it; at least 1."""
+    """The rest of a target is divided by these before predictions are compared with it; at least 1."""
 
     ttft: float = 1.0
     tpot: float = 1.0
 
 
 class Shortage(StrEnum):
-    """What there is too little of."""
+    """The resource that is short."""
 
     PREFILL = "prefill"
     """Too many prompts wait: the first token would be late."""
     DECODE = "decode"
-    """Too many sequences decode: tokens would come too slowly, to this request or to those that are there, or there is
-    no seat or no KV block left."""
+    """Too many sequences decode: tokens would come too slowly, for this request or for others, or the worker has no
+    place in its batch or no KV block left."""
     TURN = "turn"
-    """There would be room, but more urgent requests wait for it."""
+    """There is room, but more urgent requests wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoomCheck:
     """
     Attributes:
-        shortage: None: there is room.
-        over_ms: by how much the first token would come too late; 0 if it would not.
-        ttft_target_ms, tpot_target_ms: what the request is held to. The first counts from its receipt.
-        allowed_tpot_ms: the latter with its margin, which those who come later must leave it.
+        shortage: ``None`` if there is room.
+        over_ms: how much too late the first token would come; 0 if it would not.
+        ttft_target_ms, tpot_target_ms: the targets of this request. The first counts from its receipt.
+        allowed_tpot_ms: the TPOT target with its margin, which later requests must respect.
         has_capacity: the decode worker could take it at once.
-        limit_tpot_ms: what the prediction was compared with: this, or less if others on the worker are stricter.
+        limit_tpot_ms: the limit for the prediction: ``allowed_tpot_ms``, or less if others on the worker are stricter.
         is_near_ttft, is_near_tpot: the prediction is near its limit, so that a hit says something about the margin.
         is_lost: its class's target for the first token cannot be kept, whatever else runs.
-        shows_crowd: load is to blame for the shortage: not who is lost, nor who has so little time to spare that it is
-            late although it would wait for others by no more than the slack.
+        shows_crowd: load causes the shortage. It does not if the request is lost, or has so little time to spare that
+            it is late although it would wait for others by no more than the slack.
     """
 
     shortage: Shortage | None
@@ -75,7 +75,7 @@ _NEAR = 0.5
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """What the predictions for a request are compared with; see :class:`RoomCheck`."""
+    """The limits for the predictions of a request; see :class:`RoomCheck`."""
 
     ttft_ms: float
     tpot_ms: float
@@ -89,7 +89,7 @@ def _limits(
 ) -> _Limits:
     """
     Args:
-        idle_ttft_ms, idle_tpot_ms: what the best route would take if nothing else ran.
+        idle_ttft_ms, idle_tpot_ms: the prediction for the best route if nothing else ran.
     """
     target_ms = slo.ttft_s * 1e3
     feasible_ttft_ms = elapsed_ms + idle_ttft_ms * (1 + slack)
@@ -98,10 +98,10 @@ def _limits(
     if is_lost:
         ttft_ms = feasible_ttft_ms
     else:
-        # What is over is certain; the margin is for the rest.
+        # The elapsed time is certain, so the margin applies to the rest.
         with_margin_ms = elapsed_ms + (target_ms - elapsed_ms) / factors.ttft
         ttft_ms = min(target_ms, max(with_margin_ms, feasible_ttft_ms))
-    # A margin keeps a promise, and a late first token has broken it: the bare target is enough from then on.
+    # A margin protects a target that a late first token has missed already, so the bare TPOT target is enough.
     tpot_ms = max(slo.tpot_s * 1e3 / (1.0 if is_lost else factors.tpot), feasible_tpot_ms)
     return _Limits(ttft_ms, tpot_ms, feasible_ttft_ms, feasible_tpot_ms, is_lost)
 
@@ -112,10 +112,10 @@ def routes_with_room(
     factors: Factors,
     residents_tpot_ms: Callable[[str], float] = lambda _: inf,
 ) -> Bools:
-    """``[num_routes]``: those on which :func:`check_room` finds no shortage, whoever else finds room or none.
+    """``[num_routes]``: the routes on which :func:`check_room` finds no shortage, apart from other requests.
 
     Args:
-        slack, factors: as there.
+        slack, factors: as in :func:`check_room`.
         residents_tpot_ms: the same, by decode worker.
     """
     request, forecasts = candidates.request, candidates.forecasts
@@ -146,10 +146,10 @@ def check_room(
     Args:
         elapsed_ms: since the receipt of the request.
         factors: margins of its class.
-        max_tokens: a single token has no time per output token.
-        residents_tpot_ms: the least that a sequence on the decode worker is allowed to take per token.
-        is_idle: nothing is under way, so that whatever is predicted, no load is to blame.
-        is_crowded: others, who can keep their targets, find no room.
+        max_tokens: a request for a single token has no TPOT.
+        residents_tpot_ms: the strictest allowed TPOT among the sequences on the decode worker.
+        is_idle: nothing is in progress, so that load cannot cause a shortage.
+        is_crowded: other requests, which can keep their targets, find no room.
     """
     limits = _limits(slo, decision.idle_ttft_ms, decision.idle_tpot_ms, elapsed_ms, slack, factors)
     limit_tpot_ms = min(limits.tpot_ms, residents_tpot_ms)
@@ -175,31 +175,33 @@ def check_room(
 
 
 _LASTS_S, _LASTS_WAITING_S = 10.0, 2.0
-"""So long after somebody who could keep its targets found no room, others step back: those who come, and those who
-wait, who can go as soon as it is over."""
+"""How long lost requests step back after a request that could keep its targets found no room: new requests, and
+waiting ones, which can go as soon as the time has passed."""
 
 
 class Shortages:
-    """Of requests that could keep their targets. Those who are lost do not count: they find no room because others do
-    not."""
+    """When requests that could keep their targets found no room, by priority. Pure; it has no clock.
+
+    Lost requests do not count, since they find no room because others find none.
+    """
 
     def __init__(self) -> None:
         self._by_priority: dict[int, float] = {}
 
     def note(self, priority: int, now_s: float) -> None:
-        """One of this priority found no room."""
+        """A request of this priority found no room."""
         self._by_priority[priority] = now_s
 
     def lasts(self, now_s: float, *, waiting: bool, above: float = -inf) -> bool:
-        """Whether one of a higher priority than ``above`` has lately found no room.
+        """Whether a request of a higher priority than ``above`` has recently found no room.
 
         Args:
-            waiting: whoever asks waits already.
+            waiting: the answer is for a request that waits already.
         """
         return now_s < self._latest_s(above) + (_LASTS_WAITING_S if waiting else _LASTS_S)
 
     def left_s(self, now_s: float) -> float:
-        """Seconds until :meth:`lasts` is over for those that wait, be they of any priority; 0: it is over."""
+        """Seconds until :meth:`lasts` is False for waiting requests of any priority; 0 if it is False now."""
         return max(0.0, self._latest_s(-inf) + _LASTS_WAITING_S - now_s)
 
     def _latest_s(self, above: float) -> float:

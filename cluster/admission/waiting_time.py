@@ -1,6 +1,6 @@
 """How long a request will wait for room. Pure.
 
-Little's law, on what is under way: prompts that wait for their first token, divided by how long the next one waits,
+Little's law, on the work in progress: prompts that wait for their first token, divided by how long the next one waits,
 leave the prefill pool every second; sequences that decode, divided by how long they stay, leave the decode pool.
 """
 
@@ -18,10 +18,10 @@ _WEIGHT = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Blockage:
-    """What kept a request from going.
+    """What kept a request from being dispatched.
 
     Attributes:
-        over_ms: by how much its first token would have come too late.
+        over_ms: how much too late its first token would have come.
         wait_ms, tpot_ms: predictions of its route.
     """
 
@@ -32,7 +32,7 @@ class Blockage:
 
     @classmethod
     def of(cls, decision: RouteDecision, check: RoomCheck) -> Blockage | None:
-        """None: there was room."""
+        """``None`` if there was room."""
         if check.shortage is None:
             return None
         return cls(check.shortage, check.over_ms, decision.wait_ms, decision.tpot_ms)
@@ -40,11 +40,11 @@ class Blockage:
 
 @dataclass(slots=True)
 class WorkUnderWay:
-    """What admission has let in.
+    """The admitted sequences that have not ended.
 
     Attributes:
-        num_prompts: whose first token is not there.
-        num_sequences: all that are not over.
+        num_prompts: sequences without a first token.
+        num_sequences: all of them.
     """
 
     num_prompts: int = 0
@@ -52,12 +52,12 @@ class WorkUnderWay:
     _mean_stay_s: float | None = None
 
     def observe_stay(self, seconds: float) -> None:
-        """A sequence that was finished took so long, from its dispatch."""
+        """A finished sequence took so long from its dispatch."""
         before = seconds if self._mean_stay_s is None else self._mean_stay_s
         self._mean_stay_s = before + _WEIGHT * (seconds - before)
 
     def wait_s(self, blockage: Blockage, num_ahead: int, max_tokens: int) -> float:
-        """Until a request goes, behind ``num_ahead`` others and what blocks it or the first of them."""
+        """Seconds until a request is dispatched, behind ``num_ahead`` others and a blockage."""
         rate = self.leave_per_s(blockage.shortage, blockage.wait_ms, blockage.tpot_ms, max_tokens)
         return predicted_wait_s(blockage.shortage, blockage.over_ms, num_ahead, rate)
 
@@ -78,8 +78,8 @@ def predicted_wait_s(shortage: Shortage, over_ms: float, num_ahead: int, leave_p
     """Seconds until a request gets room.
 
     Args:
-        over_ms: by how much its first token would come too late if it went at once.
-        num_ahead: that wait before it.
+        over_ms: how much too late its first token would come if it went at once.
+        num_ahead: requests that wait before it.
     """
     own_s = over_ms / 1e3 if shortage is Shortage.PREFILL else 1 / leave_per_s
     return own_s + num_ahead / leave_per_s
