@@ -42,7 +42,7 @@ class HandoffWatch:
         self._first: asyncio.Future[worker_pb2.TokenBatch] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[BatonError | None] | None = None
         self.is_broken = False
-        """The call itself failed, so the prefill worker is at fault, which it is not if it reports a failed hand-off."""
+        """The call itself failed, so the prefill worker is at fault; not set if it reports a failed hand-off."""
 
     @property
     def is_open(self) -> bool:
