@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.core.drafts import Draft, ScheduledSequence
+from baton.core.queue_priority import NO_PRIORITY, QueuePriority
 from baton.core.request import FinishReason, Request, RequestStatus, SamplingParams
 from baton.core.step_costs import Pace
-from baton.core.urgency import NOT_URGENT, Urgency
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.scheduling.ordering import OrderingPolicy
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
@@ -26,7 +26,7 @@ class Arrival:
     imported: bool = False
     hands_off: bool = False
     abort_after: int | None = None
-    urgency: Urgency = NOT_URGENT
+    queue_priority: QueuePriority = NO_PRIORITY
     tpot_target_s: float = 0.0
 
 
@@ -94,7 +94,7 @@ class Simulation:
         params = SamplingParams(max_tokens=arrival.max_tokens)
         request = Request(
             name, prompt, params, frozenset({EOS}), hands_off=arrival.hands_off, arrival_s=float(step),
-            urgency=arrival.urgency, tpot_target_s=arrival.tpot_target_s,
+            queue_priority=arrival.queue_priority, tpot_target_s=arrival.tpot_target_s,
         )  # fmt: skip
         if arrival.imported and arrival.max_tokens > 1:
             self.give_kv(request)

@@ -7,9 +7,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from baton.core.queue_priority import NO_PRIORITY, QueuePriority
 from baton.core.request import SamplingParams
 from baton.core.roles import DECODE, PREFILL
-from baton.core.urgency import NOT_URGENT, Urgency
 from baton.kv_transfer.base import KVSink
 from baton.kv_transfer.payload.in_process import InProcessKVTransport
 from baton.rpc.conversions import pack_sequence
@@ -83,9 +83,9 @@ def prompt(length: int, start: int = 0) -> list[int]:
 def sequence(
     name: str, tokens: list[int], max_tokens: int, output: list[int] | None = None, **options: Any
 ) -> worker_pb2.Sequence:
-    urgency: Urgency = options.pop("urgency", NOT_URGENT)
+    queue_priority: QueuePriority = options.pop("queue_priority", NO_PRIORITY)
     params = SamplingParams(**{"max_tokens": max_tokens, "ignore_eos": True, "temperature": 0, **options})
-    return pack_sequence(name, tokens, params, output or [], urgency=urgency)
+    return pack_sequence(name, tokens, params, output or [], queue_priority=queue_priority)
 
 
 async def generate(worker: SimulatedWorker, message: worker_pb2.Sequence, transfer_id: str = "") -> Answer:

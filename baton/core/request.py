@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from baton.core.errors import InvalidRequestError
+from baton.core.queue_priority import NO_PRIORITY, QueuePriority
 from baton.core.steps import StepShare
-from baton.core.urgency import NOT_URGENT, Urgency
 
 MAX_LOGPROBS = 20
 SEED_LIMIT = 2**63
@@ -155,7 +155,7 @@ class Request:
     """How to draft for this request; None leaves it to the worker."""
     hands_off: bool = False
     """True on a prefill worker: the request leaves after its first token, with ``HANDED_OFF``."""
-    urgency: Urgency = NOT_URGENT
+    queue_priority: QueuePriority = NO_PRIORITY
     tpot_target_s: float = 0.0
     """Mean time per output token that it was promised, in seconds; 0: none."""
     arrival_s: float = 0.0

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite, isnan
 
 from baton.core.errors import InvalidRequestError
+from baton.core.queue_priority import NO_PRIORITY, QueuePriority
 from baton.core.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
 from baton.core.steps import StepShare
 from baton.core.timeline import Event, TransferPart
-from baton.core.urgency import NOT_URGENT, Urgency
 from baton.rpc.wire import worker_pb2
 
 _SCALARS = (
@@ -52,13 +52,13 @@ def pack_sequence(
     params: SamplingParams,
     output_token_ids: Sequence[int] = (),
     speculation_method: str | None = None,
-    urgency: Urgency = NOT_URGENT,
+    queue_priority: QueuePriority = NO_PRIORITY,
     tpot_target_s: float = 0.0,
     now_s: float = 0.0,
 ) -> worker_pb2.Sequence:
     """
     Args:
-        now_s: of the clock that the urgency's deadline is on.
+        now_s: of the clock that the deadline of ``queue_priority`` is on.
     """
     return worker_pb2.Sequence(
         request_id=request_id,
@@ -66,21 +66,23 @@ def pack_sequence(
         output_token_ids=output_token_ids,
         params=pack_params(params),
         speculation_method=speculation_method or "",
-        urgency=None if urgency == NOT_URGENT else _pack_urgency(urgency, now_s),
+        queue_priority=None if queue_priority == NO_PRIORITY else _pack_queue_priority(queue_priority, now_s),
         tpot_target_s=tpot_target_s,
     )
 
 
-def _pack_urgency(urgency: Urgency, now_s: float) -> worker_pb2.Urgency:
-    return worker_pb2.Urgency(
-        priority=urgency.priority, due_in_s=urgency.deadline_s - now_s, patience_s=urgency.patience_s
+def _pack_queue_priority(queue_priority: QueuePriority, now_s: float) -> worker_pb2.QueuePriority:
+    return worker_pb2.QueuePriority(
+        priority=queue_priority.priority,
+        due_in_s=queue_priority.deadline_s - now_s,
+        patience_s=queue_priority.patience_s,
     )
 
 
-def _unpack_urgency(message: worker_pb2.Urgency, now_s: float) -> Urgency:
+def _unpack_queue_priority(message: worker_pb2.QueuePriority, now_s: float) -> QueuePriority:
     if isnan(message.due_in_s) or isnan(message.patience_s):
-        raise InvalidRequestError("An urgency needs numbers for due_in_s and patience_s.", param="urgency")
-    return Urgency(message.priority, now_s + message.due_in_s, message.patience_s)
+        raise InvalidRequestError("A queue_priority needs numbers for due_in_s and patience_s.", param="queue_priority")
+    return QueuePriority(message.priority, now_s + message.due_in_s, message.patience_s)
 
 
 def unpack_sequence(message: worker_pb2.Sequence, eos_token_ids: frozenset[int], arrival_s: float) -> Request:
@@ -95,7 +97,9 @@ def unpack_sequence(message: worker_pb2.Sequence, eos_token_ids: frozenset[int],
         eos_token_ids=eos_token_ids,
         output_token_ids=list(message.output_token_ids),
         speculation_method=message.speculation_method or None,
-        urgency=_unpack_urgency(message.urgency, arrival_s) if message.HasField("urgency") else NOT_URGENT,
+        queue_priority=_unpack_queue_priority(message.queue_priority, arrival_s)
+        if message.HasField("queue_priority")
+        else NO_PRIORITY,
         tpot_target_s=tpot_target_s if isfinite(tpot_target_s) and tpot_target_s > 0 else 0.0,
         arrival_s=arrival_s,
     )

@@ -141,7 +141,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
 
     def _new_request(self, record: RequestRecord, now_s: float) -> QueuedRequest[PlacementT]:
         # With the patience of workers, requests that wait here for minutes would soon go before all others.
-        return QueuedRequest(record, record.urgency._replace(patience_s=self._config.patience), now_s)
+        return QueuedRequest(record, record.queue_priority._replace(patience_s=self._config.patience), now_s)
 
     async def _first_route(self, record: RequestRecord, *, is_let_in: bool = False) -> RouteDecision:
         """The best route, as soon as there is one. Raises the errors of :meth:`admit`."""
@@ -216,7 +216,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
         now_s, slo = self._clock(), queued.slo
         overtakes = slo.queue_deadline_s <= 0 and check.shortage is None and not check.is_lost
         overtakes = overtakes and not self._shortages.lasts(now_s, waiting=False, above=slo.priority)
-        return self._queue.num_ahead(queued.urgency, now_s, yielding=not overtakes)
+        return self._queue.num_ahead(queued.queue_priority, now_s, yielding=not overtakes)
 
     def _enqueue(
         self, queued: QueuedRequest[PlacementT], decision: RouteDecision, check: RoomCheck, num_ahead: int
@@ -238,14 +238,14 @@ class Admission(RequestObserver, Generic[PlacementT]):
             raise self._counted(slo, refusals.no_room(slo, check, decision, wait_s, allowed_s))
         if len(self._queue) >= self._config.max_queued:
             self._make_place(queued, wait_s)
-        queued.ticket = Ticket(queued, slo.name, queued.urgency, expires_s, slo.name)
+        queued.ticket = Ticket(queued, slo.name, queued.queue_priority, expires_s, slo.name)
         self._queue.add(queued.ticket)
         self._alarm.set(now_s + _TICK_S)
 
     def _make_place(self, queued: QueuedRequest[PlacementT], wait_s: float) -> None:
         now_s, last = self._clock(), self._queue.tail(self._clock())
         full = refusals.queue_full(queued.slo, self._config.max_queued, wait_s)
-        if last is None or last.urgency.key(now_s) <= queued.urgency.key(now_s):
+        if last is None or last.queue_priority.key(now_s) <= queued.queue_priority.key(now_s):
             raise self._counted(queued.slo, full)
         self._queue.remove(last)
         self._refuse(last.item, refusals.queue_full(last.item.slo, self._config.max_queued, wait_s))
@@ -286,7 +286,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
             waited_s = now_s - queued.queued_s
             self._metrics.observe_wait(slo, waited_s)
             queued.record.timeline.attributes["admission_wait_ms"] = round(waited_s * 1e3, 3)
-        self._queue.note_dispatch(queued.urgency, slo.name)
+        self._queue.note_dispatch(queued.queue_priority, slo.name)
         if self._queue.owed() is not None:
             self._alarm.set(now_s)
         return placement
@@ -379,8 +379,8 @@ class Admission(RequestObserver, Generic[PlacementT]):
         """Moves a request whose target is lost behind its class, or else all of the class would be late."""
         self._queue.remove(ticket)
         queued.is_lost = True
-        queued.urgency = ticket.urgency._replace(priority=ticket.urgency.priority - 1)
-        queued.ticket = ticket.late(queued.urgency)
+        queued.queue_priority = ticket.queue_priority._replace(priority=ticket.queue_priority.priority - 1)
+        queued.ticket = ticket.late(queued.queue_priority)
         self._queue.add(queued.ticket)
 
     def _refuse(self, queued: QueuedRequest[PlacementT], error: OverloadedError) -> None:

@@ -18,8 +18,8 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any, Generic, TypeVar
 
+from baton.core.queue_priority import QueuePriority
 from baton.core.slo import SloClass
-from baton.core.urgency import Urgency
 from cluster.requests.request_record import RequestRecord
 
 
@@ -77,7 +77,7 @@ class Ticket(Generic[T]):
 
     item: T
     lane: str
-    urgency: Urgency
+    queue_priority: QueuePriority
     expires_s: float
     account: str
     is_late: bool = False
@@ -85,11 +85,11 @@ class Ticket(Generic[T]):
 
     def yields(self, now_s: float) -> bool:
         """Whether requests that can be in time may overtake it: it is late, by less than its patience."""
-        return self.is_late and now_s < self.urgency.deadline_s + self.urgency.patience_s
+        return self.is_late and now_s < self.queue_priority.deadline_s + self.queue_priority.patience_s
 
-    def late(self, urgency: Urgency) -> Ticket[T]:
+    def late(self, queue_priority: QueuePriority) -> Ticket[T]:
         """The same ticket in the lane of its class's late requests."""
-        return Ticket(self.item, f"{self.lane}/late", urgency, self.expires_s, self.account, is_late=True)
+        return Ticket(self.item, f"{self.lane}/late", queue_priority, self.expires_s, self.account, is_late=True)
 
 
 class AdmissionQueue(Generic[T]):
@@ -115,7 +115,7 @@ class AdmissionQueue(Generic[T]):
     def add(self, ticket: Ticket[T]) -> None:
         """Adds it behind tickets of its lane with the same deadline."""
         lane = self._lanes.setdefault(ticket.lane, [])
-        lane.insert(bisect_right(lane, ticket.urgency.deadline_s, key=_deadline), ticket)
+        lane.insert(bisect_right(lane, ticket.queue_priority.deadline_s, key=_deadline), ticket)
         heappush(self._expiries, (ticket.expires_s, next(self._numbers), ticket))
         ticket.is_waiting = True
         self._count += 1
@@ -125,7 +125,7 @@ class AdmissionQueue(Generic[T]):
         if not ticket.is_waiting:
             return False
         lane = self._lanes[ticket.lane]
-        index = bisect_left(lane, ticket.urgency.deadline_s, key=_deadline)
+        index = bisect_left(lane, ticket.queue_priority.deadline_s, key=_deadline)
         while lane[index] is not ticket:
             index += 1
         del lane[index]
@@ -148,22 +148,22 @@ class AdmissionQueue(Generic[T]):
     def head(self, now_s: float) -> Ticket[T] | None:
         """The most urgent ticket."""
         heads = (lane[0] for lane in self._lanes.values())
-        return min(heads, key=lambda ticket: ticket.urgency.key(now_s), default=None)
+        return min(heads, key=lambda ticket: ticket.queue_priority.key(now_s), default=None)
 
     def tail(self, now_s: float) -> Ticket[T] | None:
         """The least urgent ticket."""
         tails = (lane[-1] for lane in self._lanes.values())
-        return max(tails, key=lambda ticket: ticket.urgency.key(now_s), default=None)
+        return max(tails, key=lambda ticket: ticket.queue_priority.key(now_s), default=None)
 
-    def num_ahead(self, urgency: Urgency, now_s: float, *, yielding: bool = True) -> int:
+    def num_ahead(self, queue_priority: QueuePriority, now_s: float, *, yielding: bool = True) -> int:
         """How many would go before a request that arrives now.
 
         Args:
             yielding: count tickets that yield, too. They stand behind the others of their lane.
         """
-        key, total = urgency.key(now_s), 0
+        key, total = queue_priority.key(now_s), 0
         for lane in self._lanes.values():
-            ahead = bisect_right(lane, key, key=lambda ticket: ticket.urgency.key(now_s))
+            ahead = bisect_right(lane, key, key=lambda ticket: ticket.queue_priority.key(now_s))
             if not yielding:
                 ahead = min(ahead, bisect_left(lane, True, key=lambda ticket: ticket.yields(now_s)))
             total += ahead
@@ -183,11 +183,15 @@ class AdmissionQueue(Generic[T]):
             self.remove(expired[-1])
         return expired
 
-    def note_dispatch(self, urgency: Urgency, account: str) -> None:
+    def note_dispatch(self, queue_priority: QueuePriority, account: str) -> None:
         """A request was dispatched, from the queue or past it. Waiting classes of lower priority earn credit."""
         if account in self._credits:
             self._credits[account] = max(0.0, self._credits[account] - 1.0)
-        passed = {lane[0].account for lane in self._lanes.values() if lane[0].urgency.priority < urgency.priority}
+        passed = {
+            lane[0].account
+            for lane in self._lanes.values()
+            if lane[0].queue_priority.priority < queue_priority.priority
+        }
         for name in passed - {account}:
             self._credits[name] = min(_MOST_CREDIT, self._credits.get(name, 0.0) + self._fair_share)
 
@@ -197,11 +201,13 @@ class AdmissionQueue(Generic[T]):
         if not due:
             return None
         heads = [lane[0] for lane in self._lanes.values() if lane[0].account in due]
-        return min(heads, key=lambda ticket: (-ticket.urgency.priority, ticket.urgency.deadline_s), default=None)
+        return min(
+            heads, key=lambda ticket: (-ticket.queue_priority.priority, ticket.queue_priority.deadline_s), default=None
+        )
 
 
 def _deadline(ticket: Ticket[T]) -> float:
-    return ticket.urgency.deadline_s
+    return ticket.queue_priority.deadline_s
 
 
 @dataclass(slots=True, eq=False)
@@ -209,7 +215,7 @@ class QueuedRequest(Generic[T]):
     """A request in one call of ``Admission.admit``, which may have to wait for its placement.
 
     Attributes:
-        urgency: its place in the queue. ``record.urgency`` is its place on workers.
+        queue_priority: its place in the queue. ``record.queue_priority`` is its place on workers.
         queued_s: when the call began; seconds of the router's clock.
         future: gets the placement or the error if the request has to wait; ``None`` as its result means that there is
             no route, and that a worker has to be waited for.
@@ -219,7 +225,7 @@ class QueuedRequest(Generic[T]):
     """
 
     record: RequestRecord
-    urgency: Urgency
+    queue_priority: QueuePriority
     queued_s: float
     future: asyncio.Future[T | None] | None = None
     ticket: Ticket[Any] | None = None
@@ -245,7 +251,7 @@ class QueuedRequest(Generic[T]):
         Otherwise it would at once count as more urgent than requests that were admitted to be in time.
         """
         ttft_s = self.slo.ttft_s
-        self.record.urgency = Urgency(self.slo.priority - 1, now_s + ttft_s, ttft_s)
+        self.record.queue_priority = QueuePriority(self.slo.priority - 1, now_s + ttft_s, ttft_s)
 
     def result(self) -> asyncio.Future[T | None]:
         """The future that the waiting task awaits."""

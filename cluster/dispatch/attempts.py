@@ -169,7 +169,7 @@ class Attempts:
             request.params,
             record.token_ids,
             speculation_method,
-            record.urgency,
+            record.queue_priority,
             request.slo.tpot_s,
             self._clock(),
         )

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
 
-from baton.core.urgency import NOT_URGENT, Urgency
+from baton.core.queue_priority import NO_PRIORITY, QueuePriority
 from cluster.latency.cost_table import attention_pairs
 from cluster.latency.estimates import EMPTY_QUEUE, PromptQueue
 
@@ -21,13 +21,13 @@ from cluster.latency.estimates import EMPTY_QUEUE, PromptQueue
 class _Prompt:
     """
     Attributes:
-        rank: sorts prompts by their urgency while nobody is late, then as they were sent.
+        rank: sorts prompts by their queue priority while none is late, then in the order of sending.
     """
 
     uncached_tokens: int
     attention_pairs: int
     sent_s: float
-    urgency: Urgency
+    queue_priority: QueuePriority
     rank: tuple[float, float, float]
 
 
@@ -42,9 +42,9 @@ class _Prompts:
     attention_pairs: int = 0
     num_sent: int = 0
 
-    def add(self, name: str, uncached_tokens: int, pairs: int, now_s: float, urgency: Urgency) -> None:
+    def add(self, name: str, uncached_tokens: int, pairs: int, now_s: float, queue_priority: QueuePriority) -> None:
         self.num_sent += 1
-        prompt = _Prompt(uncached_tokens, pairs, now_s, urgency, (*urgency.key(-inf), self.num_sent))
+        prompt = _Prompt(uncached_tokens, pairs, now_s, queue_priority, (*queue_priority.key(-inf), self.num_sent))
         self.waiting[name] = prompt
         insort(self.by_rank, prompt, key=_rank)
         self.tokens += uncached_tokens
@@ -60,7 +60,7 @@ class _Prompts:
         """Those that go behind whoever has this key. Lateness moves prompts forwards only."""
         for index in range(bisect_right(self.by_rank, (*key, inf), key=_rank), len(self.by_rank)):
             prompt = self.by_rank[index]
-            if prompt.urgency.key(now_s) > key:
+            if prompt.queue_priority.key(now_s) > key:
                 yield prompt
 
 
@@ -95,12 +95,12 @@ class WorkLedger:
         uncached_tokens: int,
         cached_tokens: int,
         now_s: float,
-        urgency: Urgency = NOT_URGENT,
+        queue_priority: QueuePriority = NO_PRIORITY,
     ) -> None:
         """A prompt was sent to a worker."""
         prompts = self._prompts.setdefault(worker_id, _Prompts())
         pairs = attention_pairs(uncached_tokens, cached_tokens)
-        prompts.add(name, uncached_tokens, pairs, now_s, urgency)
+        prompts.add(name, uncached_tokens, pairs, now_s, queue_priority)
 
     def end_prompt(self, worker_id: str, name: str, now_s: float, *, is_computed: bool = True) -> None:
         """Its first token came, or it never will.
@@ -158,14 +158,14 @@ class WorkLedger:
             del self._decoding[worker_id]
 
     def queue(
-        self, worker_id: str, now_s: float, urgency: Urgency | None = NOT_URGENT, chunk_tokens: int = 512
+        self, worker_id: str, now_s: float, queue_priority: QueuePriority | None = NO_PRIORITY, chunk_tokens: int = 512
     ) -> PromptQueue:
         """What a new prompt would find in front of it: the step under way, and all that goes before it.
 
         Among equals, whoever was sent first goes first.
 
         Args:
-            urgency: None: the worker serves whoever came first, so that all it has go before.
+            queue_priority: ``None`` if the worker serves in order of arrival, so that all its prompts go before.
             chunk_tokens: of a prompt that is at work but does not go before, so many are computed before it gives way.
         """
         batch, context = self.batch(worker_id)
@@ -174,9 +174,9 @@ class WorkLedger:
         prompts = self._prompts.get(worker_id)
         if prompts is None:
             return PromptQueue(decoding=batch, context_tokens=context, tpot_target_s=target_s) if batch else EMPTY_QUEUE
-        tokens, pairs, count, head = _ahead(prompts, now_s, urgency, chunk_tokens)
+        tokens, pairs, count, head = _ahead(prompts, now_s, queue_priority, chunk_tokens)
         # Of a head that gives way only its next chunk is counted: what it has had before takes nothing off the others.
-        gives_way = urgency is not None and head.urgency.key(now_s) > urgency.key(now_s)
+        gives_way = queue_priority is not None and head.queue_priority.key(now_s) > queue_priority.key(now_s)
         elapsed_s = 0.0 if gives_way else max(0.0, now_s - max(head.sent_s, prompts.progress_s))
         return PromptQueue(
             tokens=tokens,
@@ -194,7 +194,7 @@ class WorkLedger:
         return prompts.tokens if prompts is not None else 0
 
     def num_prompts(self, worker_id: str) -> int:
-        """How many prompts the worker has still to compute, whatever their urgency."""
+        """How many prompts the worker has still to compute, of any queue priority."""
         prompts = self._prompts.get(worker_id)
         return len(prompts.waiting) if prompts is not None else 0
 
@@ -219,14 +219,14 @@ class WorkLedger:
 
 
 def _ahead(
-    prompts: _Prompts, now_s: float, urgency: Urgency | None, chunk_tokens: int
+    prompts: _Prompts, now_s: float, queue_priority: QueuePriority | None, chunk_tokens: int
 ) -> tuple[int, int, int, _Prompt]:
-    """(tokens, attention pairs, prompts, the prompt at work) of what a prompt of that urgency would wait for."""
+    """(tokens, attention pairs, prompts, the prompt at work) of what a prompt of that queue priority would wait for."""
     head = next(iter(prompts.waiting.values()))
     tokens, pairs, count = prompts.tokens, prompts.attention_pairs, len(prompts.waiting)
-    if urgency is None:
+    if queue_priority is None:
         return tokens, pairs, count, head
-    for prompt in prompts.behind(urgency.key(now_s), now_s):
+    for prompt in prompts.behind(queue_priority.key(now_s), now_s):
         if prompt is head:
             share = min(1.0, chunk_tokens / max(1, prompt.uncached_tokens))
             tokens -= prompt.uncached_tokens - int(share * prompt.uncached_tokens)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from baton.core.errors import DeadlineError
+from baton.core.queue_priority import QueuePriority
 from baton.core.request import FinishReason
 from baton.core.request_ids import new_call_id
 from baton.core.timeline import DraftCounts, Event, Timeline
 from baton.core.timers import is_over
-from baton.core.urgency import Urgency
 from baton.rpc.conversions import unpack_finish_reason, unpack_logprobs
 from baton.rpc.wire import worker_pb2
 from cluster.latency.estimates import RouteForecast
@@ -84,7 +84,7 @@ class RequestRecord:
         accused: workers that failed at this request for no stated reason. The request itself may be the cause until
             another worker has served it.
         booking: the last attempt's.
-        urgency: its place among waiting requests, in the router and on workers.
+        queue_priority: its place among waiting requests, in the router and on workers.
         outcome: how it ended: a finish reason, ``cancelled``, ``rejected``, or an error code; ``None`` until then.
         was_accepted: False if ``router.max_inflight`` turned it away on arrival.
         last_tokens_s, previous_tokens_s: when the last tokens and those before them arrived; ``None`` if none did.
@@ -112,7 +112,7 @@ class RequestRecord:
         self.previous_tokens_s: float | None = None
         self.received_s = request.timeline.events.get(Event.RECEIVED, clock())
         slo = request.slo
-        self.urgency = Urgency(slo.priority, self.received_s + slo.ttft_s, slo.ttft_s)
+        self.queue_priority = QueuePriority(slo.priority, self.received_s + slo.ttft_s, slo.ttft_s)
         self._timeout_s = timeout_s
         self._clock = clock
         self._deadline_s = clock() + timeout_s

@@ -136,7 +136,7 @@ class Dispatcher:
     Args:
         prefix_index: None: prefill workers hold as much of a prompt as usual, and decode workers nothing.
         metrics: None: nobody wants to know.
-        prefill_ordering: of prompts on prefill workers: ``edf``, by urgency, or ``fcfs``. Decode workers have ``edf``.
+        prefill_ordering: order of prompts on prefill workers, ``edf`` or ``fcfs``. Decode workers use ``edf``.
         clock: monotonic seconds; a simulation brings its own.
     """
 
@@ -219,8 +219,8 @@ class Dispatcher:
     ) -> WorkerSnapshot:
         info, ledger = worker.info, self._predictions.ledger
         worker_id = info.worker_id
-        by_urgency = info.pool != PREFILL or self._prefill_ordering == "edf"
-        queue = ledger.queue(worker_id, now_s, request.urgency if by_urgency else None, info.chunk_tokens)
+        by_priority = info.pool != PREFILL or self._prefill_ordering == "edf"
+        queue = ledger.queue(worker_id, now_s, request.queue_priority if by_priority else None, info.chunk_tokens)
         return WorkerSnapshot(
             worker_id=worker_id,
             pool=info.pool,
@@ -254,7 +254,7 @@ def _routing_request(record: RequestRecord, now_s: float, usual_output_tokens: f
         slo=request.slo,
         max_tokens=max_tokens,
         elapsed_ms=(now_s - record.received_s) * 1e3,
-        urgency=record.urgency,
+        queue_priority=record.queue_priority,
         is_resumed=num_generated > 0,
         output_tokens=max(1.0, min(usual_output_tokens, max_tokens)),
     )

@@ -55,7 +55,9 @@ class RequestPredictions(RequestObserver):
         booking = Booking(name, decision.prefill_id or "", decision.decode_id, decision.forecast, decodes)
         num_known = len(record.request.prompt_token_ids) + len(record.token_ids)
         cached = decision.cached_tokens
-        self.ledger.begin_prompt(booking.computing_id, name, num_known - cached, cached, self._clock(), record.urgency)
+        self.ledger.begin_prompt(
+            booking.computing_id, name, num_known - cached, cached, self._clock(), record.queue_priority
+        )
         if decodes:
             usual, most = self.habits.output_tokens.value, record.request.params.max_tokens - len(record.token_ids)
             self.ledger.begin_decoding(

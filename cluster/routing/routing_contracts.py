@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from baton.core.queue_priority import NO_PRIORITY, QueuePriority
 from baton.core.slo import STANDARD, SloClass
-from baton.core.urgency import NOT_URGENT, Urgency
 from cluster.latency.estimates import EMPTY_QUEUE, UNKNOWN_FORECAST, PromptQueue, RouteForecast
 
 Floats = npt.NDArray[np.float64]
@@ -89,7 +89,7 @@ class RoutingRequest:
         max_tokens: the most that it may generate.
         output_tokens: that it is expected to generate.
         elapsed_ms: since its receipt.
-        urgency: its place among others that wait.
+        queue_priority: its place among others that wait.
         is_resumed: the client has tokens already, so that a decode worker must go on alone.
     """
 
@@ -99,7 +99,7 @@ class RoutingRequest:
     slo: SloClass = STANDARD
     max_tokens: int = 1
     elapsed_ms: float = 0.0
-    urgency: Urgency = NOT_URGENT
+    queue_priority: QueuePriority = NO_PRIORITY
     is_resumed: bool = False
     output_tokens: float = 1.0
 

@@ -155,7 +155,7 @@ async def test_workers_hear_how_urgent_a_request_is() -> None:
         await cluster.run(request)
         for message in (prefill.requests[0], decode.requests[0]):
             sequence = message.sequence
-            assert sequence.urgency.priority == request.slo.priority
-            assert 0 < sequence.urgency.due_in_s <= request.slo.ttft_s
-            assert sequence.urgency.patience_s == request.slo.ttft_s
+            assert sequence.queue_priority.priority == request.slo.priority
+            assert 0 < sequence.queue_priority.due_in_s <= request.slo.ttft_s
+            assert sequence.queue_priority.patience_s == request.slo.ttft_s
             assert sequence.tpot_target_s == request.slo.tpot_s

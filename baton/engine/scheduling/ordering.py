@@ -29,9 +29,9 @@ class ArrivalOrder:
 class EarliestDeadlineFirst:
     """The higher priority first, inside a priority the earlier deadline; late requests gain priority with time.
 
-    Requests that nobody gave an urgency are served in the order of their arrival.
+    Requests without a queue priority are served in the order of their arrival.
     """
 
     def key(self, request: Request, now_s: float) -> tuple[float, ...]:
-        rank, deadline_s = request.urgency.key(now_s)
+        rank, deadline_s = request.queue_priority.key(now_s)
         return (rank, request.status is not RequestStatus.PREEMPTED, deadline_s, request.arrival_s)

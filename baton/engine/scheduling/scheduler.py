@@ -141,7 +141,7 @@ class Scheduler:
 
     def schedule(self) -> list[ScheduledSequence]:
         """The next step: a token for each sequence that decodes, then prompts, running or waiting, in order of their
-        urgency, while budget, seats and blocks last.
+        queue_priority, while budget, seats and blocks last.
         """
         now_s = self._clock()
         plan = _StepPlan(self.limits.chunk_tokens)

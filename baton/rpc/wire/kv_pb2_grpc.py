@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from baton.rpc.wire import kv_pb2 as cluster_dot_wire_dot_kv__pb2
+from baton.rpc.wire import kv_pb2 as baton_dot_rpc_dot_wire_dot_kv__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -36,8 +36,8 @@ class KVTransferStub:
         """
         self.Transfer = channel.stream_stream(
                 '/baton.v1.KVTransfer/Transfer',
-                request_serializer=cluster_dot_wire_dot_kv__pb2.KVFrame.SerializeToString,
-                response_deserializer=cluster_dot_wire_dot_kv__pb2.KVReply.FromString,
+                request_serializer=baton_dot_rpc_dot_wire_dot_kv__pb2.KVFrame.SerializeToString,
+                response_deserializer=baton_dot_rpc_dot_wire_dot_kv__pb2.KVReply.FromString,
                 _registered_method=True)
 
 
@@ -55,8 +55,8 @@ def add_KVTransferServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Transfer': grpc.stream_stream_rpc_method_handler(
                     servicer.Transfer,
-                    request_deserializer=cluster_dot_wire_dot_kv__pb2.KVFrame.FromString,
-                    response_serializer=cluster_dot_wire_dot_kv__pb2.KVReply.SerializeToString,
+                    request_deserializer=baton_dot_rpc_dot_wire_dot_kv__pb2.KVFrame.FromString,
+                    response_serializer=baton_dot_rpc_dot_wire_dot_kv__pb2.KVReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -84,8 +84,8 @@ class KVTransfer:
             request_iterator,
             target,
             '/baton.v1.KVTransfer/Transfer',
-            cluster_dot_wire_dot_kv__pb2.KVFrame.SerializeToString,
-            cluster_dot_wire_dot_kv__pb2.KVReply.FromString,
+            baton_dot_rpc_dot_wire_dot_kv__pb2.KVFrame.SerializeToString,
+            baton_dot_rpc_dot_wire_dot_kv__pb2.KVReply.FromString,
             options,
             channel_credentials,
             insecure,

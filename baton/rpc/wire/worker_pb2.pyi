@@ -46,24 +46,24 @@ class SamplingParams(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Sequence(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "output_token_ids", "params", "speculation_method", "urgency", "tpot_target_s")
+    __slots__ = ("request_id", "prompt_token_ids", "output_token_ids", "params", "speculation_method", "queue_priority", "tpot_target_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_METHOD_FIELD_NUMBER: _ClassVar[int]
-    URGENCY_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TPOT_TARGET_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     output_token_ids: _containers.RepeatedScalarFieldContainer[int]
     params: SamplingParams
     speculation_method: str
-    urgency: Urgency
+    queue_priority: QueuePriority
     tpot_target_s: float
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., speculation_method: _Optional[str] = ..., urgency: _Optional[_Union[Urgency, _Mapping]] = ..., tpot_target_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., speculation_method: _Optional[str] = ..., queue_priority: _Optional[_Union[QueuePriority, _Mapping]] = ..., tpot_target_s: _Optional[float] = ...) -> None: ...
 
-class Urgency(_message.Message):
+class QueuePriority(_message.Message):
     __slots__ = ("priority", "due_in_s", "patience_s")
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     DUE_IN_S_FIELD_NUMBER: _ClassVar[int]

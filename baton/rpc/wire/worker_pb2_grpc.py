@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from baton.rpc.wire import worker_pb2 as cluster_dot_wire_dot_worker__pb2
+from baton.rpc.wire import worker_pb2 as baton_dot_rpc_dot_wire_dot_worker__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -36,8 +36,8 @@ class PrefillStub:
         """
         self.Prefill = channel.unary_stream(
                 '/baton.v1.Prefill/Prefill',
-                request_serializer=cluster_dot_wire_dot_worker__pb2.PrefillRequest.SerializeToString,
-                response_deserializer=cluster_dot_wire_dot_worker__pb2.PrefillEvent.FromString,
+                request_serializer=baton_dot_rpc_dot_wire_dot_worker__pb2.PrefillRequest.SerializeToString,
+                response_deserializer=baton_dot_rpc_dot_wire_dot_worker__pb2.PrefillEvent.FromString,
                 _registered_method=True)
 
 
@@ -57,8 +57,8 @@ def add_PrefillServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Prefill': grpc.unary_stream_rpc_method_handler(
                     servicer.Prefill,
-                    request_deserializer=cluster_dot_wire_dot_worker__pb2.PrefillRequest.FromString,
-                    response_serializer=cluster_dot_wire_dot_worker__pb2.PrefillEvent.SerializeToString,
+                    request_deserializer=baton_dot_rpc_dot_wire_dot_worker__pb2.PrefillRequest.FromString,
+                    response_serializer=baton_dot_rpc_dot_wire_dot_worker__pb2.PrefillEvent.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -86,8 +86,8 @@ class Prefill:
             request,
             target,
             '/baton.v1.Prefill/Prefill',
-            cluster_dot_wire_dot_worker__pb2.PrefillRequest.SerializeToString,
-            cluster_dot_wire_dot_worker__pb2.PrefillEvent.FromString,
+            baton_dot_rpc_dot_wire_dot_worker__pb2.PrefillRequest.SerializeToString,
+            baton_dot_rpc_dot_wire_dot_worker__pb2.PrefillEvent.FromString,
             options,
             channel_credentials,
             insecure,
@@ -110,13 +110,13 @@ class DecodeStub:
         """
         self.Generate = channel.unary_stream(
                 '/baton.v1.Decode/Generate',
-                request_serializer=cluster_dot_wire_dot_worker__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=cluster_dot_wire_dot_worker__pb2.TokenBatch.FromString,
+                request_serializer=baton_dot_rpc_dot_wire_dot_worker__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=baton_dot_rpc_dot_wire_dot_worker__pb2.TokenBatch.FromString,
                 _registered_method=True)
         self.Abandon = channel.unary_unary(
                 '/baton.v1.Decode/Abandon',
-                request_serializer=cluster_dot_wire_dot_worker__pb2.AbandonRequest.SerializeToString,
-                response_deserializer=cluster_dot_wire_dot_worker__pb2.AbandonReply.FromString,
+                request_serializer=baton_dot_rpc_dot_wire_dot_worker__pb2.AbandonRequest.SerializeToString,
+                response_deserializer=baton_dot_rpc_dot_wire_dot_worker__pb2.AbandonReply.FromString,
                 _registered_method=True)
 
 
@@ -142,13 +142,13 @@ def add_DecodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
-                    request_deserializer=cluster_dot_wire_dot_worker__pb2.GenerateRequest.FromString,
-                    response_serializer=cluster_dot_wire_dot_worker__pb2.TokenBatch.SerializeToString,
+                    request_deserializer=baton_dot_rpc_dot_wire_dot_worker__pb2.GenerateRequest.FromString,
+                    response_serializer=baton_dot_rpc_dot_wire_dot_worker__pb2.TokenBatch.SerializeToString,
             ),
             'Abandon': grpc.unary_unary_rpc_method_handler(
                     servicer.Abandon,
-                    request_deserializer=cluster_dot_wire_dot_worker__pb2.AbandonRequest.FromString,
-                    response_serializer=cluster_dot_wire_dot_worker__pb2.AbandonReply.SerializeToString,
+                    request_deserializer=baton_dot_rpc_dot_wire_dot_worker__pb2.AbandonRequest.FromString,
+                    response_serializer=baton_dot_rpc_dot_wire_dot_worker__pb2.AbandonReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -176,8 +176,8 @@ class Decode:
             request,
             target,
             '/baton.v1.Decode/Generate',
-            cluster_dot_wire_dot_worker__pb2.GenerateRequest.SerializeToString,
-            cluster_dot_wire_dot_worker__pb2.TokenBatch.FromString,
+            baton_dot_rpc_dot_wire_dot_worker__pb2.GenerateRequest.SerializeToString,
+            baton_dot_rpc_dot_wire_dot_worker__pb2.TokenBatch.FromString,
             options,
             channel_credentials,
             insecure,
@@ -203,8 +203,8 @@ class Decode:
             request,
             target,
             '/baton.v1.Decode/Abandon',
-            cluster_dot_wire_dot_worker__pb2.AbandonRequest.SerializeToString,
-            cluster_dot_wire_dot_worker__pb2.AbandonReply.FromString,
+            baton_dot_rpc_dot_wire_dot_worker__pb2.AbandonRequest.SerializeToString,
+            baton_dot_rpc_dot_wire_dot_worker__pb2.AbandonReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -227,18 +227,18 @@ class WorkerStub:
         """
         self.Ping = channel.unary_unary(
                 '/baton.v1.Worker/Ping',
-                request_serializer=cluster_dot_wire_dot_worker__pb2.PingRequest.SerializeToString,
-                response_deserializer=cluster_dot_wire_dot_worker__pb2.PingReply.FromString,
+                request_serializer=baton_dot_rpc_dot_wire_dot_worker__pb2.PingRequest.SerializeToString,
+                response_deserializer=baton_dot_rpc_dot_wire_dot_worker__pb2.PingReply.FromString,
                 _registered_method=True)
         self.GetStats = channel.unary_unary(
                 '/baton.v1.Worker/GetStats',
-                request_serializer=cluster_dot_wire_dot_worker__pb2.StatsRequest.SerializeToString,
-                response_deserializer=cluster_dot_wire_dot_worker__pb2.WorkerStats.FromString,
+                request_serializer=baton_dot_rpc_dot_wire_dot_worker__pb2.StatsRequest.SerializeToString,
+                response_deserializer=baton_dot_rpc_dot_wire_dot_worker__pb2.WorkerStats.FromString,
                 _registered_method=True)
         self.WatchCache = channel.unary_stream(
                 '/baton.v1.Worker/WatchCache',
-                request_serializer=cluster_dot_wire_dot_worker__pb2.WatchCacheRequest.SerializeToString,
-                response_deserializer=cluster_dot_wire_dot_worker__pb2.CacheEvents.FromString,
+                request_serializer=baton_dot_rpc_dot_wire_dot_worker__pb2.WatchCacheRequest.SerializeToString,
+                response_deserializer=baton_dot_rpc_dot_wire_dot_worker__pb2.CacheEvents.FromString,
                 _registered_method=True)
 
 
@@ -269,18 +269,18 @@ def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Ping': grpc.unary_unary_rpc_method_handler(
                     servicer.Ping,
-                    request_deserializer=cluster_dot_wire_dot_worker__pb2.PingRequest.FromString,
-                    response_serializer=cluster_dot_wire_dot_worker__pb2.PingReply.SerializeToString,
+                    request_deserializer=baton_dot_rpc_dot_wire_dot_worker__pb2.PingRequest.FromString,
+                    response_serializer=baton_dot_rpc_dot_wire_dot_worker__pb2.PingReply.SerializeToString,
             ),
             'GetStats': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStats,
-                    request_deserializer=cluster_dot_wire_dot_worker__pb2.StatsRequest.FromString,
-                    response_serializer=cluster_dot_wire_dot_worker__pb2.WorkerStats.SerializeToString,
+                    request_deserializer=baton_dot_rpc_dot_wire_dot_worker__pb2.StatsRequest.FromString,
+                    response_serializer=baton_dot_rpc_dot_wire_dot_worker__pb2.WorkerStats.SerializeToString,
             ),
             'WatchCache': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchCache,
-                    request_deserializer=cluster_dot_wire_dot_worker__pb2.WatchCacheRequest.FromString,
-                    response_serializer=cluster_dot_wire_dot_worker__pb2.CacheEvents.SerializeToString,
+                    request_deserializer=baton_dot_rpc_dot_wire_dot_worker__pb2.WatchCacheRequest.FromString,
+                    response_serializer=baton_dot_rpc_dot_wire_dot_worker__pb2.CacheEvents.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -308,8 +308,8 @@ class Worker:
             request,
             target,
             '/baton.v1.Worker/Ping',
-            cluster_dot_wire_dot_worker__pb2.PingRequest.SerializeToString,
-            cluster_dot_wire_dot_worker__pb2.PingReply.FromString,
+            baton_dot_rpc_dot_wire_dot_worker__pb2.PingRequest.SerializeToString,
+            baton_dot_rpc_dot_wire_dot_worker__pb2.PingReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -335,8 +335,8 @@ class Worker:
             request,
             target,
             '/baton.v1.Worker/GetStats',
-            cluster_dot_wire_dot_worker__pb2.StatsRequest.SerializeToString,
-            cluster_dot_wire_dot_worker__pb2.WorkerStats.FromString,
+            baton_dot_rpc_dot_wire_dot_worker__pb2.StatsRequest.SerializeToString,
+            baton_dot_rpc_dot_wire_dot_worker__pb2.WorkerStats.FromString,
             options,
             channel_credentials,
             insecure,
@@ -362,8 +362,8 @@ class Worker:
             request,
             target,
             '/baton.v1.Worker/WatchCache',
-            cluster_dot_wire_dot_worker__pb2.WatchCacheRequest.SerializeToString,
-            cluster_dot_wire_dot_worker__pb2.CacheEvents.FromString,
+            baton_dot_rpc_dot_wire_dot_worker__pb2.WatchCacheRequest.SerializeToString,
+            baton_dot_rpc_dot_wire_dot_worker__pb2.CacheEvents.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from baton.core.drafts import ScheduledSequence
+from baton.core.queue_priority import QueuePriority
 from baton.core.request import FinishReason, Request, SamplingParams
-from baton.core.urgency import Urgency
 from baton.engine.batch.batch import ForwardBatch
 from baton.engine.contracts import VerifyResult
 from baton.engine.engine import Engine
@@ -76,7 +76,13 @@ def test_order_and_targets_change_when_tokens_come_but_not_which(llama: ModelRun
     scheduler = Scheduler(SchedulerLimits(64, 16, 128), blocks, EarliestDeadlineFirst(), costs.pace)
     engine = Engine(llama, scheduler, on_measured=[costs.observe])
     arrivals = [
-        Request(str(index), list(prompt), sampled(index), urgency=Urgency(index % 3, 16.0 - index), tpot_target_s=1e-6)
+        Request(
+            str(index),
+            list(prompt),
+            sampled(index),
+            queue_priority=QueuePriority(index % 3, 16.0 - index),
+            tpot_target_s=1e-6,
+        )
         for index, prompt in enumerate(PROMPTS)
     ]
     found: list[list[int]] = [[] for _ in PROMPTS]

@@ -14,8 +14,8 @@ REPOSITORY = Path(__file__).resolve().parents[4]
 
 def test_checked_in_stubs_are_up_to_date(tmp_path: Path) -> None:
     generate(REPOSITORY, tmp_path)
-    fresh = {path.name: path.read_text() for path in (tmp_path / "cluster" / "wire").iterdir()}
-    kept = {path.name: path.read_text() for path in (REPOSITORY / "cluster" / "wire").glob("*_pb2*.py*")}
+    fresh = {path.name: path.read_text() for path in (tmp_path / "baton" / "rpc" / "wire").iterdir()}
+    kept = {path.name: path.read_text() for path in (REPOSITORY / "baton" / "rpc" / "wire").glob("*_pb2*.py*")}
     assert fresh.keys() == kept.keys()
     # gRPC's stubs name the version that wrote them; everything else must be equal.
     assert {name: _without_version(text) for name, text in fresh.items()} == {

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from baton.core.errors import OverloadedError
+from baton.core.queue_priority import QueuePriority
 from baton.core.slo import INTERACTIVE, STANDARD, SloClass
 from baton.core.timeline import Event
-from baton.core.urgency import Urgency
 from cluster.admission.admission_config import AdmissionConfig
 from cluster.requests.request_record import RequestRecord
 from cluster.routing.routing_contracts import Preference, RouteDecision
@@ -191,28 +191,30 @@ def test_who_is_late_already_does_not_go_before_others_on_workers() -> None:
         last = records[-1]
         dispatched_s = last.request.timeline.events[Event.DISPATCHED]
         assert dispatched_s > last.received_s + 4 * PATIENT.ttft_s
-        fresh = scene.record(PATIENT).urgency
-        assert last.urgency.key(dispatched_s) > fresh.key(dispatched_s)
-        assert last.urgency.key(dispatched_s + 4 * PATIENT.ttft_s) < fresh.key(dispatched_s)  # nor does it starve
-        in_time = records[0].urgency
+        fresh = scene.record(PATIENT).queue_priority
+        assert last.queue_priority.key(dispatched_s) > fresh.key(dispatched_s)
+        assert last.queue_priority.key(dispatched_s + 4 * PATIENT.ttft_s) < fresh.key(
+            dispatched_s
+        )  # nor does it starve
+        in_time = records[0].queue_priority
         assert in_time.priority == PATIENT.priority
 
     play(script, classes=(PATIENT,))
 
 
-def test_what_is_booked_was_forecast_with_the_urgency_that_it_has() -> None:
+def test_a_request_is_booked_with_the_priority_of_its_forecast() -> None:
     async def script(scene: Scene) -> None:
         forecast, book = scene.cluster.forecast, scene.cluster.book
-        last: dict[str, Urgency] = {}
+        last: dict[str, QueuePriority] = {}
         booked: list[RequestRecord] = []
         surprised: list[RequestRecord] = []
 
         def noted(record: RequestRecord, preferred: Preference | None = None) -> RouteDecision | None:
-            last[record.request.request_id] = record.urgency
+            last[record.request.request_id] = record.queue_priority
             return forecast(record, preferred)
 
         def compared(record: RequestRecord, decision: RouteDecision) -> FakePlacement:
-            surprised.extend([record] * (record.urgency != last[record.request.request_id]))
+            surprised.extend([record] * (record.queue_priority != last[record.request.request_id]))
             booked.append(record)
             return book(record, decision)
 
@@ -227,7 +229,7 @@ def test_what_is_booked_was_forecast_with_the_urgency_that_it_has() -> None:
         await asyncio.sleep(20)
         assert surprised == []
         for slo in (PATIENT, HOPELESS):
-            assert slo.priority - 1 in {one.urgency.priority for one in booked if one.request.slo is slo}
+            assert slo.priority - 1 in {one.queue_priority.priority for one in booked if one.request.slo is slo}
 
     play(script, classes=(PATIENT, HOPELESS))
 

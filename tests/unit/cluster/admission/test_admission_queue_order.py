@@ -8,14 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.core.urgency import Urgency
+from baton.core.queue_priority import QueuePriority
 from cluster.admission.admission_queue import AdmissionQueue, Ticket
 
 PRIORITIES = {"high": 2, "middle": 1, "low": 0}
 
 
 def ticket(lane: str, deadline_s: float, *, expires_s: float = 1e6, patience_s: float = 1e9) -> Ticket[str]:
-    return Ticket(f"{lane}@{deadline_s}", lane, Urgency(PRIORITIES[lane], deadline_s, patience_s), expires_s, lane)
+    return Ticket(
+        f"{lane}@{deadline_s}", lane, QueuePriority(PRIORITIES[lane], deadline_s, patience_s), expires_s, lane
+    )
 
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(PRIORITIES)), st.integers(0, 20)), max_size=60), st.floats(0, 100))
@@ -24,11 +26,11 @@ def test_it_agrees_with_sorting_everybody(places: list[tuple[str, int]], now_s: 
     tickets = [ticket(lane, float(deadline), patience_s=15.0) for lane, deadline in places]
     for one in tickets:
         line.add(one)
-    keys = sorted(one.urgency.key(now_s) for one in tickets)
+    keys = sorted(one.queue_priority.key(now_s) for one in tickets)
     head, tail = line.head(now_s), line.tail(now_s)
-    assert (head.urgency.key(now_s) if head else None) == (keys[0] if keys else None)
-    assert (tail.urgency.key(now_s) if tail else None) == (keys[-1] if keys else None)
-    newcomer = Urgency(1, 10.0, 15.0)
+    assert (head.queue_priority.key(now_s) if head else None) == (keys[0] if keys else None)
+    assert (tail.queue_priority.key(now_s) if tail else None) == (keys[-1] if keys else None)
+    newcomer = QueuePriority(1, 10.0, 15.0)
     assert line.num_ahead(newcomer, now_s) == sum(key <= newcomer.key(now_s) for key in keys)
     random.Random(0).shuffle(tickets)
     for count, one in enumerate(tickets, 1):
@@ -74,14 +76,14 @@ def test_a_share_comes_due_after_so_many_of_higher_priority() -> None:
     line.add(ticket("low", 2.0))
     due = []
     for number in range(1, 31):
-        line.note_dispatch(Urgency(2, 0.0), "high")
+        line.note_dispatch(QueuePriority(2, 0.0), "high")
         if line.owed() is not None:
             due.append(number)
             assert line.owed() is waiting or len(due) > 1
             owed = line.owed()
             assert owed is not None
             line.remove(owed)
-            line.note_dispatch(owed.urgency, "low")
+            line.note_dispatch(owed.queue_priority, "low")
     assert due == [10, 20]
 
 
@@ -90,7 +92,7 @@ def test_equal_and_higher_priorities_are_owed_nothing(lane: str) -> None:
     line: AdmissionQueue[str] = AdmissionQueue(0.25)
     line.add(ticket(lane, 1.0))
     for _ in range(100):
-        line.note_dispatch(Urgency(1, 0.0), "other")
+        line.note_dispatch(QueuePriority(1, 0.0), "other")
     assert line.owed() is None
 
 

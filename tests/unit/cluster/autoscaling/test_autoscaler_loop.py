@@ -10,10 +10,10 @@ import threading
 import pytest
 from prometheus_client import CollectorRegistry
 
+from baton.core.queue_priority import QueuePriority
 from baton.core.roles import DECODE, POOLS, PREFILL
 from baton.core.slo import INTERACTIVE
 from baton.core.step_samples import StepSample
-from baton.core.urgency import Urgency
 from cluster.autoscaling.advice import Advice
 from cluster.autoscaling.autoscaler import AutoscalerState, ScalingPlan, plan
 from cluster.autoscaling.autoscaler_config import AutoscalerConfig
@@ -173,7 +173,7 @@ async def test_sequences_decode_only_once_their_prompts_are_computed():
 
 async def test_prompts_that_are_less_urgent_than_all_others_are_seen():
     looped = Looped()
-    nightly = Urgency(-1, looped.now_s + 600.0, 600.0)
+    nightly = QueuePriority(-1, looped.now_s + 600.0, 600.0)
     for index in range(6):
         looped.ledger.begin_decoding("decode-1", f"r{index}", 100)
         looped.ledger.begin_prompt("prefill-1", f"r{index}", 100, 0, looped.now_s, nightly)

@@ -7,7 +7,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.core.urgency import Urgency
+from baton.core.queue_priority import QueuePriority
 from cluster.latency.cost_table import attention_pairs
 from cluster.latency.estimates import EMPTY_QUEUE
 from cluster.latency.ledger import WorkLedger
@@ -71,15 +71,15 @@ def test_the_strictest_target_of_those_that_decode() -> None:
     assert ledger.tpot_target_s("d") == inf
 
 
-BATCH = Urgency(priority=0, deadline_s=60.0, patience_s=60.0)
-INTERACTIVE = Urgency(priority=2, deadline_s=1.0, patience_s=1.0)
+BATCH = QueuePriority(priority=0, deadline_s=60.0, patience_s=60.0)
+INTERACTIVE = QueuePriority(priority=2, deadline_s=1.0, patience_s=1.0)
 
 
 def test_only_what_goes_before_makes_a_prompt_wait() -> None:
     ledger = WorkLedger()
-    ledger.begin_prompt("p", "first", 2000, 0, now_s=0.0, urgency=BATCH)
-    ledger.begin_prompt("p", "second", 300, 0, now_s=0.1, urgency=BATCH)
-    ledger.begin_prompt("p", "third", 40, 0, now_s=0.2, urgency=INTERACTIVE)
+    ledger.begin_prompt("p", "first", 2000, 0, now_s=0.0, queue_priority=BATCH)
+    ledger.begin_prompt("p", "second", 300, 0, now_s=0.1, queue_priority=BATCH)
+    ledger.begin_prompt("p", "third", 40, 0, now_s=0.2, queue_priority=INTERACTIVE)
     urgent = ledger.queue("p", 0.5, INTERACTIVE._replace(deadline_s=1.5), chunk_tokens=500)
     assert (urgent.tokens, urgent.prompts) == (500 + 40, 2)  # of the first one, the step under way
     assert urgent.attention_pairs == attention_pairs(2000, 0) // 4 + attention_pairs(40, 0)
@@ -90,27 +90,27 @@ def test_only_what_goes_before_makes_a_prompt_wait() -> None:
 
 def test_first_come_first_served_lets_nobody_pass() -> None:
     ledger = WorkLedger()
-    ledger.begin_prompt("p", "first", 2000, 0, now_s=0.0, urgency=BATCH)
-    ledger.begin_prompt("p", "second", 300, 0, now_s=0.1, urgency=INTERACTIVE)
-    queue = ledger.queue("p", 0.5, urgency=None, chunk_tokens=500)
+    ledger.begin_prompt("p", "first", 2000, 0, now_s=0.0, queue_priority=BATCH)
+    ledger.begin_prompt("p", "second", 300, 0, now_s=0.1, queue_priority=INTERACTIVE)
+    queue = ledger.queue("p", 0.5, queue_priority=None, chunk_tokens=500)
     assert (queue.tokens, queue.prompts, queue.elapsed_ms) == (2300, 2, 500.0)
 
 
 def test_what_a_prompt_that_gives_way_has_had_takes_nothing_off_the_others() -> None:
     ledger = WorkLedger()
-    ledger.begin_prompt("p", "long", 20_000, 0, now_s=0.0, urgency=Urgency(0, deadline_s=60.0))
-    ledger.begin_prompt("p", "urgent", 1_000, 0, now_s=5.0, urgency=Urgency(2, deadline_s=6.0))
-    between = ledger.queue("p", now_s=5.0, urgency=Urgency(2, deadline_s=7.0), chunk_tokens=512)
+    ledger.begin_prompt("p", "long", 20_000, 0, now_s=0.0, queue_priority=QueuePriority(0, deadline_s=60.0))
+    ledger.begin_prompt("p", "urgent", 1_000, 0, now_s=5.0, queue_priority=QueuePriority(2, deadline_s=6.0))
+    between = ledger.queue("p", now_s=5.0, queue_priority=QueuePriority(2, deadline_s=7.0), chunk_tokens=512)
     assert (between.tokens, between.elapsed_ms) == (1_512, 0.0)
-    behind = ledger.queue("p", now_s=5.0, urgency=Urgency(0, deadline_s=90.0), chunk_tokens=512)
+    behind = ledger.queue("p", now_s=5.0, queue_priority=QueuePriority(0, deadline_s=90.0), chunk_tokens=512)
     assert (behind.tokens, behind.elapsed_ms) == (21_000, 5_000.0)
 
 
 def test_who_is_late_goes_before_those_of_the_next_priority() -> None:
     ledger = WorkLedger()
     for name in ("at work", "late"):
-        ledger.begin_prompt("p", name, 100, 0, now_s=0.0, urgency=BATCH)
-    newcomer = Urgency(priority=1, deadline_s=200.0, patience_s=3.0)
+        ledger.begin_prompt("p", name, 100, 0, now_s=0.0, queue_priority=BATCH)
+    newcomer = QueuePriority(priority=1, deadline_s=200.0, patience_s=3.0)
     assert ledger.queue("p", 1.0, newcomer, chunk_tokens=10).tokens == 10
     assert ledger.queue("p", 199.0, newcomer, chunk_tokens=10).tokens == 200  # twice its patience over: priority 2
 
@@ -119,16 +119,16 @@ def test_who_is_late_goes_before_those_of_the_next_priority() -> None:
     st.lists(
         st.tuples(
             st.integers(1, 500),
-            st.builds(Urgency, st.integers(0, 2), st.floats(0.0, 20.0), st.floats(0.1, 10.0)),
+            st.builds(QueuePriority, st.integers(0, 2), st.floats(0.0, 20.0), st.floats(0.1, 10.0)),
             st.booleans(),
         ),
         max_size=12,
     ),
-    st.builds(Urgency, st.integers(0, 2), st.floats(0.0, 20.0), st.floats(0.1, 10.0)),
+    st.builds(QueuePriority, st.integers(0, 2), st.floats(0.0, 20.0), st.floats(0.1, 10.0)),
     st.floats(0.0, 30.0),
 )
 def test_the_short_way_counts_what_the_long_one_does(
-    prompts: list[tuple[int, Urgency, bool]], urgency: Urgency, now_s: float
+    prompts: list[tuple[int, QueuePriority, bool]], queue_priority: QueuePriority, now_s: float
 ) -> None:
     ledger, left = WorkLedger(), []
     for number, (tokens, of_prompt, stays) in enumerate(prompts):
@@ -141,9 +141,9 @@ def test_the_short_way_counts_what_the_long_one_does(
     ahead = [
         tokens
         for number, (tokens, of_prompt) in enumerate(left)
-        if number == 0 or of_prompt.key(now_s) <= urgency.key(now_s)
+        if number == 0 or of_prompt.key(now_s) <= queue_priority.key(now_s)
     ]
-    queue = ledger.queue("p", now_s, urgency, chunk_tokens=10_000)
+    queue = ledger.queue("p", now_s, queue_priority, chunk_tokens=10_000)
     assert (queue.tokens, queue.prompts) == (sum(ahead), len(ahead))
     assert queue.attention_pairs == sum(attention_pairs(tokens, 0) for tokens in ahead)
 

@@ -9,11 +9,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.core.errors import NoWorkerError
+from baton.core.queue_priority import QueuePriority
 from baton.core.request import SamplingParams
 from baton.core.roles import DECODE, PREFILL
 from baton.core.slo import BATCH, INTERACTIVE
 from baton.core.timeline import Event, Timeline
-from baton.core.urgency import Urgency
 from baton.rpc.wire import worker_pb2
 from cluster.latency.calibration import PredictionErrors
 from cluster.latency.latency_model import LatencyModel
@@ -215,7 +215,7 @@ async def test_what_policies_see(world: World) -> None:
         INTERACTIVE,
         40,
         500.0,
-        Urgency(2, 52.0 + INTERACTIVE.ttft_s, INTERACTIVE.ttft_s),
+        QueuePriority(2, 52.0 + INTERACTIVE.ttft_s, INTERACTIVE.ttft_s),
         output_tokens=40.0,
     )
     p1, p2, d1 = (snapshots[name] for name in ("p1", "p2", "d1"))
@@ -230,7 +230,7 @@ async def test_what_policies_see(world: World) -> None:
 async def test_prompts_ahead_are_those_that_the_prefill_workers_serve_first(
     world: World, ordering: Literal["edf", "fcfs"], ahead: int
 ) -> None:
-    """Decode workers always order by urgency. At work on each is one prompt, of which a step is always ahead."""
+    """Decode workers always order by queue_priority. At work on each is one prompt, of which a step is always ahead."""
     dispatcher = Dispatcher(
         world.registry, world.predictions, world.chooser, clock=world.clock, prefill_ordering=ordering
     )

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.errors import ContextLengthError, DeadlineError, OutOfBlocksError
-from baton.core.urgency import Urgency
+from baton.core.queue_priority import QueuePriority
 from baton.rpc.wire import worker_pb2
 from cluster.latency.feed import unpack_step_samples
 from cluster.simulation.limits import EngineLimits
@@ -139,16 +139,16 @@ def test_the_urgent_go_first():
         worker = lone_worker(limits=EngineLimits(256, 1, 4096))
         loop, order = asyncio.get_running_loop(), []
 
-        async def ask(name: str, urgency: Urgency) -> None:
-            await generate(worker, sequence(name, prompt(50), 5, urgency=urgency))
+        async def ask(name: str, queue_priority: QueuePriority) -> None:
+            await generate(worker, sequence(name, prompt(50), 5, queue_priority=queue_priority))
             order.append(name)
 
         async with asyncio.TaskGroup() as group:
-            group.create_task(ask("first", Urgency(0)))
+            group.create_task(ask("first", QueuePriority(0)))
             await asyncio.sleep(0.001)
-            group.create_task(ask("batch", Urgency(0, loop.time() + 1)))
-            group.create_task(ask("late", Urgency(1, loop.time() + 9)))
-            group.create_task(ask("soon", Urgency(1, loop.time() + 2)))
+            group.create_task(ask("batch", QueuePriority(0, loop.time() + 1)))
+            group.create_task(ask("late", QueuePriority(1, loop.time() + 9)))
+            group.create_task(ask("soon", QueuePriority(1, loop.time() + 2)))
         assert order == ["first", "soon", "late", "batch"]
 
     run_virtually(main)
@@ -324,9 +324,11 @@ def test_settings_tell_the_registry_all_it_needs():
 def test_a_short_urgent_prompt_starts_beside_a_long_one():
     async def main() -> None:
         worker = lone_worker(limits=EngineLimits(64, 16, 4096))
-        long = asyncio.create_task(generate(worker, sequence("long", prompt(2000), 1, urgency=Urgency(0, 100.0))))
+        long = asyncio.create_task(
+            generate(worker, sequence("long", prompt(2000), 1, queue_priority=QueuePriority(0, 100.0)))
+        )
         await asyncio.sleep(0.05)
-        short = await generate(worker, sequence("short", prompt(40, 1), 1, urgency=Urgency(2, 1.0)))
+        short = await generate(worker, sequence("short", prompt(40, 1), 1, queue_priority=QueuePriority(2, 1.0)))
         step_s = (STEP.fixed + 2 * STEP.per_sequence + STEP.per_prompt_token * 64 + STEP.per_attention_pair * 2e5) / 1e3
         assert short.times_s[0] < 0.05 + 2 * step_s
         assert not long.done()

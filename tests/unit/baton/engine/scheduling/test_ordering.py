@@ -7,16 +7,18 @@ from math import inf
 
 import pytest
 
+from baton.core.queue_priority import QueuePriority
 from baton.core.request import Request, RequestStatus, SamplingParams
-from baton.core.urgency import Urgency
 from baton.engine.scheduling.ordering import ArrivalOrder, EarliestDeadlineFirst, OrderingPolicy
 from baton.engine.scheduling.waiting_queue import WaitingQueue
 
 
-def request(name: str, arrival_s: float = 0.0, urgency: Urgency | None = None, *, preempted: bool = False) -> Request:
+def request(
+    name: str, arrival_s: float = 0.0, queue_priority: QueuePriority | None = None, *, preempted: bool = False
+) -> Request:
     made = Request(name, [7], SamplingParams(), arrival_s=arrival_s)
-    if urgency is not None:
-        made.urgency = urgency
+    if queue_priority is not None:
+        made.queue_priority = queue_priority
     if preempted:
         made.status = RequestStatus.PREEMPTED
     return made
@@ -36,24 +38,24 @@ def queue_of(ordering: OrderingPolicy, *requests: Request) -> WaitingQueue:
 def test_priorities_go_first_and_deadlines_decide_inside_one() -> None:
     queue = queue_of(
         EarliestDeadlineFirst(),
-        request("batch", 0, Urgency(0, 60, 60)),
-        request("standard, late to come", 3, Urgency(1, 4, 15)),
-        request("standard", 1, Urgency(1, 9, 15)),
-        request("interactive", 4, Urgency(2, 5, 2)),
+        request("batch", 0, QueuePriority(0, 60, 60)),
+        request("standard, late to come", 3, QueuePriority(1, 4, 15)),
+        request("standard", 1, QueuePriority(1, 9, 15)),
+        request("interactive", 4, QueuePriority(2, 5, 2)),
     )
     assert names(queue, 0.0) == ["interactive", "standard, late to come", "standard", "batch"]
 
 
-def test_without_urgency_the_earliest_deadline_is_first_come_first_served() -> None:
+def test_without_priorities_the_earliest_deadline_is_the_earliest_arrival() -> None:
     arrivals = [request(str(number), arrival_s) for number, arrival_s in enumerate((3, 1, 2, 1))]
     for ordering in (EarliestDeadlineFirst(), ArrivalOrder()):
         assert names(queue_of(ordering, *arrivals), 0.0) == ["1", "3", "2", "0"]
 
 
 def test_nobody_waits_for_ever_behind_more_urgent_ones() -> None:
-    queue = queue_of(EarliestDeadlineFirst(), request("batch", 0, Urgency(0, 10, 5)))
+    queue = queue_of(EarliestDeadlineFirst(), request("batch", 0, QueuePriority(0, 10, 5)))
     for now_s in range(1, 40):
-        queue.add(request(f"interactive-{now_s}", now_s, Urgency(2, now_s + 1, 2)), now_s)
+        queue.add(request(f"interactive-{now_s}", now_s, QueuePriority(2, now_s + 1, 2)), now_s)
         first = names(queue, now_s)[0]
         if first == "batch":
             # Two priorities are twice its patience; those that came last are on time and have only their own.
@@ -63,8 +65,8 @@ def test_nobody_waits_for_ever_behind_more_urgent_ones() -> None:
     raise AssertionError("the batch request never became the first")
 
 
-def test_arrival_order_knows_no_urgency() -> None:
-    queue = queue_of(ArrivalOrder(), request("first", 1), request("urgent", 2, Urgency(9, 2, 1)))
+def test_arrival_order_ignores_priorities() -> None:
+    queue = queue_of(ArrivalOrder(), request("first", 1), request("urgent", 2, QueuePriority(9, 2, 1)))
     assert names(queue, 100.0) == ["first", "urgent"]
 
 
@@ -75,8 +77,8 @@ def test_who_was_preempted_goes_first_among_equals(ordering: OrderingPolicy) -> 
 
 
 def test_a_preempted_request_does_not_go_before_a_higher_priority() -> None:
-    batch = request("batch", 1, Urgency(0, inf, inf), preempted=True)
-    queue = queue_of(EarliestDeadlineFirst(), batch, request("interactive", 2, Urgency(2, 3, 2)))
+    batch = request("batch", 1, QueuePriority(0, inf, inf), preempted=True)
+    queue = queue_of(EarliestDeadlineFirst(), batch, request("interactive", 2, QueuePriority(2, 3, 2)))
     assert names(queue, 2.0) == ["interactive", "batch"]
 
 
@@ -89,8 +91,8 @@ def test_a_queue_stays_in_order_whatever_comes_and_goes() -> None:
         now_s = number / 20
         if inside and rng.random() < 0.4:
             queue.remove(inside.pop(rng.randrange(len(inside))))
-        urgency = Urgency(rng.randrange(3), now_s + rng.choice([0.5, 2.0, 15.0]), rng.choice([0.5, 2.0]))
-        inside.append(request(str(number), now_s, urgency))
+        queue_priority = QueuePriority(rng.randrange(3), now_s + rng.choice([0.5, 2.0, 15.0]), rng.choice([0.5, 2.0]))
+        inside.append(request(str(number), now_s, queue_priority))
         queue.add(inside[-1], now_s)
         assert len(queue) == len(inside)
     expected = sorted(inside, key=lambda each: ordering.key(each, 100.0))

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.errors import ContextLengthError
+from baton.core.queue_priority import NO_PRIORITY, QueuePriority
 from baton.core.request import FinishReason, Request, RequestStatus, SamplingParams
 from baton.core.step_costs import Pace
-from baton.core.urgency import NOT_URGENT, Urgency
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.scheduling.ordering import ArrivalOrder, EarliestDeadlineFirst, OrderingPolicy
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
@@ -26,8 +26,8 @@ arrivals_of = st.lists(
         imported=st.booleans(),
         hands_off=st.sampled_from([False, False, False, True]),
         abort_after=st.none() | st.integers(0, 20),
-        urgency=st.just(NOT_URGENT)
-        | st.builds(Urgency, st.integers(0, 2), st.integers(0, 30).map(float), st.sampled_from([0.5, 3.0, 20.0])),
+        queue_priority=st.just(NO_PRIORITY)
+        | st.builds(QueuePriority, st.integers(0, 2), st.integers(0, 30).map(float), st.sampled_from([0.5, 3.0, 20.0])),
         tpot_target_s=st.sampled_from([0.0, 0.0, 0.001, 0.015, 1.0]),
     ),
     min_size=1,

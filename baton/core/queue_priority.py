@@ -11,13 +11,14 @@ from typing import NamedTuple
 _MAX_STEPS = 1_000_000.0
 
 
-class Urgency(NamedTuple):
-    """
+class QueuePriority(NamedTuple):
+    """A request's place among others.
+
     Attributes:
-        priority: the higher, the more urgent.
-        deadline_s: when the first token is due, monotonic seconds; infinity: whenever.
-        patience_s: whoever is late by that much counts as one priority higher, by twice as much as two higher, and
-            so on, so that nobody waits for ever behind more urgent ones.
+        priority: requests with a higher one go first.
+        deadline_s: when the first token is due, monotonic seconds; infinity if it has no deadline.
+        patience_s: a request that is late by this much counts as one priority higher, by twice as much as two higher,
+            and so on, so that no request waits for ever behind more urgent ones.
     """
 
     priority: int = 0
@@ -31,4 +32,4 @@ class Urgency(NamedTuple):
         return (-(self.priority + min(_MAX_STEPS, steps) // 1), self.deadline_s)
 
 
-NOT_URGENT = Urgency()
+NO_PRIORITY = QueuePriority()

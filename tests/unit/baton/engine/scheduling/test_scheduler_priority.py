@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from baton.core.chunk_budget import MIN_PROMPT_TOKENS
 from baton.core.drafts import ScheduledSequence
+from baton.core.queue_priority import NO_PRIORITY, QueuePriority
 from baton.core.request import Request, SamplingParams
 from baton.core.step_costs import Pace, StepCosts
-from baton.core.urgency import NOT_URGENT, Urgency
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.scheduling.ordering import EarliestDeadlineFirst
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from tests.scheduler_simulation import advance, shape
 
 CPU = StepCosts(10.0, 0.5, 1e-4, 0.3, 5e-4, 0.5)
-BATCH = Urgency(0, 300.0, 60.0)
-INTERACTIVE = Urgency(2, 1.0, 2.0)
+BATCH = QueuePriority(0, 300.0, 60.0)
+INTERACTIVE = QueuePriority(2, 1.0, 2.0)
 
 
 class Clock:
@@ -50,7 +50,7 @@ def build(
 def request(
     name: str,
     prompt_length: int,
-    urgency: Urgency = NOT_URGENT,
+    queue_priority: QueuePriority = NO_PRIORITY,
     max_tokens: int = 8,
     *,
     arrival_s: float = 0.0,
@@ -61,15 +61,17 @@ def request(
         name,
         [7] * prompt_length,
         SamplingParams(max_tokens=max_tokens),
-        urgency=urgency,
+        queue_priority=queue_priority,
         tpot_target_s=target_s,
         arrival_s=arrival_s,
         hands_off=hands_off,
     )
 
 
-def imported(scheduler: Scheduler, name: str, prompt_length: int, urgency: Urgency = NOT_URGENT) -> Request:
-    received = request(name, prompt_length, urgency)
+def imported(
+    scheduler: Scheduler, name: str, prompt_length: int, queue_priority: QueuePriority = NO_PRIORITY
+) -> Request:
+    received = request(name, prompt_length, queue_priority)
     scheduler.blocks.grow(received, prompt_length + 1)
     received.num_computed_tokens = prompt_length
     received.output_token_ids = [5]
@@ -104,15 +106,15 @@ def test_a_prompt_that_has_begun_ends_in_spite_of_more_urgent_ones(patience_s: f
     """A share of every step is its own; lateness only makes it faster."""
     clock = Clock()
     scheduler = build(max_num_seqs=64, clock=clock)
-    long = request("long", 64 + 20 * 8, Urgency(0, 5.0, patience_s))
+    long = request("long", 64 + 20 * 8, QueuePriority(0, 5.0, patience_s))
     scheduler.add(long)
     assert step(scheduler) == {"long": 64}
     num_steps = 0
     while not long.output_token_ids:
         num_steps += 1
         clock.now_s += 1.0
-        urgency = Urgency(1, clock.now_s + 1.0, 2.0)
-        scheduler.add(request(f"urgent-{num_steps}", 64, urgency, 1, arrival_s=clock.now_s))
+        queue_priority = QueuePriority(1, clock.now_s + 1.0, 2.0)
+        scheduler.add(request(f"urgent-{num_steps}", 64, queue_priority, 1, arrival_s=clock.now_s))
         assert step(scheduler)["long"] >= 8
     assert num_steps == 20 if patience_s == math.inf else num_steps < 20
 
@@ -120,7 +122,7 @@ def test_a_prompt_that_has_begun_ends_in_spite_of_more_urgent_ones(patience_s: f
 def test_the_kept_share_is_that_of_the_prompt_that_began_first() -> None:
     scheduler = build(max_num_seqs=64)
     for priority, name in enumerate(("first", "second", "third")):
-        scheduler.add(request(name, 200, Urgency(priority, 9.0, 9.0), 1))
+        scheduler.add(request(name, 200, QueuePriority(priority, 9.0, 9.0), 1))
         plan = step(scheduler)
         assert plan == ({"first": 64} if name == "first" else {name: 56, "first": 8})
 
@@ -247,8 +249,8 @@ def test_whoever_is_in_the_plan_runs_and_the_budget_holds(
     clock = Clock()
     scheduler = build(num_blocks=60, chunk_tokens=chunk_tokens, pace=Pace(CPU), clock=clock)
     for number, (length, priority, deadline_s, target_s) in enumerate(prompts):
-        urgency = Urgency(priority, float(deadline_s), 3.0)
-        scheduler.add(request(str(number), length, urgency, arrival_s=float(number), target_s=target_s))
+        queue_priority = QueuePriority(priority, float(deadline_s), 3.0)
+        scheduler.add(request(str(number), length, queue_priority, arrival_s=float(number), target_s=target_s))
     for _ in range(4000):
         clock.now_s += 0.1
         plan = scheduler.schedule()
