@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from baton.process.without_torch import do_without_torch
+from cluster import actors
 from cluster.actors import RouterActor, WorkerActor
 from cluster.gateway.gateway import AdminBackend
 from cluster.router_process import RouterHost
@@ -48,7 +49,7 @@ def test_actors_take_what_their_hosts_take() -> None:
     assert methods(RouterActor) == {name: taken for name, taken in methods(RouterHost).items() if name not in by_http}
 
 
-def record_calls_of(kind: str, host: str, calls: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+def record_calls_of(host: type, calls: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Puts a class in the host's place that notes its making and every call, and answers with the method's name."""
 
     class Recorder:
@@ -62,13 +63,13 @@ def record_calls_of(kind: str, host: str, calls: list[tuple[object, ...]], monke
 
             return call
 
-    monkeypatch.setattr(f"cluster.{kind}_host.{host}", Recorder)
-    monkeypatch.setattr(f"cluster.{kind}_actor.imports_that_stay", nullcontext)  # this process goes on to other tests
+    monkeypatch.setattr(f"{host.__module__}.{host.__name__}", Recorder)
+    monkeypatch.setattr(actors, "imports_that_stay", nullcontext)  # this process goes on to other tests
 
 
 async def test_a_routers_actor_passes_everything_on(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[object, ...]] = []
-    record_calls_of("router", "RouterHost", calls, monkeypatch)
+    record_calls_of(RouterHost, calls, monkeypatch)
     actor = RouterActor({"model": "m"}, 8000, "controller")
     assert await actor.start() == "start"
     await actor.add_worker({"worker_id": "decode-1"})
@@ -89,7 +90,7 @@ async def test_a_routers_actor_passes_everything_on(monkeypatch: pytest.MonkeyPa
 
 async def test_a_workers_actor_passes_everything_on(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[object, ...]] = []
-    record_calls_of("worker", "WorkerHost", calls, monkeypatch)
+    record_calls_of(WorkerHost, calls, monkeypatch)
     actor = WorkerActor("decode-1", "decode", "module:Role", {}, None)
     assert await actor.start() == "start"
     assert await actor.change_role("prefill-2", "prefill", "module:Other") == "change_role"
