@@ -10,10 +10,10 @@ from aiohttp import web
 
 from baton.bench.client import LoadClient
 from baton.bench.endpoint import COMPLETIONS, Endpoint
-from baton.bench.reference_server import MODEL, ReferenceServer, Schedule
 from baton.bench.request_spec import RequestSpec
 from baton.bench.runner import StageRun, run_stage
 from baton.bench.stages import Stage
+from tests.reference_server import MODEL, ReferenceServer, Schedule
 
 
 @asynccontextmanager

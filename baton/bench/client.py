@@ -12,9 +12,9 @@ from typing import Any, Self
 import aiohttp
 
 from baton.bench.endpoint import Endpoint
-from baton.bench.event_stream import DONE, EventSplitter, error_in, has_choice, has_text, parse_event
 from baton.bench.request_spec import RequestSpec
 from baton.bench.sample import UNFINISHED, Sample
+from baton.client.event_stream import DONE, EventSplitter, error_in, has_choice, has_text, parse_event
 
 _CONNECT_TIMEOUT_S = 10.0
 _MAX_ERROR_CHARS = 300

@@ -12,11 +12,9 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from baton.bench.assembly import WorkloadPlan, plan_workload
-from baton.bench.charts import make_charts
 from baton.bench.document import check_writable, serve_document, write_json
 from baton.bench.open_files import make_room_for_connections
 from baton.bench.progress import show_progress
-from baton.bench.reports import plan_report
 from baton.bench.runner import StageRun
 from baton.bench.session import (
     InterruptedBeforeLoadError,
@@ -33,8 +31,6 @@ from baton.bench.tables import render_run
 from baton.bench.unused_options import check_all_used
 from baton.core.errors import ConfigError
 
-_REPORT_STEM = "bench-serve"
-
 
 @dataclass(frozen=True, slots=True)
 class OutputSettings:
@@ -43,13 +39,11 @@ class OutputSettings:
         slo: see :func:`baton.bench.slo.parse_slo`; None without one.
         json_file: where the whole report goes.
         with_samples: every request stands in it, too.
-        report: see :func:`baton.bench.reports.plan_report`.
     """
 
     slo: str | None = None
     json_file: Path | None = None
     with_samples: bool = False
-    report: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +78,6 @@ def run_serve(
             then the tables are shown on ``console``.
     """
     slo = None if output.slo is None else parse_slo("--slo", output.slo)
-    report = plan_report(output.report, _REPORT_STEM)
     if output.with_samples and output.json_file is None:
         raise ConfigError("--samples writes every request into the file of --json. Name that file, or leave it out.")
     if output.json_file is not None:
@@ -109,15 +102,13 @@ def run_serve(
                     target, workload, load, slo, session.target, notes, results, with_samples=output.with_samples
                 )
                 write_json(document, output.json_file)
-            if report.files and results:
-                report.write(f"{session.target['model']} under load", shown, make_charts(results))
         except OSError as error:
             console.print(shown)
             raise ConfigError(
                 f"A report cannot be written: {error}. The tables above are what was measured."
             ) from error
-    for file in filter(None, (output.json_file, *(report.files if results else ()))):
-        console.print(Text(f"wrote {file}"), soft_wrap=True)
+    if output.json_file is not None:
+        console.print(Text(f"wrote {output.json_file}"), soft_wrap=True)
     is_interrupted = num_left > 0 or any(result.run.is_interrupted for result in results)
     return ServeOutcome(shown, results, is_interrupted)
 

@@ -20,19 +20,15 @@ from baton.bench.goodput_search import RateVerdict, SearchLimits, SearchResult, 
 from baton.bench.latency import percentile_ms
 from baton.bench.open_files import make_room_for_connections
 from baton.bench.progress import show_progress
-from baton.bench.reports import plan_report
 from baton.bench.runner import StageRun
 from baton.bench.session import InterruptedBeforeLoadError, Session, open_session, stop_on_signals
 from baton.bench.settings import TargetSettings, WorkloadSettings
 from baton.bench.slo import Slo, parse_slo
 from baton.bench.stage_result import StageResult, evaluate
 from baton.bench.stages import MAX_RATE, LoadSettings, plan_stages
-from baton.bench.sweep_charts import answers_at, sweep_charts
 from baton.bench.unused_options import check_all_used
 from baton.core.errors import ConfigError
 from baton.core.option_text import check_over_zero
-
-_REPORT_STEM = "bench-sweep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +38,6 @@ class SweepSettings:
         slo: limits that a request must keep.
         percentile: of the requests that must keep them, such as 90.
         json_file: where the whole report goes.
-        report: see :func:`baton.bench.reports.plan_report`.
     """
 
     slo: str
@@ -54,7 +49,6 @@ class SweepSettings:
     max_rates: int = 16
     max_repeats: int = 3
     json_file: Path | None = None
-    report: Path | None = None
 
     def limits(self) -> SearchLimits:
         """
@@ -110,7 +104,6 @@ def run_sweep(
     if load.arrival == TRACE:
         raise ConfigError("A sweep sets the rate itself; --arrival trace has its own. Use poisson, bursty or constant.")
     make_room_for_connections(plan_stages(replace(load, rate=(limits.highest,)), None))
-    report = plan_report(sweep.report, _REPORT_STEM)
     if sweep.json_file is not None:
         check_writable("--json", sweep.json_file)
     plan = plan_workload(workload)
@@ -126,14 +119,11 @@ def run_sweep(
             settings = {"load": asdict(load), "sweep": {**asdict(sweep), "slo": slo.to_dict()}}
             header = make_header(SWEEP_FORMAT, target, workload, settings, session.target)
             write_json({**header, "notes": session.notes, **_result_dict(result, probes)}, sweep.json_file)
-        if report.files and result.verdicts:
-            charts = sweep_charts(result.verdicts, probes, sweep.percentile)
-            report.write(f"Goodput of {session.target['model']}", shown, charts)
     except OSError as error:
         console.print(shown)
         raise ConfigError(f"A report cannot be written: {error}. The table above is what was measured.") from error
-    for file in filter(None, (sweep.json_file, *(report.files if result.verdicts else ()))):
-        console.print(Text(f"wrote {file}"), soft_wrap=True)
+    if sweep.json_file is not None:
+        console.print(Text(f"wrote {sweep.json_file}"), soft_wrap=True)
     return SweepOutcome(shown, result, probes, stopped)
 
 
@@ -210,7 +200,7 @@ def _render(result: SearchResult, probes: Sequence[StageResult], slo: Slo, sweep
 
 def _cells(verdict: RateVerdict, probes: Sequence[StageResult], percentile: float) -> list[str]:
     low, high = verdict.interval
-    samples = answers_at(verdict.rate, probes)
+    samples = [sample for probe in probes for sample in probe.run.samples if sample.is_ok and not sample.is_warmup]
     ttft = percentile_ms((s.ttft_s(from_send=False) for s in samples), percentile)
     tpot = percentile_ms((s.tpot_s() for s in samples), percentile)
     return [

@@ -12,6 +12,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
+from baton.client.event_stream import DONE, EventSplitter
 from baton.core.errors import BatonError, ConfigError, InvalidRequestError, OverloadedError, error_classes
 
 CHAT_PATH = "/v1/chat/completions"
@@ -140,12 +141,13 @@ class RouterClient:
             ) as response:
                 if response.status_code != 200:
                     raise _error_of(response.status_code, await response.aread(), response.headers)
-                async for line in response.aiter_lines():
-                    data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
-                    if data == "[DONE]":
-                        return
-                    if data:
-                        yield _chunk(data)
+                splitter = EventSplitter()
+                async for data in response.aiter_bytes():
+                    for payload in splitter.feed(data):
+                        if payload == DONE:
+                            return
+                        if payload:
+                            yield _chunk(payload)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
         raise RouterUnreachableError(f"{self.endpoint} ended the stream before it was complete.")
@@ -188,7 +190,8 @@ def _api_key() -> str | None:
     return key or None
 
 
-def _chunk(data: str) -> dict[str, Any]:
+def _chunk(payload: bytes) -> dict[str, Any]:
+    data = payload.decode(errors="replace")
     try:
         values = json.loads(data)
     except ValueError as error:

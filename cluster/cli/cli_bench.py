@@ -17,7 +17,7 @@ from cluster.cli.cli_reporter import error_console, print_report
 _SERVE = "baton.bench.entry:serve"
 _SWEEP = "baton.bench.entry:sweep"
 _COMPARE = "baton.bench.entry:compare"
-_EXTRA_LIBRARIES = ("aiohttp", "matplotlib", "plotly")
+_EXTRA_LIBRARIES = ("aiohttp", "scipy")
 _API_KEY_VARIABLE = "BATON_BENCH_API_KEY"
 
 Url = Annotated[
@@ -79,7 +79,6 @@ WarmupRequests = Annotated[
 WarmupS = Annotated[float, typer.Option("--warmup", help="Seconds of each stage that are left out.")]
 GraceS = Annotated[float, typer.Option("--grace", help="Seconds to wait for answers at the end of a stage.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Everything, with all settings.")]
-Report = Annotated[Path | None, typer.Option(metavar="PATH", help="Charts: FILE.png, FILE.html, or a folder for both.")]
 
 
 def bench_serve(
@@ -129,7 +128,6 @@ def bench_serve(
     with_samples: Annotated[
         bool, typer.Option("--samples/--no-samples", help="Write every request into the JSON, too.")
     ] = False,
-    report: Report = None,
 ) -> None:
     """Put load on any OpenAI-compatible endpoint: TTFT, TPOT, ITL, E2E, throughput and goodput.
 
@@ -190,7 +188,6 @@ def bench_sweep(
     max_rates: Annotated[int, typer.Option(help="Most rates to probe.")] = 16,
     max_repeats: Annotated[int, typer.Option("--repeats", help="Most probes of a rate that is a near thing.")] = 3,
     json_file: JsonFile = None,
-    report: Report = None,
 ) -> None:
     """Find the goodput: the highest request rate at which a percentile of the requests keeps TTFT and TPOT targets."""
     _run(_SWEEP, dict(locals()))

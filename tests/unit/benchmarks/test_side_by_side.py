@@ -28,7 +28,7 @@ def free_port() -> int:
 def reference(name: str, tpot_ms: int) -> Server:
     port = free_port()
     python = shlex.quote(sys.executable)
-    command = f"{python} -m baton.bench.reference_server --port {port} --ttft-ms 10 --tpot-ms {tpot_ms}"
+    command = f"{python} -m tests.reference_server --port {port} --ttft-ms 10 --tpot-ms {tpot_ms}"
     return Server(name, command, f"http://127.0.0.1:{port}/v1")
 
 

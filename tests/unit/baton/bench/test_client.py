@@ -6,16 +6,13 @@ import time
 import aiohttp
 import pytest
 from aiohttp import web
-from hypothesis import given
-from hypothesis import strategies as st
 
 from baton.bench.client import LoadClient
 from baton.bench.endpoint import CHAT, COMPLETIONS, Endpoint
-from baton.bench.event_stream import EventSplitter, has_text
-from baton.bench.reference_server import MODEL, Schedule
 from baton.bench.request_spec import RequestSpec
 from baton.bench.sample import UNFINISHED, Sample
 from baton.bench.stages import Bounds, Stage
+from tests.reference_server import MODEL, Schedule
 from tests.serving_reference import run_against, serving
 
 SPEC = RequestSpec("one two three", 3, 6)
@@ -169,19 +166,3 @@ def test_the_key_is_sent_and_never_shown():
     endpoint = Endpoint("http://127.0.0.1/v1", MODEL, api_key="secret")
     assert endpoint.headers["Authorization"] == "Bearer secret"
     assert "secret" not in repr(endpoint)
-
-
-@given(st.lists(st.integers(1, 9), max_size=40))
-def test_events_are_found_wherever_the_network_cuts(cuts):
-    stream = b": comment\r\ndata: one\r\n\r\ndata:two\n\nevent: x\ndata: three\n\n"
-    splitter, found, position = EventSplitter(), [], 0
-    for cut in [*cuts, len(stream)]:
-        found += splitter.feed(stream[position : position + cut])
-        position += cut
-    assert found == [b"one", b"two", b"three"]
-
-
-def test_reasoning_is_text():
-    assert has_text({"choices": [{"delta": {"reasoning_content": "hm"}}]})
-    assert not has_text({"choices": [{"delta": {"content": None}}]})
-    assert not has_text({"choices": []})

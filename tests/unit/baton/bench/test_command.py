@@ -10,18 +10,14 @@ import signal
 import threading
 from importlib import metadata
 
-import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from baton.bench import command
-from baton.bench.charts import Chart, Series
 from baton.bench.document import environment
-from baton.bench.png_report import write_png
-from baton.bench.reference_server import ReferenceServer, Schedule
 from baton.bench.session import without_interruption
 from baton.bench.stage_result import evaluate
 from cluster.cli.cli import run
+from tests.reference_server import ReferenceServer, Schedule
 from tests.serving_reference import serving
 
 
@@ -78,7 +74,7 @@ def bench(*arguments: object) -> int:
 def test_serve_writes_everything_it_is_asked_for(quick, tmp_path, capsys):
     status = bench(
         "serve", "--url", quick, "--concurrency", "1,2", "--requests", 20, "--input", "uniform:5-30", "--output", 4,
-        "--slo", "ttft=10s,tpot=10s", "--json", tmp_path / "a.json", "--samples", "--report", tmp_path / "report",
+        "--slo", "ttft=10s,tpot=10s", "--json", tmp_path / "a.json", "--samples",
         "--api-key", "very-secret", "--service-tier", "batch",
     )  # fmt: skip
     assert status == 0
@@ -101,23 +97,6 @@ def test_serve_writes_everything_it_is_asked_for(quick, tmp_path, capsys):
         assert len(stage["samples"]) == stage["num_measured"] + warmup
         assert all(s["input_tokens"] == s["wanted_input"] for s in stage["samples"])
         assert all(s["output_tokens"] == 4 for s in stage["samples"])
-    page = (tmp_path / "report" / "bench-serve.html").read_text()
-    assert page.count('class="plotly-graph-div"') == 9
-    assert page.count('"dtick":1}') + page.count('"dtick":1,') == 3  # one client and two, and no 1.5 between
-    assert "<script src=" not in page
-    assert "<link" not in page
-    assert (tmp_path / "report" / "bench-serve.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_numbers_of_clients_are_whole(tmp_path, monkeypatch):
-    sheets = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *arguments, **options: sheets.append(figure))
-    clients, tokens = np.array([1.0, 2.0]), np.array([10.0, 15.0])
-    chart = Chart("by load", "requests at once", "tokens/s", [Series("all", clients, tokens)], has_whole_x=True)
-    write_png("load", [chart], tmp_path / "load.png")
-    ticks = [float(tick) for tick in sheets[0].axes[0].get_xticks()]
-    assert {1.0, 2.0} <= set(ticks)
-    assert all(tick.is_integer() for tick in ticks)
 
 
 def test_a_trace_is_replayed(quick, tmp_path):
@@ -252,13 +231,9 @@ def test_sweep_finds_what_one_slot_can_do(reference, tmp_path, capsys):
     status = bench(
         "sweep", "--url", url, "--slo", "ttft=100ms", "--percentile", 80, "--start-rate", 25, "--max-rate", 200,
         "--precision", 0.5, "--requests", 25, "--duration", 5, "--repeats", 1, "--warmup-requests", 0,
-        "--output", 1, "--json", tmp_path / "sweep.json", "--report", tmp_path / "report",
+        "--output", 1, "--json", tmp_path / "sweep.json",
     )  # fmt: skip
     assert status == 0
-    page = (tmp_path / "report" / "bench-sweep.html").read_text()
-    for text in ("Goodput of reference", "Goodput:", "Attainment by rate", "TTFT by rate", "TPOT by rate", "p80"):
-        assert text in page
-    assert (tmp_path / "report" / "bench-sweep.png").read_bytes().startswith(b"\x89PNG")
     document = json.loads((tmp_path / "sweep.json").read_text())
     assert document["format"] == "baton-bench-sweep"
     assert document["is_complete"]
@@ -274,11 +249,8 @@ def test_sweep_finds_what_one_slot_can_do(reference, tmp_path, capsys):
         (("serve", "--model", "referense"), "Did you mean reference"),
         (("serve", "--concurrency", "1", "--rate", "2"), "Give one of them"),
         (("serve", "--concurrency", "many"), "whole numbers"),
-        (("serve", "--report", "x.pdf"), "folder, a .png or an .html"),
-        (("sweep", "--slo", "ttft=1s", "--report", "x.pdf"), "folder, a .png or an .html"),
         (("serve", "--json", "/dev/null/a.json"), "--json cannot be written"),
         (("serve", "--json", "/"), "--json cannot be written"),
-        (("serve", "--report", "/dev/null/report"), "--report cannot be written"),
         (("sweep", "--slo", "ttft=1s", "--json", "/dev/null/a.json"), "--json cannot be written"),
         (("serve", "--extra-body", "[1]"), "must be a JSON object"),
         (("serve", "--tokenizer", "/nowhere"), "/nowhere"),

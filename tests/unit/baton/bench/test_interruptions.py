@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from baton.bench.reference_server import Schedule
+from tests.reference_server import Schedule
 from tests.unit.baton.bench.test_command import bench, reference
 
 __all__ = ["reference"]  # a fixture

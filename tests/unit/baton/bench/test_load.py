@@ -8,7 +8,6 @@ from math import inf, nan
 import pytest
 
 from baton.bench.open_files import files_needed, make_room_for_connections
-from baton.bench.reference_server import Schedule
 from baton.bench.request_spec import RequestSpec
 from baton.bench.runner import StageRun, run_stage
 from baton.bench.sample import UNFINISHED, UNSENT
@@ -16,6 +15,7 @@ from baton.bench.slo import parse_slo
 from baton.bench.stage_result import evaluate
 from baton.bench.stages import Bounds, LoadSettings, Stage, plan_notes, plan_stages
 from baton.core.errors import ConfigError
+from tests.reference_server import Schedule
 from tests.serving_reference import run_against
 
 SPEC = RequestSpec("one two three", 3, 2)

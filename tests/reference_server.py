@@ -1,5 +1,5 @@
-"""An OpenAI-compatible server with a known schedule, to measure load tools with: ``python -m
-baton.bench.reference_server``.
+"""An OpenAI-compatible server with a known schedule, to measure load tools with:
+``python -m tests.reference_server``.
 
 Tokens come at moments that follow from when the request arrived, and from nothing else, unless all slots are taken or
 the server stalls. No model runs; a token is a word.
