@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from baton.bench.client import LoadClient
-from baton.bench.endpoint import COMPLETIONS, Endpoint
-from baton.bench.request_spec import RequestSpec
+from baton.bench.endpoint import COMPLETIONS, Endpoint, RequestSpec
 from baton.bench.runner import StageRun, run_stage
 from baton.bench.stages import Stage
 from tests.reference_server import MODEL, ReferenceServer, Schedule

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton.bench.discovery import count_prompt
+from baton.bench.discovery import count_prompt, find_tokenizer
 from baton.bench.endpoint import Endpoint
-from baton.bench.lengths import LengthDistribution, parse_lengths
+from baton.bench.lengths import (
+    LengthDistribution,
+    LengthLimits,
+    check_room,
+    make_limits,
+    parse_lengths,
+    scale_to_longest,
+)
 from baton.bench.prompts import COMMON_WORDS, PromptWriter, calibrated_writer, sample_texts, writer_for_tokenizer
-from baton.bench.scaling import LengthLimits, check_room, make_limits, scale_to_longest
 from baton.bench.settings import TargetSettings, WorkloadSettings
-from baton.bench.target_tokenizer import find_tokenizer_aside
 from baton.bench.traces import TraceRequest, cut_trace, read_trace
 from baton.bench.workload import FileWorkload, SyntheticWorkload, TraceWorkload, Workload, read_prompts
 from baton.core.errors import ConfigError
@@ -61,8 +67,6 @@ def plan_workload(settings: WorkloadSettings) -> WorkloadPlan:
     """
     if settings.trace is not None and settings.prompts is not None:
         raise ConfigError("--trace and --prompts both say what is sent. Give one of them.")
-    if settings.prefix_tokens < 0 or settings.prefix_groups < 1:
-        raise ConfigError("--prefix-tokens must not be under 0, and --prefix-groups must be at least 1.")
     trace = None
     if settings.trace is not None:
         recorded = read_trace(settings.trace, settings.trace_format)
@@ -104,12 +108,12 @@ async def assemble_workload(
     """
     limits, input_lengths, output_lengths = plan.limits, plan.input_lengths, plan.output_lengths
     if settings.prompts is not None and plan.prompts is not None:
-        check_room(limits, 1.0, output_lengths.mean(), endpoint.max_model_len)
+        check_room(limits, 1.0, output_lengths.mean, endpoint.max_model_len)
         notes = ["--prompts are sent as they are, in every run: a prefix cache may know them"]
         workload = FileWorkload(plan.prompts, output_lengths, limits, settings.seed, settings.prompts.name)
         return AssembledWorkload(workload, notes=notes)
     if plan.trace is None:
-        check_room(limits, input_lengths.mean(), output_lengths.mean(), endpoint.max_model_len)
+        check_room(limits, input_lengths.mean, output_lengths.mean, endpoint.max_model_len)
     else:
         # Of recorded traffic some requests may fit and others not: the server says which.
         check_room(limits, max(request.input_tokens for request in plan.trace), 1.0, None)
@@ -122,10 +126,7 @@ async def assemble_workload(
     notes = [] if writer.is_exact else [f"prompt lengths are approximate: {writer.source}"]
     if settings.trace is not None and plan.trace is not None:
         return AssembledWorkload(TraceWorkload(writer, plan.trace, limits, settings.trace.name), counting, notes)
-    synthetic = SyntheticWorkload(
-        writer, input_lengths, output_lengths, limits,
-        prefix_tokens=settings.prefix_tokens, prefix_groups=settings.prefix_groups, seed=settings.seed,
-    )  # fmt: skip
+    synthetic = SyntheticWorkload(writer, input_lengths, output_lengths, limits, settings.seed)
     return AssembledWorkload(synthetic, counting, notes)
 
 
@@ -133,7 +134,7 @@ async def _make_writer(
     target: TargetSettings, settings: WorkloadSettings, endpoint: Endpoint, report: Callable[[str], None]
 ) -> PromptWriter:
     salt = settings.salt or secrets.token_hex(8)
-    found = await find_tokenizer_aside(target, endpoint, report)
+    found = await asyncio.to_thread(find_tokenizer, target, endpoint, report)
     if found is not None:
         tokenizer, name = found
         return writer_for_tokenizer(tokenizer, endpoint.kind, salt, name)

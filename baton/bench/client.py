@@ -11,8 +11,7 @@ from typing import Any, Self
 
 import aiohttp
 
-from baton.bench.endpoint import Endpoint
-from baton.bench.request_spec import RequestSpec
+from baton.bench.endpoint import Endpoint, RequestSpec
 from baton.bench.sample import UNFINISHED, Sample
 from baton.client.event_stream import DONE, EventSplitter, error_in, has_choice, has_text, parse_event
 

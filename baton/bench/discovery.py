@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
 
 from baton.bench.client import LoadClient
-from baton.bench.endpoint import CHAT, COMPLETIONS, Endpoint
-from baton.bench.request_spec import RequestSpec
+from baton.bench.endpoint import CHAT, COMPLETIONS, Endpoint, RequestSpec
 from baton.bench.sample import Sample
 from baton.bench.settings import TargetSettings
-from baton.client.local_cluster import find_endpoint
+from baton.client.local_cluster import find_endpoint, read_state
 from baton.core.errors import BatonError, ConfigError
 from baton.core.option_text import known_name
+from baton.engine.models.model_source import resolve_model
+from baton.engine.models.tokenizer import Tokenizer
 
 _LIST_TIMEOUT_S = 30.0
 _REFUSED = ("http_400", "http_422")
@@ -144,3 +148,41 @@ def _contexts_by_model(content: bytes) -> dict[str, int | None]:
 
 def _context(told: object) -> int | None:
     return told if isinstance(told, int) and not isinstance(told, bool) and told > 0 else None
+
+
+def find_tokenizer(
+    settings: TargetSettings, endpoint: Endpoint, report: Callable[[str], None]
+) -> tuple[Tokenizer, str] | None:
+    """The server's tokenizer and its name; None when none was named and this machine has none.
+
+    The hub is asked only for a tokenizer that was named.
+
+    Raises:
+        ConfigError: ``--tokenizer`` names nothing that can be loaded.
+    """
+    if settings.tokenizer is not None:
+        try:
+            return _load(settings.tokenizer, report, only_local=False), settings.tokenizer
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--tokenizer: nothing to load in {settings.tokenizer!r}: {error}") from error
+    for reference in filter(None, (_model_of_local_cluster(endpoint), endpoint.model)):
+        with suppress(BatonError, OSError, ValueError):
+            return _load(reference, report, only_local=True), reference
+    return None
+
+
+def _load(reference: str, report: Callable[[str], None], *, only_local: bool) -> Tokenizer:
+    folder = Path(reference).expanduser()
+    is_tokenizer = (folder / "tokenizer.json").is_file() or (folder / "tokenizer_config.json").is_file()
+    path = folder if is_tokenizer else resolve_model(reference, report).path
+    report(f"loading the tokenizer of {reference}")
+    return Tokenizer.load(path, only_local=only_local and not folder.exists())
+
+
+def _model_of_local_cluster(endpoint: Endpoint) -> str | None:
+    """What the cluster that ``baton up`` runs here was told to serve, if it is the target."""
+    state = read_state()
+    if state is None or state.endpoint is None or f"{state.endpoint}/v1" != endpoint.base_url or not state.is_running():
+        return None
+    model = state.config.get("model")
+    return model if isinstance(model, str) else None

@@ -14,8 +14,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from baton.bench.sample import Slo
 from baton.bench.settings import TargetSettings, WorkloadSettings
-from baton.bench.slo import Slo
 from baton.bench.stage_result import StageResult
 from baton.bench.stages import LoadSettings
 from baton.core.errors import ConfigError
@@ -90,6 +93,20 @@ def check_writable(option: str, file: Path) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"{option} cannot be written: {error}. Name a file in a folder of yours.") from error
+
+
+def write_report(document: Mapping[str, Any], file: Path, shown: RenderableType, console: Console) -> None:
+    """Writes the JSON and says so.
+
+    Raises:
+        ConfigError: it cannot be written; then what would be ``shown`` is on ``console``.
+    """
+    try:
+        write_json(document, file)
+    except OSError as error:
+        console.print(shown)
+        raise ConfigError(f"The report cannot be written: {error}. The table above is what was measured.") from error
+    console.print(Text(f"wrote {file}"), soft_wrap=True)
 
 
 def write_json(document: Mapping[str, Any], file: Path) -> None:

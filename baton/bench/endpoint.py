@@ -8,8 +8,27 @@ from typing import Any
 
 import orjson
 
-from baton.bench.request_spec import RequestSpec
 from baton.client.router_client import is_loopback
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpec:
+    """One request before it is sent.
+
+    Attributes:
+        prompt: its text.
+        input_tokens: what the prompt shall count; None when nobody knows.
+        output_tokens: what the answer shall have.
+        at_s: arrival in the trace, in seconds since its beginning; None without one.
+        is_clipped: a limit cut prompt or answer.
+    """
+
+    prompt: str
+    input_tokens: int | None
+    output_tokens: int
+    at_s: float | None = None
+    is_clipped: bool = False
+
 
 CHAT = "chat"
 COMPLETIONS = "completions"

@@ -1,135 +1,66 @@
-"""How many tokens a prompt or an answer shall have: distributions, and the text that names them."""
+"""How many tokens prompts and answers have: distributions, scaling, and limits."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import NDArray
 
 from baton.core.errors import ConfigError
 from baton.core.option_text import key_values, known_name, positive_integer, positive_number
 
-_Z95 = 1.6448536269514722
-"""The 95th percentile of the standard normal distribution."""
+_Z95 = NormalDist().inv_cdf(0.95)
 MAX_LENGTH = 10_000_000
 """In tokens. No model takes more, and to write such a prompt would take minutes."""
 _MAX_SIGMA = 10.0
 
 
-class LengthDistribution(Protocol):
-    """Draws lengths in tokens, each of them at least 1."""
-
-    def sample(self, rng: np.random.Generator) -> int: ...
-
-    def mean(self) -> float: ...
-
-    def describe(self) -> str:
-        """The distribution in words, for the report."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class Fixed:
-    """Always ``tokens``."""
-
-    tokens: int
-
-    def sample(self, rng: np.random.Generator) -> int:
-        return self.tokens
-
-    def mean(self) -> float:
-        return float(self.tokens)
-
-    def describe(self) -> str:
-        return f"always {self.tokens}"
-
-
-@dataclass(frozen=True, slots=True)
-class Uniform:
-    """Whole numbers from ``low`` to ``high``, both included, equally likely."""
-
-    low: int
-    high: int
-
-    def sample(self, rng: np.random.Generator) -> int:
-        return int(rng.integers(self.low, self.high, endpoint=True))
-
-    def mean(self) -> float:
-        return (self.low + self.high) / 2
-
-    def describe(self) -> str:
-        return f"uniform {self.low}-{self.high}"
-
-
-@dataclass(frozen=True, slots=True)
-class Lognormal:
-    """``exp(N(mu, sigma))``, rounded, at most :data:`MAX_LENGTH`. Lengths of real traffic are close to it.
+class LengthDistribution:
+    """Draws lengths in tokens, from 1 to :data:`MAX_LENGTH`.
 
     Attributes:
-        mu: mean of the logarithm, which is the logarithm of the median.
-        sigma: standard deviation of the logarithm.
+        draw: One length, not yet rounded.
+        mean: In tokens.
+        description: For the report.
     """
 
-    mu: float
-    sigma: float
-
-    @classmethod
-    def from_median_and_p95(cls, median: float, p95: float) -> Lognormal:
-        """
-        Raises:
-            ConfigError: ``p95`` is not over ``median``.
-        """
-        if p95 <= median:
-            raise ConfigError(f"lognormal: p95 ({p95:g}) must be over the median ({median:g}).")
-        return cls(math.log(median), math.log(p95 / median) / _Z95)
-
-    @classmethod
-    def from_mean_and_sigma(cls, mean: float, sigma: float) -> Lognormal:
-        """``mean`` in tokens; ``sigma`` of the logarithm, as in the class."""
-        return cls(math.log(mean) - sigma**2 / 2, sigma)
+    draw: Callable[[np.random.Generator], float]
+    mean: float
+    description: str
 
     def sample(self, rng: np.random.Generator) -> int:
-        return max(1, round(min(float(rng.lognormal(self.mu, self.sigma)), MAX_LENGTH)))
-
-    def mean(self) -> float:
-        """At most the longest length: an exponential of that many sigmas may be no number."""
-        return math.exp(min(self.mu + self.sigma**2 / 2, math.log(MAX_LENGTH)))
-
-    def describe(self) -> str:
-        p95 = math.exp(self.mu + _Z95 * self.sigma)
-        return f"lognormal, median {math.exp(self.mu):.0f}, p95 {p95:.0f}"
+        return max(1, round(min(self.draw(rng), MAX_LENGTH)))
 
 
-class Empirical:
-    """Draws from observed lengths, with replacement."""
+def fixed(tokens: int) -> LengthDistribution:
+    return LengthDistribution(lambda rng: tokens, tokens, f"always {tokens}")
 
-    def __init__(self, lengths: NDArray[np.int64], source: str) -> None:
-        self._lengths = lengths
-        self._source = source
 
-    def sample(self, rng: np.random.Generator) -> int:
-        return int(rng.choice(self._lengths))
+def uniform(low: int, high: int) -> LengthDistribution:
+    """Whole numbers from ``low`` to ``high``, both included, equally likely."""
+    return LengthDistribution(
+        lambda rng: int(rng.integers(low, high, endpoint=True)), (low + high) / 2, f"uniform {low}-{high}"
+    )
 
-    def mean(self) -> float:
-        return float(self._lengths.mean())
 
-    def describe(self) -> str:
-        return f"{len(self._lengths)} lengths of {self._source}, median {np.median(self._lengths):.0f}"
+def lognormal(mu: float, sigma: float) -> LengthDistribution:
+    """``exp(N(mu, sigma))``. Lengths of real traffic are close to it."""
+    mean = math.exp(min(mu + sigma**2 / 2, math.log(MAX_LENGTH)))
+    description = f"lognormal, median {math.exp(mu):.0f}, p95 {math.exp(mu + _Z95 * sigma):.0f}"
+    return LengthDistribution(lambda rng: float(rng.lognormal(mu, sigma)), mean, description)
 
 
 def parse_lengths(option: str, text: str) -> LengthDistribution:
     """The distribution that ``text`` names.
 
-    ``512``, ``fixed:512``, ``uniform:100-400``, ``lognormal:median=200,p95=800``, ``lognormal:mean=300,sigma=0.9``,
-    ``file:PATH`` (one length a line).
+    ``512``, ``fixed:512``, ``uniform:100-400``, ``lognormal:median=200,p95=800`` or ``lognormal:mean=300,sigma=0.9``.
 
     Raises:
-        ConfigError: none of these, a length over :data:`MAX_LENGTH`, or the file cannot be read; names ``option``.
+        ConfigError: none of these, or a length over :data:`MAX_LENGTH`; names ``option``.
     """
     kind, separator, values = text.strip().partition(":")
     if not separator:
@@ -138,17 +69,17 @@ def parse_lengths(option: str, text: str) -> LengthDistribution:
 
 
 def _parse_fixed(option: str, values: str) -> LengthDistribution:
-    return Fixed(_length(option, values))
+    return fixed(_length(option, values))
 
 
 def _parse_uniform(option: str, values: str) -> LengthDistribution:
     low, separator, high = values.partition("-")
     if not separator:
         raise ConfigError(f"{option}: uniform takes LOW-HIGH, such as uniform:100-400; got {values!r}.")
-    uniform = Uniform(_length(option, low), _length(option, high))
-    if uniform.low > uniform.high:
+    ends = _length(option, low), _length(option, high)
+    if ends[0] > ends[1]:
         raise ConfigError(f"{option}: the lower end of uniform:{values} is over the upper end. Swap them.")
-    return uniform
+    return uniform(*ends)
 
 
 def _parse_lognormal(option: str, values: str) -> LengthDistribution:
@@ -159,22 +90,13 @@ def _parse_lognormal(option: str, values: str) -> LengthDistribution:
     for key in numbers.keys() - {"sigma"}:
         check_length(f"{option} {key}", numbers[key])
     if numbers.keys() == {"median", "p95"}:
-        return Lognormal.from_median_and_p95(numbers["median"], numbers["p95"])
+        median, p95 = numbers["median"], numbers["p95"]
+        if p95 <= median:
+            raise ConfigError(f"{option}: lognormal: p95 ({p95:g}) must be over the median ({median:g}).")
+        return lognormal(math.log(median), math.log(p95 / median) / _Z95)
     if numbers.keys() == {"mean", "sigma"}:
-        return Lognormal.from_mean_and_sigma(numbers["mean"], numbers["sigma"])
+        return lognormal(math.log(numbers["mean"]) - sigma**2 / 2, sigma)
     raise ConfigError(f"{option}: lognormal takes either median and p95 or mean and sigma; got {values!r}.")
-
-
-def _parse_file(option: str, values: str) -> LengthDistribution:
-    path = Path(values).expanduser()
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{option}: cannot read {path}: {error}.") from error
-    lengths = [_length(f"{option}: {path}", line) for line in lines if line.strip()]
-    if not lengths:
-        raise ConfigError(f"{option}: {path} holds no lengths. Expected one whole number a line.")
-    return Empirical(np.array(lengths, dtype=np.int64), path.name)
 
 
 def check_length(option: str, tokens: float) -> None:
@@ -193,5 +115,109 @@ _PARSERS: Mapping[str, Callable[[str, str], LengthDistribution]] = {
     "fixed": _parse_fixed,
     "uniform": _parse_uniform,
     "lognormal": _parse_lognormal,
-    "file": _parse_file,
 }
+
+
+AUTO_SCALE = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class LengthLimits:
+    """Scales lengths, then clips them. All limits are in tokens; None sets none.
+
+    Attributes:
+        input_scale: factor of prompt lengths.
+        output_scale: factor of answer lengths.
+        max_input: longest prompt.
+        max_output: longest answer.
+        context: most that prompt and answer may have together. The prompt gives way: an answer keeps its length, up
+            to one token less than the context.
+    """
+
+    input_scale: float = 1.0
+    output_scale: float = 1.0
+    max_input: int | None = None
+    max_output: int | None = None
+    context: int | None = None
+
+    def fit(self, input_tokens: int, output_tokens: int) -> tuple[int, int, bool]:
+        """The lengths to ask for, each at least 1, and whether a limit cut one of them."""
+        wanted_input = max(1, round(input_tokens * self.input_scale))
+        wanted_output = max(1, round(output_tokens * self.output_scale))
+        fitted_output = min(wanted_output, self.max_output or wanted_output)
+        if self.context is not None:
+            fitted_output = min(fitted_output, self.context - 1)
+        fitted_input = min(wanted_input, self.max_input or wanted_input)
+        if self.context is not None:
+            fitted_input = min(fitted_input, self.context - fitted_output)
+        return fitted_input, fitted_output, (fitted_input, fitted_output) != (wanted_input, wanted_output)
+
+    def describe(self) -> str:
+        """In words, for the report; empty when nothing is changed."""
+        parts = [
+            f"prompts x {self.input_scale:.4g}" if self.input_scale != 1 else "",
+            f"answers x {self.output_scale:.4g}" if self.output_scale != 1 else "",
+            f"prompts up to {self.max_input}" if self.max_input else "",
+            f"answers up to {self.max_output}" if self.max_output else "",
+            f"both together up to {self.context}" if self.context else "",
+        ]
+        return ", ".join(filter(None, parts))
+
+
+def make_limits(
+    input_scale: str, output_scale: float, max_input: int | None, max_output: int | None, context: int | None
+) -> LengthLimits:
+    """
+    Args:
+        input_scale: a factor, or ``auto``, which :func:`scale_to_longest` settles.
+
+    Raises:
+        ConfigError: a factor or a limit that leaves nothing.
+    """
+    scale = 1.0 if input_scale == AUTO_SCALE else positive_number("--input-scale", input_scale)
+    positive_number("--output-scale", str(output_scale))
+    if context is not None and context < 2:
+        raise ConfigError(f"--context {context} has no room for a prompt and an answer. Give 2 tokens or more.")
+    return LengthLimits(scale, output_scale, max_input, max_output, context)
+
+
+def scale_to_longest(limits: LengthLimits, input_lengths: Sequence[int]) -> LengthLimits:
+    """``limits`` with the input factor at which the longest prompt just fits; never over 1.
+
+    Raises:
+        ConfigError: nothing says how long a prompt may be.
+    """
+    room = limits.max_input
+    if limits.context is not None:
+        room_in_context = limits.context - (limits.max_output or 1)
+        room = room_in_context if room is None else min(room, room_in_context)
+    if room is None or room < 1:
+        raise ConfigError("--input-scale auto must know what fits: give --max-input, or --context and --max-output.")
+    return replace(limits, input_scale=min(1.0, room / max(input_lengths)))
+
+
+def check_room(limits: LengthLimits, mean_input: float, mean_output: float, max_model_len: int | None) -> None:
+    """Refuses prompts and answers that the model cannot hold, before anybody writes them.
+
+    Args:
+        mean_input, mean_output: tokens before ``limits``.
+        max_model_len: tokens of prompt and answer together; None when nobody tells.
+
+    Raises:
+        ConfigError: a request of these lengths does not fit.
+    """
+    prompt, answer, _ = limits.fit(round(mean_input), round(mean_output))
+    check_length("--input with --input-scale", prompt)
+    check_length("--output with --output-scale", answer)
+    if max_model_len is None or prompt + answer <= max_model_len:
+        return
+    if prompt >= max_model_len:
+        what = f"--input: a prompt of {prompt} tokens does not fit"
+    elif answer >= max_model_len:
+        what = f"--output: an answer of {answer} tokens does not fit"
+    else:
+        what = f"--input and --output: a prompt of {prompt} tokens and an answer of {answer} do not fit"
+    raise ConfigError(
+        f"{what} the context of {max_model_len} tokens that the server tells. Lower it, or have requests cut with "
+        f"--context {max_model_len}. Lengths that vary count with their mean."
+    )

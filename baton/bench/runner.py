@@ -8,15 +8,59 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 import numpy as np
 
-from baton.bench.arrivals import TRACE, intended_times, replayed_times
-from baton.bench.client_load import ClientLoad, ClientLoadMeter
-from baton.bench.request_spec import RequestSpec
+from baton.bench.endpoint import RequestSpec
 from baton.bench.sample import Sample
-from baton.bench.stages import Bounds, Stage
+from baton.bench.stages import TRACE, Bounds, Stage, intended_times, replayed_times
+
+_TICK_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLoad:
+    """
+    Attributes:
+        cpu_share: CPU seconds of this process per second; 1 is one core.
+        loop_lag_p99_ms: by which timers of the event loop were late; latencies may be over by as much.
+    """
+
+    cpu_share: float = 0.0
+    loop_lag_p99_ms: float = 0.0
+
+
+class ClientLoadMeter:
+    """As a context inside a running event loop; ``load`` is there afterwards."""
+
+    def __init__(self) -> None:
+        self.load = ClientLoad()
+        self._lags_s: list[float] = []
+        self._task: asyncio.Task[None] | None = None
+        self._start_s = 0.0
+        self._start_cpu_s = 0.0
+
+    def __enter__(self) -> Self:
+        self._start_s, self._start_cpu_s = time.perf_counter(), time.process_time()
+        self._task = asyncio.create_task(self._tick())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        elapsed_s = max(time.perf_counter() - self._start_s, 1e-9)
+        lag_s = float(np.percentile(self._lags_s, 99)) if self._lags_s else 0.0
+        self.load = ClientLoad((time.process_time() - self._start_cpu_s) / elapsed_s, 1000.0 * lag_s)
+
+    async def _tick(self) -> None:
+        while True:
+            due_s = time.perf_counter() + _TICK_S
+            await asyncio.sleep(_TICK_S)
+            self._lags_s.append(time.perf_counter() - due_s)
 
 
 class Sender(Protocol):
@@ -147,7 +191,7 @@ def _schedule(stage: Stage, requests: Iterator[RequestSpec], seed: int) -> list[
     count = bounds.warmup_requests + bounds.requests
     if stage.arrival == TRACE:
         specs = [next(requests) for _ in range(count)]
-        times = replayed_times(_unrolled([spec.at_s or 0.0 for spec in specs]), stage.speed_up)
+        times = replayed_times([spec.at_s or 0.0 for spec in specs], stage.speed_up)
         end_s = _schedule_end_s(bounds, times)
         return [(spec, moment) for spec, moment in zip(specs, times, strict=True) if moment < end_s]
     count += math.ceil(2 * stage.rate * bounds.warmup_s)
@@ -162,19 +206,6 @@ def _schedule_end_s(bounds: Bounds, times: Sequence[float]) -> float:
     """The clock of a stage starts behind its warm-up: with the last request of it, or after its seconds."""
     last_s = times[bounds.warmup_requests - 1] if bounds.warmup_requests else 0.0
     return max(last_s, bounds.warmup_s) + bounds.seconds
-
-
-def _unrolled(at_s: Sequence[float]) -> list[float]:
-    """Times that go on growing where a trace begins again, its usual gap behind its last request."""
-    unrolled: list[float] = []
-    offset_s, first = 0.0, 0
-    for index, (previous, moment) in enumerate(zip([0.0, *at_s], at_s, strict=False)):
-        if moment < previous:
-            num_gaps = index - 1 - first
-            offset_s += previous + (previous - at_s[first]) / max(1, num_gaps) - moment
-            first = index
-        unrolled.append(offset_s + moment)
-    return unrolled
 
 
 async def _sleep_until(moment_s: float, stop: asyncio.Event) -> bool:

@@ -1,38 +1,43 @@
-"""A target that is ready to be measured: who answers, what it is sent, and how the counts were made."""
+"""A run against a target: its preparation, its stages with their progress, and the signals that end it."""
 
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
+
+from rich.console import Console
+from rich.text import Text
 
 from baton.bench.assembly import AssembledWorkload, WorkloadPlan, assemble_workload
 from baton.bench.client import LoadClient
 from baton.bench.discovery import describe_endpoint, find_model, settle
 from baton.bench.endpoint import Endpoint
 from baton.bench.runner import StageRun, run_stage
+from baton.bench.sample import UNFINISHED, UNSENT
 from baton.bench.settings import TargetSettings, WorkloadSettings
 from baton.bench.workload import Workload
 
-Report = Callable[[str], None]
-_Prepared = tuple[Endpoint, list[str], AssembledWorkload]
+_PROGRESS_INTERVAL_S = 0.5
 
 
 class InterruptedBeforeLoadError(Exception):
-    """A signal came while the target was asked what has to be known: there is nothing to report."""
+    """A signal came before the first stage: there is nothing to report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
     """
     Attributes:
-        seed: of arrival times.
-        target: what is measured, and what it is sent; JSON-ready.
-        notes: what holds for all figures.
+        seed: Of arrival times.
+        target: What is measured, and what it is sent; JSON-ready.
+        notes: What holds for all figures.
     """
 
     client: LoadClient
@@ -40,27 +45,38 @@ class Session:
     seed: int
     target: dict[str, Any]
     notes: list[str]
+    console: Console
 
     async def run(self, run: StageRun, stop: asyncio.Event) -> None:
-        """Fills ``run``, see :func:`baton.bench.runner.run_stage`."""
-        await run_stage(run, self.workload.requests(run.stage.index), self.client, stop, self.seed)
+        """Fills ``run`` (see :func:`baton.bench.runner.run_stage`) and shows how far it is."""
+        async with _progress(run, self.console):
+            await run_stage(run, self.workload.requests(run.stage.index), self.client, stop, self.seed)
 
 
 @asynccontextmanager
 async def open_session(
-    target: TargetSettings,
-    settings: WorkloadSettings,
-    plan: WorkloadPlan,
-    report: Report,
-    stop: asyncio.Event,
+    target: TargetSettings, settings: WorkloadSettings, plan: WorkloadPlan, console: Console, stop: asyncio.Event
 ) -> AsyncIterator[Session]:
-    """Asks the target what has to be known, and closes the connections afterwards.
+    """Asks the target for its model and what it accepts, and closes the connections afterwards.
 
     Raises:
-        BatonError: nobody answers, or an option cannot be used with this target.
+        BatonError: the target does not answer, or an option cannot be used with it.
         InterruptedBeforeLoadError: ``stop`` was set meanwhile.
     """
-    endpoint, notes, assembled = await _unless_stopped(_prepare(target, settings, plan, report), stop)
+    _allow_connections()
+    preparing, stopping = (
+        asyncio.create_task(_prepare(target, settings, plan, console)),
+        asyncio.create_task(stop.wait()),
+    )
+    try:
+        await asyncio.wait((preparing, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            raise InterruptedBeforeLoadError
+        endpoint, notes, assembled = preparing.result()
+    finally:
+        preparing.cancel()
+        stopping.cancel()
+        await asyncio.gather(preparing, stopping, return_exceptions=True)
     description = {
         "url": endpoint.base_url,
         "model": endpoint.model,
@@ -69,31 +85,60 @@ async def open_session(
         "counting": assembled.counting,
     }
     async with LoadClient(endpoint, target.timeout_s) as client:
-        yield Session(client, assembled.workload, settings.seed, description, notes + assembled.notes)
+        yield Session(client, assembled.workload, settings.seed, description, notes + assembled.notes, console)
 
 
-async def _prepare(target: TargetSettings, settings: WorkloadSettings, plan: WorkloadPlan, report: Report) -> _Prepared:
+async def _prepare(
+    target: TargetSettings, settings: WorkloadSettings, plan: WorkloadPlan, console: Console
+) -> tuple[Endpoint, list[str], AssembledWorkload]:
+    say: Callable[[str], None] = lambda line: console.print(Text(line), soft_wrap=True)  # noqa: E731
     endpoint, notes = await settle(await find_model(describe_endpoint(target)))
-    report(f"{endpoint.generate_url}, model {endpoint.model}")
-    return endpoint, notes, await assemble_workload(target, settings, plan, endpoint, report)
+    say(f"{endpoint.generate_url}, model {endpoint.model}")
+    return endpoint, notes, await assemble_workload(target, settings, plan, endpoint, say)
 
 
-async def _unless_stopped(preparation: Coroutine[Any, Any, _Prepared], stop: asyncio.Event) -> _Prepared:
-    preparing, stopping = asyncio.create_task(preparation), asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait((preparing, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if stop.is_set():
-            raise InterruptedBeforeLoadError
-        return preparing.result()
-    finally:
-        preparing.cancel()
-        stopping.cancel()
-        await asyncio.gather(preparing, stopping, return_exceptions=True)
+def _allow_connections() -> None:
+    """Raises the soft limit of open files to the hard one: each request in flight has a connection of its own."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+@asynccontextmanager
+async def _progress(run: StageRun, console: Console) -> AsyncIterator[None]:
+    """A changing line on a terminal until the block ends; one line elsewhere."""
+    if not console.is_terminal:
+        console.print(Text(f"{run.stage.label} ..."), soft_wrap=True)
+        yield
+        return
+    with console.status("") as status:
+
+        async def update() -> None:
+            start_s = time.perf_counter()
+            while True:
+                status.update(Text(progress_line(run, time.perf_counter() - start_s)))
+                await asyncio.sleep(_PROGRESS_INTERVAL_S)
+
+        watcher = asyncio.create_task(update())
+        try:
+            yield
+        finally:
+            watcher.cancel()
+
+
+def progress_line(run: StageRun, elapsed_s: float) -> str:
+    errors = [sample.error for sample in run.samples]
+    counts = {
+        "answered": errors.count(None),
+        "in flight": errors.count(UNFINISHED),
+        "waiting": errors.count(UNSENT),
+        "failed": sum(error not in (None, UNFINISHED, UNSENT) for error in errors),
+    }
+    return ", ".join([run.stage.label, f"{elapsed_s:.0f} s", *(f"{n} {name}" for name, n in counts.items() if n)])
 
 
 @contextmanager
 def stop_on_signals() -> Iterator[asyncio.Event]:
-    """An event that the first SIGINT or SIGTERM sets. The next one does what it always does."""
+    """An event that the first SIGINT or SIGTERM sets. The second one has its usual effect."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM)
 
@@ -102,8 +147,7 @@ def stop_on_signals() -> Iterator[asyncio.Event]:
         for number in signals:
             loop.remove_signal_handler(number)
 
-    # Only the main thread may handle signals; elsewhere nobody presses Ctrl-C.
-    with suppress(RuntimeError, ValueError):
+    with suppress(RuntimeError, ValueError):  # only the main thread may handle signals
         for number in signals:
             loop.add_signal_handler(number, handle)
     try:
@@ -115,7 +159,7 @@ def stop_on_signals() -> Iterator[asyncio.Event]:
 
 @contextmanager
 def without_interruption() -> Iterator[None]:
-    """SIGINT does nothing meanwhile: reports take a second or two to write, and half of them are worth nothing."""
+    """Ignores SIGINT while a report is written."""
     if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
         yield
         return

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any, TypeVar
 
-from baton.bench.scaling import AUTO_SCALE
+from baton.bench.lengths import AUTO_SCALE
+from baton.bench.stages import BURSTY, TRACE, LoadSettings
 from baton.bench.traces import AUTO_FORMAT
+from baton.core.errors import ConfigError
 from baton.core.option_text import check_not_negative, check_over_zero
 
+S = TypeVar("S")
+
+INTERRUPTED_STATUS = 130
+"""What shells expect of a command that Ctrl-C ended."""
 DEFAULT_INPUT = "lognormal:median=200,p95=800"
 DEFAULT_OUTPUT = "lognormal:median=64,p95=200"
 
@@ -52,8 +60,7 @@ class WorkloadSettings:
         trace: lengths and shared prefixes of recorded traffic, instead of ``input`` and ``output``.
         trace_format: see :func:`baton.bench.traces.read_trace`.
         trace_start_s, trace_seconds: the part of the trace that is used, on its own clock.
-        input_scale: a factor, or ``auto``; see :mod:`baton.bench.scaling`, also for the limits.
-        prefix_tokens, prefix_groups: of synthetic prompts.
+        input_scale: a factor, or ``auto``; see :class:`baton.bench.lengths.LengthLimits`, also for the limits.
         seed: of lengths, their order and the arrivals. The same seed gives the same load.
         salt: of the prompts' text. None for another in every run, so that no cache knows it from an earlier one.
     """
@@ -70,8 +77,6 @@ class WorkloadSettings:
     max_input: int | None = None
     max_output: int | None = None
     context: int | None = None
-    prefix_tokens: int = 0
-    prefix_groups: int = 1
     seed: int = 0
     salt: str | None = None
 
@@ -83,3 +88,52 @@ class WorkloadSettings:
     @property
     def scales_to_longest(self) -> bool:
         return self.input_scale == AUTO_SCALE
+
+
+_OF_TRACES = {"trace_format": "--trace-format", "trace_start_s": "--trace-start", "trace_seconds": "--trace-seconds"}
+_NOT_OF_TRACES = {"input": "--input", "output": "--output"}
+_NOT_OF_FILES = {
+    "input": "--input",
+    "input_scale": "--input-scale",
+    "max_input": "--max-input",
+    "salt": "--salt",
+}
+
+
+def check_all_used(workload: WorkloadSettings, load: LoadSettings, *, is_open: bool) -> None:
+    """
+    Args:
+        is_open: the load is an open loop.
+
+    Raises:
+        ConfigError: an option has another value than its default, which nothing would look at.
+    """
+    if workload.trace is None:
+        _refuse(workload, _OF_TRACES, "without --trace")
+    else:
+        _refuse(workload, _NOT_OF_TRACES, "with --trace, which says what is sent")
+    if workload.prompts is not None:
+        _refuse(workload, _NOT_OF_FILES, "with --prompts, which are sent as they are")
+    if load.arrival != BURSTY:
+        _refuse(load, {"burstiness": "--burstiness"}, "without --arrival bursty")
+    if load.arrival != TRACE:
+        _refuse(load, {"speed_up": "--speed-up"}, "without --arrival trace")
+    if not is_open:
+        _refuse(load, {"max_inflight": "--max-inflight"}, "in a closed loop, where --concurrency is the limit")
+
+
+def _refuse(settings: WorkloadSettings | LoadSettings, options: Mapping[str, str], where: str) -> None:
+    usual = type(settings)()
+    if given := [option for name, option in options.items() if getattr(settings, name) != getattr(usual, name)]:
+        raise ConfigError(f"{', '.join(given)} would do nothing {where}. Leave that out.")
+
+
+def load_settings(options: Mapping[str, Any]) -> tuple[TargetSettings, WorkloadSettings, LoadSettings]:
+    """What every command that sends load needs to know."""
+    return pick(TargetSettings, options), pick(WorkloadSettings, options), pick(LoadSettings, options)
+
+
+def pick(kind: type[S], options: Mapping[str, Any]) -> S:
+    """Settings from the options of their names; those that are missing keep the settings' defaults."""
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in options.items() if name in names})

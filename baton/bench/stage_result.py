@@ -9,8 +9,7 @@ from typing import Any
 
 from baton.bench.latency import Summary
 from baton.bench.runner import StageRun
-from baton.bench.sample import UNFINISHED, UNSENT, Sample
-from baton.bench.slo import Slo
+from baton.bench.sample import UNFINISHED, UNSENT, Sample, Slo
 
 _BUSY_CPU_SHARE = 0.8
 _LATE_LOOP_MS = 10.0

@@ -1,13 +1,71 @@
-"""The load of one stage, and the list of stages that the options ask for."""
+"""The load of a run: its stages, and the moments at which the requests of an open loop are due."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from baton.bench.arrivals import ARRIVALS, POISSON, TRACE
+import numpy as np
+from numpy.typing import NDArray
+
 from baton.core.errors import ConfigError
 from baton.core.option_text import check_not_negative, check_over_zero, known_name
+
+POISSON = "poisson"
+BURSTY = "bursty"
+CONSTANT = "constant"
+TRACE = "trace"
+ARRIVALS = (POISSON, BURSTY, CONSTANT, TRACE)
+
+_Gaps = Callable[[np.random.Generator, float, float, int], NDArray[np.float64]]
+
+
+def intended_times(
+    process: str, rate: float, count: int, rng: np.random.Generator, burstiness: float = 1.0
+) -> list[float]:
+    """Seconds from the start of the load to each of ``count`` requests, ascending.
+
+    Args:
+        process: ``poisson``, ``bursty`` or ``constant``.
+        rate: requests/s on average, over 0.
+        burstiness: shape of the Gamma distribution of the gaps, for ``bursty``: 1 is Poisson, the variance of the
+            gaps grows as it falls, and far over 1 they are all alike.
+
+    Raises:
+        ConfigError: the process is not one of these, or a number is not over 0.
+    """
+    gaps_of = _GAPS[known_name("--arrival", process, _GAPS)]
+    if rate <= 0 or burstiness <= 0:
+        raise ConfigError(f"--rate and --burstiness must be over 0; got {rate:g} and {burstiness:g}.")
+    gaps = gaps_of(rng, rate, burstiness, count)
+    return [float(moment) for moment in np.cumsum(gaps)]
+
+
+def replayed_times(at_s: Sequence[float], speed_up: float) -> list[float]:
+    """The trace's own times, ``speed_up`` times as fast.
+
+    Raises:
+        ConfigError: ``speed_up`` is not over 0.
+    """
+    if speed_up <= 0:
+        raise ConfigError(f"--speed-up must be over 0; got {speed_up:g}.")
+    return [moment / speed_up for moment in at_s]
+
+
+def _poisson_gaps(rng: np.random.Generator, rate: float, burstiness: float, count: int) -> NDArray[np.float64]:
+    return rng.exponential(1.0 / rate, count)
+
+
+def _bursty_gaps(rng: np.random.Generator, rate: float, burstiness: float, count: int) -> NDArray[np.float64]:
+    return rng.gamma(burstiness, 1.0 / (rate * burstiness), count)
+
+
+def _constant_gaps(rng: np.random.Generator, rate: float, burstiness: float, count: int) -> NDArray[np.float64]:
+    return np.full(count, 1.0 / rate)
+
+
+_GAPS: Mapping[str, _Gaps] = {POISSON: _poisson_gaps, BURSTY: _bursty_gaps, CONSTANT: _constant_gaps}
+
 
 CLOSED = "closed"
 DEFAULT_REQUESTS = 1000
@@ -54,7 +112,7 @@ class Stage:
             requests arrive, whatever becomes of those before.
         concurrency: of a closed loop; 0 in an open one.
         rate: mean arrivals/s of an open loop; 0 where the trace says or in a closed one.
-        burstiness: see :func:`baton.bench.arrivals.intended_times`.
+        burstiness: see :func:`baton.bench.stages.intended_times`.
         speed_up: of the trace's clock.
         max_inflight: in an open loop, requests beyond it wait; their wait is part of their latency. None: no limit.
     """
@@ -85,7 +143,7 @@ class LoadSettings:
     """What was asked for; :func:`plan_stages` makes stages of it.
 
     Attributes:
-        concurrency: a closed-loop stage for each; no stage gets more clients than it has requests.
+        concurrency: a closed-loop stage for each.
         rate: an open-loop stage for each, in requests/s.
         arrival: of the open loops; None: Poisson.
         requests, duration_s: bounds of each stage; None for the defaults.
@@ -137,45 +195,21 @@ def plan_stages(settings: LoadSettings, trace_length: int | None) -> list[Stage]
     return _closed_stages(settings)
 
 
-def plan_notes(settings: LoadSettings, trace_length: int | None = None) -> list[str]:
-    """What :func:`plan_stages` does otherwise than was asked for, or than one might think."""
-    if settings.arrival == TRACE and trace_length and (settings.requests or 0) > trace_length:
-        return [
-            f"the trace has {trace_length} requests and begins again behind them: --requests is {settings.requests}"
-        ]
-    room = _room_for_clients(settings)
-    capped = [str(wanted) for wanted in settings.concurrency if wanted > room]
-    if not capped:
-        return []
-    return [
-        f"--concurrency {', '.join(capped)}: no more clients than there are requests in a stage, which is {room}; "
-        "raise --requests for more"
-    ]
-
-
 def _closed_stages(settings: LoadSettings) -> list[Stage]:
-    if (least := min(settings.concurrency, default=1)) < 1:
-        raise ConfigError(f"--concurrency must be at least 1; got {least}.")
-    room = _room_for_clients(settings)
-    clients: list[int] = []
-    for wanted in settings.concurrency or (1,):
-        # Several that are cut to the same number would be the same stage.
-        if wanted <= room or room not in clients:
-            clients.append(min(wanted, room))
-    return [
-        Stage(index, _bounds(settings, _closed_warmup(settings, concurrency)), concurrency=concurrency)
-        for index, concurrency in enumerate(clients)
-    ]
-
-
-def _room_for_clients(settings: LoadSettings) -> int:
-    """As many clients of a closed loop have something to send; by default the warm-up follows their number."""
+    clients = settings.concurrency or (1,)
+    if min(clients) < 1:
+        raise ConfigError(f"--concurrency must be at least 1; got {min(clients)}.")
     requests = DEFAULT_REQUESTS if settings.requests is None else settings.requests
-    return max(1, requests + (settings.warmup_requests or 0))
-
-
-def _closed_warmup(settings: LoadSettings, concurrency: int) -> int:
-    return concurrency if settings.warmup_requests is None else settings.warmup_requests
+    room = max(1, requests + (settings.warmup_requests or 0))
+    if max(clients) > room:
+        raise ConfigError(
+            f"--concurrency {max(clients)} is more than the {room} requests of a stage. Lower it or raise --requests."
+        )
+    warmups = [count if settings.warmup_requests is None else settings.warmup_requests for count in clients]
+    return [
+        Stage(index, _bounds(settings, warmup), concurrency=count)
+        for index, (count, warmup) in enumerate(zip(clients, warmups, strict=True))
+    ]
 
 
 def _open_stage(settings: LoadSettings, index: int, arrival: str, rate: float, bounds: Bounds) -> Stage:
@@ -198,8 +232,12 @@ def _bounds(settings: LoadSettings, warmup_requests: int) -> Bounds:
 
 
 def _trace_bounds(settings: LoadSettings, trace_length: int) -> Bounds:
-    """A replay is bounded by its trace, unless told otherwise."""
+    """A replay ends with its trace."""
     warmup_requests = settings.warmup_requests or 0
+    if (asked := (settings.requests or 0) + warmup_requests) > trace_length:
+        raise ConfigError(
+            f"--requests and --warmup-requests ask for {asked}, but the trace has {trace_length} requests."
+        )
     return Bounds(
         max(1, trace_length - warmup_requests) if settings.requests is None else settings.requests,
         DEFAULT_TRACE_SECONDS if settings.duration_s is None else settings.duration_s,

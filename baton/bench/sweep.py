@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from rich import box
@@ -13,20 +14,23 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from baton.bench.arrivals import TRACE
 from baton.bench.assembly import WorkloadPlan, plan_workload
-from baton.bench.document import SWEEP_FORMAT, check_writable, make_header, write_json
+from baton.bench.document import SWEEP_FORMAT, check_writable, make_header, write_report
 from baton.bench.goodput_search import RateVerdict, SearchLimits, SearchResult, search_goodput
 from baton.bench.latency import percentile_ms
-from baton.bench.open_files import make_room_for_connections
-from baton.bench.progress import show_progress
 from baton.bench.runner import StageRun
+from baton.bench.sample import Slo, parse_slo
 from baton.bench.session import InterruptedBeforeLoadError, Session, open_session, stop_on_signals
-from baton.bench.settings import TargetSettings, WorkloadSettings
-from baton.bench.slo import Slo, parse_slo
+from baton.bench.settings import (
+    INTERRUPTED_STATUS,
+    TargetSettings,
+    WorkloadSettings,
+    check_all_used,
+    load_settings,
+    pick,
+)
 from baton.bench.stage_result import StageResult, evaluate
-from baton.bench.stages import MAX_RATE, LoadSettings, plan_stages
-from baton.bench.unused_options import check_all_used
+from baton.bench.stages import MAX_RATE, TRACE, LoadSettings, plan_stages
 from baton.core.errors import ConfigError
 from baton.core.option_text import check_over_zero
 
@@ -73,58 +77,43 @@ class SweepSettings:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class SweepOutcome:
-    """
-    Attributes:
-        shown: the table and the answer.
-        result: of the search.
-        probes: every stage that was run.
-    """
-
-    shown: RenderableType
-    result: SearchResult
-    probes: Sequence[StageResult]
-    is_interrupted: bool
-
-
-def run_sweep(
-    target: TargetSettings, workload: WorkloadSettings, load: LoadSettings, sweep: SweepSettings, console: Console
-) -> SweepOutcome:
-    """Probes rates until the goodput is known.
+def sweep(options: Mapping[str, Any], console: Console) -> tuple[RenderableType, int]:
+    """``baton bench sweep``: probes rates until the goodput is known.
 
     Args:
-        load: bounds, arrival and cap of each probe; its rates are not used.
+        options: By the names of the settings.
+
+    Returns:
+        What to show, and the exit status: 130 after a signal, 1 when no rate held or one could not be measured.
 
     Raises:
         BatonError: options that do not go together, an endpoint that does not answer, or a file that cannot be written;
             then the table is shown on ``console``.
     """
-    slo, limits = parse_slo("--slo", sweep.slo), sweep.limits()
+    target, workload, load = load_settings(options)
+    settings = pick(SweepSettings, options)
+    slo, limits = parse_slo("--slo", settings.slo), settings.limits()
     if load.arrival == TRACE:
         raise ConfigError("A sweep sets the rate itself; --arrival trace has its own. Use poisson, bursty or constant.")
-    make_room_for_connections(plan_stages(replace(load, rate=(limits.highest,)), None))
-    if sweep.json_file is not None:
-        check_writable("--json", sweep.json_file)
+    plan_stages(replace(load, rate=(limits.highest,)), None)  # refuses what no probe could use
+    if settings.json_file is not None:
+        check_writable("--json", settings.json_file)
     plan = plan_workload(workload)
     check_all_used(workload, load, is_open=True)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             result, probes, session, stopped = runner.run(_search(target, workload, plan, load, slo, limits, console))
     except InterruptedBeforeLoadError:
-        return SweepOutcome(Text("interrupted before the load began"), SearchResult(), (), is_interrupted=True)
-    shown = _render(result, probes, slo, sweep)
-    try:
-        if sweep.json_file is not None:
-            settings = {"load": asdict(load), "sweep": {**asdict(sweep), "slo": slo.to_dict()}}
-            header = make_header(SWEEP_FORMAT, target, workload, settings, session.target)
-            write_json({**header, "notes": session.notes, **_result_dict(result, probes)}, sweep.json_file)
-    except OSError as error:
-        console.print(shown)
-        raise ConfigError(f"A report cannot be written: {error}. The table above is what was measured.") from error
-    if sweep.json_file is not None:
-        console.print(Text(f"wrote {sweep.json_file}"), soft_wrap=True)
-    return SweepOutcome(shown, result, probes, stopped)
+        return Text("interrupted before the load began"), INTERRUPTED_STATUS
+    shown = _render(result, probes, slo, settings)
+    if settings.json_file is not None:
+        asked = {"load": asdict(load), "sweep": {**asdict(settings), "slo": slo.to_dict()}}
+        header = make_header(SWEEP_FORMAT, target, workload, asked, session.target)
+        document = {**header, "notes": session.notes, **_result_dict(result, probes)}
+        write_report(document, settings.json_file, shown, console)
+    if stopped:
+        return shown, INTERRUPTED_STATUS
+    return shown, 1 if result.goodput is None or result.unmeasured_at is not None else 0
 
 
 async def _search(
@@ -138,25 +127,20 @@ async def _search(
 ) -> tuple[SearchResult, list[StageResult], Session, bool]:
     probes: list[StageResult] = []
     with stop_on_signals() as stop:
-        async with open_session(target, workload, plan, lambda line: _say(console, line), stop) as session:
+        async with open_session(target, workload, plan, console, stop) as session:
 
             async def probe(rate: float) -> tuple[int, int] | None:
                 (stage,) = plan_stages(replace(load, rate=(rate,)), None)
                 # Another index means other lengths, arrivals and texts: a repeated probe is a new observation.
                 run = StageRun(replace(stage, index=len(probes)))
-                async with show_progress(run, console):
-                    await session.run(run, stop)
+                await session.run(run, stop)
                 result = evaluate(run, slo)
                 probes.append(result)
-                _say(console, _probe_line(result))
+                console.print(Text(_probe_line(result)), soft_wrap=True)
                 num_good = round((result.attainment or 0.0) * result.num_measured)
                 return None if stop.is_set() else (num_good, result.num_measured)
 
             return await search_goodput(probe, limits), probes, session, stop.is_set()
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(Text(line), soft_wrap=True)
 
 
 def _probe_line(result: StageResult) -> str:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from baton.bench.latency import Summary
-from baton.bench.slo import Slo
+from baton.bench.sample import Slo
 from baton.bench.stage_result import StageResult
 
 LATENCY_NAMES: Mapping[str, str] = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "ITL", "e2e_ms": "E2E"}

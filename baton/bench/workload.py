@@ -10,10 +10,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from baton.bench.lengths import LengthDistribution
+from baton.bench.endpoint import RequestSpec
+from baton.bench.lengths import LengthDistribution, LengthLimits
 from baton.bench.prompts import PromptWriter, Segment
-from baton.bench.request_spec import RequestSpec
-from baton.bench.scaling import LengthLimits
 from baton.bench.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, lay_blocks
 from baton.core.errors import ConfigError
 
@@ -34,7 +33,7 @@ class Workload(Protocol):
 
 
 class SyntheticWorkload:
-    """Lengths from distributions, with a prefix that groups of requests may share."""
+    """Lengths from distributions. No two prompts share a prefix."""
 
     def __init__(
         self,
@@ -42,39 +41,27 @@ class SyntheticWorkload:
         input_lengths: LengthDistribution,
         output_lengths: LengthDistribution,
         limits: LengthLimits,
-        *,
-        prefix_tokens: int = 0,
-        prefix_groups: int = 1,
         seed: int = 0,
     ) -> None:
-        """``prefix_tokens`` of every prompt are those of one of ``prefix_groups`` texts, chosen at random."""
         self._writer = writer
         self._input_lengths = input_lengths
         self._output_lengths = output_lengths
         self._limits = limits
-        self._prefix_tokens = prefix_tokens
-        self._prefix_groups = prefix_groups
         self._seed = seed
 
     def requests(self, stage: int) -> Iterator[RequestSpec]:
         rng = np.random.default_rng([self._seed, stage])
         for index in itertools.count():
             drawn = self._input_lengths.sample(rng), self._output_lengths.sample(rng)
-            group = int(rng.integers(self._prefix_groups))
             input_tokens, output_tokens, is_clipped = self._limits.fit(*drawn)
-            text_tokens = self._writer.text_tokens(input_tokens)
-            shared = min(self._prefix_tokens, text_tokens - 1)
-            own = Segment(f"request/{stage}/{index}", text_tokens - shared)
-            segments = [Segment(f"prefix/{group}", shared), own] if shared else [own]
-            yield RequestSpec(self._writer.write(segments), input_tokens, output_tokens, is_clipped=is_clipped)
+            segment = Segment(f"request/{stage}/{index}", self._writer.text_tokens(input_tokens))
+            yield RequestSpec(self._writer.write([segment]), input_tokens, output_tokens, is_clipped=is_clipped)
 
     def describe(self) -> dict[str, Any]:
-        shared = f"{self._prefix_tokens} tokens in {self._prefix_groups} groups" if self._prefix_tokens else "none"
         return {
             "kind": "synthetic",
-            "input": self._input_lengths.describe(),
-            "output": self._output_lengths.describe(),
-            "shared_prefixes": shared,
+            "input": self._input_lengths.description,
+            "output": self._output_lengths.description,
             "limits": self._limits.describe(),
         }
 
@@ -152,7 +139,7 @@ class FileWorkload:
             "kind": "prompts",
             "source": self._source,
             "num_prompts": len(self._prompts),
-            "output": self._output_lengths.describe(),
+            "output": self._output_lengths.description,
             "limits": self._limits.describe(),
         }
 

@@ -14,9 +14,9 @@ from baton.core.errors import ConfigError
 from baton.core.option_text import integers, numbers
 from cluster.cli.cli_reporter import error_console, print_report
 
-_SERVE = "baton.bench.entry:serve"
-_SWEEP = "baton.bench.entry:sweep"
-_COMPARE = "baton.bench.entry:compare"
+_SERVE = "baton.bench.command:serve"
+_SWEEP = "baton.bench.sweep:sweep"
+_COMPARE = "baton.bench.compare:run_compare"
 _EXTRA_LIBRARIES = ("aiohttp", "scipy")
 _API_KEY_VARIABLE = "BATON_BENCH_API_KEY"
 
@@ -43,8 +43,7 @@ TimeoutS = Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds f
 Input = Annotated[
     str,
     typer.Option(
-        help="Tokens of a prompt: 512, uniform:100-400, lognormal:median=200,p95=800, lognormal:mean=300,sigma=0.9, "
-        "file:PATH."
+        help="Tokens of a prompt: 512, uniform:100-400, lognormal:median=200,p95=800 or lognormal:mean=300,sigma=0.9."
     ),
 ]
 Output = Annotated[str, typer.Option(help="Tokens of an answer, in the same way.")]
@@ -60,8 +59,6 @@ OutputScale = Annotated[float, typer.Option(help="Factor of answer lengths.")]
 MaxInput = Annotated[int | None, typer.Option(min=1, help="Longest prompt, in tokens.")]
 MaxOutput = Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")]
 Context = Annotated[int | None, typer.Option(min=2, help="Most tokens of prompt and answer together.")]
-PrefixTokens = Annotated[int, typer.Option(help="Tokens of a prefix that requests of a group share.")]
-PrefixGroups = Annotated[int, typer.Option(help="Number of groups.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of lengths and arrivals; the same seed is the same load.")]
 Salt = Annotated[str | None, typer.Option(help="Of the prompts' text. Default: another in every run, for the caches.")]
 Burstiness = Annotated[float, typer.Option(help="Of --arrival bursty: 1 is Poisson, less is burstier.")]
@@ -104,8 +101,6 @@ def bench_serve(
     max_input: MaxInput = None,
     max_output: MaxOutput = None,
     context: Context = None,
-    prefix_tokens: PrefixTokens = 0,
-    prefix_groups: PrefixGroups = 1,
     seed: Seed = 0,
     salt: Salt = None,
     concurrency: Annotated[
@@ -166,8 +161,6 @@ def bench_sweep(
     max_input: MaxInput = None,
     max_output: MaxOutput = None,
     context: Context = None,
-    prefix_tokens: PrefixTokens = 0,
-    prefix_groups: PrefixGroups = 1,
     seed: Seed = 0,
     salt: Salt = None,
     arrival: Annotated[str | None, typer.Option(help="poisson (default), bursty or constant.")] = None,
@@ -201,7 +194,7 @@ def bench_compare(
     ] = 0.03,
 ) -> None:
     """Show what is better and what is worse in B, and what was measured differently."""
-    print_report(load_benchmark(_COMPARE)(first, second, tolerance))
+    print_report(load_benchmark(_COMPARE)(first, second, tolerance)[0])
 
 
 def load_benchmark(path: str) -> Callable[..., Any]:

@@ -37,10 +37,13 @@ def test_lengths_are_exact_and_nothing_fails(cluster: RunningCluster, tmp_path: 
 
 
 def test_shared_prefixes_are_found_in_the_cache(cluster: RunningCluster, tmp_path: Path) -> None:
-    file = tmp_path / "prefix.json"
+    file, trace = tmp_path / "prefix.json", tmp_path / "trace.jsonl"
+    # Blocks of 512 tokens, scaled to 32: three of four are the same in every prompt.
+    lines = [{"timestamp": n, "input_length": 2048, "output_length": 4, "hash_ids": [0, 1, 2, 3 + n]} for n in range(8)]
+    trace.write_text("\n".join(map(json.dumps, lines)))
     arguments = (
-        "bench", "serve", "--url", f"{cluster.endpoint}/v1", "--requests", "6", "--input", "128", "--output", "4",
-        "--prefix-tokens", "96", "--json", file,
+        "bench", "serve", "--url", f"{cluster.endpoint}/v1", "--requests", "6", "--trace", trace,
+        "--input-scale", "0.0625", "--json", file,
     )  # fmt: skip
     assert run([str(argument) for argument in arguments]) == 0
     (stage,) = json.loads(file.read_text())["stages"]

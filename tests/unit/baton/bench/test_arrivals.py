@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from baton.bench.arrivals import intended_times, replayed_times
+from baton.bench.stages import intended_times, replayed_times
 from baton.core.errors import ConfigError
 
 

@@ -8,8 +8,7 @@ import pytest
 from aiohttp import web
 
 from baton.bench.client import LoadClient
-from baton.bench.endpoint import CHAT, COMPLETIONS, Endpoint
-from baton.bench.request_spec import RequestSpec
+from baton.bench.endpoint import CHAT, COMPLETIONS, Endpoint, RequestSpec
 from baton.bench.sample import UNFINISHED, Sample
 from baton.bench.stages import Bounds, Stage
 from tests.reference_server import MODEL, Schedule

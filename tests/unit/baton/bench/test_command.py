@@ -13,6 +13,7 @@ from importlib import metadata
 import pytest
 
 from baton.bench import command
+from baton.bench import document as document_module
 from baton.bench.document import environment
 from baton.bench.session import without_interruption
 from baton.bench.stage_result import evaluate
@@ -153,7 +154,7 @@ def test_what_was_measured_is_shown_when_it_cannot_be_written(quick, tmp_path, c
     def fail(document, file):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(command, "write_json", fail)
+    monkeypatch.setattr(document_module, "write_json", fail)
     assert bench("serve", "--url", quick, "--requests", 3, "--json", tmp_path / "a.json") == 1
     shown = capsys.readouterr()
     assert "No space left" in " ".join(shown.err.split())
@@ -291,20 +292,15 @@ def files(tmp_path, monkeypatch):
     ("arguments", "fragment"),
     [
         (("serve", "--input", "lognorml:median=1,p95=2"), "Did you mean lognormal"),
-        (("serve", "--output", "file:/nowhere"), "--output: cannot read"),
         (("serve", "--prompts", "/nowhere"), "--prompts: cannot read"),
         (("serve", "--prompts", "/nowhere", "--trace", "/nowhere"), "both say what is sent"),
-        (("serve", "--prefix-groups", "0"), "--prefix-groups must be at least 1"),
         (("serve", "--rate", "1", "--burstiness", "0.5"), "--burstiness would do nothing without --arrival bursty"),
         (("serve", "--rate", "1", "--speed-up", "2"), "--speed-up would do nothing without --arrival trace"),
         (("serve", "--concurrency", "2", "--max-inflight", "2"), "--max-inflight would do nothing in a closed loop"),
         (("serve", "--max-inflight", "2"), "--max-inflight would do nothing in a closed loop"),
         (("serve", "--trace-start", "1", "--trace-format", "azure"), "--trace-format, --trace-start would do nothing"),
         (("serve", "--trace-seconds", "9"), "--trace-seconds would do nothing without --trace"),
-        (("serve", "--prefix-groups", "3"), "--prefix-groups would do nothing without --prefix-tokens"),
         (("serve", "--trace", "TRACE", "--input", "9", "--output", "9"), "--input, --output would do nothing"),
-        (("serve", "--trace", "TRACE", "--prefix-tokens", "9"), "--prefix-tokens would do nothing with --trace"),
-        (("serve", "--prompts", "PROMPTS", "--prefix-tokens", "9"), "--prefix-tokens would do nothing with --prompts"),
         (("serve", "--prompts", "PROMPTS", "--max-input", "9"), "--max-input would do nothing with --prompts"),
         (("serve", "--prompts", "PROMPTS", "--input-scale", "0.5"), "--input-scale would do nothing with --prompts"),
         (("serve", "--samples"), "--samples writes every request into the file of --json"),
@@ -325,7 +321,7 @@ def test_options_are_looked_at_before_the_server_is_asked(files, capsys, argumen
         ("serve", "--rate", "1", "--arrival", "bursty", "--burstiness", "0.5", "--max-inflight", "9"),
         ("serve", "--trace", "TRACE", "--arrival", "trace", "--speed-up", "2", "--trace-seconds", "9"),
         ("serve", "--prompts", "PROMPTS", "--output", "9", "--context", "99"),
-        ("serve", "--input", "9", "--input-scale", "0.5", "--prefix-tokens", "3", "--prefix-groups", "2"),
+        ("serve", "--input", "9", "--input-scale", "0.5"),
         ("sweep", "--slo", "ttft=1s", "--max-inflight", "9", "--trace", "TRACE", "--arrival", "constant"),
     ],
 )
@@ -340,13 +336,6 @@ def test_a_prompt_over_the_context_is_refused_before_it_is_written(reference, ca
     assert bench("serve", "--url", url, "--input", 600, "--output", 4) == 1
     assert "a prompt of 600 tokens does not fit the context of 512" in " ".join(capsys.readouterr().err.split())
     assert bench("serve", "--url", url, "--input", 600, "--output", 4, "--requests", 2, "--context", 512) == 0
-
-
-def test_idle_clients_are_noted(quick, capsys):
-    assert bench("serve", "--url", quick, "--concurrency", 100_000, "--requests", 3, "--output", 2) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "3 at once" in shown
-    assert "--concurrency 100000" in shown
 
 
 def test_nobody_there_is_said(capsys):

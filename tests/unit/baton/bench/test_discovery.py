@@ -5,8 +5,7 @@ import pytest
 from aiohttp import web
 
 from baton.bench.discovery import TargetError, count_prompt, describe_endpoint, find_model, settle
-from baton.bench.endpoint import Endpoint
-from baton.bench.request_spec import RequestSpec
+from baton.bench.endpoint import Endpoint, RequestSpec
 from baton.bench.settings import TargetSettings
 from baton.core.errors import ConfigError
 from tests.serving_reference import serving

@@ -2,18 +2,15 @@
 
 import asyncio
 import itertools
-import resource
 from math import inf, nan
 
 import pytest
 
-from baton.bench.open_files import files_needed, make_room_for_connections
-from baton.bench.request_spec import RequestSpec
+from baton.bench.endpoint import RequestSpec
 from baton.bench.runner import StageRun, run_stage
-from baton.bench.sample import UNFINISHED, UNSENT
-from baton.bench.slo import parse_slo
+from baton.bench.sample import UNFINISHED, UNSENT, parse_slo
 from baton.bench.stage_result import evaluate
-from baton.bench.stages import Bounds, LoadSettings, Stage, plan_notes, plan_stages
+from baton.bench.stages import Bounds, LoadSettings, Stage, plan_stages
 from baton.core.errors import ConfigError
 from tests.reference_server import Schedule
 from tests.serving_reference import run_against
@@ -144,16 +141,6 @@ class TestOpenLoop:
         assert sender.num_sent == 3
         assert result.failures == {UNSENT: 7, UNFINISHED: 3}
 
-    @pytest.mark.parametrize("first_s", [0.0, 0.1])
-    async def test_a_trace_begins_anew_where_it_ends(self, first_s):
-        specs = itertools.cycle([RequestSpec("a", 1, 1, at_s=first_s), RequestSpec("b", 1, 1, at_s=first_s + 0.01)])
-        run = StageRun(Stage(0, Bounds(requests=4), "trace", speed_up=2.0))
-        await run_stage(run, specs, RecordingSender(), asyncio.Event(), seed=0)
-        start = first_s / 2
-        assert [sample.intended_s for sample in run.samples] == pytest.approx(
-            [start, start + 0.005, start + 0.01, start + 0.015]
-        )
-
     async def test_time_cuts_the_schedule(self):
         run = await run_with(RecordingSender(), Stage(0, Bounds(requests=1000, seconds=0.1), "constant", rate=100.0))
         assert 8 <= len(run.samples) <= 10
@@ -207,58 +194,17 @@ class TestPlan:
         (stage,) = self.plan(trace_length=77, arrival="trace")
         assert (stage.bounds.requests, stage.bounds.seconds) == (77, 3600.0)
 
-    def test_a_replay_that_is_longer_than_its_trace_says_so(self):
-        settings = LoadSettings(arrival="trace", requests=10)
-        assert plan_notes(settings, 10) == []
-        assert "has 4 requests and begins again" in plan_notes(settings, 4)[0]
-
     def test_each_client_of_a_closed_loop_warms_up(self):
         assert [stage.bounds.warmup_requests for stage in self.plan(concurrency=(1, 8))] == [1, 8]
         assert self.plan(rate=(1.0,))[0].bounds.warmup_requests == 0
-
-    def test_clients_without_a_request_are_left_out(self):
-        options = {"concurrency": (2, 50, 100_000), "requests": 3}
-        stages = self.plan(**options)
-        assert [(stage.index, stage.concurrency, stage.bounds.warmup_requests) for stage in stages] == [
-            (0, 2, 2),
-            (1, 3, 3),
-        ]
-        (note,) = plan_notes(LoadSettings(**options))
-        assert "--concurrency 50, 100000" in note
-        assert "which is 3" in note
-        (stage,) = self.plan(**options | {"concurrency": (50,), "warmup_requests": 4})
-        assert (stage.concurrency, stage.bounds.warmup_requests) == (7, 4)
-        assert plan_notes(LoadSettings(concurrency=(8,))) == plan_notes(LoadSettings(rate=(1.0,))) == []
-
-    def test_more_connections_than_open_files_are_refused(self):
-        clients = self.plan(concurrency=(4, 1000))
-        assert files_needed(clients, 2000) == files_needed(clients, None) == 1100
-        with pytest.raises(ConfigError, match=r"--concurrency 1000 .* 1024 .*hard limit to 1100"):
-            files_needed(clients, 1024)
-        in_flight = self.plan(rate=(5.0,), max_inflight=3000, requests=5000)
-        assert files_needed(in_flight, 4096) == 3100
-        with pytest.raises(ConfigError, match=r"--max-inflight 3000 .* 1024 files .*lower --max-inflight"):
-            files_needed(in_flight, 1024)
-
-    def test_what_cannot_be_in_flight_needs_no_files(self):
-        few = self.plan(rate=(5.0,), max_inflight=3000, requests=50, warmup_requests=10)
-        assert files_needed(few, 1024) == 160
-        assert files_needed(self.plan(rate=(5.0,), requests=5000), 1024) == 1024
-
-    def test_the_soft_limit_is_raised_as_far_as_the_load_needs(self, monkeypatch):
-        raised: list[tuple[int, int]] = []
-        limits = [(256, 4096), (2000, 4096), (256, resource.RLIM_INFINITY), (resource.RLIM_INFINITY,) * 2]
-        monkeypatch.setattr(resource, "setrlimit", lambda _, pair: raised.append(pair))
-        for pair in limits:
-            monkeypatch.setattr(resource, "getrlimit", lambda _, pair=pair: pair)
-            make_room_for_connections(self.plan(concurrency=(1000,)))
-        assert raised == [(1100, 4096), (1100, resource.RLIM_INFINITY)]
 
     @pytest.mark.parametrize(
         ("options", "fragment"),
         [
             ({"concurrency": (1,), "rate": (1.0,)}, "Give one of them"),
             ({"concurrency": (0,)}, "at least 1"),
+            ({"concurrency": (2, 50), "requests": 3}, "--concurrency 50 is more than the 3 requests of a stage"),
+            ({"arrival": "trace", "trace_length": 4, "requests": 10}, "ask for 10, but the trace has 4 requests"),
             ({"rate": (-1.0,)}, "over 0"),
             ({"arrival": "poisson"}, "needs --rate"),
             ({"arrival": "trace"}, "--trace"),

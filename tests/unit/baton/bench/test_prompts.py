@@ -3,7 +3,7 @@
 import pytest
 
 from baton.bench.endpoint import CHAT, COMPLETIONS
-from baton.bench.lengths import Fixed, Uniform
+from baton.bench.lengths import LengthLimits, fixed, uniform
 from baton.bench.prompts import (
     PromptWriter,
     Segment,
@@ -12,7 +12,6 @@ from baton.bench.prompts import (
     single_token_words,
     writer_for_tokenizer,
 )
-from baton.bench.scaling import LengthLimits
 from baton.bench.workload import FileWorkload, SyntheticWorkload, read_prompts
 from baton.core.errors import ConfigError
 from baton.engine.models.tokenizer import Tokenizer
@@ -84,7 +83,7 @@ def test_equal_keys_are_equal_text_and_the_shorter_is_a_prefix():
 class TestSyntheticWorkload:
     def make(self, overhead=0, **options) -> SyntheticWorkload:
         writer = PromptWriter([f"w{number}" for number in range(1000)], 1.0, overhead, "salt", "here")
-        return SyntheticWorkload(writer, Uniform(20, 40), Fixed(8), LengthLimits(), **options)
+        return SyntheticWorkload(writer, uniform(20, 40), fixed(8), LengthLimits(), **options)
 
     def take(self, workload, count, stage=0):
         source = workload.requests(stage)
@@ -98,35 +97,25 @@ class TestSyntheticWorkload:
         specs = self.take(self.make(), 50) + self.take(self.make(), 50, stage=1)
         assert len({tuple(spec.prompt.split()[:5]) for spec in specs}) == 100
 
-    def test_groups_share_their_prefix_and_nothing_else(self):
-        specs = self.take(self.make(prefix_tokens=10, prefix_groups=3), 60)
-        assert len({tuple(spec.prompt.split()[:10]) for spec in specs}) == 3
-        assert len({tuple(spec.prompt.split()[10:15]) for spec in specs}) == 60
-        assert all(len(spec.prompt.split()) == spec.input_tokens for spec in specs)
-
-    def test_a_prefix_leaves_a_token_of_its_own(self):
-        specs = self.take(self.make(prefix_tokens=1000), 5)
-        assert all(len(spec.prompt.split()) == spec.input_tokens for spec in specs)
-
     def test_a_chat_template_takes_nothing_from_the_part_of_its_own(self):
-        specs = self.take(self.make(overhead=12, prefix_tokens=15), 50)
+        specs = self.take(self.make(overhead=12), 50)
         assert all(len(spec.prompt.split()) + 12 == spec.input_tokens for spec in specs)
         assert len({spec.prompt for spec in specs}) == 50
 
     def test_a_template_longer_than_the_prompt_leaves_a_word(self):
-        specs = self.take(self.make(overhead=100, prefix_tokens=15), 5)
+        specs = self.take(self.make(overhead=100), 5)
         assert all(len(spec.prompt.split()) == 1 for spec in specs)
 
 
 def test_prompts_of_a_file_come_in_turn(tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "one"}\n\n{"prompt": "two"}\n')
-    source = FileWorkload(read_prompts(file), Fixed(4), LengthLimits(), 0, "f").requests(0)
+    source = FileWorkload(read_prompts(file), fixed(4), LengthLimits(), 0, "f").requests(0)
     assert [next(source).prompt for _ in range(3)] == ["one", "two", "one"]
 
 
 def test_another_stage_begins_with_other_prompts_of_a_file():
-    workload = FileWorkload([f"prompt {number}" for number in range(100)], Fixed(4), LengthLimits(), 0, "f")
+    workload = FileWorkload([f"prompt {number}" for number in range(100)], fixed(4), LengthLimits(), 0, "f")
     stages = [[next(source).prompt for _ in range(10)] for source in map(workload.requests, range(5))]
     assert len({prompt for prompts in stages for prompt in prompts}) == 50
 

@@ -4,8 +4,7 @@ import pytest
 
 from baton.bench.latency import Summary, percentile_ms
 from baton.bench.runner import StageRun
-from baton.bench.sample import Sample
-from baton.bench.slo import Slo, parse_slo
+from baton.bench.sample import Sample, Slo, parse_slo
 from baton.bench.stage_result import evaluate
 from baton.bench.stages import Bounds, Stage
 from baton.core.errors import ConfigError

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.bench.lengths import LengthLimits, check_room, make_limits, scale_to_longest
 from baton.bench.prompts import PromptWriter
-from baton.bench.scaling import LengthLimits, check_room, make_limits, scale_to_longest
 from baton.bench.traces import TraceRequest, cut_trace, read_trace
 from baton.bench.workload import TraceWorkload, block_segments
 from baton.core.errors import ConfigError
