@@ -1,4 +1,4 @@
-"""What comes in and what it costs, over sliding windows: the demand that pools are sized for.
+"""The traffic and its cost over sliding windows: the demand that pools are sized for.
 
 Rates are those of the longest window whose last ten seconds look like the rest of it: a swing is seen within seconds,
 and chance does not look like one.
@@ -115,7 +115,7 @@ class TrafficMeter(RequestObserver):
         return mean, slope if abs(grown) > _REAL_GROWTH * sqrt(mean + 1.0) else 0.0
 
     def seen(self) -> SeenTraffic:
-        """All that is known now, for whoever has the time to look at it."""
+        """A snapshot of all counts, which another thread may evaluate."""
         self._forget()
         if self._seconds:
             self._seconds[-1].is_seen = True
@@ -136,7 +136,7 @@ class TrafficMeter(RequestObserver):
 
 @dataclass(frozen=True, slots=True)
 class SeenTraffic:
-    """What a meter had counted at one moment. Nobody changes it: any thread may look at it, which takes milliseconds.
+    """The counts of a meter at one moment. They never change, so any thread may read them, which takes milliseconds.
 
     Attributes:
         classes: of which there were requests.
@@ -148,7 +148,7 @@ class SeenTraffic:
     age_s: float
 
     def demand(self) -> Demand:
-        """What is asked of the pools at present."""
+        """The present demand on the pools."""
         window_s = self._window_s()
         span_s = self._span(window_s)
         arrived, ended = self._arrived(window_s), self._ended(_KEPT_S)
@@ -252,7 +252,7 @@ def _group(sums: _Sums, count: int, cached_share: float) -> PromptGroup:
 
 
 def _cached_share(ended: dict[_Key, _Sums], name: str, size: int) -> float:
-    """Of prompts of this size, else of this class, else of all."""
+    """The cached share of prompts of this size, or of this class, or of all."""
     own = ended.get((name, size))
     for sums in (own, _total(part for key, part in ended.items() if key[0] == name), _total(ended.values())):
         if sums is not None and sums.prompt_tokens:

@@ -20,10 +20,10 @@ from cluster.gateway.api_keys import ApiKey, ApiKeys, KeyLimits
 from cluster.gateway.http_edge import add_log_fields, drop_body
 
 _OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics"})
-"""What load balancers and Prometheus ask; nothing in it belongs to anybody."""
+"""Paths for load balancers and Prometheus, which need no key."""
 _ADMIN_PREFIX = "/admin/"
 _OPERATORS_PATHS = frozenset({"/v1/requests"})
-"""What tells of everybody's requests."""
+"""Paths that show the requests of all keys."""
 _STATE_KEY = "api_key"
 
 
@@ -81,7 +81,7 @@ class TokenBucket:
         self._filled_s = now_s
 
     def level(self, now_s: float) -> float:
-        """What is there; negative when more was taken than there was."""
+        """The present content; negative if more was taken than there was."""
         passed_s = max(0.0, now_s - self._filled_s)
         self._level = min(self.capacity, self._level + self.capacity * passed_s / _PER_MINUTE_S)
         self._filled_s = max(self._filled_s, now_s)
@@ -98,7 +98,7 @@ class TokenBucket:
 
 @dataclass(slots=True)
 class _Owner:
-    """What one key has used."""
+    """The use of one key so far."""
 
     limits: KeyLimits
     requests: TokenBucket | None
@@ -171,7 +171,7 @@ class KeyLimiter:
         self._owners: dict[str, _Owner] = {}
 
     def ask(self, api_key: ApiKey | None) -> Allowance | None:
-        """Before anything is done for a request. None: its key has no limits.
+        """Call this before any work for a request. ``None`` if its key has no limits.
 
         Raises:
             RateLimitError: the key has used up one of them. Who is refused has used nothing.

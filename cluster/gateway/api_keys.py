@@ -93,7 +93,7 @@ class ApiKeyConfig(Section):
 
 
 def _read(file: Path, folders: Sequence[Path]) -> tuple[str, str | None]:
-    """What to call the file, and its content; None where there is none."""
+    """The name of the source and its content; ``None`` if there is none."""
     expanded = file.expanduser()
     candidates = [folder / expanded for folder in folders] or [expanded]
     found = next((candidate for candidate in candidates if candidate.is_file()), None)
@@ -106,13 +106,13 @@ def _read(file: Path, folders: Sequence[Path]) -> tuple[str, str | None]:
 
 
 def digest_of(key: str) -> str:
-    """What is kept of a key."""
+    """The digest by which a key is recognised."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What a key may use; None: no limit. See :mod:`cluster.gateway.access`."""
+    """The limits of a key; ``None`` disables a limit. See :mod:`cluster.gateway.access`."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -121,10 +121,10 @@ class KeyLimits:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """What the gateway knows of the owner of a key.
+    """The owner of a key.
 
     Attributes:
-        slo_class: name of the class of requests that choose none; None: the default one.
+        slo_class: name of the class of requests that choose none; ``None`` for the default class.
         is_admin: may use ``/admin``.
     """
 
@@ -135,7 +135,7 @@ class ApiKey:
 
 
 class ApiKeys:
-    """All keys of the endpoint. Without any, nobody is asked for one.
+    """All keys of the endpoint. Without any, no request needs one.
 
     Raises:
         ConfigError: a key cannot be read, or two of them are equal.

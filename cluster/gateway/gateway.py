@@ -47,7 +47,7 @@ class AdminBackend(Protocol):
         """Sets the number of workers of the named pools and says what was begun.
 
         Args:
-            targets: None: the autoscaler decides.
+            targets: by pool; ``None`` leaves the size to the autoscaler.
 
         Raises:
             BatonError: a pool does not exist or cannot have that size.
@@ -63,11 +63,11 @@ class AdminBackend(Protocol):
         ...
 
     async def plan(self) -> dict[str, Any]:
-        """What the autoscaler would do next, and why, whether or not it is on."""
+        """The next decision of the autoscaler and its reasons, whether or not it is enabled."""
         ...
 
     async def advise(self) -> dict[str, Any]:
-        """What would serve the traffic seen better with the same workers."""
+        """A better use of the same workers for the observed traffic."""
         ...
 
     def timeline(self, request_id: str) -> dict[str, Any]:
@@ -127,11 +127,11 @@ def create_app(
     """The application for one served model. It keeps no state outside itself.
 
     Args:
-        on_finished: told of every request that got as far as the generator, when its response is out.
-        metrics: counts the requests; None: nobody asks for the counts.
-        slo_classes: None: the built-in ones.
-        api_keys: None or empty: nobody is asked for one.
-        is_kept: whether an id finds an earlier request's timeline; such an id is not given again.
+        on_finished: called for every request that reached the generator, when its response has been sent.
+        metrics: counts the requests; ``None`` disables that.
+        slo_classes: ``None`` for the built-in ones.
+        api_keys: ``None`` or empty if requests need no key.
+        is_kept: whether an id belongs to the timeline of an earlier request, so that it must not be used again.
     """
     access = [Depends(AccessControl(api_keys).check)] if api_keys else []
     app = FastAPI(
@@ -164,7 +164,7 @@ def _add_generation_routes(app: FastAPI, generator: Generator, endpoint: Generat
 
 
 def _add_health_routes(app: FastAPI, generator: Generator) -> None:
-    # HEAD too, with which many load balancers look whether somebody is there.
+    # HEAD too, since many load balancers probe with it.
     probe = partial(app.api_route, methods=["GET", "HEAD"], response_model=None)
 
     @probe("/")

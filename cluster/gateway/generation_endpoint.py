@@ -60,10 +60,10 @@ class _Job:
 
 
 class ActiveIds:
-    """Ids of the requests in flight and of their sequences. Who asks for one that is taken gets another one.
+    """Ids of the requests in flight and of their sequences. A request whose id is taken gets another one.
 
     Args:
-        is_kept: whether an id still finds an earlier request, which nobody may take the place of.
+        is_kept: whether an id belongs to an earlier request that can still be looked up.
     """
 
     def __init__(self, is_kept: Callable[[str], bool] = lambda _: False) -> None:
@@ -96,8 +96,8 @@ class GenerationEndpoint:
     """Serves ``/v1/completions`` and ``/v1/chat/completions``.
 
     Args:
-        on_finished: told of every request that got as far as the generator, when its response is out.
-        is_kept: whether an id finds an earlier request's timeline; such an id is not given again.
+        on_finished: called for every request that reached the generator, when its response has been sent.
+        is_kept: whether an id belongs to the timeline of an earlier request, so that it must not be used again.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class GenerationEndpoint:
         plan = await self._planner.plan_chat(parsed, card)
         _take_prompt(request, allowance, plan)
 
-        # As with OpenAI, only who asks for a tier is told which one it was; completions have no such field.
+        # As with OpenAI, only requests with a tier get one back; completions have no such field.
         tier = None if parsed.service_tier is None else self._slo_classes.tier_used(slo, parsed.service_tier)
 
         def make_format(request_id: str) -> ResponseFormat:
@@ -160,7 +160,7 @@ class GenerationEndpoint:
         return await self._respond(request, job)
 
     def _ask_allowance(self, request: Request) -> Allowance | None:
-        """Before any work is done for the request, but when its body is read, so that the client reads the answer."""
+        """Called before any work for the request, but after its body was read, so that the client reads the answer."""
         allowance = self._key_limiter.ask(api_key_of(request))
         if allowance is not None:
             call_when_over(request, lambda _: allowance.release())
@@ -219,7 +219,7 @@ class GenerationEndpoint:
                     elif plan.include_usage:
                         chunk["usage"] = None
                     yield encode_event(chunk)
-                    if is_first:  # whoever asks for more has sent this
+                    if is_first:  # the consumer has sent this before it asks for more
                         specs[index].request.timeline.record(Event.FIRST_TOKEN_SENT)
             _record_response(specs)
             if plan.include_usage:

@@ -68,7 +68,7 @@ def error_response(error: BatonError) -> JsonResponse:
 
 
 def error_answer(scope: Scope, error: BatonError) -> JsonResponse:
-    """:func:`error_response`, of which metrics and the access log shall know."""
+    """:func:`error_response`, which metrics and the access log count as an error."""
     scope["state"]["error_code"] = error.code
     return error_response(error)
 
@@ -249,7 +249,7 @@ class ArrivalTimes:
 
 
 def arrival_of(request: Request) -> ArrivalTimes:
-    """What :class:`RequestTimesMiddleware` knows of a request."""
+    """The times that :class:`RequestTimesMiddleware` recorded."""
     state = request.scope["state"]
     return ArrivalTimes(state[RECEIVED_KEY], state[_ACCEPTED_KEY])
 

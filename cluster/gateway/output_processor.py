@@ -14,7 +14,7 @@ from cluster.requests.generation import TokenChunk
 
 @dataclass(frozen=True, slots=True)
 class StopConditions:
-    """What ends a sequence on the text side.
+    """Conditions on the text that end a sequence.
 
     Attributes:
         strings: text that ends the output; none of them is empty.
@@ -42,7 +42,7 @@ class TokenEntry:
 
 @dataclass(frozen=True, slots=True)
 class OutputDelta:
-    """What one chunk added.
+    """The text, logprobs and tokens that one chunk added.
 
     Attributes:
         entries: empty when the request asked for no logprobs.

@@ -18,7 +18,7 @@ from cluster.gateway.openai.responses import error_body
 
 DONE_EVENT = b"data: [DONE]\n\n"
 _LAST_WORDS_S = 5.0
-"""To send something when the request's time is over: who reads gets what there is, an error that says so included."""
+"""Seconds to send the rest when the deadline has passed, so that a client that reads gets the error."""
 
 
 def encode_event(data: Any) -> bytes:
@@ -62,7 +62,7 @@ class SseResponse(Response):
             try:
                 await until_disconnect(receive, self._send_all(send_in_time))
             except (RequestCancelledError, OSError):
-                # Nobody is left to tell, or whoever is does not listen. The server closes what is not complete.
+                # The client left or does not read. The server closes the incomplete response.
                 return
 
     async def _send_all(self, send: Send) -> None:

@@ -1,1 +1,1 @@
-"""What ``latency_model`` is made of: fits, queues, calibration, and the books of its own error. No torch."""
+"""The latency model and its parts: fits, queues, calibration, and the record of its errors. No torch."""

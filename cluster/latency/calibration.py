@@ -1,4 +1,4 @@
-"""What predictions still get wrong after all that is modelled: factors, usual values, and how wrong they were."""
+"""Calibration of predictions: correction factors, usual values, and the errors of past predictions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 _WINDOW = 48
 _PRIOR_REQUESTS = 4.0
 _LARGEST_LOG = log(4.0)
-"""Of a factor."""
+"""Bound of a factor's logarithm."""
 _UNKNOWN_SPREAD = 0.3
 
 
@@ -75,7 +75,7 @@ class RegimeCalibration:
 
 
 class SlidingMedian:
-    """Of the last values; ``otherwise`` before the first."""
+    """The median of the last values; ``otherwise`` before the first."""
 
     def __init__(self, otherwise: float, window: int = 32) -> None:
         self._values: deque[float] = deque(maxlen=window)
@@ -152,7 +152,7 @@ class PredictionErrors(Collector):
         }
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: the registry shall not ask for figures when this is registered."""
+        """Empty, so that registering does not collect."""
         return ()
 
     def collect(self) -> Iterator[Metric]:

@@ -16,7 +16,7 @@ from cluster.latency.estimates import PromptQueue
 from cluster.latency.robust_fit import Floats
 
 _KEEP = 0.985
-"""Of what is known, with each further step: the last 70 or so count."""
+"""Weight of earlier steps at each further step: about the last 70 count."""
 _PRIOR_SEQUENCES = 6.0
 
 
@@ -120,7 +120,7 @@ def prompt_budgets(
 
 
 class PromptCosts(NamedTuple):
-    """Of one prompt on many workers: milliseconds, ``[num_workers]``, without calibration.
+    """Costs of one prompt on many workers: milliseconds, ``[num_workers]``, without calibration.
 
     Attributes:
         ms: behind the worker's queue, beside what decodes there.
@@ -140,7 +140,7 @@ class PromptCosts(NamedTuple):
 
 
 class CostTable(NamedTuple):
-    """What is known of some workers.
+    """The fitted costs of some workers.
 
     Attributes:
         coefficients: ``[num_features, num_workers]``.

@@ -1,4 +1,4 @@
-"""What the latency model answers, and the queue that it is told about."""
+"""Inputs and answers of the latency model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerTraits:
-    """What predictions need to know of a worker.
+    """The traits of a worker that predictions depend on.
 
     Attributes:
         kind: of its group: workers of one pool, model, dtype, device and number of threads cost about the same.
@@ -28,7 +28,7 @@ class WorkerTraits:
 
 @dataclass(frozen=True, slots=True)
 class PromptQueue:
-    """What a new prompt finds in front of it on a worker.
+    """The work in front of a new prompt on a worker.
 
     Attributes:
         tokens: uncached prompt tokens ahead, those in the step under way included.
@@ -54,7 +54,7 @@ EMPTY_QUEUE = PromptQueue()
 
 @dataclass(frozen=True, slots=True)
 class RouteForecast:
-    """What was expected of a request on the route that it took, and what the model alone said of it; milliseconds.
+    """The prediction for a request on its route, with and without calibration; milliseconds.
 
     Attributes:
         before_ms: of the TTFT: what was over when the request was routed, and its way there and back.
@@ -75,4 +75,4 @@ class RouteForecast:
 
 
 UNKNOWN_FORECAST = RouteForecast(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, contended=False, local=False)
-"""Of a route that nothing was predicted for; nothing is learned from it."""
+"""For a route without a prediction, from which nothing is learned."""

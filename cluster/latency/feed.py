@@ -27,7 +27,7 @@ class SampleFeed:
     """Asks every worker that was added for its new samples, once a second.
 
     Args:
-        store: None: fits are neither read nor kept.
+        store: ``None`` if fits are neither read nor kept.
     """
 
     def __init__(self, registry: WorkerRegistry, model: LatencyModel, store: FitStore | None = None) -> None:
@@ -107,7 +107,7 @@ class SampleFeed:
 
 
 def traits_of(info: WorkerInfo) -> WorkerTraits:
-    """What the model needs to know of a worker."""
+    """The traits of a worker that the model depends on."""
     kind = (info.kv_fingerprint, info.pool, info.device, info.dtype, str(info.num_threads))
     return WorkerTraits(kind, info.chunk_tokens)
 

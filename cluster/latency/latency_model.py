@@ -56,7 +56,7 @@ class _WorkerCost:
         self.rates = SpeculationRates(rates)
 
     def snapshot(self) -> _WorkerCost:
-        """What is known now; what is learned from now on does not reach it."""
+        """A copy of the present state, which does not change any more."""
         taken = copy.copy(self)
         taken.cost, taken.rates = copy.copy(self.cost), copy.deepcopy(self.rates)
         return taken
@@ -132,7 +132,7 @@ class LatencyModel:
         Fits take part of a millisecond and hand-offs end many times a second: a link's new samples wait for its turn.
         """
         if not all(worker_id in self._workers for worker_id in link):
-            return  # hand-offs are told of when decoding ends, and one of the two may have left by then
+            return  # hand-offs are reported when decoding ends, and one of the two workers may have left by then
         waiting = self._transfers.setdefault(link, deque(maxlen=_MAX_WAITING_TRANSFERS))
         waiting.append(((1.0, float(num_bytes)), ms))
         now_s = self._clock()

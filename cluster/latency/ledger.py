@@ -1,4 +1,4 @@
-"""What the router has given to each worker and not got back: the queue that the next request would find there.
+"""The work in progress on each worker: the queue that the next request would find there.
 
 Sums are kept as requests come and go: a routing decision asks every worker, thousands of streams may be open, and the
 answer must not take longer for them.
@@ -33,7 +33,7 @@ class _Prompt:
 
 @dataclass(slots=True)
 class _Prompts:
-    """Of one worker, in the order in which they were sent, and when the last one left."""
+    """The prompts of one worker, in the order of sending, and when the last one left."""
 
     waiting: dict[str, _Prompt] = field(default_factory=dict)
     by_rank: list[_Prompt] = field(default_factory=list)
@@ -57,7 +57,7 @@ class _Prompts:
         self.attention_pairs -= prompt.attention_pairs
 
     def behind(self, key: tuple[float, float], now_s: float) -> Iterator[_Prompt]:
-        """Those that go behind whoever has this key. Lateness moves prompts forwards only."""
+        """The prompts that go behind this key. Lateness moves prompts forwards only."""
         for index in range(bisect_right(self.by_rank, (*key, inf), key=_rank), len(self.by_rank)):
             prompt = self.by_rank[index]
             if prompt.queue_priority.key(now_s) > key:
@@ -160,9 +160,9 @@ class WorkLedger:
     def queue(
         self, worker_id: str, now_s: float, queue_priority: QueuePriority | None = NO_PRIORITY, chunk_tokens: int = 512
     ) -> PromptQueue:
-        """What a new prompt would find in front of it: the step under way, and all that goes before it.
+        """The work in front of a new prompt: the step in progress, and all prompts that go before it.
 
-        Among equals, whoever was sent first goes first.
+        Among equals, the prompt that was sent first goes first.
 
         Args:
             queue_priority: ``None`` if the worker serves in order of arrival, so that all its prompts go before.
@@ -194,7 +194,7 @@ class WorkLedger:
         return prompts.tokens if prompts is not None else 0
 
     def num_prompts(self, worker_id: str) -> int:
-        """How many prompts the worker has still to compute, of any queue priority."""
+        """The number of prompts that the worker still has to compute, of any queue priority."""
         prompts = self._prompts.get(worker_id)
         return len(prompts.waiting) if prompts is not None else 0
 

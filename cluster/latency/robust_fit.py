@@ -57,11 +57,11 @@ def fit(features: Floats, ms: Floats, weights: Floats, prior: Floats, prior_weig
 
 _PER_CELL = 12
 _MAX_CELLS = 24
-"""Of each mixture of features that are not zero: prompts alone, decoding alone, and so on."""
+"""For each mixture of features that are not zero: prompts alone, decoding alone, and so on."""
 _HALF_LIFE_S = 120.0
 _HALF_LIFE_SAMPLES = 96.0
 _SMALLEST_WEIGHT = 0.02
-"""Of old samples: of some kinds there are no others, and they still say how kinds compare."""
+"""Weight of old samples. Some kinds have no others, and they still show how kinds compare."""
 
 Features = tuple[float, ...]
 

@@ -1,4 +1,4 @@
-"""What was learned of each kind of worker, in the cache folder, so that the next start begins with it."""
+"""Keeps the fit of each kind of worker in the cache folder, so that the next start begins with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the router knows of prefix caches, and how it heard of it, as Prometheus series."""
+"""Prometheus series about the prefix index and its events."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PrefixMetrics(Collector):
         self._restarts.inc()
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: the registry shall not ask for figures when this is registered."""
+        """Empty, so that registering does not collect."""
         return ()
 
     def collect(self) -> Iterator[Metric]:

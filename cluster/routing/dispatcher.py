@@ -134,8 +134,8 @@ class Placement:
 class Dispatcher:
     """
     Args:
-        prefix_index: None: prefill workers hold as much of a prompt as usual, and decode workers nothing.
-        metrics: None: nobody wants to know.
+        prefix_index: without one, prefill workers hold as much of a prompt as usual, and decode workers nothing.
+        metrics: ``None`` disables metrics.
         prefill_ordering: order of prompts on prefill workers, ``edf`` or ``fcfs``. Decode workers use ``edf``.
         clock: monotonic seconds; a simulation brings its own.
     """
@@ -159,7 +159,7 @@ class Dispatcher:
         self._prefill_ordering = prefill_ordering
 
     def forecast(self, record: RequestRecord, preferred: Preference | None = None) -> RouteDecision | None:
-        """The best route at present, of which nothing is booked. None: no worker that is needed takes the request."""
+        """The best route at present, without booking it; ``None`` if a pool has no worker for the request."""
         began_s = time.perf_counter()
         now_s = self._clock()
         request = _routing_request(record, now_s, self._predictions.habits.output_tokens.value)

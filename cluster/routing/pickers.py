@@ -74,7 +74,7 @@ class RoundRobin:
 
 
 def _longest_unused(workers: Sequence[WorkerSnapshot], indices: Ints, among: Ints) -> Ints:
-    """Of some routes those whose worker has waited longest for a request."""
+    """The routes whose worker has waited longest for a request."""
     present = {int(index) for index in indices[among]}
     if LOCAL in present:
         return among

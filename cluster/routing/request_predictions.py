@@ -124,7 +124,7 @@ class RequestPredictions(RequestObserver):
 
 
 def _native_share(attributes: Mapping[str, str | int | float | bool]) -> float:
-    """How many bytes of KV as workers hold it a byte on its way stands for; predictions count the former."""
+    """Bytes of KV in a worker's cache per byte on the wire. Predictions count the former."""
     moved, spared = (attributes.get(name, 0) for name in ("kv_bytes", "kv_spared_bytes"))
     return 1 + float(spared) / float(moved) if moved else 1.0
 
@@ -205,7 +205,7 @@ class RouteForecaster:
     def _token_ms(
         self, workers: Sequence[WorkerSnapshot], prompt: PromptCosts, request: RoutingRequest
     ) -> tuple[Floats, Floats, Floats]:
-        """Of each decode worker: between two tokens, with its load and without, and what its prompts will take."""
+        """For each decode worker: ms between two tokens with its load and without, and ms of its waiting prompts."""
         ids = [worker.worker_id for worker in workers]
         own = request.num_prompt_tokens + request.output_tokens / 2
         loaded = self._model.token_ms(
@@ -224,7 +224,7 @@ class RouteForecaster:
         prompt: PromptCosts,
         request: RoutingRequest,
     ) -> Floats:
-        """Of each hand-off, what is left when the prompt is computed: KV of earlier chunks has travelled meanwhile."""
+        """For each hand-off, the part after the prompt is computed. KV of earlier chunks has travelled before."""
         if not prefill_workers or request.max_tokens == 1:
             return np.zeros(len(decode))
         fixed, per_byte = self._model.transfer_costs(

@@ -72,7 +72,7 @@ class WorkerSnapshot:
         """Whether its steps have a place for one more sequence, and its KV cache room for so many more tokens when all
         sequences that are there have come to their ends as well.
 
-        With less room some would soon be preempted, and whoever comes waits behind them.
+        With less room some would soon be preempted, and later requests would wait behind them.
         """
         has_kv = not self.kv_tokens or max(self.context_tokens, self.final_tokens) + num_tokens <= self.kv_tokens
         return has_kv and self.batch < self.max_num_seqs
@@ -80,7 +80,7 @@ class WorkerSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class RoutingRequest:
-    """What policies may know of a request.
+    """A request as policies see it.
 
     Attributes:
         num_prompt_tokens: tokens to compute before the next one; those that a lost worker had generated are among them.
@@ -105,7 +105,7 @@ class RoutingRequest:
 
     @property
     def num_tokens(self) -> float:
-        """Of its KV cache, in the end."""
+        """Expected tokens in its KV cache at its end."""
         return self.num_prompt_tokens + self.output_tokens
 
 
@@ -113,7 +113,7 @@ class RoutingRequest:
 class Route:
     """
     Attributes:
-        prefill: None: the decode worker computes the prompt itself.
+        prefill: ``None`` if the decode worker computes the prompt itself.
     """
 
     prefill: WorkerSnapshot | None
@@ -150,7 +150,7 @@ class RouteDecision:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RouteForecasts:
-    """What the latency model expects of each route: arrays ``[num_routes]``, milliseconds.
+    """The predictions for each route: arrays ``[num_routes]``, milliseconds.
 
     Attributes:
         ttft_ms: from the receipt of the request.
@@ -272,6 +272,6 @@ class RouteChooser(Protocol):
         """The best route at present; None when no worker that is needed may take the request.
 
         Args:
-            preferred: None: all are alike but for their scores.
+            preferred: routes that go before all others; ``None`` if only scores count.
         """
         ...

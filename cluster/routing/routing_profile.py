@@ -41,7 +41,7 @@ class LocalPrefill(StrEnum):
     """Whether decode workers may compute prompts themselves."""
 
     AUTO = "auto"
-    """Where the scores say so."""
+    """If the scores prefer it."""
     NEVER = "never"
     """Only to go on with a request whose worker was lost."""
     ALWAYS = "always"
@@ -79,7 +79,7 @@ class Scan:
 
 
 def count_routes(num_prefill: int, num_decode: int, local: LocalPrefill) -> int:
-    """How many there are."""
+    """The number of routes."""
     num_pairs = 0 if local is LocalPrefill.ALWAYS else num_prefill * num_decode
     return num_pairs + (0 if local is LocalPrefill.NEVER else num_decode)
 
@@ -135,7 +135,7 @@ class RoutingProfile:
         request: RoutingRequest,
         preferred: Preference | None = None,
     ) -> RouteDecision | None:
-        """See :class:`RouteChooser`."""
+        """Chooses a route; see :meth:`RouteChooser.choose`."""
         local = LocalPrefill.ALWAYS if request.is_resumed else self._local_prefill
         prefill = [] if local is LocalPrefill.ALWAYS else self._filter(prefill, request)
         decode = self._filter(decode, request)
@@ -233,7 +233,7 @@ def build_profile(
 
 _SHOWN = 5
 _ROOM = "room"
-"""Of routes that go behind others whatever their scores; the name of no scorer."""
+"""Marks routes that go behind others whatever their scores. No scorer has this name."""
 
 
 def routing_record(

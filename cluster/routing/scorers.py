@@ -35,7 +35,7 @@ class SLOHeadroom:
 
 
 def probability_below(limit_ms: Floats | float, mean_ms: Floats, sd_ms: Floats) -> Floats:
-    """That a normal outcome is not above a limit, which may be infinite."""
+    """The probability that a normal outcome is not above a limit, which may be infinite."""
     distance = (np.asarray(limit_ms) - mean_ms) / np.maximum(sd_ms, _SMALLEST_SD_MS)
     return np.asarray(1 / (1 + np.exp(-_SLOPE * np.clip(distance, -_FARTHEST, _FARTHEST))))
 

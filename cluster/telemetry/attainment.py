@@ -16,7 +16,7 @@ _MIN_SPAN_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class WindowFigures:
-    """What happened in a window.
+    """The requests of a window.
 
     Attributes:
         num_met: of ``num_requests``, those that kept both targets of their class.

@@ -1,4 +1,4 @@
-"""What workers and pools say of themselves, as Prometheus series that vanish with whom they describe."""
+"""Prometheus series that workers and pools report. The series of a worker vanish with it."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class ClusterCollector(Collector):
         """Replaced as a whole, so that a rendering in another thread never sees half of it."""
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: the registry shall not ask for figures when this is registered."""
+        """Empty, so that registering does not collect."""
         return ()
 
     def collect(self) -> Iterator[Metric]:

@@ -92,7 +92,7 @@ class RouterMetrics(RequestObserver):
         prediction_errors: of the latency model.
         prefixes: of what the router knows of prefix caches.
         routing: of how workers are chosen.
-        admission: of who is let in.
+        admission: of admission control.
         autoscaler: of what the pools should be like.
     """
 

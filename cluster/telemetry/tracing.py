@@ -39,7 +39,7 @@ _STREAMED = "gen_ai.request.stream"
 
 
 class RequestTracer(Protocol):
-    """Told of finished requests. Never raises and never waits."""
+    """Receives finished requests. Never raises and never waits."""
 
     def submit(self, request: FinishedRequest) -> None: ...
 
@@ -191,7 +191,7 @@ class OtlpTracer:
 
 
 def request_attributes(request: FinishedRequest) -> dict[str, Any]:
-    """What the conventions for generative AI name, and what is baton's own."""
+    """Attributes from the conventions for generative AI, and baton's own."""
     first = request.sequences[0]
     timelines = [sequence.timeline for sequence in request.sequences]
     values: dict[str, Any] = {

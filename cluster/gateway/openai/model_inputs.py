@@ -1,4 +1,4 @@
-"""What the model is given: checked prompts and messages, and sampling parameters."""
+"""Inputs of the model: checked prompts and messages, and sampling parameters."""
 
 from __future__ import annotations
 

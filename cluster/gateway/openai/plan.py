@@ -49,7 +49,7 @@ class GatewayLimits:
 
 
 DEFAULT_COMPLETION_TOKENS = 16
-"""What OpenAI generates for a completion that does not say ``max_tokens``."""
+"""OpenAI's default ``max_tokens`` of a completion."""
 
 AUTO, NONE = "auto", "none"
 
@@ -168,7 +168,7 @@ class Planner:
         )
 
     def _check_shared(self, request: BaseRequest, num_prompts: int) -> None:
-        """What both endpoints check before any time is spent on tokenizing."""
+        """The checks of both endpoints that come before tokenizing."""
         self._check_counts(request.n, num_prompts)
         self._check_stop(request.stop_strings)
         options = request.stream_options

@@ -70,7 +70,7 @@ class ChoiceOutput:
 
 
 class ResponseFormat(Protocol):
-    """How one endpoint writes what was generated."""
+    """The format of one endpoint's responses."""
 
     def choice_chunk(self, index: int, delta: OutputDelta, *, is_first: bool) -> Json:
         """A stream event with news of choice ``index``."""

@@ -21,7 +21,7 @@ from cluster.gateway.openai.json_body import json_type, shown
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What values a parameter that the engine never sees may have.
+    """The allowed values of a parameter that the engine never sees.
 
     Attributes:
         allows: True for a value that asks for nothing special. Null is always allowed and never gets here.
@@ -135,7 +135,7 @@ class SpeculationOptions(BaseModel):
 
 
 class BaseRequest(BaseModel):
-    """What both endpoints share. Null means absent everywhere, as with OpenAI."""
+    """The parameters of both endpoints. Null means absent, as with OpenAI."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     ignored: ClassVar[frozenset[str]]
