@@ -86,9 +86,9 @@ class Admission(RequestObserver, Generic[PlacementT]):
         return len(self._queue)
 
     @property
-    def num_under_way(self) -> int:
+    def num_in_progress(self) -> int:
         """Sequences that were admitted and have not ended."""
-        return self._work.under_way.num_sequences
+        return self._work.in_progress.num_sequences
 
     async def admit(self, record: RequestRecord) -> PlacementT:
         """Books a place on a route, which the caller has to release.
@@ -168,7 +168,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
             factors=self._work.factors(queued.slo),
             max_tokens=queued.record.request.params.max_tokens,
             residents_tpot_ms=self._work.residents_tpot_ms(decision.decode_id),
-            is_idle=not self._work.under_way.num_sequences,
+            is_idle=not self._work.in_progress.num_sequences,
             is_crowded=self._shortages.lasts(self._clock(), waiting=queued.ticket is not None),
         )
 
@@ -229,7 +229,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
             self._blockage = own
         # A request that has room waits only for others, and they wait for what blocks the first of them.
         max_tokens = queued.record.request.params.max_tokens
-        wait_s = self._work.under_way.wait_s(own or self._blockage, num_ahead, max_tokens)
+        wait_s = self._work.in_progress.wait_s(own or self._blockage, num_ahead, max_tokens)
         if check.is_lost:
             wait_s = max(wait_s, self._shortages.left_s(now_s))
         allowed_s = min(slo.queue_deadline_s, now_s - queued.queued_s + queued.record.time_left_s)

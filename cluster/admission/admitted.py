@@ -17,7 +17,7 @@ from statistics import NormalDist
 from baton.core.outcomes import FINISHED
 from baton.core.slo import SloClass
 from cluster.admission.room import Factors, RoomCheck
-from cluster.admission.waiting_time import WorkUnderWay
+from cluster.admission.waiting_time import WorkInProgress
 from cluster.requests.request_record import RequestRecord
 from cluster.routing.routing_contracts import RouteDecision
 
@@ -95,7 +95,7 @@ class AdmittedWork:
     """
 
     def __init__(self, classes: Iterable[SloClass]) -> None:
-        self.under_way = WorkUnderWay()
+        self.in_progress = WorkInProgress()
         self._margins = {slo.name: ClassMargins(slo) for slo in classes}
         self._admitted: dict[str, _Admitted] = {}
         self._residents: dict[str, dict[str, float]] = {}
@@ -133,10 +133,10 @@ class AdmittedWork:
         )
         self._residents.setdefault(decode_id, {})[request.request_id] = check.allowed_tpot_ms
         if not record.token_ids:
-            self.under_way.num_prompts += 1
+            self.in_progress.num_prompts += 1
             if prefill_id is not None:
                 self._num_prompts[prefill_id] += 1
-        self.under_way.num_sequences += 1
+        self.in_progress.num_sequences += 1
 
     def first_token(self, record: RequestRecord) -> None:
         """The first token arrived. A second call changes nothing."""
@@ -150,7 +150,7 @@ class AdmittedWork:
         if admitted is None:
             return
         if record.finish_reason is not None and str(record.finish_reason) in FINISHED:
-            self.under_way.observe_stay(now_s - admitted.dispatched_s)
+            self.in_progress.observe_stay(now_s - admitted.dispatched_s)
             if record.attempt == 1 and admitted.had_room:
                 self._learn(record, admitted)
 
@@ -160,7 +160,7 @@ class AdmittedWork:
             return None
         if not admitted.has_first_token:
             self._prompt_is_over(admitted)
-        self.under_way.num_sequences -= 1
+        self.in_progress.num_sequences -= 1
         residents = self._residents[admitted.decode_id]
         del residents[request_id]
         if not residents:
@@ -169,7 +169,7 @@ class AdmittedWork:
 
     def _prompt_is_over(self, admitted: _Admitted) -> None:
         admitted.has_first_token = True
-        self.under_way.num_prompts -= 1
+        self.in_progress.num_prompts -= 1
         if admitted.prefill_id is not None:
             self._num_prompts[admitted.prefill_id] -= 1
             if not self._num_prompts[admitted.prefill_id]:

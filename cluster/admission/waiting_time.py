@@ -39,7 +39,7 @@ class Blockage:
 
 
 @dataclass(slots=True)
-class WorkUnderWay:
+class WorkInProgress:
     """The admitted sequences that have not ended.
 
     Attributes:

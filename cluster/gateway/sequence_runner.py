@@ -78,7 +78,7 @@ async def run_sequences(
                 room.release()
                 yield item
     except Exception as error:
-        # Those under way are closed as if the client had left, and are not to be counted as if it had.
+        # The others are closed as if the client had left, but must not be counted as cancelled by it.
         for spec in specs:
             if not spec.processor.is_finished:
                 spec.request.timeline.attributes.setdefault(ENDED_BY, _code_of(error))

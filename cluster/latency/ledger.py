@@ -82,7 +82,7 @@ class _Sequences:
 
 
 class WorkLedger:
-    """Requests under way, by worker. Sequences are named by ids that are unique while they are under way."""
+    """Requests in progress, by worker. The ids of sequences in progress are unique."""
 
     def __init__(self) -> None:
         self._prompts: dict[str, _Prompts] = {}

@@ -24,7 +24,7 @@ class Untried:
 
 
 class HasRoom:
-    """Leaves out workers that have no seat or no KV blocks left for the request, unless that is all of them.
+    """Leaves out workers with a full batch or too few KV blocks for the request, unless that is all of them.
 
     A request that fits nowhere waits on a worker as well as it would anywhere else.
     """

@@ -96,7 +96,7 @@ class QueueDepth:
 class KVUse:
     """Prefers decode workers with room: the share of the KV cache that is free with the request in it.
 
-    Where the cache's size is not known, the share of free seats stands for it.
+    Where the cache's size is not known, the free share of ``max_num_seqs`` stands for it.
     """
 
     def score(self, candidates: Candidates) -> Floats:

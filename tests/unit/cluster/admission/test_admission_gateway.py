@@ -150,5 +150,5 @@ async def test_no_place_is_left_over(scene: Scene) -> None:
     async with await scene.start() as http:
         for _ in range(40):  # workers fail now and then; other attempts follow
             await http.post("/v1/completions", json=COMPLETION)
-    assert scene.admission.num_under_way == 0
+    assert scene.admission.num_in_progress == 0
     assert all(worker.in_flight == 0 for worker in scene.cluster.registry.workers)

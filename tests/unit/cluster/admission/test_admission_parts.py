@@ -16,7 +16,7 @@ from cluster.admission.admitted import LARGEST_FACTOR, AdmittedWork, ClassMargin
 from cluster.admission.batching_delay import LONGEST_MS, ArrivalGaps, BatchingDelay, BatchingView, batching_delay_ms
 from cluster.admission.refusals import no_room
 from cluster.admission.room import Factors, Shortage, check_room
-from cluster.admission.waiting_time import WorkUnderWay, predicted_wait_s
+from cluster.admission.waiting_time import WorkInProgress, predicted_wait_s
 from cluster.latency.estimates import WorkerTraits
 from cluster.latency.latency_model import LatencyModel
 from cluster.requests.generation import GenerationRequest
@@ -219,7 +219,7 @@ def test_a_stricter_percentile_begins_with_more_margin() -> None:
 
 
 def test_waits_follow_from_what_is_under_way() -> None:
-    work = WorkUnderWay(num_prompts=20, num_sequences=50)
+    work = WorkInProgress(num_prompts=20, num_sequences=50)
     assert work.leave_per_s(Shortage.PREFILL, wait_ms=2000, tpot_ms=50, max_tokens=100) == pytest.approx(10)
     for _ in range(500):
         work.observe_stay(5.0)
