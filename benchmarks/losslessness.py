@@ -34,9 +34,9 @@ from baton.process.worker_environment import become_like_a_worker
 from benchmarks.options import overrides_of, run_command
 from benchmarks.speculation_target import Target, load_target
 from cluster.cli.cli_reporter import Reporter
-from cluster.config.config import BatonConfig, load_config
+from cluster.config.config import AcceptanceRule, BatonConfig, SpeculationConfig, load_config
 from decode_worker.speculation.controller import SpeculationController
-from decode_worker.speculation.registry import SpeculationLimits, create_controller
+from decode_worker.speculation.registry import create_controller
 from decode_worker.speculation.verification import create_verifier
 
 T = TypeVar("T", bound=Hashable)
@@ -82,7 +82,7 @@ class Case:
     """A method with a rule of acceptance, over chains or trees."""
 
     method: str
-    acceptance: str
+    acceptance: AcceptanceRule
     tree_max_batch: int = 0
 
     @property
@@ -235,13 +235,13 @@ class _Bench:
         """
         settings = self._settings
         progress = _Progress(place or case.name, settings.draws, self._report)
-        limits = SpeculationLimits(
+        config = SpeculationConfig(
             max_draft_tokens=_LENGTH - 1,
             max_tree_tokens=_TREE_TOKENS,
             tree_max_batch=case.tree_max_batch,
-            draws=case.acceptance == "residual",
+            acceptance=case.acceptance,
         )
-        controller = create_controller(case.method, limits, self._runner, self._target.draft)
+        controller = create_controller(config, self._runner, self._target.draft, default=case.method)
         verifier = create_verifier(case.acceptance)
         groups: list[Counter[tuple[int, ...]]] = []
         for seed, count in enumerate(group_sizes(settings.draws, settings.seeds)):

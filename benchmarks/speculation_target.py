@@ -22,9 +22,8 @@ from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from baton.process.cores import usable_cores
 from benchmarks.speculation_rounds import RoundMeter
 from cluster.config.config import BatonConfig
-from decode_worker.speculation.assembly import assemble_speculation
 from decode_worker.speculation.controller import NONE, SpeculationController
-from decode_worker.speculation.registry import method_names
+from decode_worker.speculation.registry import assemble_speculation, method_names
 
 _MOST_PREFILL_TOKENS = 16_384
 
@@ -150,7 +149,7 @@ class EngineFactory:
         """
         # The benchmark sends the same prompts again and again, so that memory would be all that it measures.
         config = self._config.speculation.model_copy(update={"remember_outputs": False})
-        speculation = assemble_speculation(config, self._runner, self._draft, method=method)
+        speculation = assemble_speculation(config, self._runner, self._draft, default=method)
         controller = speculation.controller
         meter = RoundMeter(controller, controller.drafted_by, lambda: controller.num_drafted)
         engine = Engine(

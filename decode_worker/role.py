@@ -20,7 +20,7 @@ from cluster.worker.role import WorkerContext
 from cluster.worker.role_stats import fill_engine_stats, pack_step_samples
 from decode_worker.kv_import import KVImporter
 from decode_worker.server import DecodeService
-from decode_worker.speculation.assembly import assemble_speculation
+from decode_worker.speculation.registry import assemble_speculation
 
 
 class DecodeRole:

@@ -8,19 +8,44 @@ import torch
 
 from baton.core.drafts import ROOT, Draft, ScheduledSequence
 from baton.core.request import Request, SamplingParams
+from baton.engine.batch.batch import ForwardBatch
 from baton.engine.contracts import Proposer, VerifyResult
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from decode_worker.speculation.controller import RegisteredMethod, SpeculationController
+from decode_worker.speculation.method import DraftMethod, ReadsForwards
 from decode_worker.speculation.verification import create_verifier
 from tests.tiny_drafts import VOCAB
 
 MAX_DRAFT_TOKENS = 5
 
 
-class Recording:
-    """A proposer, with what it drafted and what became of it. It is not asked for requests that forbid speculation.
+class Unweighed:
+    """Adapts a method to the engine without a controller, which would leave out drafts that do not pay."""
+
+    def __init__(self, method: DraftMethod | Proposer) -> None:
+        self.method = method
+
+    def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
+        return self.method.propose(plan, room)
+
+    def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
+        if isinstance(self.method, ReadsForwards):
+            self.method.computed(batch, logits, results)
+
+    def observe(self, result: VerifyResult) -> None:
+        self.method.observe(result)
+
+    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None: ...
+
+    def release(self, request_id: str) -> None:
+        self.method.release(request_id)
+
+
+class Recording(Unweighed):
+    """Keeps what a method drafted and what became of it. Requests that forbid speculation get no drafts.
 
     Attributes:
         drafts: by request id and number of known tokens.
@@ -28,20 +53,15 @@ class Recording:
         change: what verification gets to see instead of a draft.
     """
 
-    def __init__(self, proposer: Proposer, change: Callable[[Draft], Draft] = lambda draft: draft) -> None:
+    def __init__(self, method: DraftMethod | Proposer, change: Callable[[Draft], Draft] = lambda draft: draft) -> None:
+        super().__init__(method)
         self.drafts: dict[tuple[str, int], Draft] = {}
         self.accepted: list[int] = []
-        self._proposer = proposer
         self._change = change
-        self.computed = proposer.computed
-        self.observe_step = proposer.observe_step
-        self.release = proposer.release
-        if (outlook := getattr(proposer, "outlook", None)) is not None:
-            self.outlook = outlook
 
     def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
         willing = {s.request.request_id for s in plan if s.request.speculation_method != "none"}
-        drafts = self._proposer.propose(plan, {name: limit for name, limit in room.items() if name in willing})
+        drafts = super().propose(plan, {name: limit for name, limit in room.items() if name in willing})
         assert drafts.keys() <= willing
         for sequence in plan:
             request = sequence.request
@@ -51,7 +71,20 @@ class Recording:
 
     def observe(self, result: VerifyResult) -> None:
         self.accepted.append(len(result.accepted))
-        self._proposer.observe(result)
+        super().observe(result)
+
+
+class Eager(SpeculationController):
+    """Drafts whatever the costs are."""
+
+    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None: ...
+
+
+def registered(
+    methods: Mapping[str, DraftMethod], max_tokens: int, *, is_automatic: bool = True
+) -> dict[str, RegisteredMethod]:
+    """Entries of methods without a network."""
+    return {name: RegisteredMethod(own, max_tokens, is_automatic=is_automatic) for name, own in methods.items()}
 
 
 def engine_over(

@@ -146,7 +146,6 @@ def _decided_by(search: Search) -> Iterator[None]:
 
     with (
         mock.patch.multiple("baton.engine.sampling.sampler", uniform=uniform, draw=draw),
-        mock.patch.multiple("decode_worker.speculation.noise", uniform=uniform, draw=draw),
-        mock.patch("decode_worker.speculation.acceptance_rules.uniform", uniform),
+        mock.patch.multiple("decode_worker.speculation.acceptance_rules", uniform=uniform, draw=draw),
     ):
         yield

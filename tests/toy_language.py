@@ -14,7 +14,7 @@ from baton.engine.batch.batch import ForwardBatch
 from baton.engine.contracts import Verifier
 from baton.engine.sampling.logits import process_logits
 from baton.engine.sampling.verification import sampling_row
-from decode_worker.speculation.noise import draw_drafts
+from decode_worker.speculation.acceptance_rules import draw_drafts
 from decode_worker.speculation.verification import sampling_rows
 
 PROMPT = (0, 1)

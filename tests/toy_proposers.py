@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 import torch
 
 from baton.core.drafts import ROOT, Draft, ScheduledSequence
+from baton.core.request import Request
 from baton.engine.batch.batch import ForwardBatch
 from baton.engine.contracts import VerifyResult
+from decode_worker.speculation.method import Outlook
 from tests.tiny_models import VOCAB_SIZE
 
 STYLES = ("right", "half right", "wrong", "random", "too long", "sometimes", "silent")
@@ -18,7 +20,7 @@ STYLES = ("right", "half right", "wrong", "random", "too long", "sometimes", "si
 
 @dataclass(slots=True)
 class Oracle:
-    """Implements :class:`baton.engine.contracts.Proposer`.
+    """Implements :class:`baton.engine.contracts.Proposer`, and :class:`decode_worker.speculation.method.DraftMethod`.
 
     Attributes:
         truth: each request's whole output, by its id.
@@ -66,6 +68,9 @@ class Oracle:
                 parents.append(parent)
             parent = places[token]
         return Draft(tuple(tokens), tuple(parents))
+
+    def outlook(self, requests: Sequence[Request], room: Mapping[str, int]) -> Outlook | None:
+        return None
 
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
         """A toy has no use for hidden states."""

@@ -5,7 +5,7 @@ The only module of ``benchmarks`` that imports ``tests``, which are not installe
 
 from __future__ import annotations
 
-from tests.drafting import MAX_DRAFT_TOKENS, Recording, engine_over, prompts, requests_for
+from tests.drafting import MAX_DRAFT_TOKENS, Recording, Unweighed, engine_over, prompts, requests_for
 from tests.drafting import run as run_requests
 from tests.engine_runs import Outcome, build_engine, greedy, run, run_tokens
 from tests.late_copies import LateCopies
@@ -28,6 +28,7 @@ __all__ = [
     "Outcome",
     "Recording",
     "TinyDraft",
+    "Unweighed",
     "build_engine",
     "engine_over",
     "greedy",

@@ -23,13 +23,14 @@ from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.sampling.logits import SamplingRow
 from baton.engine.sampling.sampler import QueuedSample, queue_sample
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from benchmarks.device_run.borrowed import Unweighed
 from benchmarks.device_run.children import run_here
 from benchmarks.device_run.part import Row, Setting
 from benchmarks.device_run.random_model import DTYPES, make_model
 from benchmarks.device_run.timing import device_ms, host_ms, median_ms, synchronize
-from decode_worker.speculation.certainty import likeliest
+from decode_worker.speculation.chains import likeliest
 from decode_worker.speculation.draft_length import DraftPasses
-from decode_worker.speculation.eagle import EagleProposer
+from decode_worker.speculation.eagle.proposer import EagleProposer
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.verification import SampleAndMatch
 
@@ -168,7 +169,7 @@ def _round_row(
 ) -> Row:
     """Engine steps of a batch that decodes. With random weights nearly every guess is refused, which costs the most."""
     rng = random.Random(setting.seed)
-    proposer = EagleProposer(FeatureState(head, runner), DraftPasses(StepCost())) if speculate else None
+    proposer = Unweighed(EagleProposer(FeatureState(head, runner), DraftPasses(StepCost()))) if speculate else None
     blocks = BlockManager(runner.cache.num_blocks, _BLOCK_SIZE, prefix_caching=False)
     scheduler = Scheduler(SchedulerLimits(max(8192, batch * context), batch, most_tokens), blocks)
     engine = Engine(runner, scheduler, SampleAndMatch(), proposer, max_draft_tokens=_DRAFT_TOKENS)

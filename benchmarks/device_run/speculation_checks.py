@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from baton.engine.contracts import DraftNetwork, Proposer
+from baton.engine.contracts import DraftNetwork
 from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
 from baton.engine.draft.eagle.feature_state import FeatureState
 from baton.engine.draft.eagle.head import EagleHead
@@ -45,21 +45,22 @@ from benchmarks.device_run.borrowed import (
 from benchmarks.device_run.part import Row
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.draft_model import DraftModelProposer
-from decode_worker.speculation.eagle import EagleProposer
-from decode_worker.speculation.eagle_tree import EagleTreeProposer, EagleTreeSettings
+from decode_worker.speculation.eagle.proposer import EagleProposer
+from decode_worker.speculation.eagle.tree_drafter import TreeSettings
 from decode_worker.speculation.lookahead import LookaheadProposer
 from decode_worker.speculation.medusa import MedusaProposer
+from decode_worker.speculation.method import DraftMethod
 from decode_worker.speculation.ngram import NgramProposer
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.suffix import SuffixProposer
 
-_TREE = EagleTreeSettings(top_k=2, max_depth=3, max_nodes=MAX_DRAFT_TOKENS, max_batch=8, max_chain=MAX_DRAFT_TOKENS)
+_TREE = TreeSettings(top_k=2, max_depth=3, max_nodes=MAX_DRAFT_TOKENS, max_batch=8, max_chain=MAX_DRAFT_TOKENS)
 _MAX_MODEL_LEN = 120
 _MAX_TOKENS = 16
 
 LoadNetwork = Callable[[PreTrainedModel], DraftNetwork]
 Truth = Mapping[str, Sequence[int]]
-MakeProposer = Callable[[ModelRunner, DraftNetwork | None, Truth], Proposer]
+MakeProposer = Callable[[ModelRunner, DraftNetwork | None, Truth], DraftMethod]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +101,19 @@ def _loaded(draft: TinyDraft, load: Callable[[Path], DraftNetwork]) -> DraftNetw
         return load(draft.write(Path(folder)))
 
 
-def _chains(runner: ModelRunner, network: DraftNetwork | None, truth: Truth) -> Proposer:
+def _chains(runner: ModelRunner, network: DraftNetwork | None, truth: Truth) -> DraftMethod:
     return EagleProposer(FeatureState(cast(EagleHead, network), runner), DraftPasses(StepCost()))
 
 
-def _trees(runner: ModelRunner, network: DraftNetwork | None, truth: Truth) -> Proposer:
-    state, passes = FeatureState(cast(EagleHead, network), runner), DraftPasses(StepCost())
-    return EagleTreeProposer(state, passes, EagleProposer(state, passes), _TREE)
+def _trees(runner: ModelRunner, network: DraftNetwork | None, truth: Truth) -> DraftMethod:
+    return EagleProposer(FeatureState(cast(EagleHead, network), runner), DraftPasses(StepCost()), trees=_TREE)
 
 
-def _heads(runner: ModelRunner, network: DraftNetwork | None, truth: Truth) -> Proposer:
+def _heads(runner: ModelRunner, network: DraftNetwork | None, truth: Truth) -> DraftMethod:
     return MedusaProposer(MedusaState(cast(MedusaHeads, network), runner), DraftPasses(StepCost()))
 
 
-def _tokens(runner: ModelRunner, network: DraftNetwork | None, truth: Truth) -> Proposer:
+def _tokens(runner: ModelRunner, network: DraftNetwork | None, truth: Truth) -> DraftMethod:
     return DraftModelProposer(TokenState(cast(DraftModel, network), runner), DraftPasses(StepCost()))
 
 

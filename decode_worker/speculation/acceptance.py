@@ -1,4 +1,4 @@
-"""How often drafts are accepted, learned while serving."""
+"""How often drafts are accepted: a first guess from the draft network's own probabilities, then learned in service."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ _OWN_WEIGHT = 4.0
 _OWN_MEMORY = 0.96
 _LEAST_FACTOR, _MOST_FACTOR = 0.2, 2.0
 _ALMOST_CERTAIN = 0.98
+# Buckets of a draft network's probability of its guess.
+_LIMITS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9)
+_EDGES = (0.0, *_LIMITS, 1.0)
+# Networks are surer of themselves than they are right.
+_PRIOR_FACTOR = 0.8
 
 
 @dataclass(slots=True)
@@ -109,6 +114,16 @@ class DepthAcceptance:
 
     def _of_its_like(self, request: Request, depth: int) -> float:
         return self._by_depth.estimate(_key(request, depth), self._prior)
+
+
+def bucket_of(probability: float) -> int:
+    """The class of guesses about as likely as this, according to the network that made them."""
+    return sum(probability >= limit for limit in _LIMITS)
+
+
+def prior_of(bucket: int) -> float:
+    """The share of a bucket's guesses that is accepted, before any was observed."""
+    return _PRIOR_FACTOR * (_EDGES[bucket] + _EDGES[bucket + 1]) / 2
 
 
 def kind_of(request: Request) -> int:

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from baton.core.drafts import Draft
-from baton.core.request import Request
+from baton.core.request import Request, SamplingParams
 from baton.engine.contracts import VerifyResult
-from baton.engine.device.downloads import fetch
+from baton.engine.device.downloads import fetch, is_on_host
 from baton.engine.device.uploads import take_rows
 from baton.engine.sampling.logits import process_logits
 from baton.engine.sampling.sampler import probabilities
 from baton.engine.sampling.verification import sampling_row
-from decode_worker.speculation.acceptance import AcceptanceTracker, DepthAcceptance, num_right
-from decode_worker.speculation.certainty import bucket_of, likeliest, prior_of
-from decode_worker.speculation.draft_length import DraftPasses, Outlook
-from decode_worker.speculation.noise import draw_drafts
+from decode_worker.speculation.acceptance import AcceptanceTracker, DepthAcceptance, bucket_of, num_right, prior_of
+from decode_worker.speculation.acceptance_rules import draw_drafts
+from decode_worker.speculation.draft_length import DraftPasses
+from decode_worker.speculation.method import Outlook
 
 _DEEPEST_KEY = 4
 _PRIOR_AT_DEPTH = 0.5
@@ -156,7 +157,7 @@ class ChainDrafter:
         return {chain.request.request_id: chain.draft() for chain in chains if chain.token_ids}
 
     def outlook(self, requests: Sequence[Request], room: Mapping[str, int]) -> Outlook:
-        """See :class:`~.draft_length.NetworkProposer`."""
+        """The chains' outlook; see :class:`~.method.DraftMethod`."""
         return Outlook(
             {request.request_id: self._by_depth.reach(request, room[request.request_id]) for request in requests}
         )
@@ -194,11 +195,11 @@ class ChainDrafter:
         rows = [sampling_row(chain.request, chain.token_ids) for chain in chains]
         logits = self._vocabulary.spread(logits)
         drawn = [index for index, chain in enumerate(chains) if self._is_drawn(chain.request)]
-        likeliest = [index for index in range(len(chains)) if index not in drawn]
-        if likeliest:
-            shaped = process_logits(take_rows(logits, likeliest), [rows[index] for index in likeliest])
+        picked = [index for index in range(len(chains)) if index not in drawn]
+        if picked:
+            shaped = process_logits(take_rows(logits, picked), [rows[index] for index in picked])
             best, columns = torch.softmax(shaped, dim=-1).max(dim=-1)
-            for index, token, certainty in zip(likeliest, *fetch(columns, best), strict=True):
+            for index, token, certainty in zip(picked, *fetch(columns, best), strict=True):
                 self._add(chains[index], token, certainty, drawn=False)
         if drawn:
             # Rounded before it is drawn from: the verifier has to know the very numbers.
@@ -227,6 +228,28 @@ class ChainDrafter:
         return self._draws and not request.params.is_greedy
 
     def _is_processed(self, request: Request) -> bool:
-        """Whether the request's parameters change what to guess. Temperature and filters keep the likeliest token."""
-        params = request.params
-        return self._is_drawn(request) or params.needs_penalties or bool(params.logit_bias) or params.min_tokens > 0
+        return self._is_drawn(request) or is_processed(request.params)
+
+
+def is_processed(params: SamplingParams) -> bool:
+    """Whether the parameters change which tokens to guess. Temperature and filters keep the likeliest ones."""
+    return params.needs_penalties or bool(params.logit_bias) or params.min_tokens > 0
+
+
+def likeliest(logits: torch.Tensor, to_target: Callable[[torch.Tensor], torch.Tensor]) -> tuple[list[int], list[float]]:
+    """The token of each row's highest logit and its probability, which is NaN where a logit is NaN or +inf.
+
+    Args:
+        logits: ``[num_rows, num_columns]``
+        to_target: maps columns, int64 ``[num_rows]``, to token ids.
+    """
+    values = logits.float()
+    if not is_on_host(values):
+        highest, columns = values.max(dim=-1)
+        sums = (values - highest.unsqueeze(-1)).exp_().sum(dim=-1)
+        token_ids, probabilities = fetch(to_target(columns), sums.reciprocal())
+        return token_ids, probabilities
+    rows = values.numpy()  # a few rows take numpy a fraction of the time that torch needs
+    with np.errstate(invalid="ignore", over="ignore"):
+        best = 1.0 / np.exp(rows - rows.max(axis=-1, keepdims=True)).sum(axis=-1)
+    return to_target(torch.from_numpy(rows.argmax(axis=-1))).tolist(), best.tolist()

@@ -1,4 +1,4 @@
-"""Chooses, per request and per step, who drafts and how much. To the engine it is one more proposer."""
+"""Chooses for each request and step which method drafts, and how much. To the engine it is one more proposer."""
 
 from __future__ import annotations
 
@@ -12,16 +12,11 @@ import torch
 from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.request import Request
 from baton.engine.batch.batch import ForwardBatch
-from baton.engine.contracts import Proposer, VerifyResult
+from baton.engine.contracts import VerifyResult
 from baton.engine.draft.faults import DraftFaults
 from baton.engine.draft.network import DraftState
-from decode_worker.speculation.draft_length import (
-    DraftingPolicy,
-    DraftPasses,
-    NetworkProposer,
-    Outlook,
-    VerificationPolicy,
-)
+from decode_worker.speculation.draft_length import DraftingPolicy, DraftPasses, VerificationPolicy
+from decode_worker.speculation.method import DraftMethod, Outlook, ReadsForwards
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.tree import reach_probabilities
 
@@ -32,31 +27,26 @@ AUTO = "auto"
 NONE = "none"
 
 
-@dataclass(slots=True)
-class NetworkMethod:
-    """A method whose drafts cost passes of a network, so that it is asked only when it is likely to pay.
+@dataclass(frozen=True, slots=True)
+class RegisteredMethod:
+    """A method, and how the controller treats it.
 
     Attributes:
-        state: of the network; hears of requests that were prefilled elsewhere.
-        passes: keeps account of what its passes cost; the proposer knows it too.
+        max_tokens: most tokens that it drafts, per request and step.
+        is_automatic: requests with ``auto`` may get its drafts. Of several drafts the one with most expected tokens is
+            taken.
+        is_verified_whole: its drafts are never cut, since it learns from every node.
+        passes: the cost of its network's passes. ``None`` for a method without a network.
+        state: its network's state, which the controller keeps in step with the target and which takes over requests
+            that were prefilled elsewhere.
     """
 
-    name: str
-    proposer: NetworkProposer
-    state: DraftState
-    passes: DraftPasses
-
-
-@dataclass(frozen=True, slots=True)
-class _Network:
-    """The one method with a network, and when to ask it. It is switched off as a whole."""
-
-    method: NetworkMethod
-    drafting: DraftingPolicy
-
-    @property
-    def name(self) -> str:
-        return self.method.name
+    method: DraftMethod
+    max_tokens: int
+    is_automatic: bool = False
+    is_verified_whole: bool = False
+    passes: DraftPasses | None = None
+    state: DraftState | None = None
 
 
 @dataclass(slots=True)
@@ -68,50 +58,52 @@ class MethodCounts:
     num_accepted: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """
+    Attributes:
+        wanting: sequences that have room for a draft.
+        room: most tokens to draft, by request id.
+        num_sequences: those that yield a token anyway.
+        num_tokens: without any draft.
+    """
+
+    wanting: Sequence[ScheduledSequence]
+    room: Mapping[str, int]
+    num_sequences: int
+    num_tokens: int
+
+
 class SpeculationController:
     """Implements :class:`baton.engine.contracts.Proposer` over several methods.
 
+    It asks the methods in their order, so that later ones draft only for requests for which they promise more than the
+    drafts at hand. A method that raises is switched off, and its requests go on without it.
+
     Args:
-        methods: without a network, by name.
-        auto_methods: those of them that ``auto`` chooses from. Of several drafts for one request the one with most
-            expected tokens is taken.
+        methods: by name.
         default: for requests that do not choose: a method's name, ``auto`` or ``none``.
-        max_draft_tokens: per request and step.
-        most: the same for methods that may draft more or less.
-        cost: of the target's steps; ``network`` knows the same one.
-        network: one more method, of which ``auto`` makes use where the others have nothing better.
-        whole: methods whose drafts are verified whole, since they learn from every node.
+        cost: of the target's steps; the methods' ``passes`` must use the same one.
     """
 
-    def __init__(
-        self,
-        methods: Mapping[str, Proposer],
-        auto_methods: Collection[str],
-        default: str,
-        max_draft_tokens: int,
-        most: Mapping[str, int] | None = None,
-        cost: StepCost | None = None,
-        network: NetworkMethod | None = None,
-        whole: Collection[str] = (),
-    ) -> None:
+    def __init__(self, methods: Mapping[str, RegisteredMethod], default: str, cost: StepCost | None = None) -> None:
         self._methods = dict(methods)
-        self._auto_methods = frozenset(auto_methods)
+        self._readers = {name: own.method for name, own in methods.items() if isinstance(own.method, ReadsForwards)}
         self._default = default
-        self._max_draft_tokens = max_draft_tokens
-        self._most = dict(most or {})
         self._cost = cost or StepCost()
         self._verification = VerificationPolicy(self._cost)
-        self._network = _Network(network, DraftingPolicy(self._cost, network.passes)) if network else None
-        self._whole = frozenset(whole)
+        self._drafting = {
+            name: DraftingPolicy(self._cost, own.passes or DraftPasses(self._cost)) for name, own in methods.items()
+        }
         self._proposed_by: dict[str, str] = {}
         self._drafters: dict[str, list[str]] = {}
         self._faults = DraftFaults()
         self.num_failures = 0
-        """Times that a method broke. Its requests went on without it."""
+        """How often a method broke."""
         self.counts: dict[str, MethodCounts] = {}
         """By method, what was verified."""
         self.num_drafted = 0
-        """Tokens that methods drafted, those that were not worth their verification included."""
+        """Tokens that methods drafted, including those that were not worth their verification."""
 
     def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
         """The drafts that are worth their verification."""
@@ -119,34 +111,35 @@ class SpeculationController:
         wanting = [sequence for sequence in plan if sequence.request.request_id in room]
         names = {self._chosen_method(sequence.request) for sequence in wanting}
         num_sequences = sum(sequence.samples for sequence in plan)
-        asks_others = not (names <= {AUTO, NONE} and self._verification.is_settled(num_sequences))
-        network = self._network_to_ask(names, num_sequences)
-        if not asks_others and network is None:  # most steps of a large batch
-            self._keep_rows(names)
+        asked = self._methods_to_ask(names, num_sequences)
+        if not asked:  # most steps of a large batch
+            for name in list(self._methods):
+                self._keep_rows(name, names)
             return {}
+        step = _Step(wanting, room, num_sequences, sum(sequence.num_tokens for sequence in plan))
         best: dict[str, tuple[float, str, Draft]] = {}
-        for name in list(self._methods) if asks_others else ():
-            asking = [s for s in wanting if self._may_use(s.request, name, name in self._auto_methods)]
-            _keep_better(best, name, self._ask(name, asking, room))
-        num_tokens = sum(sequence.num_tokens for sequence in plan)
-        due = self._due(network, wanting, room, best, num_sequences, num_tokens) if network else []
-        self._keep_rows(names)
-        drafts = self._ask(network.name, due, room) if network else {}
-        if network:
-            _keep_better(best, network.name, drafts)
-        chosen = self._choose(plan, best, num_sequences, num_tokens)
+        drafters: list[str] = []
+        for name in list(self._methods):
+            due, own_room = self._due(name, step, best) if name in asked else ([], {})
+            self._keep_rows(name, names)
+            if drafts := self._ask(name, due, own_room):
+                drafters.append(name)
+                _keep_better(best, name, drafts)
+        chosen = self._choose(plan, best, step)
         self._proposed_by = {request_id: best[request_id][1] for request_id in chosen}
-        if network and drafts:
-            network.drafting.book(verified=network.name in self._proposed_by.values())
+        for name in drafters:
+            self._drafting[name].book(verified=name in self._proposed_by.values())
         return chosen
 
     def leaves_alone(self, plan: Sequence[ScheduledSequence]) -> bool:
-        """An :data:`baton.engine.engine.AheadRule`: nobody drafts for these sequences, and no network follows them."""
-        return self._network is None and all(self._chosen_method(s.request) == NONE for s in plan)
+        """An :data:`baton.engine.engine.AheadRule`: no method drafts for these sequences, and no network follows
+        them."""
+        follows = any(own.state is not None for own in self._methods.values())
+        return not follows and all(self._chosen_method(s.request) == NONE for s in plan)
 
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
-        """Every method sees every forward, whether it drafted for it or not."""
-        for name, method in self._all().items():
+        """Shows every forward to the methods that read forwards, whether they drafted for it or not."""
+        for name, method in list(self._readers.items()):
             self._guard(
                 name,
                 lambda method=method: method.computed(batch, logits, results),  # type: ignore[misc]
@@ -163,57 +156,99 @@ class SpeculationController:
             counts.num_drafted += result.num_drafted
             counts.num_accepted += len(result.accepted)
         for drafter in self._drafters.get(request_id, ()):
-            if (method := self._all().get(drafter)) is not None:
-                self._guard(drafter, lambda method=method: method.observe(result), None)  # type: ignore[misc]
+            if (own := self._methods.get(drafter)) is not None:
+                self._guard(drafter, lambda own=own: own.method.observe(result), None)  # type: ignore[misc]
 
     def drafted_by(self, request_id: str) -> str | None:
-        """The method whose draft the request's last step verified; None when it verified none."""
+        """The method whose draft the request's last step verified; ``None`` when it verified none."""
         return self._proposed_by.get(request_id)
 
     def adopt(self, request: Request, state: bytes | None, first_new: int) -> None:
-        """A request comes with its prompt's KV; see :meth:`baton.engine.draft.network.DraftState.adopt`."""
-        if self._network is None:
-            return
-        network = self._network.method
-        try:
-            network.state.adopt(request, state, first_new)
-        except ValueError as error:  # the fault of this one hand-off: the request goes on as if no draft KV had come
-            logger.warning("the draft state of request %s cannot be used: %s", request.request_id, error)
-            self.num_failures += 1
-            self._guard(network.name, lambda: network.state.adopt(request, None, first_new), None)
-        except Exception as error:
-            if self._faults.is_for_engine(network.name, error, in_step=False):
-                raise
-            logger.exception("the speculation method %s broke and is switched off", network.name)
-            self._switch_off(network.name)
+        """Takes over a request that comes with its prompt's KV; see
+        :meth:`baton.engine.draft.network.DraftState.adopt`."""
+        for name, own in list(self._methods.items()):
+            if own.state is not None:
+                self._adopt(name, own.state, request, state, first_new)
 
     def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
         self._cost.record(num_sequences, num_tokens, ms)
 
     def release(self, request_id: str) -> None:
         self._proposed_by.pop(request_id, None)
-        for name, method in self._all().items():
-            self._guard(name, lambda method=method: method.release(request_id), None)  # type: ignore[misc]
-
-    def _all(self) -> dict[str, Proposer]:
-        own = {} if self._network is None else {self._network.name: self._network.method.proposer}
-        return {**self._methods, **own}
+        for name, own in list(self._methods.items()):
+            self._guard(name, lambda own=own: own.method.release(request_id), None)  # type: ignore[misc]
 
     def _chosen_method(self, request: Request) -> str:
         return request.speculation_method or self._default
 
-    def _may_use(self, request: Request, name: str, is_automatic: bool) -> bool:
+    def _may_use(self, request: Request, name: str) -> bool:
         chosen = self._chosen_method(request)
-        return chosen == name or (chosen == AUTO and is_automatic)
+        return chosen == name or (chosen == AUTO and self._methods[name].is_automatic)
+
+    def _methods_to_ask(self, names: set[str], num_sequences: int) -> set[str]:
+        """The methods that may draft in this step. Call once per step.
+
+        Args:
+            names: what the step's requests ask for.
+        """
+        looks = not (names <= {AUTO, NONE} and self._verification.is_settled(num_sequences))
+        asked: set[str] = set()
+        for name, own in self._methods.items():
+            if own.passes is None:
+                is_asked = looks
+            else:
+                is_asked = name in names or (AUTO in names and not self._drafting[name].is_settled(num_sequences))
+            if is_asked:
+                asked.add(name)
+        return asked
+
+    def _due(
+        self, name: str, step: _Step, best: Mapping[str, tuple[float, str, Draft]]
+    ) -> tuple[list[ScheduledSequence], dict[str, int]]:
+        """The sequences that a method should draft for in view of the drafts at hand, and its room."""
+        own = self._methods[name]
+        candidates = [sequence for sequence in step.wanting if self._may_use(sequence.request, name)]
+        if not candidates:
+            return [], {}
+        requests = [sequence.request for sequence in candidates]
+        room = {r.request_id: min(own.max_tokens, step.room[r.request_id]) for r in requests}
+        nothing: Outlook | None = Outlook({})
+        outlook = self._guard(name, lambda: own.method.outlook(requests, room), nothing)
+        if outlook is None:
+            return candidates, room
+        named = {request.request_id for request in requests if self._chosen_method(request) == name}
+        gains = {
+            request_id: expected
+            for request_id, expected in outlook.gains.items()
+            if request_id in named or sum(expected) > best.get(request_id, (0.0,))[0]
+        }
+        if not gains:
+            return [], {}
+        outlook = replace(outlook, gains=gains)
+        chosen = self._drafting[name].choose(outlook, named, step.num_sequences, step.num_tokens)
+        return [sequence for sequence in candidates if sequence.request.request_id in chosen], room
+
+    def _keep_rows(self, name: str, names: Collection[str]) -> None:
+        """Tells a network how much of each sequence it must be able to draft from."""
+        own = self._methods.get(name)
+        if own is not None and (state := own.state) is not None:
+            num_rows = None if name in names else self._drafting[name].num_kept_rows
+            self._guard(name, lambda: state.keep(num_rows), None)
+
+    def _ask(self, name: str, due: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
+        own = self._methods.get(name)
+        if not due or own is None:
+            return {}
+        drafts: dict[str, Draft] = self._guard(name, lambda: own.method.propose(due, room), {}, in_step=True)
+        self.num_drafted += sum(map(len, drafts.values()))
+        for request_id in drafts:
+            self._drafters.setdefault(request_id, []).append(name)
+        return drafts
 
     def _choose(
-        self,
-        plan: Sequence[ScheduledSequence],
-        best: Mapping[str, tuple[float, str, Draft]],
-        num_sequences: int,
-        num_tokens: int,
+        self, plan: Sequence[ScheduledSequence], best: Mapping[str, tuple[float, str, Draft]], step: _Step
     ) -> dict[str, Draft]:
-        """As much of each draft as pays; for who asked for a method by name, at least a token.
+        """As much of each draft as pays; a token at least for requests that asked for the method by name.
 
         Drafts that were drawn are verified whole: their number must not depend on what was drawn.
         """
@@ -224,76 +259,34 @@ class SpeculationController:
             request_id = sequence.request.request_id
             if request_id in best:
                 _, name, draft = best[request_id]
-                is_weighed = name not in self._whole and draft.probs is None
-                (weighed if is_weighed else chosen)[request_id] = draft
+                is_whole = self._methods[name].is_verified_whole or draft.probs is not None
+                (chosen if is_whole else weighed)[request_id] = draft
                 if self._chosen_method(sequence.request) != AUTO:
                     named.add(request_id)
-        num_tokens += sum(len(draft) for draft in chosen.values())
-        lengths = self._verification.choose(weighed, named, num_sequences, num_tokens, is_drafting=bool(chosen))
+        num_tokens = step.num_tokens + sum(len(draft) for draft in chosen.values())
+        lengths = self._verification.choose(weighed, named, step.num_sequences, num_tokens, is_drafting=bool(chosen))
         chosen |= {request_id: weighed[request_id].first(count) for request_id, count in lengths.items()}
         return {request_id: draft.guessed_by(best[request_id][1]) for request_id, draft in chosen.items()}
 
-    def _network_to_ask(self, names: Collection[str], num_sequences: int) -> _Network | None:
-        """The network, where its drafts are to be thought about at all. Asked once a step."""
-        network = self._network
-        if network is None:
-            return None
-        asks = network.name in names or (AUTO in names and not network.drafting.is_settled(num_sequences))
-        return network if asks else None
+    def _adopt(self, name: str, own: DraftState, request: Request, state: bytes | None, first_new: int) -> None:
+        def adopt() -> None:
+            try:
+                own.adopt(request, state, first_new)
+            except ValueError as error:  # the fault of this hand-off alone: the request goes on without its draft KV
+                logger.warning("the draft state of request %s cannot be used: %s", request.request_id, error)
+                self.num_failures += 1
+                own.adopt(request, None, first_new)
 
-    def _due(
-        self,
-        network: _Network,
-        wanting: Sequence[ScheduledSequence],
-        room: Mapping[str, int],
-        best: Mapping[str, tuple[float, str, Draft]],
-        num_sequences: int,
-        num_tokens: int,
-    ) -> list[ScheduledSequence]:
-        """Those that the network should draft for, in view of the drafts that there are."""
-        named = {s.request.request_id for s in wanting if self._chosen_method(s.request) == network.name}
-        candidates = [s.request for s in wanting if self._may_use(s.request, network.name, is_automatic=True)]
-        most = self._room_of(network.name, candidates, room)
-        outlook = self._guard(network.name, lambda: network.method.proposer.outlook(candidates, most), Outlook({}))
-        gains = {
-            request_id: own
-            for request_id, own in outlook.gains.items()
-            if request_id in named or sum(own) > best.get(request_id, (0.0,))[0]
-        }
-        if not gains:
-            return []
-        chosen = network.drafting.choose(replace(outlook, gains=gains), named, num_sequences, num_tokens)
-        return [s for s in wanting if s.request.request_id in chosen]
-
-    def _keep_rows(self, names: Collection[str]) -> None:
-        """Tells the network how much of each sequence it must be able to draft from."""
-        if (network := self._network) is not None:
-            num_rows = None if network.name in names else network.drafting.num_kept_rows
-            self._guard(network.name, lambda: network.method.state.keep(num_rows), None)
-
-    def _ask(self, name: str, wanting: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
-        method = self._all().get(name)
-        if not wanting or method is None:
-            return {}
-        asked = self._room_of(name, [s.request for s in wanting], room)
-        drafts: dict[str, Draft] = self._guard(name, lambda: method.propose(wanting, asked), {}, in_step=True)
-        self.num_drafted += sum(map(len, drafts.values()))
-        for request_id in drafts:
-            self._drafters.setdefault(request_id, []).append(name)
-        return drafts
-
-    def _room_of(self, name: str, requests: Sequence[Request], room: Mapping[str, int]) -> dict[str, int]:
-        most = self._most.get(name, self._max_draft_tokens)
-        return {request.request_id: min(most, room[request.request_id]) for request in requests}
+        self._guard(name, adopt, None)
 
     def _guard(self, name: str, work: Callable[[], T], otherwise: T, *, in_step: bool = False) -> T:
-        """A draft is only a bet: whatever is wrong with it, the requests go on without.
+        """Does a method's work. If it raises, the method is switched off and ``otherwise`` is returned.
 
         Args:
             in_step: the engine tries the step again if ``work`` lacks memory.
 
         Raises:
-            Exception: see :class:`DraftFaults`.
+            Exception: the error is not the method's fault; see :class:`DraftFaults`.
         """
         try:
             result = work()
@@ -301,17 +294,13 @@ class SpeculationController:
             if self._faults.is_for_engine(name, error, in_step=in_step):
                 raise
             logger.exception("the speculation method %s broke and is switched off", name)
-            self._switch_off(name)
+            self.num_failures += 1
+            self._methods.pop(name, None)
+            self._readers.pop(name, None)
             return otherwise
         if in_step:
             self._faults.went_well(name)
         return result
-
-    def _switch_off(self, name: str) -> None:
-        self.num_failures += 1
-        self._methods.pop(name, None)
-        if self._network is not None and self._network.name == name:
-            self._network = None
 
 
 def _keep_better(best: dict[str, tuple[float, str, Draft]], name: str, drafts: Mapping[str, Draft]) -> None:

@@ -13,14 +13,11 @@ vLLM's adaptive verification has the form of the last one. All costs and chances
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from math import log, log1p
-from typing import Protocol
 
 from baton.core.drafts import Draft
-from baton.core.request import Request
-from baton.engine.contracts import Proposer
+from decode_worker.speculation.method import Outlook
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.tree import reach_probabilities
 
@@ -54,32 +51,6 @@ _COLD_PASSES = 3
 _PATIENCE = 16
 _SEQUENCES_PER_UNASKED = 4
 _LONGEST_UNASKED = 7
-
-
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """What a draft network is likely to bring in a step.
-
-    Attributes:
-        gains: by request id, the drafts that each further pass adds to the accepted ones.
-        nodes_per_pass: drafts that a pass adds to the verified ones of a request.
-    """
-
-    gains: Mapping[str, tuple[float, ...]]
-    nodes_per_pass: float = 1.0
-
-
-class NetworkProposer(Proposer, Protocol):
-    """A method whose drafts take passes of a network."""
-
-    def outlook(self, requests: Sequence[Request], room: Mapping[str, int]) -> Outlook:
-        """As things went lately with these requests and their like.
-
-        Args:
-            requests: of one step.
-            room: most drafts of each, by request id.
-        """
-        ...
 
 
 class DraftPasses:

@@ -15,23 +15,23 @@ from baton.engine.batch.batch import ForwardBatch
 from baton.engine.contracts import VerifyResult
 from baton.engine.draft.model.token_state import TokenState
 from decode_worker.speculation.chains import Chain, ChainDrafter, VocabularyMap
-from decode_worker.speculation.draft_length import DraftPasses, Outlook
-from decode_worker.speculation.method import DraftMethod
+from decode_worker.speculation.draft_length import DraftPasses
+from decode_worker.speculation.method import Outlook
 
-# Who lacks no more than this reads it with its first pass; longer gaps are closed before.
+# Tokens that the first pass of a request may read along; longer gaps are closed before.
 _MAX_MISSING = 16
 
 
-class DraftModelProposer(DraftMethod):
-    """Implements :class:`~.draft_length.NetworkProposer` with chains of the draft model's guesses.
+class DraftModelProposer:
+    """A :class:`~.method.DraftMethod` that proposes chains of the draft model's guesses.
 
     Args:
         state: of the draft model.
         passes: says when a further pass of the draft no longer pays.
         draws: see :class:`~.chains.ChainDrafter`.
-        catch_up_rows: tokens that the draft may read in a step, over all requests, to close gaps: a prompt that came
-            without draft KV, or what was generated while nobody drafted. Until then a request gets no draft, and the
-            others do not wait longer than for that many rows.
+        catch_up_rows: tokens per step, over all requests, that the draft reads to close gaps: a prompt that came
+            without draft KV, or tokens generated while the method rested. Until its gap is closed, a request gets no
+            draft.
     """
 
     def __init__(

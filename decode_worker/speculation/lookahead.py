@@ -34,8 +34,8 @@ from baton.engine.batch.batch import ForwardBatch
 from baton.engine.contracts import VerifyResult
 from baton.engine.device.uploads import take_rows
 from decode_worker.speculation.acceptance import AcceptanceTracker
-from decode_worker.speculation.method import DraftMethod
-from decode_worker.speculation.tree import merge_paths
+from decode_worker.speculation.method import Outlook
+from decode_worker.speculation.tree import tree_draft
 
 Source = Literal["text", "found", "window"]
 _Key = tuple[Source, int, int]
@@ -202,14 +202,12 @@ class _State:
     keys: list[_Key] = field(default_factory=list)
 
 
-class LookaheadProposer(DraftMethod):
-    """Implements :class:`baton.engine.contracts.Proposer`. A draft has its n-grams first, then the window.
+class LookaheadProposer:
+    """A :class:`~.method.DraftMethod`. A draft has its n-grams first, then the window.
 
     Nodes of the window are rarely accepted; they are worth their place by what their rows of the logits say. Where
     only a part of a draft is verified, the columns that are left out start anew.
     """
-
-    name = "lookahead"
 
     def __init__(self, settings: LookaheadSettings | None = None) -> None:
         self._settings = settings or LookaheadSettings()
@@ -225,6 +223,10 @@ class LookaheadProposer(DraftMethod):
             if limit and len(draft := self._propose_one(request, limit)):
                 drafts[request.request_id] = draft
         return drafts
+
+    def outlook(self, requests: Sequence[Request], room: Mapping[str, int]) -> Outlook | None:
+        """``None``: drafts are read from the pool and the window."""
+        return None
 
     @torch.inference_mode()
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
@@ -307,6 +309,41 @@ class LookaheadProposer(DraftMethod):
                 state.pool.add(text[end - settings.ngram : end], "text")
             state.num_learned = request.num_tokens
         return state
+
+
+def merge_paths(
+    paths: Sequence[Sequence[int]], probs: Sequence[Sequence[float]] | None = None
+) -> tuple[Draft, list[list[int]]]:
+    """Merges several guesses at what follows into one tree, in which common beginnings occur once.
+
+    Args:
+        paths: token ids, nearest first.
+        probs: branch probabilities, one for each token; a shared node gets the highest.
+
+    Returns:
+        The draft: the nodes of the first path, then those that each further path adds. And for each path the nodes of
+        its tokens.
+    """
+    token_ids: list[int] = []
+    parents: list[int] = []
+    best: list[float] = []
+    nodes: dict[tuple[int, int], int] = {}
+    places: list[list[int]] = []
+    for index, path in enumerate(paths):
+        parent = ROOT
+        place: list[int] = []
+        for depth, token in enumerate(path):
+            node = nodes.setdefault((parent, token), len(token_ids))
+            if node == len(token_ids):
+                token_ids.append(token)
+                parents.append(parent)
+                best.append(0.0)
+            if probs is not None:
+                best[node] = max(best[node], probs[index][depth])
+            place.append(node)
+            parent = node
+        places.append(place)
+    return tree_draft(token_ids, parents, None if probs is None else best), places
 
 
 def _ends(draft: Draft, paths: Sequence[Sequence[int]]) -> list[int]:

@@ -7,24 +7,24 @@ head, that rank and about that probability have been right (section 2.3.3, with 
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from baton.core.drafts import Draft, ScheduledSequence
+from baton.core.drafts import ROOT, Draft, ScheduledSequence
 from baton.core.request import Request
 from baton.engine.batch.batch import ForwardBatch
 from baton.engine.contracts import VerifyResult
 from baton.engine.device.downloads import fetch
 from baton.engine.draft.medusa.heads import MAX_RANKS
 from baton.engine.draft.medusa.medusa_state import MedusaState
-from decode_worker.speculation.acceptance import AcceptanceTracker, kind_of
-from decode_worker.speculation.certainty import bucket_of, prior_of
-from decode_worker.speculation.draft_length import DraftPasses, Outlook
-from decode_worker.speculation.method import DraftMethod
-from decode_worker.speculation.tree import best_choices, is_prefix, static_tree, tried
+from decode_worker.speculation.acceptance import AcceptanceTracker, bucket_of, kind_of, prior_of
+from decode_worker.speculation.draft_length import DraftPasses
+from decode_worker.speculation.method import Outlook
+from decode_worker.speculation.tree import is_prefix, tree_draft, tried
 
 # Of one pass, before anything was seen.
 _PRIOR_ACCEPTED = 0.8
@@ -41,8 +41,8 @@ class _Kind:
     is_greedy: bool
 
 
-class MedusaProposer(DraftMethod):
-    """Implements :class:`~.draft_length.NetworkProposer` with trees, or chains where they promise as much.
+class MedusaProposer:
+    """A :class:`~.method.DraftMethod` that proposes trees, or chains where those promise as much.
 
     Args:
         state: of the heads that guess.
@@ -134,8 +134,37 @@ class MedusaProposer(DraftMethod):
         choices = best_choices(accuracies, room)
         if not choices:
             return Draft()
-        self._kinds[request.request_id] = [kinds[len(path) - 1][path[-1]] for path in choices]
-        return static_tree(choices).draft(token_ids, accuracies)
+        nodes = {path: node for node, path in enumerate(choices)}
+        places = [(len(path) - 1, path[-1]) for path in choices]
+        self._kinds[request.request_id] = [kinds[head][rank] for head, rank in places]
+        return tree_draft(
+            [token_ids[head][rank] for head, rank in places],
+            [nodes.get(path[:-1], ROOT) for path in choices],
+            [accuracies[head][rank] for head, rank in places],
+        )
+
+
+def best_choices(accuracies: Sequence[Sequence[float]], num_nodes: int) -> list[tuple[int, ...]]:
+    """The tree with the most accepted tokens to expect (arXiv 2401.10774, section 2.3.3), best nodes first.
+
+    Args:
+        accuracies: for each depth, how often its likeliest token, its second likeliest and so on are right. Those of
+            one depth add up to at most 1.
+        num_nodes: nodes of the tree; fewer come back when there are no more.
+
+    Returns:
+        Each node as the path of ranks that leads to it, parents before children.
+    """
+    waiting: list[tuple[float, tuple[int, ...]]] = [(-1.0, ())]
+    found: list[tuple[int, ...]] = []
+    while waiting and len(found) <= num_nodes:
+        chance, path = heapq.heappop(waiting)
+        found.append(path)
+        if len(path) < len(accuracies):
+            for rank, accuracy in enumerate(accuracies[len(path)]):
+                if accuracy > 0:
+                    heapq.heappush(waiting, (chance * accuracy, (*path, rank)))
+    return found[1:]
 
 
 def _at_most_one(accuracies: Sequence[float]) -> list[float]:

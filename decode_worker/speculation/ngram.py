@@ -12,7 +12,7 @@ from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.request import Request
 from baton.engine.contracts import VerifyResult
 from decode_worker.speculation.acceptance import AcceptanceTracker, num_right
-from decode_worker.speculation.method import DraftMethod
+from decode_worker.speculation.method import Outlook
 from decode_worker.speculation.suffix_automaton import Match, continuation
 
 _NGRAM_LENGTHS = (5, 4, 3, 2)
@@ -37,10 +37,8 @@ class _Index:
             self.token_ids.append(token)
 
 
-class NgramProposer(DraftMethod):
-    """Implements :class:`baton.engine.contracts.Proposer`."""
-
-    name = "ngram"
+class NgramProposer:
+    """A :class:`~.method.DraftMethod`."""
 
     def __init__(self) -> None:
         self._indices: dict[str, _Index] = {}
@@ -55,6 +53,10 @@ class NgramProposer(DraftMethod):
             if limit and (draft := self._propose_one(request, limit)) is not None:
                 drafts[request.request_id] = draft
         return drafts
+
+    def outlook(self, requests: Sequence[Request], room: Mapping[str, int]) -> Outlook | None:
+        """``None``: drafts are looked up in the sequence itself."""
+        return None
 
     def observe(self, result: VerifyResult) -> None:
         index = self._indices.get(result.sequence.request.request_id)

@@ -13,7 +13,7 @@ from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.request import Request
 from baton.engine.contracts import VerifyResult
 from decode_worker.speculation.acceptance import AcceptanceTracker, num_right
-from decode_worker.speculation.method import DraftMethod
+from decode_worker.speculation.method import Outlook
 from decode_worker.speculation.suffix_automaton import Match, SuffixAutomaton, continuation
 
 _MIN_MATCH = 2
@@ -39,14 +39,12 @@ class _Sequence:
     drafted_from: tuple[str, int, tuple[int, ...]] | None = None
 
 
-class SuffixProposer(DraftMethod):
-    """Implements :class:`baton.engine.contracts.Proposer`.
+class SuffixProposer:
+    """A :class:`~.method.DraftMethod`.
 
     Args:
         remembers_outputs: also draft from the outputs of earlier requests.
     """
-
-    name = "suffix"
 
     def __init__(self, *, remembers_outputs: bool = False) -> None:
         self._remembers_outputs = remembers_outputs
@@ -64,6 +62,10 @@ class SuffixProposer(DraftMethod):
             if limit and (draft := self._propose_one(request, limit)) is not None:
                 drafts[request.request_id] = draft
         return drafts
+
+    def outlook(self, requests: Sequence[Request], room: Mapping[str, int]) -> Outlook | None:
+        """``None``: drafts are looked up in tokens that are already known."""
+        return None
 
     def observe(self, result: VerifyResult) -> None:
         sequence = self._sequences.get(result.sequence.request.request_id)

@@ -18,7 +18,8 @@ from baton.engine.models.model_source import resolve_model
 from baton.engine.models.tokenizer import Tokenizer
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
-from decode_worker.speculation.registry import SpeculationLimits, create_controller
+from cluster.config.config import SpeculationConfig
+from decode_worker.speculation.registry import create_controller
 from decode_worker.speculation.verification import create_verifier
 from tests.medusa_copies import write_copies_of_the_lm_head
 
@@ -41,20 +42,20 @@ class Lab:
         self.prompts = [
             tokenizer.apply_chat_template([{"role": "user", "content": question}]) for question in QUESTIONS
         ]
-        self.plain = self.run(self.load(), None, "none", SpeculationLimits())[0]
+        self.plain = self.run(self.load(), None, "none", SpeculationConfig(tree_max_batch=0))[0]
 
     def load(self) -> LoadedModel:
         return load_model(self.source, "float32", torch.device("cpu"))
 
     def run(
-        self, model: LoadedModel, draft: LoadedDraft | None, method: str, limits: SpeculationLimits
+        self, model: LoadedModel, draft: LoadedDraft | None, method: str, limits: SpeculationConfig
     ) -> tuple[list[list[int]], int]:
         """Answers, and how many drafts were accepted. Every third request forbids speculation."""
         network = None if draft is None else draft.network
         runner = ModelRunner(model, 128, 16, draft=network)
         blocks = BlockManager(128, 16)
         scheduler = Scheduler(SchedulerLimits(512, 8, 1024), blocks)
-        controller = create_controller(method, limits, runner, draft)
+        controller = create_controller(limits, runner, draft, default=method)
         engine = Engine(runner, scheduler, create_verifier(), controller, max_draft_tokens=32)
         requests: Sequence[Request] = [
             Request(
@@ -83,7 +84,7 @@ def lab() -> Lab:
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "lookahead"])
 def test_without_a_draft(lab: Lab, method: str) -> None:
-    answers, accepted = lab.run(lab.load(), None, method, SpeculationLimits())
+    answers, accepted = lab.run(lab.load(), None, method, SpeculationConfig(tree_max_batch=0))
     assert answers == lab.plain
     assert accepted > 0
 
@@ -91,15 +92,15 @@ def test_without_a_draft(lab: Lab, method: str) -> None:
 @pytest.mark.parametrize(
     ("method", "limits", "least_accepted"),
     [
-        ("eagle3", SpeculationLimits(max_draft_tokens=4), 21),
-        ("eagle3", SpeculationLimits(max_tree_tokens=12, tree_max_batch=8), 21),
+        ("eagle3", SpeculationConfig(max_draft_tokens=4, tree_max_batch=0), 21),
+        ("eagle3", SpeculationConfig(max_tree_tokens=12, tree_max_batch=8), 21),
         # Goes by what steps take here and now, and may rightly find that nothing pays.
-        ("auto", SpeculationLimits(max_tree_tokens=12, tree_max_batch=8), 0),
+        ("auto", SpeculationConfig(max_tree_tokens=12, tree_max_batch=8), 0),
     ],
     ids=["chains", "trees", "auto"],
 )
 def test_with_the_head_that_comes_with_baton(
-    lab: Lab, method: str, limits: SpeculationLimits, least_accepted: int
+    lab: Lab, method: str, limits: SpeculationConfig, least_accepted: int
 ) -> None:
     model = lab.load()
     draft = load_draft("auto", "default", lab.source.path, model)
@@ -114,7 +115,7 @@ def test_with_a_draft_model(lab: Lab) -> None:
     model = lab.load()
     draft = load_draft("default", "default", lab.source.path, model)
     assert draft is not None
-    answers, accepted = lab.run(model, draft, "draft_model", SpeculationLimits(max_draft_tokens=4))
+    answers, accepted = lab.run(model, draft, "draft_model", SpeculationConfig(max_draft_tokens=4, tree_max_batch=0))
     assert answers == lab.plain
     assert accepted > 50
 
@@ -124,5 +125,5 @@ def test_with_medusa_heads(lab: Lab, tmp_path: Path) -> None:
     model = lab.load()
     write_copies_of_the_lm_head(model.model, tmp_path, num_heads=3)
     heads = load_medusa(tmp_path, model.model, torch.float32, torch.device("cpu"))
-    answers, _ = lab.run(model, LoadedDraft("medusa", "copies", heads), "medusa", SpeculationLimits(max_tree_tokens=12))
+    answers, _ = lab.run(model, LoadedDraft("medusa", "copies", heads), "medusa", SpeculationConfig(max_tree_tokens=12))
     assert answers == lab.plain

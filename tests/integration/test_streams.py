@@ -33,11 +33,12 @@ from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from decode_worker.kv_import import Import, KVImporter
 from decode_worker.speculation.draft_length import DraftPasses
-from decode_worker.speculation.eagle import EagleProposer
+from decode_worker.speculation.eagle.proposer import EagleProposer
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.verification import SampleAndMatch
 from prefill_worker.kv_export import ComputedStep
 from tests.device_tensors import DeviceTensors
+from tests.drafting import Unweighed
 from tests.engine_runs import build_engine, build_runner, run
 from tests.fake_cuda import fake_cuda
 from tests.stream_checker import Device, Schedule
@@ -210,7 +211,7 @@ def test_draft_passes_change_no_token(make: Callable[[], TinyDraft], tmp_path: P
                 )
             scheduler = Scheduler(SchedulerLimits(8, 8, 64), BlockManager(64, BLOCK_SIZE))
             passes = DraftPasses(StepCost())
-            proposer = EagleProposer(FeatureState(head, runner, weights="native"), passes, draws=False)
+            proposer = Unweighed(EagleProposer(FeatureState(head, runner, weights="native"), passes))
             drafting = Engine(runner, scheduler, SampleAndMatch(), proposer, max_draft_tokens=3)
             found.append([outcome.token_ids for outcome in run(drafting, prompts, PARAMS[:2])])
     device.check()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import get_args
 
 import pytest
@@ -12,11 +12,12 @@ from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.errors import ConfigError
 from baton.core.request import Request, SamplingParams
 from baton.core.roles import SpeculationMethod
-from baton.engine.batch.batch import ForwardBatch
 from baton.engine.contracts import VerifyResult
-from decode_worker.speculation.controller import NetworkMethod, SpeculationController
-from decode_worker.speculation.draft_length import DraftPasses, Outlook
-from decode_worker.speculation.registry import SpeculationLimits, create_controller, method_names
+from cluster.config.config import SpeculationConfig
+from decode_worker.speculation.controller import RegisteredMethod, SpeculationController
+from decode_worker.speculation.draft_length import DraftPasses
+from decode_worker.speculation.method import DraftMethod, Outlook
+from decode_worker.speculation.registry import create_controller, method_names
 from decode_worker.speculation.step_cost import StepCost
 from tests.engine_runs import build_runner
 from tests.tiny_models import tiny_model
@@ -44,12 +45,11 @@ class Drafter:
         draft = Draft((self.token,) * len(self.confidences), confidences=self.confidences, probs=self.probs)
         return {s.request.request_id: draft for s in plan if s.request.request_id in room}
 
-    def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None: ...
+    def outlook(self, requests: Sequence[Request], room: Mapping[str, int]) -> Outlook | None:
+        return None
 
     def observe(self, result: VerifyResult) -> None:
         self.observed.append(result)
-
-    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None: ...
 
     def release(self, request_id: str) -> None: ...
 
@@ -60,6 +60,11 @@ class Network(Drafter):
     def __init__(self, confidences: Sequence[float]) -> None:
         super().__init__(confidences, token=7)
         self.kept: list[int | None] = []
+
+    def entry(self, passes: DraftPasses) -> RegisteredMethod:
+        return RegisteredMethod(self, 4, is_automatic=True, passes=passes, state=self)
+
+    def computed(self, *_: object) -> None: ...
 
     def outlook(self, requests: Sequence[Request], room: Mapping[str, int]) -> Outlook:
         return Outlook({request.request_id: self.confidences for request in requests})
@@ -75,28 +80,37 @@ class Network(Drafter):
     def adopt(self, request: Request, state: bytes | None, first_new: int = 0) -> None: ...
 
 
+def entries(
+    methods: Mapping[str, DraftMethod], automatic: Collection[str] | None = None
+) -> dict[str, RegisteredMethod]:
+    """All of them automatic unless some are named."""
+    return {
+        name: RegisteredMethod(own, 4, is_automatic=automatic is None or name in automatic)
+        for name, own in methods.items()
+    }
+
+
 class TestController:
     def test_a_request_chooses_or_forbids(self) -> None:
         one, two = Drafter([0.9], token=1), Drafter([0.8], token=2)
-        controller = SpeculationController({"one": one, "two": two}, ["one"], "auto", 4)
+        controller = SpeculationController(entries({"one": one, "two": two}, ["one"]), "auto")
         plan = [scheduled("a"), scheduled("b", "two"), scheduled("c", "none")]
         proposals = controller.propose(plan, dict.fromkeys("abc", 8))
         assert {name: proposal.token_ids for name, proposal in proposals.items()} == {"a": (1,), "b": (2,)}
 
     def test_steps_may_run_ahead_of_their_tokens_where_nobody_drafts(self) -> None:
-        methods, cost = {"one": Drafter([0.9])}, StepCost()
-        controller = SpeculationController(methods, ["one"], "none", 4)
+        methods, cost = entries({"one": Drafter([0.9])}), StepCost()
+        controller = SpeculationController(methods, "none")
         assert controller.leaves_alone([scheduled("a"), scheduled("b", "none")])
         assert not controller.leaves_alone([scheduled("a"), scheduled("b", "one")])
         assert not controller.leaves_alone([scheduled("a"), scheduled("b", "auto")])
-        assert not SpeculationController(methods, ["one"], "auto", 4).leaves_alone([scheduled("a")])
-        passes, network = DraftPasses(cost), Network([0.9])
-        follows = NetworkMethod("network", network, network, passes)
-        assert not SpeculationController({}, [], "none", 4, cost=cost, network=follows).leaves_alone([scheduled("a")])
+        assert not SpeculationController(methods, "auto").leaves_alone([scheduled("a")])
+        follows = {"network": Network([0.9]).entry(DraftPasses(cost))}
+        assert not SpeculationController(follows, "none", cost).leaves_alone([scheduled("a")])
 
     def test_who_asks_by_name_is_drafted_for_even_when_nothing_pays(self) -> None:
         drafter = Drafter([0.001])
-        controller = SpeculationController({"one": drafter}, ["one"], "auto", 4)
+        controller = SpeculationController(entries({"one": drafter}), "auto")
         controller.observe_step(8, 8, 10.0)
         plan = [scheduled(str(name)) for name in range(8)]
         room = dict.fromkeys((sequence.request.request_id for sequence in plan), 8)
@@ -116,8 +130,7 @@ class TestController:
         for _ in range(8):
             cost.record(8, 8, 10.0)
             passes.record(8, 5.0)
-        method = NetworkMethod("net", network, network, passes)
-        controller = SpeculationController({}, [], "auto", 4, cost=cost, network=method)
+        controller = SpeculationController({"net": network.entry(passes)}, "auto", cost)
         plan = [scheduled(str(name)) for name in range(8)]
         room = dict.fromkeys((sequence.request.request_id for sequence in plan), 8)
         assert not any(controller.propose(plan, room) for _ in range(40))
@@ -131,7 +144,7 @@ class TestController:
 
     def test_auto_takes_the_more_promising_draft(self) -> None:
         methods = {"short": Drafter([0.9], token=1), "long": Drafter([0.8, 0.8], token=2)}
-        controller = SpeculationController(methods, methods, "auto", 4)
+        controller = SpeculationController(entries(methods), "auto")
         draft = controller.propose([scheduled("a")], {"a": 8})["a"]
         assert draft.token_ids == (2, 2)
         assert (draft.method, draft.first(1).method) == ("long", "long")
@@ -140,17 +153,17 @@ class TestController:
         """Their number must not depend on what was drawn, and their later confidences do."""
         drafter = Drafter([0.01, 0.99, 0.01])
         drafter.probs = torch.full((3, 4), 0.25)
-        controller = SpeculationController({"drawn": drafter}, ["drawn"], "auto", 4)
+        controller = SpeculationController(entries({"drawn": drafter}), "auto")
         assert len(controller.propose([scheduled("a")], {"a": 8})["a"]) == 3
 
     def test_a_step_in_which_nothing_is_sampled_gets_no_drafts(self) -> None:
-        controller = SpeculationController({"one": Drafter([0.9])}, ["one"], "auto", 4)
+        controller = SpeculationController(entries({"one": Drafter([0.9])}), "auto")
         request = Request("a", [1, 2, 3], SamplingParams(max_tokens=50))
         assert controller.propose([ScheduledSequence(request, 2)], {}) == {}
 
     def test_whoever_proposed_learns_whether_its_draft_was_verified_or_not(self) -> None:
         one, two, unasked = Drafter([0.9]), Drafter([0.2]), Drafter([0.9])
-        controller = SpeculationController({"one": one, "two": two, "no": unasked}, ["one", "two"], "auto", 4)
+        controller = SpeculationController(entries({"one": one, "two": two, "no": unasked}, ["one", "two"]), "auto")
         sequence = scheduled("a")
         drafts = controller.propose([sequence], {"a": 8})
         controller.observe(VerifyResult(ScheduledSequence(sequence.request, 1, drafts["a"]), (), 5))
@@ -159,18 +172,19 @@ class TestController:
 
     def test_a_method_asked_for_by_name_drafts_as_much_as_pays_and_something_at_least(self) -> None:
         drafter = Drafter([0.9, 0.0, 0.9])
-        controller = SpeculationController({"one": drafter}, [], "one", 4)
+        controller = SpeculationController(entries({"one": drafter}), "one")
         assert len(controller.propose([scheduled("a")], {"a": 8})["a"]) == 1
         drafter.confidences = (0.01,)
         assert len(controller.propose([scheduled("a")], {"a": 8})["a"]) == 1
 
     def test_a_method_that_learns_from_every_node_gets_them_all(self) -> None:
-        controller = SpeculationController({"one": Drafter([0.9, 0.0, 0.9])}, [], "one", 4, whole=["one"])
+        whole = RegisteredMethod(Drafter([0.9, 0.0, 0.9]), 4, is_verified_whole=True)
+        controller = SpeculationController({"one": whole}, "one")
         assert len(controller.propose([scheduled("a")], {"a": 8})["a"]) == 3
 
     def test_a_method_that_breaks_is_left_out(self) -> None:
         good, bad = Drafter([0.9]), Drafter([0.9], error=RuntimeError("this draft model is broken"))
-        controller = SpeculationController({"bad": bad, "good": good}, ["bad", "good"], "auto", 4)
+        controller = SpeculationController(entries({"bad": bad, "good": good}), "auto")
         assert controller.propose([scheduled("a")], {"a": 8})["a"].token_ids == (9,)
         assert controller.num_failures == 1
         controller.propose([scheduled("a")], {"a": 8})
@@ -178,7 +192,7 @@ class TestController:
 
     def test_memory_that_a_method_lacks_is_freed_by_the_engine_once(self) -> None:
         drafter = Drafter([0.9])
-        controller = SpeculationController({"one": drafter}, ["one"], "auto", 4)
+        controller = SpeculationController(entries({"one": drafter}), "auto")
         for _ in range(2):
             drafter.error = torch.OutOfMemoryError("no memory")
             with pytest.raises(torch.OutOfMemoryError):
@@ -188,9 +202,8 @@ class TestController:
         assert controller.num_failures == 0
 
     def test_a_method_that_lacks_memory_twice_in_a_row_is_left_out(self) -> None:
-        controller = SpeculationController(
-            {"one": Drafter([0.9], error=torch.OutOfMemoryError("no memory"))}, ["one"], "auto", 4
-        )
+        drafter = Drafter([0.9], error=torch.OutOfMemoryError("no memory"))
+        controller = SpeculationController(entries({"one": drafter}), "auto")
         with pytest.raises(torch.OutOfMemoryError):
             controller.propose([scheduled("a")], {"a": 8})
         assert controller.propose([scheduled("a")], {"a": 8}) == {}
@@ -198,7 +211,7 @@ class TestController:
 
     def test_a_lost_device_is_not_the_methods_fault(self) -> None:
         error = RuntimeError("CUDA error: an illegal memory access was encountered")
-        controller = SpeculationController({"one": Drafter([0.9], error=error)}, ["one"], "auto", 4)
+        controller = SpeculationController(entries({"one": Drafter([0.9], error=error)}), "auto")
         for _ in range(2):
             with pytest.raises(RuntimeError, match="illegal memory access"):
                 controller.propose([scheduled("a")], {"a": 8})
@@ -206,11 +219,11 @@ class TestController:
 
     def test_unknown_defaults_are_refused(self) -> None:
         with pytest.raises(ConfigError, match="ngram"):
-            create_controller("telepathy", SpeculationLimits(), build_runner(tiny_model("llama")), None)
+            create_controller(SpeculationConfig(), build_runner(tiny_model("llama")), None, default="telepathy")
 
     def test_a_default_that_needs_a_draft_is_refused_without_one(self) -> None:
         with pytest.raises(ConfigError, match="no draft is loaded"):
-            create_controller("eagle3", SpeculationLimits(), build_runner(tiny_model("llama")), None)
+            create_controller(SpeculationConfig(method="eagle3"), build_runner(tiny_model("llama")), None)
 
 
 def test_configuration_and_workers_know_the_same_names() -> None:

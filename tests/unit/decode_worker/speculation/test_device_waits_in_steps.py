@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from baton.core.request import Request, SamplingParams
-from baton.engine.contracts import DraftNetwork, Proposer
+from baton.engine.contracts import DraftNetwork
 from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
 from baton.engine.draft.eagle.feature_state import FeatureState
 from baton.engine.draft.medusa.heads import load_medusa
@@ -24,15 +24,16 @@ from baton.engine.models.model_loader import LoadedModel
 from baton.engine.runner.model_runner import ModelRunner
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.draft_model import DraftModelProposer
-from decode_worker.speculation.eagle import EagleProposer
-from decode_worker.speculation.eagle_tree import EagleTreeProposer
+from decode_worker.speculation.eagle.proposer import EagleProposer
+from decode_worker.speculation.eagle.tree_drafter import TreeSettings
 from decode_worker.speculation.lookahead import LookaheadProposer
 from decode_worker.speculation.medusa import MedusaProposer
+from decode_worker.speculation.method import DraftMethod
 from decode_worker.speculation.step_cost import StepCost
 from prefill_worker.prompt_draft import PromptDraft
 from tests.device_steps import on_device, prepared, without_kernels
 from tests.device_waits import DeviceWaits, Kind
-from tests.drafting import MAX_DRAFT_TOKENS, engine_over, prompts
+from tests.drafting import MAX_DRAFT_TOKENS, Unweighed, engine_over, prompts
 from tests.tiny_drafts import (
     VOCAB,
     TinyDraft,
@@ -48,18 +49,18 @@ META = torch.device("meta")
 BLOCK_SIZE = 4
 NUM_SEQUENCES = 3
 NUM_CHUNKS = 3
-Build = Callable[[LoadedModel, Path], tuple[ModelRunner, Proposer | None]]
+Build = Callable[[LoadedModel, Path], tuple[ModelRunner, DraftMethod | None]]
 
 TOKENS = "baton/engine/sampling/sampler.py:read"
-CHAIN = "decode_worker/speculation/certainty.py:likeliest"
-TREE = "decode_worker/speculation/eagle_tree.py:_expand"
+CHAIN = "decode_worker/speculation/chains.py:likeliest"
+TREE = "decode_worker/speculation/eagle/tree_drafter.py:_expand"
 MEDUSA = "decode_worker/speculation/medusa.py:propose"
 LOOKAHEAD = "decode_worker/speculation/lookahead.py:computed"
-DRAW = "decode_worker/speculation/noise.py:draw_from"
+DRAW = "decode_worker/speculation/acceptance_rules.py:draw_from"
 JUDGE = "decode_worker/speculation/acceptance_rules.py:judge"
 PROCESSED_PASS = "decode_worker/speculation/chains.py:_extend_processed"
 DRAWN_PASS = {
-    "decode_worker/speculation/noise.py:draw_drafts": 1,  # which rows have any probability
+    "decode_worker/speculation/acceptance_rules.py:draw_drafts": 1,  # which rows have any probability
     DRAW: 1,  # their tokens
     PROCESSED_PASS: 1,  # how certain they are
 }
@@ -82,18 +83,17 @@ def plain(loaded: LoadedModel, folder: Path) -> tuple[ModelRunner, None]:
 
 
 def eagle(make: Callable[[], TinyDraft], *, draws: bool = False, trees: bool = False) -> Build:
-    def build(loaded: LoadedModel, folder: Path) -> tuple[ModelRunner, Proposer]:
+    def build(loaded: LoadedModel, folder: Path) -> tuple[ModelRunner, DraftMethod]:
         head = load_eagle(make().write(folder), loaded.model, torch.bfloat16, META)
         runner = runner_for(loaded, head)
         state = FeatureState(head, runner)
-        chains = EagleProposer(state, passes(), draws=draws)
-        return runner, EagleTreeProposer(state, passes(), chains) if trees else chains
+        return runner, EagleProposer(state, passes(), draws=draws, trees=TreeSettings() if trees else None)
 
     return build
 
 
 def draft_model(*, draws: bool = False) -> Build:
-    def build(loaded: LoadedModel, folder: Path) -> tuple[ModelRunner, Proposer]:
+    def build(loaded: LoadedModel, folder: Path) -> tuple[ModelRunner, DraftMethod]:
         draft = DraftModel(on_device(prepared(tiny_draft_lm(num_layers=1))), VOCAB)
         runner = runner_for(loaded, draft)
         return runner, DraftModelProposer(TokenState(draft, runner), passes(), draws=draws)
@@ -101,13 +101,13 @@ def draft_model(*, draws: bool = False) -> Build:
     return build
 
 
-def medusa(loaded: LoadedModel, folder: Path) -> tuple[ModelRunner, Proposer]:
+def medusa(loaded: LoadedModel, folder: Path) -> tuple[ModelRunner, DraftMethod]:
     heads = load_medusa(tiny_medusa_v1().write(folder), loaded.model, torch.bfloat16, META)
     runner = runner_for(loaded, heads)
     return runner, MedusaProposer(MedusaState(heads, runner), passes())
 
 
-def lookahead(loaded: LoadedModel, folder: Path) -> tuple[ModelRunner, Proposer]:
+def lookahead(loaded: LoadedModel, folder: Path) -> tuple[ModelRunner, DraftMethod]:
     return runner_for(loaded), LookaheadProposer()
 
 
@@ -128,8 +128,8 @@ def waits_of_a_step(
     """Of the first step behind the prompts, by place; and the tokens that the first sequence got."""
     waits = DeviceWaits()
     with waits:  # loading and prompts may wait
-        runner, proposer = build(on_device(prepared(tiny_target(num_layers=6))), folder)
-        engine = engine_over(runner, proposer, acceptance=acceptance)
+        runner, method = build(on_device(prepared(tiny_target(num_layers=6))), folder)
+        engine = engine_over(runner, Unweighed(method) if method else None, acceptance=acceptance)
         for index, prompt in enumerate(prompts(9, 14, 6)[:NUM_SEQUENCES]):
             engine.scheduler.add(Request(str(index), prompt, params or SamplingParams(max_tokens=60, temperature=0)))
         assert len(engine.step()) == NUM_SEQUENCES
@@ -203,9 +203,8 @@ def test_no_rule_decides_on_greedy_requests(acceptance: str, tmp_path: Path) -> 
 def test_prompts_and_their_hand_off_wait_for_nothing_but_what_is_sent(build: Build, tmp_path: Path) -> None:
     waits = DeviceWaits()
     with waits:
-        runner, proposer = build(on_device(prepared(tiny_target(num_layers=6))), tmp_path)
-        assert proposer is not None
-        state = vars(proposer)["_state"]
+        runner, method = build(on_device(prepared(tiny_target(num_layers=6))), tmp_path)
+        state = vars(method)["_state"]
         engine = engine_over(runner, PromptDraft(state), chunk_tokens=8)
         request = Request("0", prompts(21)[0], SAMPLED)
         engine.scheduler.add(request)

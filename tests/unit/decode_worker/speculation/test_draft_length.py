@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 
 from baton.core.drafts import Draft
-from decode_worker.speculation.draft_length import DraftingPolicy, DraftPasses, Outlook, VerificationPolicy
+from decode_worker.speculation.draft_length import DraftingPolicy, DraftPasses, VerificationPolicy
+from decode_worker.speculation.method import Outlook
 from decode_worker.speculation.step_cost import StepCost
 
 

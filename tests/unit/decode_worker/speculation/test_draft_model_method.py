@@ -18,9 +18,9 @@ from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.sampling.sampler import probabilities
 from baton.engine.sampling.verification import sampling_row
 from benchmarks.device_run.attention_world import poison
+from decode_worker.speculation.acceptance_rules import draw_drafts
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.draft_model import DraftModelProposer
-from decode_worker.speculation.noise import draw_drafts
 from decode_worker.speculation.step_cost import StepCost
 from tests.drafting import Recording, bushy, engine_over, prompts, requests_for, run
 from tests.tiny_drafts import VOCAB, tiny_draft_lm, tiny_target

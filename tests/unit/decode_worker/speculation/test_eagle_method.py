@@ -19,11 +19,12 @@ from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.sampling.verification import sampling_row
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from decode_worker.speculation.acceptance_rules import draw_drafts
 from decode_worker.speculation.draft_length import DraftPasses
-from decode_worker.speculation.eagle import EagleProposer
-from decode_worker.speculation.noise import draw_drafts
+from decode_worker.speculation.eagle.proposer import EagleProposer
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.verification import SampleAndMatch
+from tests.drafting import Unweighed
 from tests.tiny_drafts import VOCAB, TinyDraft, tiny_eagle, tiny_eagle3, tiny_speculators, tiny_target
 
 BLOCK_SIZE = 4
@@ -53,7 +54,7 @@ class Setup:
     def engine(self, *, speculate: bool, chunk_tokens: int = 32, num_blocks: int = 96) -> Engine:
         blocks = BlockManager(num_blocks, BLOCK_SIZE)
         scheduler = Scheduler(SchedulerLimits(chunk_tokens, 8, 120), blocks)
-        proposer = self.proposer if speculate else None
+        proposer = Unweighed(self.proposer) if speculate else None
         return Engine(self.runner, scheduler, SampleAndMatch(), proposer, max_draft_tokens=5)
 
     def run(self, engine: Engine, prompts: list[list[int]], max_tokens: int = 20) -> list[list[int]]:

@@ -23,18 +23,19 @@ from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
-from decode_worker.speculation.controller import SpeculationController
-from decode_worker.speculation.draft_length import DraftPasses, Outlook
-from decode_worker.speculation.eagle import EagleProposer
-from decode_worker.speculation.eagle_tree import EagleTreeProposer, EagleTreeSettings
+from decode_worker.speculation.draft_length import DraftPasses
+from decode_worker.speculation.eagle.proposer import EagleProposer
+from decode_worker.speculation.eagle.tree_drafter import TreeDrafter, TreeSettings
+from decode_worker.speculation.method import DraftMethod, Outlook
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.tree import reach_probabilities
 from decode_worker.speculation.verification import SampleAndMatch
+from tests.drafting import Eager, Unweighed, registered
 from tests.tiny_drafts import TinyDraft, tiny_eagle, tiny_eagle3, tiny_speculators, tiny_target
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 96
-WIDE = EagleTreeSettings(top_k=3, max_depth=4, max_nodes=12, max_batch=8)
+WIDE = TreeSettings(top_k=3, max_depth=4, max_nodes=12, max_batch=8)
 DRAFTS: dict[str, Callable[[], TinyDraft]] = {
     "eagle": tiny_eagle,
     "eagle3": tiny_eagle3,
@@ -48,7 +49,7 @@ def plain_or_sampled(index: int) -> SamplingParams:
     return SamplingParams(max_tokens=20, temperature=0.7 * (index % 2), seed=index)
 
 
-class Spy(EagleTreeProposer):
+class Spy(EagleProposer):
     """Notes every tree that it drafts: request id, known tokens, room and draft."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -60,7 +61,7 @@ class Spy(EagleTreeProposer):
         drafts = super().propose(plan, room)
         for sequence in plan:
             request = sequence.request
-            if request.request_id in self._drafts:
+            if isinstance(self._drafter, TreeDrafter) and request.request_id in drafts:
                 draft = drafts[request.request_id]
                 self.trees.append((request.request_id, request.num_tokens, room[request.request_id], draft))
         return drafts
@@ -73,22 +74,20 @@ class Spy(EagleTreeProposer):
 class Setup:
     """A tiny target and a head of random weights over one cache, which holds no numbers at first."""
 
-    def __init__(
-        self, folder: Path, make: Callable[[], TinyDraft] = tiny_eagle3, own: EagleTreeSettings = WIDE
-    ) -> None:
+    def __init__(self, folder: Path, make: Callable[[], TinyDraft] = tiny_eagle3, own: TreeSettings = WIDE) -> None:
         self.untouched = tiny_target()
         target = tiny_target()
         self.head: EagleHead = load_eagle(make().write(folder), target, torch.float32, torch.device("cpu"))
         self.runner = ModelRunner(prepare_model(target, "float32"), NUM_BLOCKS, BLOCK_SIZE, draft=self.head)
         state, self.passes = FeatureState(self.head, self.runner, weights="native"), DraftPasses(StepCost())
         self.settings = own
-        self.proposer = Spy(state, self.passes, EagleProposer(state, self.passes), own)
+        self.proposer = Spy(state, self.passes, trees=own)
         self._features: dict[tuple[int, ...], torch.Tensor] = {}
 
     def run(
         self,
         prompts: Sequence[Sequence[int]],
-        proposer: Proposer | None,
+        method: DraftMethod | Proposer | None,
         params: ParamsOf = plain_or_sampled,
         *,
         chunk_tokens: int = 64,
@@ -97,6 +96,7 @@ class Setup:
         methods: Sequence[str | None] = (None,),
         cached: BlockManager | None = None,
     ) -> tuple[list[list[int]], Engine]:
+        proposer = None if method is None else Unweighed(method)
         blocks = cached or BlockManager(num_blocks, BLOCK_SIZE)
         for tensor in () if cached else (*self.runner.cache.keys, *self.runner.cache.values):
             tensor.fill_(torch.nan)
@@ -235,17 +235,11 @@ def test_guesses_know_penalties_and_biases(tmp_path: Path) -> None:
     assert setup.proposer.num_accepted > 30
 
 
-class _Eager(SpeculationController):
-    """Drafts whatever the costs say."""
-
-    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None: ...
-
-
 def test_beside_requests_that_forbid_speculation(tmp_path: Path) -> None:
     setup = Setup(tmp_path, tiny_eagle)
     texts = prompts(9, 14, 6, 12, 3)
     plain, _ = setup.run(texts, None, narrow)
-    controller = _Eager({"trees": setup.proposer}, ("trees",), "none", 9)
+    controller = Eager(registered({"trees": setup.proposer}, 9), "none")
     tokens, _ = setup.run(texts, controller, narrow, methods=("trees", "none", "auto"))
     assert tokens == plain
     assert controller.num_failures == 0
@@ -254,7 +248,7 @@ def test_beside_requests_that_forbid_speculation(tmp_path: Path) -> None:
 
 def test_large_batches_get_chains(tmp_path: Path) -> None:
     """Trees, while few are left; both over one state."""
-    setup = Setup(tmp_path, own=EagleTreeSettings(top_k=3, max_depth=4, max_nodes=12, max_batch=2))
+    setup = Setup(tmp_path, own=TreeSettings(top_k=3, max_depth=4, max_nodes=12, max_batch=2))
     texts = prompts(9, 14, 6, 12)
     lengths = (8, 12, 24, 30)
 
@@ -271,7 +265,7 @@ def test_large_batches_get_chains(tmp_path: Path) -> None:
 
 def test_what_is_drafted_is_what_the_outlook_was_for(tmp_path: Path) -> None:
     """Of many requests a few may be chosen; their chains teach what the next outlook on as many is made of."""
-    setup = Setup(tmp_path, own=EagleTreeSettings(top_k=3, max_depth=4, max_nodes=12, max_batch=2))
+    setup = Setup(tmp_path, own=TreeSettings(top_k=3, max_depth=4, max_nodes=12, max_batch=2))
     requests = [Request(str(index), [1, 2, 3], SamplingParams()) for index in range(3)]
     room = {request.request_id: 8 for request in requests}
     plan = [ScheduledSequence(requests[0], 1)]
@@ -330,4 +324,4 @@ def test_a_head_that_is_broken_drafts_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["top_k", "max_depth", "max_nodes", "max_batch"])
 def test_settings_out_of_range_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be at least 1"):
-        EagleTreeSettings(**{name: 0})
+        TreeSettings(**{name: 0})

@@ -21,15 +21,17 @@ from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
-from decode_worker.speculation.controller import SpeculationController
 from decode_worker.speculation.lookahead import (
     JacobiWindow,
     LookaheadProposer,
     LookaheadSettings,
     NgramPool,
     Source,
+    merge_paths,
 )
+from decode_worker.speculation.method import DraftMethod
 from decode_worker.speculation.verification import SampleAndMatch
+from tests.drafting import Eager, Unweighed, registered
 from tests.engine_runs import BLOCK_SIZE, build_runner
 from tests.tiny_models import tiny_model
 from tests.toy_language import Table, batch_of, known_tokens, logits_of
@@ -66,7 +68,7 @@ def poison(runner: ModelRunner) -> None:
 
 def generate(
     runner: ModelRunner,
-    proposer: Proposer | None,
+    method: DraftMethod | Proposer | None,
     *,
     temperature: float = 0.0,
     chunk_tokens: int = 64,
@@ -76,6 +78,7 @@ def generate(
     logit_bias: tuple[tuple[int, float], ...] = (),
 ) -> tuple[list[list[int]], int, Engine]:
     """Eight requests at once: their tokens, and how many drafts were accepted."""
+    proposer = None if method is None else Unweighed(method)
     poison(runner)
     chance = random.Random(3)
     blocks = BlockManager(num_blocks or runner.cache.num_blocks, BLOCK_SIZE)
@@ -142,18 +145,12 @@ def test_preemption_and_chunks_change_nothing(runner: ModelRunner) -> None:
     assert engine.scheduler.num_preemptions > 0
 
 
-class _Eager(SpeculationController):
-    """Drafts whatever the costs say."""
-
-    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None: ...
-
-
-@pytest.mark.parametrize("auto_methods", [(), ("lookahead",)], ids=["by name", "automatic"])
-def test_beside_requests_that_forbid_speculation(runner: ModelRunner, auto_methods: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("is_automatic", [False, True], ids=["by name", "automatic"])
+def test_beside_requests_that_forbid_speculation(runner: ModelRunner, *, is_automatic: bool) -> None:
     """By name a draft is verified as it is; an automatic one may be cut anywhere."""
-    wanted = "auto" if auto_methods else "lookahead"
+    wanted = "auto" if is_automatic else "lookahead"
     plain, _, _ = generate(runner, None, logit_bias=FEW_TOKENS)
-    controller = _Eager({"lookahead": LookaheadProposer()}, auto_methods, "none", 24)
+    controller = Eager(registered({"lookahead": LookaheadProposer()}, 24, is_automatic=is_automatic), "none")
     tokens, accepted, _ = generate(runner, controller, methods=(wanted, "none", None), logit_bias=FEW_TOKENS)
     assert tokens == plain
     assert accepted > 0
@@ -313,3 +310,36 @@ def test_what_is_accepted_raises_confidence() -> None:
         assert len(result.accepted) >= 2
     assert first is not None
     assert draft.confidences[0] > first
+
+
+def paths_of(draft: Draft) -> list[tuple[int, ...]]:
+    return [tuple(draft.token_ids[index] for index in draft.path(node)) for node in range(len(draft))]
+
+
+def assert_is_tree(draft: Draft) -> None:
+    assert len(draft.parents) in (0, len(draft))
+    assert all(ROOT <= draft.parent(node) < node for node in range(len(draft)))
+    # Equal paths would be equal siblings somewhere.
+    assert len(set(paths_of(draft))) == len(draft)
+    assert all(0 <= confidence <= 1 for confidence in draft.confidences)
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), min_size=1, max_size=8))
+def test_merged_paths_are_all_there_and_nothing_else(paths: list[list[int]]) -> None:
+    draft, places = merge_paths(paths)
+    assert_is_tree(draft)
+    for path, nodes in zip(paths, places, strict=True):
+        assert [draft.token_ids[node] for node in nodes] == path
+        assert list(draft.path(nodes[-1])) == nodes
+    assert {node for nodes in places for node in nodes} == set(range(len(draft)))
+    assert paths_of(draft)[: len(paths[0])] == [tuple(paths[0][: end + 1]) for end in range(len(paths[0]))]
+    assert merge_paths([path for path in paths for _ in range(2)])[0] == draft
+
+
+def test_merged_paths_keep_the_highest_probability() -> None:
+    draft, places = merge_paths([[1, 2], [1, 3], [4]], [[0.2, 0.5], [0.6, 0.25], [0.3]])
+    assert draft == Draft((1, 2, 3, 4), (ROOT, 0, 0, ROOT), draft.confidences)
+    assert places == [[0, 1], [0, 2], [3]]
+    assert draft.confidences == pytest.approx((0.6, 0.5, 0.5, 0.75))
+    assert merge_paths([]) == (Draft(), [])
+    assert merge_paths([[5, 6], [5]], [[0.5, 0.4], [0.1]])[0] == Draft((5, 6), (), (0.5, 0.4))

@@ -19,9 +19,16 @@ from baton.engine.contracts import Verifier
 from baton.engine.sampling import sampler
 from baton.engine.sampling.logits import SamplingRow
 from baton.engine.sampling.verification import PlainSampling
-from decode_worker.speculation import acceptance_rules, noise, verification
-from decode_worker.speculation.acceptance_rules import AcceptanceRule, ResidualRule, draw_token
-from decode_worker.speculation.noise import PLAIN, RECOVER, coin_stream, draft_stream
+from decode_worker.speculation import acceptance_rules, verification
+from decode_worker.speculation.acceptance_rules import (
+    PLAIN,
+    RECOVER,
+    AcceptanceRule,
+    ResidualRule,
+    coin_stream,
+    draft_stream,
+    draw_token,
+)
 from decode_worker.speculation.verification import RuleVerifier, SampleAndMatch, create_verifier, sampling_rows
 from tests.exact_law import law_of
 from tests.toy_language import PROMPT, Drafter, Table, ToyDrafter, generate, no_drafter
@@ -237,7 +244,7 @@ def test_broken_rules_do_not_pass(rule: type[AcceptanceRule], setup: str, params
 def test_a_draft_that_shares_noise_with_its_verification_does_not_pass(
     monkeypatch: pytest.MonkeyPatch, shared_with: Callable[[int], int]
 ) -> None:
-    monkeypatch.setattr(noise, "draft_stream", shared_with)
+    monkeypatch.setattr(acceptance_rules, "draft_stream", shared_with)
     assert problems(create_verifier("residual"), DRAWING["chain"], "temperature")
 
 
@@ -277,7 +284,7 @@ def test_extreme_noise_yields_nothing_impossible(
 ) -> None:
     """With the real draws: coins of 0, and numbers as near to 1 as there are."""
     possible = plain_law(DRAWING[setup], params)
-    for module in (sampler, noise, acceptance_rules):
+    for module in (sampler, acceptance_rules):
         monkeypatch.setattr(module, "uniform", lambda seed, position, stream=0: number)
     for acceptance in ("match", "residual"):
         tokens, _ = DRAWING[setup].run(create_verifier(acceptance), PARAMS[params])

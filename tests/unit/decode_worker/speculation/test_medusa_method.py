@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
 from benchmarks.device_run.attention_world import poison
 from decode_worker.speculation.draft_length import DraftPasses
-from decode_worker.speculation.medusa import MedusaProposer
+from decode_worker.speculation.medusa import MedusaProposer, best_choices
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.tree import children_of
 from tests.drafting import Recording, bushy, engine_over, prompts, requests_for, run
@@ -229,3 +231,19 @@ def test_states_that_do_not_fit_are_not_used(tmp_path: Path) -> None:
         setup.state.adopt(request, bytes(12))
     with pytest.raises(ValueError, match="without this draft"):
         MedusaState(setup.heads, ModelRunner(prepare_model(tiny_target(), "float32"), 8, BLOCK_SIZE))
+
+
+def test_the_best_choices_are_the_most_probable_paths() -> None:
+    accuracies = [[0.6, 0.2, 0.1], [0.5, 0.3], [0.4, 0.1]]
+    everything = {
+        path: math.prod(accuracies[depth][rank] for depth, rank in enumerate(path))
+        for length in (1, 2, 3)
+        for path in itertools.product(*(range(len(row)) for row in accuracies[:length]))
+    }
+    for num_nodes in range(len(everything) + 3):
+        choices = best_choices(accuracies, num_nodes)
+        best = sorted(everything.values(), reverse=True)[:num_nodes]
+        assert [everything[path] for path in choices] == pytest.approx(best)
+        assert all(path[:-1] in ((), *choices[:place]) for place, path in enumerate(choices)), "parents come first"
+    assert best_choices([], 5) == []
+    assert best_choices([[1.0, 0.0], [1.0]], 5) == [(0,), (0, 0)]

@@ -8,26 +8,27 @@ import pytest
 
 from baton.core.drafts import ScheduledSequence
 from baton.core.request import Request, SamplingParams
-from baton.engine.contracts import Proposer
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from decode_worker.speculation.controller import SpeculationController
+from decode_worker.speculation.method import DraftMethod
 from decode_worker.speculation.ngram import NgramProposer
 from decode_worker.speculation.suffix import SuffixProposer
 from decode_worker.speculation.verification import SampleAndMatch
+from tests.drafting import Eager, registered
 from tests.engine_runs import BLOCK_SIZE, build_runner
 from tests.tiny_models import tiny_model
 
 
-def draft(proposer: Proposer, request: Request, count: int = 4) -> tuple[int, ...]:
+def draft(proposer: DraftMethod, request: Request, count: int = 4) -> tuple[int, ...]:
     request.num_computed_tokens = request.num_tokens - 1
     proposals = proposer.propose([ScheduledSequence(request, 1)], {request.request_id: count})
     return proposals[request.request_id].token_ids if proposals else ()
 
 
 @pytest.mark.parametrize("proposer", [NgramProposer(), SuffixProposer()], ids=["ngram", "suffix"])
-def test_what_followed_last_time_is_guessed(proposer: Proposer) -> None:
+def test_what_followed_last_time_is_guessed(proposer: DraftMethod) -> None:
     request = Request("a", [1, 2, 3, 4, 5, 6, 7, 1, 2], SamplingParams())
     assert draft(proposer, request) == (3, 4, 5, 6)
     request.output_token_ids += [3, 4]
@@ -112,13 +113,8 @@ def test_tokens_are_those_of_plain_decoding(name: str, temperature: float) -> No
         assert blocks.check([]) == []
         return [request.output_token_ids for request in requests], accepted
 
-    class Eager(SpeculationController):
-        """Drafts whatever the costs say, so that much is drafted."""
-
-        def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None: ...
-
     plain, _ = generate(None)
     methods = {"suffix": SuffixProposer(), "ngram": NgramProposer()}
-    speculated, num_accepted = generate(Eager(methods, methods, "auto", 6))
+    speculated, num_accepted = generate(Eager(registered(methods, 6), "auto"))
     assert speculated == plain
     assert num_accepted > 0

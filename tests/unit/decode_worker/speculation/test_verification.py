@@ -19,6 +19,7 @@ from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from decode_worker.speculation.controller import SpeculationController
 from decode_worker.speculation.verification import SampleAndMatch
+from tests.drafting import registered
 from tests.engine_runs import Outcome, build_engine, build_runner, greedy, run
 from tests.tiny_models import VOCAB_SIZE, random_prompts, tiny_model
 from tests.toy_proposers import STYLES, Oracle
@@ -194,7 +195,7 @@ def test_drafts_end_with_the_request(runner: ModelRunner, plain: list[Outcome]) 
 def test_outputs_name_the_method_whose_draft_was_verified(runner: ModelRunner, plain: list[Outcome]) -> None:
     methods = {"right": oracle_for(plain, "right"), "wrong": oracle_for(plain, "wrong")}
     for chosen in methods:
-        controller = SpeculationController(methods, methods, chosen, 8)
+        controller = SpeculationController(registered(methods, 8), chosen)
         outcomes = run(speculating(runner, controller), PROMPTS[:2], PARAMS[:2])
         found = {(output.drafted_by, output.num_drafted > 0) for outcome in outcomes for output in outcome.outputs}
         assert found - {("", False)} == {(chosen, True)}

@@ -14,9 +14,15 @@ from baton.core.errors import ConfigError
 from baton.core.request import Request, SamplingParams
 from baton.engine.contracts import VerifyResult
 from baton.engine.sampling.verification import sampling_row
-from decode_worker.speculation import acceptance_rules, noise
-from decode_worker.speculation.acceptance_rules import ResidualRule, TypicalRule, Verdict
-from decode_worker.speculation.noise import coin_stream, draft_stream, draw_drafts
+from decode_worker.speculation import acceptance_rules
+from decode_worker.speculation.acceptance_rules import (
+    ResidualRule,
+    TypicalRule,
+    Verdict,
+    coin_stream,
+    draft_stream,
+    draw_drafts,
+)
 from decode_worker.speculation.verification import RuleVerifier, SampleAndMatch, create_verifier, sampling_rows
 from tests.toy_language import Table, ToyDrafter, batch_of, logits_of
 
@@ -44,7 +50,6 @@ def with_numbers(monkeypatch: pytest.MonkeyPatch, numbers: dict[int, float]) -> 
         return numbers.get(stream, 0.5)
 
     monkeypatch.setattr(acceptance_rules, "uniform", uniform)
-    monkeypatch.setattr(noise, "uniform", uniform)
 
 
 @pytest.mark.parametrize(("coin", "accepted"), [(0.0, True), (0.49, True), (0.5, False), (0.99, False)])
@@ -67,7 +72,7 @@ def test_what_the_target_never_chooses_is_not_accepted_with_a_coin_of_zero(monke
 @pytest.mark.parametrize("q", [[0.25, 0.25, 0.5], [0.0, 0.0, 0.0], [math.nan] * 3])
 def test_a_residual_without_mass_is_the_target(monkeypatch: pytest.MonkeyPatch, q: list[float]) -> None:
     """As rounding, or a broken draft, may bring about."""
-    with_numbers(monkeypatch, {coin_stream(0): 1.0, noise.RECOVER: 0.3})
+    with_numbers(monkeypatch, {coin_stream(0): 1.0, acceptance_rules.RECOVER: 0.3})
     draft = Draft((0,), probs=torch.tensor([q]))
     assert judged(ResidualRule(), draft, [[0.25, 0.25, 0.5], [1, 0, 0]]) == Verdict((), 1)
 
@@ -103,7 +108,7 @@ def test_rows_that_are_not_numbers_end_the_path(rule: ResidualRule | TypicalRule
 
 
 def test_typical_acceptance_takes_what_is_plausible(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_numbers(monkeypatch, {noise.PLAIN: 0.0})
+    with_numbers(monkeypatch, {acceptance_rules.PLAIN: 0.0})
     peaked, flat = [0.9, 0.06, 0.04], [0.34, 0.33, 0.33]
     rule = TypicalRule(epsilon=0.2, alpha=0.3)
     threshold = 0.3 * math.exp(sum(p * math.log(p) for p in peaked))

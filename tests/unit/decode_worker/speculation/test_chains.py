@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from baton.engine.device import downloads
-from decode_worker.speculation import certainty
+from decode_worker.speculation import chains
 
 TARGET_IDS = torch.tensor([40, 7, 12, 3, 99, 0, 8])
 NAN, INF = math.nan, math.inf
@@ -27,13 +27,13 @@ ROWS = {
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors count as a device's."""
-    for module in (certainty, downloads):
+    for module in (chains, downloads):
         monkeypatch.setattr(module, "is_on_host", lambda tensor: False)
 
 
 def likeliest(dtype: torch.dtype = torch.float32) -> tuple[list[int], list[float]]:
     logits = torch.tensor(list(ROWS.values())).to(dtype)
-    return certainty.likeliest(logits, lambda columns: TARGET_IDS[columns])
+    return chains.likeliest(logits, lambda columns: TARGET_IDS[columns])
 
 
 def test_the_host_finds_the_first_of_the_highest_and_its_probability() -> None:
