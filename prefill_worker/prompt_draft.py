@@ -11,8 +11,7 @@ import torch
 from baton.core.drafts import Draft, ScheduledSequence
 from baton.engine.batch.batch import ForwardBatch
 from baton.engine.contracts import VerifyResult
-from baton.engine.draft.faults import DraftFaults
-from baton.engine.draft.network import DraftState
+from baton.engine.draft.network import DraftFaults, DraftState
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)

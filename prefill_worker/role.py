@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 import grpc.aio
 
 from baton.engine.async_engine import AsyncEngine
-from baton.engine.draft.states import create_draft_state
+from baton.engine.draft.loading import create_draft_state
 from baton.engine.engine import always, never
 from baton.engine.profile import profile_steps
 from baton.engine.scheduling.scheduler import SchedulerLimits

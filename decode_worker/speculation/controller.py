@@ -13,8 +13,7 @@ from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.request import Request
 from baton.engine.batch.batch import ForwardBatch
 from baton.engine.contracts import VerifyResult
-from baton.engine.draft.faults import DraftFaults
-from baton.engine.draft.network import DraftState
+from baton.engine.draft.network import DraftFaults, DraftState
 from decode_worker.speculation.draft_length import DraftingPolicy, DraftPasses, VerificationPolicy
 from decode_worker.speculation.method import DraftMethod, Outlook, ReadsForwards
 from decode_worker.speculation.step_cost import StepCost

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.core.errors import ConfigError
+from baton.core.roles import DRAFT_METHODS
 from baton.engine.contracts import Verifier
 from baton.engine.draft.eagle.feature_state import FeatureState
-from baton.engine.draft.loading import LoadedDraft
+from baton.engine.draft.loading import LoadedDraft, create_draft_state
 from baton.engine.draft.medusa.medusa_state import MedusaState
 from baton.engine.draft.model.token_state import TokenState
-from baton.engine.draft.references import DRAFT_METHODS, check_method
-from baton.engine.draft.states import create_draft_state
+from baton.engine.draft.references import check_method
 from baton.engine.runner.model_runner import ModelRunner
 from cluster.config.config import SpeculationConfig
 from decode_worker.speculation.controller import AUTO, NONE, RegisteredMethod, SpeculationController

@@ -1,4 +1,4 @@
-"""From a draft checkpoint of whatever kind to a network that is ready for one target."""
+"""Loads a draft checkpoint of any kind for one target, and creates the state of its network on a worker."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ import torch
 from baton.core.errors import ConfigError
 from baton.engine.contracts import DraftNetwork
 from baton.engine.device.uploads import TORCH_DTYPES
-from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
-from baton.engine.draft.eagle.eagle_probe import settle_feature_layers
+from baton.engine.draft.eagle.eagle_checkpoint import load_eagle, settle_feature_layers
+from baton.engine.draft.eagle.feature_state import FeatureState
 from baton.engine.draft.eagle.head import EagleHead
-from baton.engine.draft.medusa.heads import load_medusa
-from baton.engine.draft.model.draft_model import load_draft_model
+from baton.engine.draft.medusa.heads import MedusaHeads, load_medusa
+from baton.engine.draft.medusa.medusa_state import MedusaState
+from baton.engine.draft.model.draft_model import DraftModel, load_draft_model
+from baton.engine.draft.model.token_state import TokenState
+from baton.engine.draft.network import DraftState
 from baton.engine.draft.references import kind_of, resolve_draft
 from baton.engine.models.float32_products import speed_up_products
 from baton.engine.models.model_loader import LoadedModel
 from baton.engine.models.tokenizer import Tokenizer
+from baton.engine.runner.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +83,25 @@ def load_draft(reference: str, model: str, model_path: str, target: LoadedModel)
     if len(head.feature_layer_choices) > 1:
         _settle(head, target, tokenizer, str(found))
     return LoadedDraft("eagle" if head.settings.version == 1 else "eagle3", str(found), head)
+
+
+def create_draft_state(network: DraftNetwork, runner: ModelRunner, *, ships_prompts: bool = False) -> DraftState:
+    """The state of a network on one worker.
+
+    Args:
+        runner: of the target, built with ``network`` as its draft.
+        ships_prompts: True on a worker that hands the KV of prompts over as soon as it is computed.
+
+    Raises:
+        TypeError: a network of an unknown kind.
+    """
+    if isinstance(network, EagleHead):
+        return FeatureState(network, runner)
+    if isinstance(network, MedusaHeads):
+        return MedusaState(network, runner)
+    if isinstance(network, DraftModel):
+        return TokenState(network, runner, ships_prompts=ships_prompts)
+    raise TypeError(f"no state is known for {type(network).__name__}")
 
 
 @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""What the engine must know of a draft that keeps state of its own beside the target's."""
+"""What both roles need for a draft network: its state beside the target's, and whose fault an error is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Protocol
 from baton.core.request import Request
 from baton.engine.batch.batch import ForwardBatch
 from baton.engine.contracts import VerifyResult
+from baton.engine.device.device_errors import is_device_lost, is_out_of_memory
 
 
 class DraftState(Protocol):
@@ -49,3 +50,31 @@ class DraftState(Protocol):
             ValueError: the state is none of this network's.
         """
         ...
+
+
+class DraftFaults:
+    """Tells errors that the engine must see from those for which a draft is switched off.
+
+    The engine ends when the device is lost. When a step runs out of memory, the engine frees some and tries the step
+    again, so a draft is at fault only if it runs out of memory twice in a row.
+    """
+
+    def __init__(self) -> None:
+        self._lacked_memory: set[str] = set()
+
+    def is_for_engine(self, name: str, error: Exception, *, in_step: bool) -> bool:
+        """Whether an error of the draft ``name`` must be raised.
+
+        Args:
+            in_step: the engine tries the step again in which the error occurred.
+        """
+        if is_device_lost(error):
+            return True
+        if not in_step or not is_out_of_memory(error) or name in self._lacked_memory:
+            return False
+        self._lacked_memory.add(name)
+        return True
+
+    def went_well(self, name: str) -> None:
+        """Ends a row of failures. Call it when the draft's part of a step has worked."""
+        self._lacked_memory.discard(name)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from baton.core.errors import ConfigError
+from baton.core.roles import DRAFT_METHODS
 from baton.engine.draft.checkpoint_files import CONFIG_NAME, find_checkpoint, read_config
 from baton.engine.models.default_model import is_default_model
 from baton.engine.models.model_source import resolve_model
@@ -17,8 +18,6 @@ NONE = "none"
 _DEFAULT_HEAD = "smollm2-135m-instruct-eagle3"
 _MEDUSA_KEYS = ("medusa_num_heads", "medusa_num_layers")
 _EAGLE_KEYS = ("draft_vocab_size", "speculators_model_type", "eagle_config")
-DRAFT_METHODS = ("draft_model", "eagle", "eagle3", "medusa")
-"""Speculation methods that need a draft of their kind."""
 
 
 def default_draft(model: str) -> Path | None:

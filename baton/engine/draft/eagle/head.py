@@ -80,7 +80,7 @@ class EagleHead(nn.Module):
         d2t: int64 ``[draft_vocab_size]``, what to add to a draft id to get the target's; zeros until loaded.
         feature_layers: as in the settings; see there.
         feature_layer_choices: what the checkpoint's layer ids may mean, the likeliest first; one entry when there is
-            no doubt, else see :func:`baton.engine.draft.eagle.eagle_probe.settle_feature_layers`.
+            no doubt, else see :func:`baton.engine.draft.eagle.eagle_checkpoint.settle_feature_layers`.
     """
 
     d2t: torch.Tensor

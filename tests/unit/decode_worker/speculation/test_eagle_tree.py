@@ -16,17 +16,18 @@ from baton.core.errors import ConfigError
 from baton.core.request import Request, SamplingParams
 from baton.engine.contracts import Proposer, VerifyResult
 from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
-from baton.engine.draft.eagle.feature_state import FeatureState
+from baton.engine.draft.eagle.feature_state import FeatureState, WaitingRows
 from baton.engine.draft.eagle.head import EagleHead
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from decode_worker.speculation.chains import ChainDrafter
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.eagle.proposer import EagleProposer
 from decode_worker.speculation.eagle.tree_drafter import TreeDrafter, TreeSettings
-from decode_worker.speculation.method import DraftMethod, Outlook
+from decode_worker.speculation.method import DraftMethod
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.tree import reach_probabilities
 from decode_worker.speculation.verification import SampleAndMatch
@@ -263,33 +264,26 @@ def test_large_batches_get_chains(tmp_path: Path) -> None:
         assert set(paths_of(draft)) == setup.reference_tree(known, room)
 
 
-def test_what_is_drafted_is_what_the_outlook_was_for(tmp_path: Path) -> None:
+def test_what_is_drafted_is_what_the_outlook_was_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many requests a few may be chosen; their chains teach what the next outlook on as many is made of."""
     setup = Setup(tmp_path, own=TreeSettings(top_k=3, max_depth=4, max_nodes=12, max_batch=2))
     requests = [Request(str(index), [1, 2, 3], SamplingParams()) for index in range(3)]
-    room = {request.request_id: 8 for request in requests}
+    room = {request.request_id: 12 for request in requests}
     plan = [ScheduledSequence(requests[0], 1)]
-    chains = Recorder()
-    setup.proposer._chains = chains
-    setup.proposer.outlook(requests, room)
-    setup.proposer.propose(plan, {"0": 8})
-    setup.proposer.outlook(requests[:1], room)
-    setup.proposer.propose(plan, {"0": 8})
-    assert chains.asked == [{"0": 8}]
+    asked: list[str] = []
 
-
-class Recorder:
-    """Stands for chains: notes the room that they were asked for."""
-
-    def __init__(self) -> None:
-        self.asked: list[dict[str, int]] = []
-
-    def outlook(self, requests: Sequence[Request], room: Mapping[str, int]) -> Outlook:
-        return Outlook({})
-
-    def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
-        self.asked.append(dict(room))
+    def ask(what: str) -> dict[str, Draft]:
+        asked.append(what)
         return {}
+
+    monkeypatch.setattr(setup.proposer, "_rows_at_hand", lambda sequence: WaitingRows(sequence.request, 0, [], [3], 0))
+    monkeypatch.setattr(ChainDrafter, "draft", lambda _, chains, network: ask(f"chain of {chains[0].room}"))
+    monkeypatch.setattr(TreeDrafter, "draft", lambda _, waiting, room: ask(f"tree of {room['0']}"))
+    for outlook_for in (requests, requests[:1], None):
+        if outlook_for is not None:
+            setup.proposer.outlook(outlook_for, room)
+        setup.proposer.propose(plan, {"0": 12})
+    assert asked == ["chain of 8", "tree of 12", "tree of 12"]
 
 
 def test_behind_a_prefix_that_the_head_has_not_seen(tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ from baton.core.request import Request, SamplingParams
 from baton.engine.attention.torch_sdpa import TorchSDPA
 from baton.engine.batch.batch import ForwardBatch
 from baton.engine.batch.hidden_states import FINAL_HIDDEN
-from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
-from baton.engine.draft.eagle.eagle_probe import settle_feature_layers
+from baton.engine.draft.eagle.eagle_checkpoint import load_eagle, settle_feature_layers
 from baton.engine.draft.eagle.head import EagleHead
 from baton.engine.draft.rows import DraftRows, PagedAttend
 from baton.engine.kv_cache.paged_cache import PagedKVCache
