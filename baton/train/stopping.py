@@ -1,4 +1,4 @@
-"""How work is ended from outside, at moments when everything that was done is on disk."""
+"""Stops work on request, at moments when all of it is on disk."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Callable
 from baton.core.errors import BatonError
 
 Stop = Callable[[], bool]
-"""True when somebody wants the work to end."""
+"""Returns True when the work is to end."""
 
 
 class StoppedError(BatonError):
-    """The work was ended on request. Begun again, it goes on from here."""
+    """The work was stopped on request. A new start resumes it."""
 
     code = "stopped"
 
 
 def never() -> bool:
-    """For work that nobody ends."""
+    """For work that runs to its end."""
     return False
 
 

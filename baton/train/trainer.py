@@ -1,4 +1,4 @@
-"""The training loop: batches, losses, optimizer, reports. What is learned, an objective knows."""
+"""The training loop: batches, losses, optimizer, reports. An objective defines what is learned."""
 
 from __future__ import annotations
 

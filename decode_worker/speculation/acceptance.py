@@ -29,10 +29,10 @@ class _Estimate:
 
 
 class AcceptanceTracker:
-    """Conditional acceptance by key: the share of drafts that the target agreed with, given that all before them were.
+    """Conditional acceptance by key: the share of drafts that were accepted, given that all before them were.
 
-    An estimate starts at its prior, which counts for a few observations, and forgets what lies more than about
-    sixty observations back.
+    An estimate starts at its prior, which counts as a few observations, and forgets observations more than about sixty
+    back.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class AcceptanceTracker:
         return prior if found is None else found.mean
 
     def record(self, key: Hashable, prior: float, value: float) -> None:
-        """Books one observation. Of drafts only those count that were reached: all before them were accepted."""
+        """Learns one observation. Only drafts that were reached count: all before them were accepted."""
         found = self._estimates.setdefault(key, _Estimate(prior, _PRIOR_WEIGHT))
         found.weight = min(found.weight + 1, _MAX_WEIGHT)
         found.mean += (value - found.mean) / found.weight
@@ -51,7 +51,7 @@ class AcceptanceTracker:
     def record_chain(
         self, num_drafted: int, num_accepted: int, key_of: Callable[[int], tuple[Hashable, float]]
     ) -> None:
-        """Books the drafts of a chain that were reached: the accepted ones, and the first that was not.
+        """Learns from the drafts of a chain that were reached: the accepted ones, and the first that was not.
 
         Args:
             key_of: key and prior of the draft at a position.
@@ -63,14 +63,14 @@ class AcceptanceTracker:
 
 @dataclass(slots=True)
 class _Own:
-    """Drafts of one request that were reached: how many were right, and how many of its like would have been."""
+    """Drafts of one request that were reached: how many were right, and how many were expected to be."""
 
     expected: float = _OWN_WEIGHT
     right: float = _OWN_WEIGHT
 
 
 class DepthAcceptance:
-    """The chance that a draft is right, by its depth: that of like requests, times a factor of the request's own.
+    """The chance that a draft is right, by its depth: that of similar requests, times a factor of the request's own.
 
     Args:
         prior: before anything was seen, given that the draft above is right.
@@ -95,11 +95,11 @@ class DepthAcceptance:
         return tuple(chances)
 
     def learn(self, request: Request, num_known: int, num_right: int) -> None:
-        """Books a draft.
+        """Learns from a draft.
 
         Args:
-            num_known: depths of which it is known whether they were right, if those above them were.
-            num_right: of the draft, from its first token on.
+            num_known: depths whose outcome is known if those above them were right.
+            num_right: tokens that were right, from the first one on.
         """
         own = self._own.setdefault(request.request_id, _Own())
         for depth in range(min(num_known, num_right + 1)):
@@ -109,7 +109,7 @@ class DepthAcceptance:
             self._by_depth.record(_key(request, depth), self._prior, is_right)
 
     def forget(self, request_id: str) -> None:
-        """Of a request that ended."""
+        """Forgets a request that ended."""
         self._own.pop(request_id, None)
 
     def _of_its_like(self, request: Request, depth: int) -> float:
@@ -127,12 +127,12 @@ def prior_of(bucket: int) -> float:
 
 
 def kind_of(request: Request) -> int:
-    """Requests of like temperature have like acceptance."""
+    """The class of requests of about the same temperature, which have about the same acceptance."""
     return min(4, round(request.params.temperature * 2))
 
 
 def num_right(token_ids: Sequence[int], outcome: Sequence[int]) -> int:
-    """How many tokens of a guess, from its first one on, are what came."""
+    """How many tokens of a guess, from its first one on, agree with the outcome."""
     count = 0
     for guessed, token in zip(token_ids, outcome, strict=False):
         if guessed != token:

@@ -59,14 +59,14 @@ class AcceptanceRule(Protocol):
     """Whether the output has the target's own distribution."""
 
     def applies_to(self, draft: Draft) -> bool:
-        """Whether the rule has anything to go by in a draft for a sampled request."""
+        """Whether the rule can judge a draft for a sampled request."""
         ...
 
     def judge(self, draft: Draft, target: torch.Tensor, rows: Sequence[SamplingRow]) -> Verdict:
         """
         Args:
             target: float64 ``[len(draft) + 1, vocab_size]``; row 0 is the root's, row ``i + 1`` follows node ``i``.
-            rows: what is behind each row.
+            rows: the sampling state of each row.
         """
         ...
 
@@ -80,8 +80,8 @@ class ResidualRule:
     section 2.3), on a tree that of SpecInfer (arXiv 2305.09781, algorithm 2).
 
     The tokens have the target's distribution on two conditions. Which nodes a draft has must not depend on their own
-    tokens: its proposer may stop wherever it likes before it draws, and not leave out what it has drawn. And
-    ``Draft.probs`` must be what was really drawn from. They are not the tokens of plain decoding with the same seed.
+    tokens: its proposer may stop wherever it likes before it draws, but may not leave out what it has drawn. And
+    ``Draft.probs`` must be the distributions that it drew from. A seed does not give the tokens of plain decoding.
     """
 
     is_lossless: ClassVar[bool] = True
@@ -112,7 +112,7 @@ class ResidualRule:
         return Verdict(tuple(path), draw_token(target[node + 1], rows[node + 1], PLAIN))
 
     def accepts(self, p: float, q: float, row: SamplingRow, tried: int) -> bool:
-        """Never accepts what the target would never choose, be the coin 0 or not."""
+        """Never accepts a token of probability 0, even if the coin is 0."""
         return q > 0 and uniform(row.params.seed, row.position, coin_stream(tried)) < p / q
 
     def reject(self, p: torch.Tensor, q: torch.Tensor, token: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -128,8 +128,8 @@ class ResidualRule:
 
 @dataclass(frozen=True, slots=True)
 class TypicalRule:
-    """Medusa's typical acceptance (arXiv 2401.10774, section 2.3.1): takes what is plausible. **Lossy**: what comes out
-    is not distributed as the target's own tokens are.
+    """Medusa's typical acceptance (arXiv 2401.10774, section 2.3.1): accepts plausible tokens. **Lossy**: the output
+    does not have the target's distribution.
 
     A node is accepted when its parent is and p(token) > min(epsilon, alpha · exp(-entropy of p)). The deepest accepted
     node wins, the earliest of equals, and the target's own draw follows it.

@@ -1,4 +1,4 @@
-"""Chains of drafts that a network grows a token a pass: what EAGLE heads and draft models have in common."""
+"""Chains of drafts that a network grows by one token per pass, for EAGLE heads and draft models alike."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class ChainDrafter:
         vocabulary: of the draft.
         passes: says when a further pass no longer pays.
         draws: True draws the tokens of sampled requests from the draft's processed distribution, which the verifier
-            must know how to use; False always takes the likeliest one.
+            must be able to judge; False always takes the likeliest token.
     """
 
     def __init__(self, vocabulary: VocabularyMap, passes: DraftPasses, *, draws: bool) -> None:
@@ -163,7 +163,7 @@ class ChainDrafter:
         )
 
     def observe(self, result: VerifyResult) -> None:
-        """Learns how far the whole chain is what came, however much of it was verified."""
+        """Learns how far the whole chain agrees with the tokens that came, even if only a part was verified."""
         chain = self._chains.get(result.sequence.request.request_id)
         if chain is None:
             return
@@ -176,7 +176,7 @@ class ChainDrafter:
         self._by_depth.forget(request_id)
 
     def _next_chance(self, chain: Chain) -> float:
-        """That one more draft would be accepted, before it is made."""
+        """The chance that one more draft would be accepted, before it is made."""
         return chain.survival * self._by_depth.chance(chain.request, len(chain.token_ids))
 
     def _extend(self, chains: Sequence[Chain], logits: torch.Tensor) -> None:
@@ -215,7 +215,7 @@ class ChainDrafter:
                 self._add(chains[index], tokens_drawn[0], certainty, drawn=True)
 
     def _add(self, chain: Chain, token: int, certainty: float, *, drawn: bool) -> None:
-        """Appends a token with what such guesses have been worth so far."""
+        """Appends a token with the acceptance of such guesses so far."""
         kind = _Kind(
             min(len(chain.token_ids), _DEEPEST_KEY), bucket_of(certainty), chain.request.params.is_greedy, drawn
         )

@@ -57,7 +57,7 @@ class MethodCounts:
     num_accepted: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Step:
     """
     Attributes:

@@ -1,13 +1,13 @@
-"""How many drafts to make and to verify: as many as make the batch faster by what is expected of them.
+"""How many drafts to make and to verify: as many as are expected to make the batch faster.
 
-The choice is made in three places, each with what is known there:
+Three decisions, each with what is known at its time:
 
-* before a method with a network drafts at all: for which requests, and how far (:class:`DraftingPolicy`);
+* before a method with a network drafts: for which requests, and how many passes (:class:`DraftingPolicy`);
 * between two passes of the network: whether one more pass promises more than it costs (:class:`DraftPasses`);
-* when the drafts are there and their making is paid for: which of them are worth verifying
-  (:class:`VerificationPolicy`).
+* once the drafts are made: which of them are worth verifying (:class:`VerificationPolicy`, as in vLLM's adaptive
+  verification).
 
-vLLM's adaptive verification has the form of the last one. All costs and chances are measured while serving.
+All costs and chances are measured while serving.
 """
 
 from __future__ import annotations
@@ -21,32 +21,31 @@ from decode_worker.speculation.method import Outlook
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.tree import reach_probabilities
 
-# What speculation must promise beyond plain decoding before it begins, and half of it to go on: what is believed of
-# costs is off by a few percent, and the passes of a network come on top of what is known of the step.
+# The gain over plain decoding that speculation must promise to begin; half of it suffices to go on. Estimates of costs
+# are off by a few percent, and passes of a network add their own error.
 _MIN_GAIN = 0.04
 _MIN_NETWORK_GAIN = 0.06
-# After a decision against drafting the next ones are the same, for so many steps, without another thought; and for more
-# steps when it has been the same for long.
+# A decision against drafting holds for so many steps, and for more steps when decisions have been the same for long.
 _STEPS_PER_DECISION = 4
 _STEPS_PER_LATER_DECISION = 16
-# Steps without drafting after which some try it all the same, to notice when drafts have become better: the first of
-# them finds the network cold and far behind. The next try comes after twice as many, and so on.
+# Steps without drafting after which some steps draft all the same, to notice when drafts have become better; the first
+# of them finds the network cold and far behind. The next probe comes after twice as many steps, and so on.
 _STEPS_PER_PROBE = 64
 _STEPS_OF_PROBE = 2
-# The same where nothing is to be gained as far as is known, which may be wrong.
+# The same where even good drafts would not pay, according to estimates that may be wrong.
 _STEPS_PER_HOPELESS_PROBE = 1024
-# Drafts accepted by pass where they are good, as they may be again with the next text.
+# Accepted drafts by pass where drafts are good, as they may be again with the next text.
 _GOOD_GAINS = (0.7, 0.5, 0.35)
 _HOPELESS_DECISIONS = 4
-# What holds no hope for so many sequences is thought over when there are fewer by this factor.
+# A hopeless decision is reconsidered when the batch has become smaller by this factor.
 _SMALLER = 0.75
-# Steps without drafting after which the network need no longer be kept in step with everything, and the tokens of each
-# sequence that it must still have seen when it is tried again.
+# Steps without drafting after which the network no longer keeps up with every token, and the latest tokens of each
+# sequence that it must still have seen when it drafts again.
 _STEPS_TO_IDLE = 16
 _ROWS_WHILE_IDLE = 32
-# The first passes of a network are cold: at their word, it would not be tried again for long.
+# The first passes of a network are cold, and too slow to learn from.
 _COLD_PASSES = 3
-# Decisions against drafts in a row, after which drafts are looked for only now and then; and how rarely at most: large
+# Decisions against drafts in a row after which drafts are looked for only now and then, and the longest pause: large
 # batches take longer to look through and gain less.
 _PATIENCE = 16
 _SEQUENCES_PER_UNASKED = 4
@@ -54,11 +53,10 @@ _LONGEST_UNASKED = 7
 
 
 class DraftPasses:
-    """What a pass of the draft network costs, and whether one more of them pays.
+    """The cost of a pass of the draft network, and whether one more pays.
 
     Attributes:
-        rate: expected tokens per millisecond that a further pass must beat; None, of a controller that does not
-            weigh, lets every pass through.
+        rate: expected tokens per millisecond that a further pass must beat; ``None`` lets every pass through.
         num_passes: since the worker started.
     """
 
@@ -69,13 +67,13 @@ class DraftPasses:
         self.num_passes = 0
 
     def record(self, num_sequences: int, ms: float) -> None:
-        """Books a pass."""
+        """Learns from a pass."""
         self.num_passes += 1
         if self.num_passes > _COLD_PASSES:
             self._pass_cost.record(num_sequences, num_sequences, ms)
 
     def ms(self, num_sequences: int) -> float:
-        """Of one pass; 0 before a warm one was measured."""
+        """Milliseconds of one pass; 0 before a warm one was measured."""
         return self._pass_cost.ms(num_sequences, num_sequences) if self.num_passes > _COLD_PASSES else 0.0
 
     def another(self, chances: Sequence[float]) -> bool:
@@ -115,10 +113,10 @@ class DraftingPolicy:
 
     @property
     def num_kept_rows(self) -> int | None:
-        """The latest tokens of each sequence that the network should be able to draft from; None: all of them.
+        """The latest tokens of each sequence that the network must be able to draft from; ``None`` for all of them.
 
-        Keeping up takes several percent of a step. One token is enough where drafting would not pay with good drafts
-        either, since the batch is too large.
+        Keeping up takes several percent of a step. One token is enough where even good drafts would not pay, since the
+        batch is too large.
         """
         if self._num_hopeless >= _HOPELESS_DECISIONS:
             return 1
@@ -126,7 +124,7 @@ class DraftingPolicy:
         return _ROWS_WHILE_IDLE if is_idle else None
 
     def is_settled(self, num_sequences: int) -> bool:
-        """Asked once a step in which nobody asks for the method by name; True when it goes without, as the last one."""
+        """True when the step gets no drafts, like the last one. Call once per step if no request names the method."""
         if self._num_paused:
             self._num_paused -= 1
             return True
@@ -137,16 +135,15 @@ class DraftingPolicy:
         return True
 
     def book(self, *, verified: bool) -> None:
-        """Hears whether any of the drafts that were made was worth its verification.
+        """Learns whether any of the drafts that were made was worth its verification.
 
-        When none is, time after time, the outlook is better than the drafts are, and making them waits longer and
-        longer.
+        If none is, time after time, the outlook is too good, and the method pauses longer and longer.
         """
         self._pause = 0 if verified else min(_STEPS_PER_PROBE, max(1, 2 * self._pause))
         self._num_paused = self._pause
 
     def choose(self, outlook: Outlook, named: Collection[str], num_sequences: int, num_tokens: int) -> set[str]:
-        """The requests to draft for. Tells :class:`DraftPasses` what a pass must bring.
+        """The requests to draft for. Sets the rate that further passes must beat (:class:`DraftPasses`).
 
         Args:
             outlook: for the requests that may be drafted for.
@@ -213,8 +210,8 @@ class DraftingPolicy:
 class VerificationPolicy:
     """How much of each draft to verify: as much as makes the mean of the sequences' speed-ups largest.
 
-    It is the geometric mean, which for one sequence is tokens per millisecond. In a batch, everybody waits for the
-    drafts of each: tokens per millisecond alone would let those of a few slow down all the others.
+    The mean is geometric; for one sequence it is tokens per millisecond. In a batch every sequence waits for the drafts
+    of each other one: tokens per millisecond alone would let the drafts of a few slow down all others.
 
     Args:
         cost: of the target's steps.
@@ -228,9 +225,9 @@ class VerificationPolicy:
         self._num_refusals = 0
 
     def is_settled(self, num_sequences: int) -> bool:
-        """Asked once a step in which nobody asks for a method by name; True when drafts need not even be looked for.
+        """True when no drafts are looked for. Call once per step in which no request names a method.
 
-        Looking costs each sequence of a large batch a little of every step. What would be found a few steps later is
+        Looking costs each sequence of a large batch a little of every step, and drafts found a few steps later are
         about as good.
         """
         period = min(_LONGEST_UNASKED, num_sequences // _SEQUENCES_PER_UNASKED)
@@ -263,7 +260,7 @@ class VerificationPolicy:
             return {}
         lengths = {request_id: 1 for request_id in drafts if request_id in named}
         # Slots in the order of what they add over the whole batch. A child never survives more often than its parent,
-        # so what is taken of a draft is a tree as well, if its nodes are in the same order.
+        # so the part that is taken is a tree as well, if its nodes are in the same order.
         slots: list[tuple[float, int, str]] = []
         for request_id, draft in drafts.items():
             expected = 1.0
@@ -295,7 +292,7 @@ class VerificationPolicy:
 
 
 def _counts(least: int, most: int) -> list[int]:
-    """Numbers of requests to try: not all of them, since each costs time in every step."""
+    """Numbers of requests to try; not every number, since each costs time in every step."""
     counts = {least, most}
     count = least
     while (count := max(count + 1, count * 3 // 2)) < most:

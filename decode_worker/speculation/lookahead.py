@@ -13,8 +13,8 @@ A token sees level 0 up to its own column, then its column above it, so that the
 the n-grams that are verified. After the step the n-grams ``a1 b1 c1 d1`` go to the pool under their first token, and
 the levels move up: ``b`` becomes level 0 of a window that stands one token further on, ``d`` its last level.
 
-Guesses come from arg maxima of unprocessed logits, whatever the request samples with: what they are good for is
-decided by verification alone.
+Guesses are the arg maxima of unprocessed logits, whatever the request's sampling parameters: verification alone decides
+which of them are right.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class JacobiWindow:
 
 @dataclass(slots=True)
 class _State:
-    """What is known of one request.
+    """One request's pool and window.
 
     Attributes:
         num_learned: tokens of its text whose n-grams are in the pool.
@@ -205,8 +205,8 @@ class _State:
 class LookaheadProposer:
     """A :class:`~.method.DraftMethod`. A draft has its n-grams first, then the window.
 
-    Nodes of the window are rarely accepted; they are worth their place by what their rows of the logits say. Where
-    only a part of a draft is verified, the columns that are left out start anew.
+    Nodes of the window are rarely accepted, but their rows of the logits yield new n-grams. Where only a part of a
+    draft is verified, the columns that are left out start anew.
     """
 
     def __init__(self, settings: LookaheadSettings | None = None) -> None:
@@ -230,7 +230,7 @@ class LookaheadProposer:
 
     @torch.inference_mode()
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
-        """Moves the windows on by what the target says behind their columns."""
+        """Moves the windows on by the target's likeliest tokens behind their columns."""
         if not self._states:
             return
         due: list[tuple[_State, int]] = []

@@ -103,7 +103,7 @@ class MedusaProposer:
         kinds = self._kinds[request.request_id]
         for node, is_right in (pair for level in tried(draft, result.token_ids) for pair in level):
             self._acceptance.record(kinds[node], prior_of(kinds[node].bucket), float(is_right))
-        if is_prefix(result.sequence.draft, draft):  # what a drafting decision brings is what is verified of it
+        if is_prefix(result.sequence.draft, draft):  # the outlook is for the verified part of a draft
             self._worth.record(("accepted", kind_of(request)), _PRIOR_ACCEPTED, len(result.accepted))
             self._worth.record("nodes", _PRIOR_NODES, result.num_drafted)
 

@@ -1,4 +1,4 @@
-"""What a forward costs, by its sequences and tokens: learned from the steps that the worker runs anyway."""
+"""The cost of a forward by its sequences and tokens, learned from the steps that the worker runs anyway."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 _SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
 _LEARNING_RATE = 0.15
-# A step that takes longer than this many times the usual says more of the machine than of its size; and where a step
-# takes less than the usual by that factor, the usual was the outlier: a worker's first passes are cold.
+# A step that takes more than this many times the usual says more about the machine than about its size. If a step takes
+# less than the usual by that factor, the usual was the outlier: a worker's first passes are cold.
 _OUTLIER = 2.0
-# The same for the first step of a size, which may have been a cold one: at its word it would never be tried again.
+# The same for the first step of a size, which may be cold: taken as it is, the size would never be tried again.
 _COLD_OUTLIER = 1.5
-# Sizes that did not come up for so many steps are forgotten: what else the machine did then is not what it does now.
+# Sizes that did not occur for so many steps are forgotten, since the load of the machine changes.
 _MEMORY_STEPS = 4096
 # Before anything is measured: a forward of n tokens costs 1 + 0.025 (n - 1) times a forward of one, which is about what
 # memory-bound decoding costs on CPUs and GPUs alike.
@@ -50,7 +50,7 @@ class StepCost:
         self._num_steps = 0
 
     def record(self, num_sequences: int, num_tokens: int, ms: float) -> None:
-        """Books a step."""
+        """Learns from a step."""
         self._num_steps += 1
         key = (_size_of(num_sequences), _size_of(num_tokens))
         known = self._sizes.get(key)

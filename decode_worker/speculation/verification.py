@@ -2,12 +2,12 @@
 
 Sample-and-match is the default. At every node of a draft the target draws its token with the noise that plain decoding
 would use there, keyed by (seed, position). While a draw equals a child of the node, that child's row is valid as well;
-the first draw that differs is the recovered token, and at a leaf the draw is the bonus token. The target's own token
-is what comes out, always: with equal logits a request gets the same tokens with and without speculation. (In float32
-they are equal but for some 1e-6; in half precision the logits of a row depend a little on how many rows there are, so
-that near ties can fall otherwise.) With zero drafts this is plain decoding.
+the first draw that differs is the recovered token, and at a leaf the draw is the bonus token. The output is always the
+target's own token: with equal logits a request gets the same tokens with and without speculation. (In float32 logits
+differ by about 1e-6; in half precision the logits of a row depend a little on the number of rows, so that near ties can
+fall otherwise.) With zero drafts this is plain decoding.
 
-The rules of ``acceptance_rules.py`` accept more of what was drawn, or of what is plausible, from a sampled request.
+For sampled requests the rules of ``acceptance_rules.py`` accept more, of drawn drafts or of plausible tokens.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class SampleAndMatch:
 class RuleVerifier:
     """Implements ``Verifier``: a rule where it applies, sample-and-match everywhere else.
 
-    Greedy requests always match, and so do drafts that bring nothing for the rule to go by. A rule decides on the host,
-    which waits for the device at each decision.
+    Greedy requests always match, and so do drafts that the rule cannot judge. A rule decides on the host, which waits
+    for the device at each decision.
 
     Args:
         rule: for the drafts of sampled requests.
@@ -100,7 +100,7 @@ def create_verifier(acceptance: str = MATCH, epsilon: float = 0.09, alpha: float
     Args:
         acceptance: ``match`` (seeded requests get the tokens of plain decoding), ``residual`` (the target's
             distribution, more accepted from drafts that were drawn) or ``typical`` (lossy).
-        epsilon, alpha: of :class:`TypicalRule`; the others do not look at them.
+        epsilon, alpha: of :class:`TypicalRule`; the others ignore them.
 
     Raises:
         ConfigError: the name is not known, or a number is out of its range.
@@ -122,7 +122,7 @@ def create_verifier(acceptance: str = MATCH, epsilon: float = 0.09, alpha: float
 
 
 def sampling_rows(sequence: ScheduledSequence) -> list[SamplingRow]:
-    """What is behind each of a sequence's rows of logits: its last known token, then every node's own ancestors."""
+    """The sampling state of each of a sequence's rows of logits: behind its last known token, then behind each node."""
     draft = sequence.draft
     if not len(draft):  # most sequences of most steps
         return [sampling_row(sequence.request)]

@@ -19,10 +19,10 @@ class DraftState(Protocol):
         ...
 
     def keep(self, num_rows: int | None) -> None:
-        """While nobody drafts, a state need not keep up: drafts that come later may see less.
+        """Lets a state fall behind while its method rests: later drafts may see less.
 
         Args:
-            num_rows: of each request, how many of its latest tokens they must see at least; None: all of them.
+            num_rows: latest tokens of each request that drafts must see at least; ``None`` for all of them.
         """
         ...
 
@@ -31,11 +31,11 @@ class DraftState(Protocol):
         ...
 
     def release(self, request_id: str) -> None:
-        """Forgets a request, whose blocks may stay as somebody's prefix: its draft KV is brought up to date first."""
+        """Forgets a request, whose blocks may stay as another's prefix: its draft KV is brought up to date first."""
         ...
 
     def export_state(self, request_id: str) -> bytes:
-        """What another worker needs, besides the draft KV of the request's blocks, to go on with the request."""
+        """State that another worker needs to go on with the request, besides the draft KV of its blocks."""
         ...
 
     def adopt(self, request: Request, state: bytes | None, first_new: int = 0) -> None:
@@ -47,7 +47,7 @@ class DraftState(Protocol):
             first_new: first position whose KV came; that of the ones before was here.
 
         Raises:
-            ValueError: the state is none of this network's.
+            ValueError: the state is not one of this network's.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""What a draft must know of its target. No torch here."""
+"""The sizes of a target that its drafts depend on. No torch here."""
 
 from __future__ import annotations
 

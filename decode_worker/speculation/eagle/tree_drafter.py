@@ -107,7 +107,7 @@ class TreeDrafter:
         for level in tried(draft, result.token_ids):
             for node, is_right in level:
                 self._by_kind.record(kinds[node], kinds[node].prior, float(is_right))
-        if is_prefix(result.sequence.draft, draft):  # the outlook is for what is verified of a draft
+        if is_prefix(result.sequence.draft, draft):  # the outlook is for the verified part of a draft
             verified = result.sequence.draft
             num_depths = 1 + max(depths_of([verified.parent(node) for node in range(len(verified))]))
             # Nothing was tried below a right leaf, and a tree that goes deeper elsewhere has missed there, too.

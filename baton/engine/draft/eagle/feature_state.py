@@ -207,13 +207,13 @@ class FeatureState:
             self._pick_up()
 
     def flush(self, request_id: str) -> None:
-        """Writes what waits of a request, but for its last row, since its blocks may soon be somebody else's prefix."""
+        """Writes a request's waiting rows but the last, since its blocks may become another request's prefix."""
         waiting = self.waiting(request_id)
         if waiting is not None and self._num_kept is None:
             self._write([(waiting, len(waiting.token_ids) - 1)])
 
     def release(self, request_id: str) -> None:
-        """Forgets a request, whose blocks may serve as somebody's prefix. All its rows have their KV then, unless only
+        """Forgets a request, whose blocks may become another's prefix. All its rows have their KV then, unless only
         the latest ones are kept."""
         for step in self._rested:
             step.released.add(request_id)
@@ -275,7 +275,7 @@ class FeatureState:
             waiting.first_key = waiting.start
 
     def _first_key(self, request: Request, start: int) -> int:
-        """Behind the last of the positions before ``start`` for which nobody has written draft KV."""
+        """Behind the last position before ``start`` that has no draft KV."""
         missing = np.flatnonzero(~self._has_kv[self._slots(request, 0, start)])
         return int(missing[-1]) + 1 if len(missing) else 0
 

@@ -212,7 +212,7 @@ class EagleHead(nn.Module):
     def keys_values(
         self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The KV of rows whose outputs nobody needs, without attention, feed-forward or logits.
+        """The KV of rows whose outputs are not needed, without attention, feed-forward or logits.
 
         Only a head of one layer allows it: nothing in its KV depends on earlier rows.
 

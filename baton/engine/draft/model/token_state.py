@@ -112,7 +112,7 @@ class TokenState:
     def computed(self, batch: ForwardBatch, results: Mapping[str, VerifyResult]) -> None:
         """Books the guesses that came true, and reads the tokens of prompts along with the target."""
         records = [self._record(sequence.request) for sequence in batch.sequences]
-        # Whatever the slots held belonged to somebody else, or to guesses.
+        # The slots held KV of another request, or of guesses.
         self._has_kv[torch.from_numpy(batch.host_slots)] = False
         due: list[tuple[Request, int]] = []
         for sequence, record in zip(batch.sequences, records, strict=True):
@@ -133,11 +133,11 @@ class TokenState:
         self._read(due)
 
     def keep(self, num_rows: int | None) -> None:
-        """Gaps cost nothing until somebody drafts."""
+        """Does nothing: gaps cost nothing until the next draft."""
 
     @torch.inference_mode()
     def flush(self, request_id: str) -> None:
-        """Reads the few tokens that are missing of a request, since its blocks may soon be somebody else's prefix."""
+        """Reads the few tokens that are missing of a request, since its blocks may become another request's prefix."""
         record = self._records.get(request_id)
         if record is None or record.blocks is not record.request.block_ids:
             return
@@ -151,7 +151,7 @@ class TokenState:
         self._records.pop(request_id, None)
 
     def export_state(self, request_id: str) -> bytes:
-        """Nothing: whoever has the KV and the tokens can go on."""
+        """Empty: KV and tokens are enough to go on."""
         return b""
 
     def adopt(self, request: Request, state: bytes | None, first_new: int = 0) -> None:
@@ -163,7 +163,7 @@ class TokenState:
         self._records.pop(request.request_id, None)
 
     def _record(self, request: Request) -> _Record:
-        """What is known of a request; found anew from its blocks when it has lost those that it had."""
+        """The state of a request, found anew from its blocks when it has lost those that it had."""
         record = self._records.get(request.request_id)
         if record is None or record.blocks is not request.block_ids:
             slots = slots_of(request.block_ids, 0, request.num_computed_tokens, self._block_size)
@@ -174,7 +174,7 @@ class TokenState:
         return record
 
     def _read(self, due: Sequence[tuple[Request, int]]) -> None:
-        """Rows of each request up to a position, in passes of bounded size. Nobody wants their guesses."""
+        """Reads rows of each request up to a position, in passes of bounded size, without guesses."""
         for part in _parts([(request, self._record(request).have, self._limit(end)) for request, end in due]):
             self._pass(part)
 
