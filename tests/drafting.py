@@ -53,8 +53,9 @@ class Recording(Unweighed):
         change: what verification gets to see instead of a draft.
     """
 
-    def __init__(self, method: DraftMethod | Proposer, change: Callable[[Draft], Draft] = lambda draft: draft) -> None:
+    def __init__(self, method: DraftMethod, change: Callable[[Draft], Draft] = lambda draft: draft) -> None:
         super().__init__(method)
+        self.outlook = method.outlook
         self.drafts: dict[tuple[str, int], Draft] = {}
         self.accepted: list[int] = []
         self._change = change

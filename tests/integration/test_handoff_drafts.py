@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from baton.engine.draft.loading import LoadedDraft
 from baton.engine.draft.medusa.heads import load_medusa
 from baton.engine.draft.model.draft_model import DraftModel
 from baton.engine.models.model_loader import prepare_model
+from decode_worker.speculation.controller import RegisteredMethod, SpeculationController
 from decode_worker.speculation.draft_length import DraftPasses, VerificationPolicy
 from tests.drafting import Recording
 from tests.integration.worker_pair import Answer, Runners, WorkerPair, pair_config, worker_pair
@@ -89,10 +91,16 @@ def prompts() -> list[list[int]]:
 def record(pair: WorkerPair) -> Recording:
     """Spies on the decode worker's only method with a network."""
     controller = pair.decode.role._engine._engine.proposer
-    network = controller._network.method
-    recording = Recording(network.proposer)
-    network.proposer = recording
+    name, own = network_method(controller)
+    recording = Recording(own.method)
+    controller._methods[name] = replace(own, method=recording)
     return recording
+
+
+def network_method(controller: SpeculationController) -> tuple[str, RegisteredMethod]:
+    """The only method with a network, and its name."""
+    ((name, own),) = ((name, own) for name, own in controller._methods.items() if own.state is not None)
+    return name, own
 
 
 def by_length(recording: Recording) -> dict[int, tuple[int, ...]]:
@@ -191,14 +199,14 @@ async def test_a_draft_that_breaks_while_serving_costs_no_request(
     async with worker_pair(runners, pair_config(speculation=settings(runners.decode_draft.method))) as pair:
         role = pair.prefill.role if side == "prefill" else pair.decode.role
         proposer = role._engine._engine.proposer
-        state = proposer._state if side == "prefill" else proposer._network.method.state
+        state = proposer._state if side == "prefill" else network_method(proposer)[1].state
 
         def broken(*_: object) -> None:
             raise RuntimeError("the draft's memory is gone")
 
         work = asyncio.gather(*(pair.generate(prompt, PARAMS) for prompt in prompts()), return_exceptions=True)
         await asyncio.sleep(0.05)
-        broken_part = proposer._network.method.proposer if what == "propose" else state
+        broken_part = network_method(proposer)[1].method if what == "propose" else state
         setattr(broken_part, what, broken)
         answers = await work
         assert not [answer for answer in answers if isinstance(answer, BatonError | Exception)]
