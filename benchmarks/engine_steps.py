@@ -27,8 +27,8 @@ from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.kv_cache.paged_cache import PagedKVCache
 from baton.engine.models.model_loader import LoadedModel, pick_device
 from baton.engine.models.model_source import resolve_model
-from baton.engine.runner.forward_pass import DECODERS, FUSED_WEIGHTS
-from baton.engine.runner.model_runner import KV_CACHES, ModelRunner
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import DECODERS, FUSED_WEIGHTS, KV_CACHES, RunnerOptions
 from baton.engine.runner.served_model import load_served_model
 from baton.process.cores import usable_cores
 from baton.process.worker_environment import become_like_a_worker
@@ -124,7 +124,9 @@ def make_runners(
     for kind, kv_cache, name in product(*map(dict.fromkeys, (weights, kv_caches, decoders))):
         if name == "transformers" and kind != "native":
             continue
-        runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, decoder=name, weights=kind, kv_cache=kv_cache)
+        runner = ModelRunner(
+            loaded, num_blocks, _BLOCK_SIZE, RunnerOptions(decoder=name, weights=kind, kv_cache=kv_cache)
+        )
         write_everywhere(runner.cache)
         computed_by = "fused" if runner.is_fused else "transformers"
         suffix = "" if kv_cache == "native" else f"+kv_{kv_cache}"

@@ -34,6 +34,7 @@ from baton.engine.async_engine import AsyncEngine
 from baton.engine.kv_cache.paged_cache import PagedKVCache
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
 from baton.engine.scheduling.scheduler import SchedulerLimits
 from baton.kv_transfer.flow import Throttle
 from baton.kv_transfer.kv_transfer_config import KVTransferConfig
@@ -121,7 +122,7 @@ def make_runner(layout: Layout) -> ModelRunner:
     torch.manual_seed(0)  # the fingerprints of both sides must be equal
     model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16).eval()
     num_blocks = -(-layout.num_tokens // BLOCK_SIZE) + 1
-    return ModelRunner(prepare_model(model, "bfloat16"), num_blocks, BLOCK_SIZE, decoder="transformers")
+    return ModelRunner(prepare_model(model, "bfloat16"), num_blocks, BLOCK_SIZE, RunnerOptions(decoder="transformers"))
 
 
 def make_engine(runner: ModelRunner) -> AsyncEngine:
@@ -203,11 +204,11 @@ class Sender:
         """Engine's thread: one step, and the whole prompt is there."""
         self._request.num_computed_tokens = 0
         plan = [ScheduledSequence(self._request, self._layout.num_tokens)]
-        for listener in self._engine.scheduled_listeners:
-            listener(plan)
+        for exporter in self._exporters.values():
+            exporter.scheduled(plan)
         self._request.num_computed_tokens = self._layout.num_tokens
-        for listener in self._engine.computed_listeners:
-            listener(plan)
+        for exporter in self._exporters.values():
+            exporter.computed(plan)
 
 
 class Receiver:

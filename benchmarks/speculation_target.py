@@ -17,6 +17,7 @@ from baton.engine.models.model_loader import LoadedModel, pick_device
 from baton.engine.models.model_source import resolve_model
 from baton.engine.models.tokenizer import Tokenizer
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
 from baton.engine.runner.served_model import load_served_model
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from baton.process.cores import usable_cores
@@ -45,12 +46,14 @@ class Target:
             self.loaded,
             num_blocks,
             engine.block_size,
-            engine.attention_backend,
-            None if draft is None else draft.network,
-            engine.decoder,
-            engine.weights,
-            engine.cuda_graphs,
-            kv_cache=engine.kv_cache,
+            RunnerOptions(
+                attention_backend=engine.attention_backend,
+                decoder=engine.decoder,
+                weights=engine.weights,
+                cuda_graphs=engine.cuda_graphs,
+                kv_cache=engine.kv_cache,
+            ),
+            draft=None if draft is None else draft.network,
         )
 
 

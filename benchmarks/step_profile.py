@@ -25,8 +25,8 @@ from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.models.model_loader import pick_device
 from baton.engine.models.model_source import resolve_model
-from baton.engine.runner.forward_pass import DECODERS
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import DECODERS, RunnerOptions
 from baton.engine.runner.served_model import load_served_model
 from baton.engine.sampling.verification import PlainSampling
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
@@ -197,7 +197,7 @@ def main() -> None:
     )
     num_steps = _WARM_UPS + 3 * arguments.steps
     num_blocks = max(blocks_needed(batch, arguments.context, num_steps) for batch in arguments.batches)
-    runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, decoder=arguments.decoder)
+    runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, RunnerOptions(decoder=arguments.decoder))
     for batch in arguments.batches:
         _run(arguments, runner, batch, Console(width=_WIDTH))
 

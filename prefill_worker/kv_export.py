@@ -1,6 +1,6 @@
 """The sending side of the hand-off. KV leaves while prefill still runs: after every step, what it added.
 
-    engine's thread   on_scheduled ──▶ started        on_computed ──▶ lease the new blocks, queue the range
+    engine's thread   scheduled ──▶    started        computed ──▶    lease the new blocks, queue the range
     event loop        reserve at the peer … read a range, cut it into parts, send … commit … release the leases
 
 Leases, not requests, keep the source blocks: a request may be preempted or finish while its KV is still on the way.
@@ -20,6 +20,7 @@ from baton.core.request import Request
 from baton.core.step_samples import StepSample
 from baton.core.timeline import Event, TransferPart
 from baton.engine.async_engine import AsyncEngine
+from baton.engine.contracts import StepObserver
 from baton.engine.kv_cache.kv_copies import WorkMark
 from baton.engine.kv_cache.paged_cache import PagedKVCache
 from baton.kv_transfer.base import KVSendStream, KVTransport, PartBuffer, PartHeader, TransferOffer, plan_parts
@@ -103,7 +104,7 @@ def no_draft_state(request_id: str) -> None:
     return
 
 
-class KVExporter:
+class KVExporter(StepObserver):
     """Runs the transfers of a prefill worker.
 
     Args:
@@ -133,9 +134,7 @@ class KVExporter:
         self._exports: dict[Request, Export] = {}  # by identity: ids may repeat when a request is tried again
         self._loop: asyncio.AbstractEventLoop | None = None
         self.num_bytes_sent = 0
-        engine.scheduled_listeners.append(self._on_scheduled)
-        engine.computed_listeners.append(self._on_computed)
-        engine.measured_listeners.append(self._on_measured)
+        engine.subscribe(self)
 
     @property
     def num_active(self) -> int:
@@ -255,14 +254,14 @@ class KVExporter:
             self._engine.blocks.pool.end_lease(lease_id)
         export.lease_ids.clear()
 
-    def _on_scheduled(self, plan: Sequence[ScheduledSequence]) -> None:
+    def scheduled(self, plan: Sequence[ScheduledSequence]) -> None:
         """Engine's thread. Room at the receiver is asked for now and not earlier, while the request was queued."""
         for sequence in plan:
             export = self._exports.get(sequence.request)
             if export is not None and self._loop is not None and export.leased_until == 0:
                 self._loop.call_soon_threadsafe(export.started.set)
 
-    def _on_computed(self, plan: Sequence[ScheduledSequence]) -> None:
+    def computed(self, plan: Sequence[ScheduledSequence]) -> None:
         """Engine's thread."""
         leased: list[tuple[Export, ComputedRange]] = []
         for sequence in plan:
@@ -275,7 +274,7 @@ class KVExporter:
             step = ComputedStep(self._engine.runner.cache)  # behind what drafts have written at the ends of prompts
             self._loop.call_soon_threadsafe(_queue, leased, step)
 
-    def _on_measured(self, sample: StepSample) -> None:
+    def measured(self, sample: StepSample) -> None:
         """Engine's thread."""
         num_bytes = (sample.prompt_tokens + sample.decoding) * self._bytes_per_token
         self._choice.prefill.observe(num_bytes, sample.ms / 1e3)

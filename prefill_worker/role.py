@@ -8,9 +8,9 @@ import grpc.aio
 
 from baton.engine.async_engine import AsyncEngine
 from baton.engine.draft.loading import create_draft_state
-from baton.engine.engine import always, never
 from baton.engine.profile import profile_steps
 from baton.engine.scheduling.scheduler import SchedulerLimits
+from baton.engine.step.overlap import always, never
 from baton.kv_transfer.transports import create_transport
 from baton.rpc.cache_messages import watch_messages
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from transformers import PreTrainedModel
 
 from baton.core.request import FinishReason, Request, SamplingParams, TokenOutput
-from baton.engine.engine import AheadRule, Engine, never
+from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.step.overlap import AheadRule, never
 from benchmarks.device_run.attention_world import poison
 
 BLOCK_SIZE = 4
@@ -38,7 +40,9 @@ def build_runner(
     decoder: str = "auto",
     kv_cache: str = "native",
 ) -> ModelRunner:
-    return ModelRunner(prepare_model(model, "float32"), num_blocks, block_size, decoder=decoder, kv_cache=kv_cache)
+    return ModelRunner(
+        prepare_model(model, "float32"), num_blocks, block_size, RunnerOptions(decoder=decoder, kv_cache=kv_cache)
+    )
 
 
 def build_engine(
@@ -87,3 +91,7 @@ def run(
 def run_tokens(engine: Engine, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
     """Greedy continuations."""
     return [outcome.token_ids for outcome in run(engine, prompts, greedy(num_tokens))]
+
+
+def tokens_of(outcomes: Sequence[Outcome]) -> list[list[int]]:
+    return [outcome.token_ids for outcome in outcomes]

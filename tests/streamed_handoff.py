@@ -20,10 +20,11 @@ from transformers import PreTrainedModel
 from baton.core.request import Request, SamplingParams
 from baton.engine.async_engine import AsyncEngine, generate_all
 from baton.engine.attention import backends as registry
-from baton.engine.engine import AheadRule
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
 from baton.engine.scheduling.scheduler import SchedulerLimits
+from baton.engine.step.overlap import AheadRule
 from baton.kv_transfer.base import PartBuffer, PartHeader, Payload, Pieces
 from baton.kv_transfer.checksums import checksum
 from baton.kv_transfer.payload.in_process import InProcessKVTransport, InProcessSendStream
@@ -200,17 +201,8 @@ def device_runner(
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(registry._BACKENDS, "kernel", lambda cache: KernelAttention(cache, tensors))
         recorder = tensors.device if graphs else None
-        cuda_graphs = "auto" if graphs else "off"
-        runner = ModelRunner(
-            loaded,
-            num_blocks,
-            BLOCK_SIZE,
-            "kernel",
-            decoder="transformers",
-            recorder=recorder,
-            cuda_graphs=cuda_graphs,
-            **settings,
-        )
+        options = RunnerOptions("kernel", "transformers", cuda_graphs="auto" if graphs else "off")
+        runner = ModelRunner(loaded, num_blocks, BLOCK_SIZE, options, recorder=recorder, **settings)
     poison(runner.cache)
     if graphs:
         runner.capture_graphs(MAX_NUM_SEQS, 0, runner.loaded.max_model_len)

@@ -11,16 +11,14 @@ from typing import TypeVar
 
 from baton.core.drafts import ScheduledSequence
 from baton.core.errors import (
-    ContextLengthError,
     InternalError,
-    InvalidRequestError,
     RequestCancelledError,
     WorkerLostError,
 )
-from baton.core.request import FinishReason, Request, TokenOutput, check_token_ids
+from baton.core.request import FinishReason, Request, TokenOutput
 from baton.core.step_samples import StepSample
-from baton.engine.contracts import Proposer, Verifier
-from baton.engine.engine import AheadRule, Engine, StepListener, never
+from baton.engine.contracts import Proposer, StepObserver, Verifier
+from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.kv_cache.block_pool import BlockUsage
 from baton.engine.loop import EngineLoop
@@ -28,7 +26,8 @@ from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.scheduling.ordering import OrderingPolicy
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from baton.engine.scheduling.step_cost_fit import StepCostFit
-from baton.engine.scheduling.step_meter import MeasuredStep, SampleListener
+from baton.engine.step.overlap import AheadRule, never
+from baton.engine.step.step_meter import MeasuredStep
 
 T = TypeVar("T")
 _Stream = asyncio.Queue[TokenOutput | WorkerLostError]
@@ -49,6 +48,19 @@ class EngineStats:
     num_generated_tokens: int
 
 
+class _StepCounters(StepObserver):
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.num_prefill_tokens = 0
+
+    def scheduled(self, plan: Sequence[ScheduledSequence]) -> None:
+        self.num_steps += 1
+        for sequence in plan:
+            start = sequence.request.num_computed_tokens
+            prompt = sequence.request.num_prompt_tokens
+            self.num_prefill_tokens += max(0, min(start + sequence.num_tokens, prompt) - start)
+
+
 class AsyncEngine:
     """Owns an :class:`Engine` and its thread.
 
@@ -59,10 +71,6 @@ class AsyncEngine:
         runs_ahead: when a step may be launched before the tokens of the one before it are known.
 
     Attributes:
-        scheduled_listeners, computed_listeners: called in the engine's thread with each step's plan, before it runs
-            and when its KV is in the cache, or will be at this point of the device's stream. Add to them before
-            :meth:`start`.
-        measured_listeners: the same, with what each step cost.
         closed: set when the engine has ended.
         block_holders: give the block lists that others than requests and leases hold, for the leak check; called in
             the engine's thread.
@@ -86,18 +94,14 @@ class AsyncEngine:
         self.blocks = BlockManager(runner.cache.num_blocks, runner.spec.block_size, prefix_caching=prefix_caching)
         costs = StepCostFit()
         self.scheduler = Scheduler(limits, self.blocks, ordering, costs.pace)
-        self.scheduled_listeners: list[StepListener] = [self._count_step]
-        self.computed_listeners: list[StepListener] = []
-        self.measured_listeners: list[SampleListener] = [costs.observe]
+        self._counters = _StepCounters()
         self.block_holders: list[Callable[[], Iterable[Sequence[int]]]] = []
         self._engine = Engine(
             runner,
             self.scheduler,
             verifier,
             proposer,
-            self.scheduled_listeners,
-            self.computed_listeners,
-            self.measured_listeners,
+            (self._counters, costs),
             max_draft_tokens,
             runs_ahead,
         )
@@ -110,9 +114,11 @@ class AsyncEngine:
         self._freed = asyncio.Event()
         self._ending = "this worker's engine broke"
         self._num_leaked_blocks = 0
-        self._num_steps = 0
-        self._num_prefill_tokens = 0
         self._num_generated_tokens = 0
+
+    def subscribe(self, observer: StepObserver) -> None:
+        """Has ``observer`` watch all steps. Call it before :meth:`start`."""
+        self._engine.subscribe(observer)
 
     def start(self) -> None:
         """Call it inside the event loop that will consume the streams."""
@@ -146,20 +152,8 @@ class AsyncEngine:
         self._thread.submit(function)
 
     def check_request(self, request: Request) -> None:
-        """Raises :class:`InvalidRequestError` for token ids outside the vocabulary or a request that cannot fit."""
-        vocab_size = self.runner.loaded.vocab_size
-        check_token_ids(request.prompt_token_ids, vocab_size, "prompt")
-        check_token_ids(request.output_token_ids, vocab_size, "output")
-        request.params.check_token_ids(vocab_size)
-        if not request.prompt_token_ids:
-            raise ContextLengthError("The prompt has no tokens; at least one is needed.", param="prompt")
-        if len(request.output_token_ids) >= request.params.max_tokens:
-            raise InvalidRequestError(
-                f"The sequence has {len(request.output_token_ids)} generated tokens already, but max_tokens is "
-                f"{request.params.max_tokens}.",
-                param="max_tokens",
-            )
-        self.scheduler.check_fits(request)
+        """See :meth:`Engine.check_request`. Any thread may ask."""
+        self._engine.check_request(request)
 
     async def generate(
         self, request: Request, adopt: Callable[[Request], None] | None = None
@@ -240,7 +234,7 @@ class AsyncEngine:
         """Engine's thread."""
         self._engine.meter.resume(learned)
         self.blocks.prefix_caching = prefix_caching
-        self._num_steps = self._num_prefill_tokens = self._num_generated_tokens = 0
+        self._counters.num_steps = self._counters.num_prefill_tokens = self._num_generated_tokens = 0
         self.scheduler.num_preemptions = 0
 
     @property
@@ -271,8 +265,8 @@ class AsyncEngine:
             blocks=self.blocks.usage(),
             num_leaked_blocks=self._num_leaked_blocks,
             num_preemptions=self.scheduler.num_preemptions,
-            num_steps=self._num_steps,
-            num_prefill_tokens=self._num_prefill_tokens,
+            num_steps=self._counters.num_steps,
+            num_prefill_tokens=self._counters.num_prefill_tokens,
             num_generated_tokens=self._num_generated_tokens,
         )
 
@@ -285,13 +279,6 @@ class AsyncEngine:
         while self._streams:
             self._streams.popitem()[1].put_nowait(WorkerLostError(self._ending))
         self.closed.set()
-
-    def _count_step(self, plan: Sequence[ScheduledSequence]) -> None:
-        self._num_steps += 1
-        for sequence in plan:
-            start = sequence.request.num_computed_tokens
-            prompt = sequence.request.num_prompt_tokens
-            self._num_prefill_tokens += max(0, min(start + sequence.num_tokens, prompt) - start)
 
     def _deliver(self, outputs: Sequence[TokenOutput]) -> None:
         """Engine's thread: one wake-up of the event loop for all of a step's outputs."""

@@ -11,6 +11,7 @@ import torch
 from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.kv_spec import LayerSpec
 from baton.core.request import TokenLogprobs
+from baton.core.step_samples import StepSample
 from baton.engine.batch.batch import ForwardBatch
 
 
@@ -40,6 +41,22 @@ class VerifyResult:
     @property
     def token_ids(self) -> tuple[int, ...]:
         return self.accepted if self.next_token is None else (*self.accepted, self.next_token)
+
+
+class StepObserver:
+    """Watches an engine's steps, in the engine's thread. Subclasses override what they need."""
+
+    def scheduled(self, plan: Sequence[ScheduledSequence]) -> None:
+        """Called with each step's plan before it runs."""
+
+    def computed(self, plan: Sequence[ScheduledSequence]) -> None:
+        """Called after the forward, before requests finish.
+
+        The plan's KV is in the cache; on a GPU it will be once the stream reaches this point.
+        """
+
+    def measured(self, sample: StepSample) -> None:
+        """Called with what each step cost."""
 
 
 class Proposer(Protocol):

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-
-import torch
+from collections.abc import Mapping, Sequence
 
 from baton.core.drafts import ScheduledSequence
-from baton.core.errors import InternalError
-from baton.core.request import FinishReason, Request, TokenOutput
-from baton.core.steps import EngineStep, add_share
-from baton.engine.batch.batch import ForwardBatch
-from baton.engine.contracts import Proposer, Verifier, VerifyResult
+from baton.core.errors import ContextLengthError, InternalError, InvalidRequestError
+from baton.core.request import FinishReason, Request, TokenOutput, check_token_ids
+from baton.engine.contracts import Proposer, StepObserver, Verifier, VerifyResult
 from baton.engine.device.device_errors import (
     DeviceLostError,
     check_device,
@@ -23,63 +18,27 @@ from baton.engine.device.device_errors import (
     is_out_of_memory,
 )
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.sampling.step_sampling import sample_step
 from baton.engine.sampling.verification import ChosenTokens, PlainSampling, choose_tokens
 from baton.engine.scheduling.scheduler import Scheduler
-from baton.engine.scheduling.step_meter import ForwardCost, SampleListener, StepMeter
+from baton.engine.step.overlap import AheadRule, Overlap, never
+from baton.engine.step.step import Launched, Step
+from baton.engine.step.step_meter import StepMeter
 
 logger = logging.getLogger(__name__)
-
-StepListener = Callable[[Sequence[ScheduledSequence]], None]
-AheadRule = Callable[[Sequence[ScheduledSequence]], bool]
-"""Whether the step behind this plan may be launched before the plan's tokens are known: no draft needs them."""
-
-_UNREAD = 0  # stands for a token that is on the device alone
-
-
-def never(plan: Sequence[ScheduledSequence]) -> bool:
-    """An :data:`AheadRule`: every step is scheduled when the tokens before it are known."""
-    return False
-
-
-def always(plan: Sequence[ScheduledSequence]) -> bool:
-    """An :data:`AheadRule` for an engine without drafts."""
-    return True
-
-
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    """A step whose forward is queued on the device.
-
-    Attributes:
-        started_s, scheduled_s, proposed_s: when its scheduling began, and when plan and drafts were there.
-    """
-
-    plan: list[ScheduledSequence]
-    batch: ForwardBatch
-    logits: torch.Tensor
-    started_s: float
-    scheduled_s: float
-    proposed_s: float
 
 
 class Engine:
     """Synchronous; ``loop.py`` gives it a thread.
 
-        step k          forward ─ tokens ──────────────── read ─ emit
-        step k + 1               schedule ─ forward              tokens ─ …
-
-    Where ``runs_ahead`` allows it, the step behind the one whose tokens are due is on the device when they are read, so
-    that the device never waits for the host. What turns out to have ended is in that step for nothing.
-
     Args:
         verifier: turns logits into tokens; the decode role injects one that knows drafts.
         proposer: a speculation method; needs such a verifier.
-        on_scheduled: called with each step's plan before it runs.
-        on_computed: called with it after the forward, before requests finish: KV of the plan is in the cache, or on a
-            GPU will be when it has come to this point of the stream.
-        on_measured: called with what each step cost.
-        runs_ahead: asked in each step.
+        observers: see :meth:`subscribe`.
+        max_draft_tokens: per request and step.
+        runs_ahead: when a step may be launched before the tokens of the one before it are known.
+
+    Attributes:
+        last_step_ran: ``False`` when the last step found nothing that it could compute.
     """
 
     def __init__(
@@ -88,36 +47,29 @@ class Engine:
         scheduler: Scheduler,
         verifier: Verifier | None = None,
         proposer: Proposer | None = None,
-        on_scheduled: Sequence[StepListener] = (),
-        on_computed: Sequence[StepListener] = (),
-        on_measured: Sequence[SampleListener] = (),
+        observers: Sequence[StepObserver] = (),
         max_draft_tokens: int = 8,
         runs_ahead: AheadRule = never,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
-        self.meter = StepMeter(on_measured, proposer)
-        self.samples = self.meter.samples
-        """What the last steps cost."""
         self.verifier = verifier or PlainSampling()
         self.proposer = proposer
+        self._observers = list(observers)
+        self.meter = StepMeter(self._observers, proposer)
+        self._overlap = Overlap(scheduler, runs_ahead, self._launch)
         self._max_draft_tokens = max_draft_tokens
-        self._on_scheduled = on_scheduled
-        self._on_computed = on_computed
-        self._runs_ahead = runs_ahead
-        self._ahead: _Launched | None = None
-        self._is_booked = False
-        self._num_steps = 0
-        self._last_ended_s = 0.0
         self.last_step_ran = False
-        """False when the last step found nothing that it could compute."""
+
+    def subscribe(self, observer: StepObserver) -> None:
+        """Has ``observer`` watch all later steps. Call it in the engine's thread, or before that starts."""
+        self._observers.append(observer)
 
     def step(self) -> list[TokenOutput]:
-        """Schedule → propose → build batch → forward → verify → post-process.
+        """Schedule → propose → forward → verify → post-process.
 
         A step that fails ends its requests and no others. When the device lacks memory, torch's cached memory is freed
-        and the step is tried once more, without drafts; but for an overlapped step whose tokens can no longer be read,
-        since the step after it is queued already.
+        and the step is tried once more without drafts, unless it is booked already.
 
         Returns:
             New tokens of the requests that got any; empty when nothing could be scheduled.
@@ -125,152 +77,93 @@ class Engine:
         Raises:
             DeviceLostError: the device computes nothing any more, so the engine is of no more use.
         """
-        started_s = time.monotonic()
-        # After a step that ran, nothing sleeps: what lies between two such steps is part of what a step costs.
-        due_s = self._last_ended_s if self.last_step_ran else started_s
-        launched, self._ahead = self._ahead, None
-        plan = _living(launched.plan) if launched is not None else []
-        if not plan:  # nothing was launched, or all that was has ended since
-            launched, plan = None, self.scheduler.schedule()
-        self.last_step_ran = bool(plan)
-        if not plan:
+        follows_step = self.last_step_ran
+        step = self._overlap.take() or self._schedule()
+        self.last_step_ran = bool(step.plan)
+        if not step.plan:
             return []
-        self._is_booked = False
+        self.meter.begin(step, follows_step=follows_step)
         try:
-            return self._complete(launched or self._launch(plan, started_s), due_s)
+            return self._run(step)
         except Exception as error:  # noqa: BLE001 - whatever broke the step, its requests must end and others go on
-            if self._is_booked or not is_out_of_memory(error):
-                return self._fail_step(plan, error)
+            if step.is_booked or not is_out_of_memory(error):
+                return self._fail_step(step, error)
             logger.warning("the device lacks memory for a step; it is tried once more: %s", error)
-        launched = None  # like the exception, it held the failed step's tensors
+        return self._retry(step)  # outside of the handler, where the exception holds the step's tensors
+
+    def _run(self, step: Step) -> list[TokenOutput]:
+        launched = step.launched or self._launch(step)
+        results = self._verify(step, launched)
+        self.meter.end(step, launched.batch.num_tokens, results)
+        return self._post_process(step, results)
+
+    def _retry(self, step: Step) -> list[TokenOutput]:
+        step.restart()
         free_cached_memory(self.runner.device)
         try:
-            return self._complete(self._forward(_living(plan), started_s), due_s)
-        except Exception as error:  # noqa: BLE001 - as above
-            return self._fail_step(plan, error)
+            self._forward(step)
+            return self._run(step)
+        except Exception as error:  # noqa: BLE001 - as in step()
+            return self._fail_step(step, error)
 
-    def _launch(self, plan: list[ScheduledSequence], started_s: float, behind: ChosenTokens | None = None) -> _Launched:
-        """
+    def _schedule(self) -> Step:
+        started_s = time.monotonic()
+        return Step(self.scheduler.schedule(), started_s)
+
+    def _launch(self, step: Step, behind: ChosenTokens | None = None) -> Launched:
+        """Proposes drafts and queues the forward.
+
         Args:
-            behind: tokens that the plan goes on from, which have not been read yet.
+            behind: tokens on the device that the plan goes on from; nothing is proposed then.
         """
-        for listener in self._on_scheduled:
-            listener(plan)
-        scheduled_s = time.monotonic()
-        if behind is None:
-            plan = self._propose(plan)
-        return self._forward(plan, started_s, scheduled_s, behind)
+        for observer in self._observers:
+            observer.scheduled(step.plan)
+        step.scheduled_s = time.monotonic()
+        if behind is None and self.proposer is not None:
+            room = self.scheduler.make_draft_room(step.plan, self._max_draft_tokens)
+            step.add_drafts(self.proposer.propose(step.plan, room), room)
+        return self._forward(step, behind)
 
-    def _forward(
-        self,
-        plan: list[ScheduledSequence],
-        started_s: float,
-        scheduled_s: float | None = None,
-        behind: ChosenTokens | None = None,
-    ) -> _Launched:
-        """Queues a planned step's forward. Without ``scheduled_s``, planning took no time of its own."""
-        proposed_s = time.monotonic()
-        batch = self.runner.build_batch(plan)
+    def _forward(self, step: Step, behind: ChosenTokens | None = None) -> Launched:
+        step.proposed_s = time.monotonic()
+        batch = self.runner.build_batch(step.plan)
         if behind is not None:
             batch.take_tokens([sequence.request for sequence in behind.sequences], behind.token_ids)
-        logits = self.runner.forward(batch)
-        return _Launched(plan, batch, logits, started_s, proposed_s if scheduled_s is None else scheduled_s, proposed_s)
+        step.launched = Launched(batch, self.runner.forward(batch))
+        return step.launched
 
-    def _complete(self, step: _Launched, due_s: float) -> list[TokenOutput]:
-        """From the logits to what requests get."""
-        plan = _living(step.plan)
-        sample = sample_step(plan)
-        if self._runs_ahead(plan):
-            chosen = choose_tokens(step.batch, step.logits)
-            self._book(plan, {})
-            self._launch_ahead(chosen)
+    def _verify(self, step: Step, launched: Launched) -> dict[str, VerifyResult]:
+        """Results of the sequences that have logits, by request id. Books the step."""
+        batch, logits = launched.batch, launched.logits
+        if self._overlap.suits(step.living()):
+            chosen = choose_tokens(batch, logits)
+            self._book(step, {})
+            self._overlap.launch_behind(chosen)
             results = _by_request(chosen.read())
-            self._tell_cost(step)
-        else:
-            results = self._verify(step)
-            self._book(plan, results)
-        self._note_step(step, plan, due_s)
-        num_accepted = sum(len(result.accepted) for result in results.values())
-        sample = sample._replace(ms=(self._last_ended_s - due_s) * 1e3, accepted_tokens=num_accepted)
-        self.meter.observe(sample)
-        return self._post_process(plan, results)
-
-    def _verify(self, step: _Launched) -> dict[str, VerifyResult]:
-        batch = step.batch
-        results = _by_request(self.verifier.verify(batch, step.logits))
-        if not results:  # nothing was read: what a step costs would be unknown, and steps would pile up on the device
+            self.meter.tokens_read(step, batch.num_tokens)
+            return results
+        results = _by_request(self.verifier.verify(batch, logits))
+        if not results:  # no token was read, so the step's cost would be unknown, and steps would pile up on the device
             self.runner.wait_for_device()
         self.runner.keep_accepted(batch, {request_id: result.nodes for request_id, result in results.items()})
-        self._tell_cost(step)
+        self.meter.tokens_read(step, batch.num_tokens)
         if self.proposer is not None:
-            self.proposer.computed(batch, step.logits, results)
+            self.proposer.computed(batch, logits, results)
+        self._book(step, results)
         return results
 
-    def _tell_cost(self, step: _Launched) -> None:
-        """Of a step whose tokens have just been read."""
-        ms = (time.monotonic() - max(step.proposed_s, self._last_ended_s)) * 1e3
-        self.meter.observe_forward(ForwardCost(len(step.plan), step.batch.num_tokens, ms))
-
-    def _book(self, plan: Sequence[ScheduledSequence], results: Mapping[str, VerifyResult]) -> None:
-        self._is_booked = True
+    def _book(self, step: Step, results: Mapping[str, VerifyResult]) -> None:
+        step.is_booked = True
+        plan = step.living()
+        self.meter.booking(plan)
         for sequence in plan:
             result = results.get(sequence.request.request_id)
             self.scheduler.advance(sequence, len(result.accepted) if result else 0)
-        for listener in self._on_computed:
-            listener(plan)
+        for observer in self._observers:
+            observer.computed(plan)
 
-    def _launch_ahead(self, chosen: ChosenTokens) -> None:
-        """Launches the step behind the one that is booked, with its tokens as they are on the device.
-
-        One that cannot be launched is tried again when these tokens are read, and fails then, if it must.
-        """
-        requests = [sequence.request for sequence in _living(chosen.sequences)]
-        for request in requests:
-            request.output_token_ids.append(_UNREAD)
-        started_s = time.monotonic()
-        plan: list[ScheduledSequence] = []
-        try:
-            plan = self.scheduler.schedule_ahead({r.request_id for r in requests if _ends_with_next_token(r)})
-            if plan:
-                self._ahead = self._launch(plan, started_s, chosen)
-        except Exception as error:
-            if is_device_lost(error):
-                raise
-            request_ids = [sequence.request.request_id for sequence in plan]
-            logger.warning(
-                "a step could not be launched ahead of its tokens", exc_info=True, extra={"request_ids": request_ids}
-            )
-        finally:
-            for request in requests:
-                request.output_token_ids.pop()
-
-    def _note_step(self, step: _Launched, plan: Sequence[ScheduledSequence], due_s: float) -> None:
-        """Every request of the plan remembers the step, for its timeline."""
-        self._num_steps += 1
-        # One that was launched ahead has begun where the step before it ended; until then its requests have waited.
-        started_s = max(step.started_s, due_s)
-        ended_s = self._last_ended_s = time.monotonic()
-        num_prompt_tokens = sum(sequence.num_tokens for sequence in step.plan if sequence.num_tokens > 1)
-        noted = EngineStep(
-            self._num_steps,
-            started_s,
-            ended_s,
-            ended_s - started_s,
-            step.proposed_s - step.scheduled_s,
-            len(step.plan),
-            step.batch.num_tokens,
-            num_prompt_tokens,
-        )
-        for sequence in plan:
-            request = sequence.request
-            add_share(request.steps, noted, sequence.num_tokens)
-            if request.first_scheduled_s is not None and step.started_s <= request.first_scheduled_s < started_s:
-                request.first_scheduled_s = started_s
-
-    def _post_process(
-        self, plan: Sequence[ScheduledSequence], results: Mapping[str, VerifyResult]
-    ) -> list[TokenOutput]:
-        for sequence in _living(plan):
+    def _post_process(self, step: Step, results: Mapping[str, VerifyResult]) -> list[TokenOutput]:
+        for sequence in step.living():
             self.scheduler.remember(sequence.request)
         outputs: list[TokenOutput] = []
         for result in results.values():
@@ -280,23 +173,8 @@ class Engine:
                 outputs.extend(self._fail([result.sequence], error))
         return outputs
 
-    def _propose(self, plan: list[ScheduledSequence]) -> list[ScheduledSequence]:
-        if self.proposer is None:
-            return plan
-        room = self.scheduler.make_draft_room(plan, self._max_draft_tokens)
-        drafts = self.proposer.propose(plan, room)
-        if not drafts:
-            return plan
-        return [
-            ScheduledSequence(sequence.request, sequence.num_tokens, draft.first(limit))
-            if (limit := room.get(sequence.request.request_id, 0))
-            and (draft := drafts.get(sequence.request.request_id)) is not None
-            else sequence
-            for sequence in plan
-        ]
-
     def _emit(self, result: VerifyResult) -> TokenOutput:
-        """Appends a request's new tokens; whatever was accepted behind its end is dropped."""
+        """Appends a request's new tokens; accepted tokens behind its end are dropped."""
         request = result.sequence.request
         if self.proposer is not None:
             self.proposer.observe(result)
@@ -329,17 +207,33 @@ class Engine:
             steps=steps,
         )
 
+    def check_request(self, request: Request) -> None:
+        """Raises :class:`InvalidRequestError` for token ids outside the vocabulary or a request that cannot fit."""
+        vocab_size = self.runner.loaded.vocab_size
+        check_token_ids(request.prompt_token_ids, vocab_size, "prompt")
+        check_token_ids(request.output_token_ids, vocab_size, "output")
+        request.params.check_token_ids(vocab_size)
+        if not request.prompt_token_ids:
+            raise ContextLengthError("The prompt has no tokens; at least one is needed.", param="prompt")
+        if len(request.output_token_ids) >= request.params.max_tokens:
+            raise InvalidRequestError(
+                f"The sequence has {len(request.output_token_ids)} generated tokens already, but max_tokens is "
+                f"{request.params.max_tokens}.",
+                param="max_tokens",
+            )
+        self.scheduler.check_fits(request)
+
     def finish(self, request_id: str, reason: FinishReason) -> None:
         """Ends a request for scheduler and proposer alike; harmless when it is gone already."""
         if self.proposer is not None:
             self.proposer.release(request_id)
         self.scheduler.finish(request_id, reason)
 
-    def _fail_step(self, plan: Sequence[ScheduledSequence], error: Exception) -> list[TokenOutput]:
+    def _fail_step(self, step: Step, error: Exception) -> list[TokenOutput]:
         """Ends a step's requests, or raises :class:`DeviceLostError` so that they can go on elsewhere."""
-        self._last_ended_s = time.monotonic()
+        self.meter.failed()
         self.raise_if_lost(error)
-        return self._fail(_living(plan), error)
+        return self._fail(step.living(), error)
 
     def raise_if_lost(self, error: Exception) -> None:
         """Raises :class:`DeviceLostError` if an error, wherever it occurred, comes from a device that is lost."""
@@ -368,15 +262,5 @@ class Engine:
         ]
 
 
-def _living(plan: Sequence[ScheduledSequence]) -> list[ScheduledSequence]:
-    """Those whose request has not ended while the step was on the device."""
-    return [sequence for sequence in plan if not sequence.request.is_finished]
-
-
 def _by_request(results: Sequence[VerifyResult]) -> dict[str, VerifyResult]:
     return {r.sequence.request.request_id: r for r in results if not r.sequence.request.is_finished}
-
-
-def _ends_with_next_token(request: Request) -> bool:
-    """Whatever the token is that its last place stands for."""
-    return request.hands_off or len(request.output_token_ids) >= request.params.max_tokens

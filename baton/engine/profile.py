@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from baton.core.request import Request, SamplingParams
 from baton.core.step_outliers import is_outlier
 from baton.engine.async_engine import AsyncEngine, generate_all
-from baton.engine.scheduling.step_meter import MeasuredStep
+from baton.engine.step.step_meter import MeasuredStep
 
 logger = logging.getLogger(__name__)
 

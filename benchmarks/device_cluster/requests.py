@@ -16,6 +16,7 @@ from baton.engine.async_engine import AsyncEngine, generate_all
 from baton.engine.models.model_loader import load_model
 from baton.engine.models.model_source import resolve_model
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
 from baton.engine.scheduling.scheduler import SchedulerLimits
 
 _BLOCK_SIZE = 16
@@ -67,7 +68,9 @@ async def answer_alone(folder: Path, dtype: str, device: torch.device, asked: Se
     """Tokens of one engine that computes prompts and decodes, with neither hand-off nor speculation."""
     loaded = load_model(resolve_model(str(folder)), dtype, device)
     longest = max(len(each.prompt) + each.max_tokens for each in asked)
-    runner = ModelRunner(loaded, len(asked) * (-(-longest // _BLOCK_SIZE) + 1), _BLOCK_SIZE, decoder=DECODER)
+    runner = ModelRunner(
+        loaded, len(asked) * (-(-longest // _BLOCK_SIZE) + 1), _BLOCK_SIZE, RunnerOptions(decoder=DECODER)
+    )
     engine = AsyncEngine(runner, SchedulerLimits(_CHUNK_TOKENS, _MAX_NUM_SEQS, loaded.max_model_len))
     engine.start()
     try:

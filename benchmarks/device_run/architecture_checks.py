@@ -8,10 +8,13 @@ from dataclasses import replace
 import torch
 
 from baton.core.request import SamplingParams
-from baton.engine.engine import AheadRule, Engine, always, never
+from baton.engine.engine import Engine
 from baton.engine.models.model_loader import LoadedModel, prepare_model
 from baton.engine.runner.cuda_graphs import make_buckets
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
+from baton.engine.runner.self_check import check_model
+from baton.engine.step.overlap import AheadRule, always, never
 from benchmarks.device_run.borrowed import build_engine, model_with_reference, random_prompts, run, run_tokens
 from benchmarks.device_run.part import Row
 
@@ -25,7 +28,7 @@ _NUM_TOKENS = 12
 
 def make_runner(loaded: LoadedModel, cuda_graphs: str) -> ModelRunner:
     """Over the model's own modules, with the device's best attention."""
-    return ModelRunner(loaded, NUM_BLOCKS, BLOCK_SIZE, decoder="transformers", cuda_graphs=cuda_graphs)
+    return ModelRunner(loaded, NUM_BLOCKS, BLOCK_SIZE, RunnerOptions(decoder="transformers", cuda_graphs=cuda_graphs))
 
 
 def compared(
@@ -67,7 +70,7 @@ def check_architecture(name: str, device: torch.device) -> Iterator[Row]:
             figures["graphs"] = runner.num_graphs
             if runner.num_graphs < wanted:
                 yield {"name": f"{name}: recording", "ok": False, "error": f"{runner.num_graphs} of {wanted} graphs"}
-        runner.self_check()
+        check_model(runner)
         for suffix, rule in (("", never), (", overlapped", always)):
             found = run_tokens(_engine(runner, rule), prompts, _NUM_TOKENS)
             yield compared(f"{name}: {way}{suffix}", found, expected, **figures)

@@ -20,6 +20,7 @@ from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
 from baton.engine.sampling.logits import SamplingRow
 from baton.engine.sampling.sampler import QueuedSample, queue_sample
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
@@ -56,7 +57,7 @@ def _drafting(setting: Setting) -> Iterator[Row]:
     context, batches = (32, (1, 2)) if setting.is_tiny else (1024, (1, 8))
     most_tokens = context + (64 if setting.is_tiny else 256)
     num_blocks = 1 + max(batches) * (-(-(most_tokens + _DRAFT_TOKENS) // _BLOCK_SIZE) + 1)
-    runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, draft=head, decoder="transformers")
+    runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, RunnerOptions(decoder="transformers"), draft=head)
     runner.capture_graphs(max(batches), _DRAFT_TOKENS, most_tokens)
     for batch in batches:
         yield _pass_row(head, runner, batch, context, setting)

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from baton.core.request import Request, SamplingParams
 from baton.engine.async_engine import AsyncEngine
-from baton.engine.engine import always, never
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
 from baton.engine.scheduling.scheduler import SchedulerLimits
+from baton.engine.step.overlap import always, never
 from benchmarks.device_run.part import Row, Setting
 from benchmarks.device_run.random_model import DTYPES, make_model
 from benchmarks.device_run.thread_samples import ThreadSampler
@@ -52,7 +53,7 @@ def run(setting: Setting) -> Iterator[Row]:
     most_requests = max(load.num_requests for load in loads)
     most_tokens = max(load.most_tokens for load in loads)
     num_blocks = 1 + max(load.num_requests * -(-load.most_tokens // _BLOCK_SIZE) for load in loads)
-    runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, decoder="transformers")
+    runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, RunnerOptions(decoder="transformers"))
     runner.capture_graphs(most_requests, 0, most_tokens)
     limits = SchedulerLimits(max(8192, most_requests), most_requests, most_tokens)
     profiles: list[Row] = []

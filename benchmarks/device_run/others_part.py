@@ -17,6 +17,7 @@ import torch
 
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
 from benchmarks.ceilings import fp8_matrix_rate
 from benchmarks.device_run.ceilings_part import ceilings_of
 from benchmarks.device_run.children import run_here
@@ -67,7 +68,9 @@ def _requests(name: str, make: Callable[[Setting, int, int], Generate], setting:
 
 def _baton(setting: Setting, batch: int, most_tokens: int) -> Generate:
     loaded = prepare_model(make_model(setting.shape, setting.device), DTYPES[setting.shape])
-    runner = ModelRunner(loaded, 1 + batch * -(-most_tokens // _BLOCK_SIZE), _BLOCK_SIZE, decoder="transformers")
+    runner = ModelRunner(
+        loaded, 1 + batch * -(-most_tokens // _BLOCK_SIZE), _BLOCK_SIZE, RunnerOptions(decoder="transformers")
+    )
     runner.capture_graphs(batch, 0, most_tokens)
     return generate_by(runner, most_tokens, batch)
 
@@ -98,7 +101,9 @@ def _fp8(setting: Setting) -> Iterator[Row]:
         return
     recorder = WatchedRecorder() if setting.device.type == "cuda" else None
     num_blocks = max(blocks_needed(case, _BLOCK_SIZE) for case in cases)
-    runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, decoder="transformers", weights="fp8", recorder=recorder)
+    runner = ModelRunner(
+        loaded, num_blocks, _BLOCK_SIZE, RunnerOptions(decoder="transformers", weights="fp8"), recorder=recorder
+    )
     fill_randomly(runner.cache)
     runner.capture_graphs(cases[1].batch, 0, cases[0].context + _BLOCK_SIZE)
     timer, work = StepTimer(runner, recorder, _BUDGET_S), Work(loaded, runner.spec.bytes_per_token)

@@ -24,6 +24,7 @@ from baton.engine.draft.model.draft_model import DraftModel
 from baton.engine.draft.model.token_state import TokenState
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
 from benchmarks.device_run.architecture_checks import BLOCK_SIZE, NUM_BLOCKS, compared
 from benchmarks.device_run.attention_world import poison
 from benchmarks.device_run.borrowed import (
@@ -143,7 +144,11 @@ def check_method(name: str, device: torch.device) -> Iterator[Row]:
     for way in ("eager", *(["graphs"] if device.type == "cuda" else [])):
         cuda_graphs = "auto" if way == "graphs" else "off"
         runner = ModelRunner(
-            loaded, NUM_BLOCKS, BLOCK_SIZE, draft=network, decoder="transformers", cuda_graphs=cuda_graphs
+            loaded,
+            NUM_BLOCKS,
+            BLOCK_SIZE,
+            RunnerOptions(decoder="transformers", cuda_graphs=cuda_graphs),
+            draft=network,
         )
         texts = _texts()
         figures: dict[str, int] = {}

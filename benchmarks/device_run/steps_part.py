@@ -14,6 +14,7 @@ import torch
 
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
 from benchmarks.device_run.ceilings_part import ceilings_of
 from benchmarks.device_run.kernel_tables import kernel_rows
 from benchmarks.device_run.part import Row, Setting
@@ -66,7 +67,7 @@ def run(setting: Setting) -> Iterator[Row]:
     wanted = max(blocks_needed(case, BLOCK_SIZE) for case in sizes.cases)
     spec = loaded.kv_spec(BLOCK_SIZE)
     num_blocks = min(wanted, room_in_blocks(setting.device, BLOCK_SIZE * spec.bytes_per_token))
-    runner = ModelRunner(loaded, num_blocks, BLOCK_SIZE, decoder="transformers", recorder=recorder)
+    runner = ModelRunner(loaded, num_blocks, BLOCK_SIZE, RunnerOptions(decoder="transformers"), recorder=recorder)
     fill_randomly(runner.cache)
     before_gib = _reserved_gib(setting.device)
     yield _capture(runner, max(sizes.batches), sizes.verify - 1, sizes.plan_tokens, before_gib)

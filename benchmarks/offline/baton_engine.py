@@ -11,13 +11,15 @@ from pathlib import Path
 import torch
 
 from baton.core.request import Request, SamplingParams
-from baton.engine.engine import Engine, always, never
+from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.models.model_loader import pick_device
 from baton.engine.models.model_source import resolve_model
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
 from baton.engine.runner.served_model import load_served_model
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.step.overlap import always, never
 from baton.process.cores import usable_cores
 from benchmarks.offline.protocol import Generate, serve
 
@@ -35,7 +37,7 @@ def load(folder: Path, dtype: str, most_tokens: int, most_sequences: int, weight
     torch.set_num_threads(usable_cores())
     loaded = load_served_model(resolve_model(str(folder)), dtype, pick_device("cpu"), weights)
     num_blocks = 1 + most_sequences * -(-most_tokens // _BLOCK_SIZE)
-    runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, weights=weights)
+    runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, RunnerOptions(weights=weights))
     return generate_by(runner, most_tokens, most_sequences)
 
 

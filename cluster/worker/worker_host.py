@@ -24,6 +24,7 @@ from baton.engine.models.model_loader import pick_device
 from baton.engine.models.model_source import ModelSource, resolve_model
 from baton.engine.runner.device_memory import CudaMemory
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.self_check import check_encoding, check_model
 from baton.engine.runner.served_model import load_served_model
 from baton.process.cores import usable_cores
 from baton.process.garbage import collect_rarely
@@ -32,7 +33,7 @@ from baton.rpc.wire import worker_pb2_grpc
 from cluster.config.config import BatonConfig, PoolConfig
 from cluster.registry.workers import WorkerInfo
 from cluster.worker.role import WorkerContext, WorkerRole
-from cluster.worker.worker_memory import limit_memory, plan_memory
+from cluster.worker.worker_memory import limit_memory, plan_memory, runner_options
 from cluster.worker.worker_service import WorkerService
 
 logger = logging.getLogger(__name__)
@@ -182,16 +183,12 @@ class WorkerHost:
             loaded,
             self._memory.kv_blocks,
             engine.block_size,
-            engine.attention_backend,
-            network,
-            engine.decoder,
-            engine.weights,
-            engine.cuda_graphs,
-            kv_cache=engine.kv_cache,
+            runner_options(engine),
+            draft=network,
         )
         logger.info("the model is loaded")
         if config.engine.self_check:
-            runner.self_check()
+            check_model(runner)
             logger.info("the self-check is passed")
             self._config = with_checked_encoding(config, runner)
         return source, runner, draft
@@ -238,7 +235,7 @@ def with_checked_encoding(config: BatonConfig, runner: ModelRunner) -> BatonConf
     if kv.encoding == "native":
         return config
     try:
-        runner.check_encoding(KVEncoding.INT8)
+        check_encoding(runner, KVEncoding.INT8)
     except UnsupportedModelError as error:
         if kv.encoding != "auto":
             raise

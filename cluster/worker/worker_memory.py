@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from baton.core.errors import ConfigError
 from baton.core.kv_spec import KVCacheSpec
 from baton.core.memory_budget import MIN_BLOCKS, DeviceMemoryUse, MemoryBudget, divide_memory
@@ -10,7 +12,8 @@ from baton.engine.contracts import DraftNetwork
 from baton.engine.models.model_loader import LoadedModel
 from baton.engine.runner.device_memory import CONTEXT_BYTES, SMALL_CACHE_BLOCKS, DeviceMemory, StepLimits, measure_use
 from baton.engine.runner.model_runner import ModelRunner
-from cluster.config.config import BatonConfig
+from baton.engine.runner.options import RunnerOptions
+from cluster.config.config import BatonConfig, EngineConfig
 from cluster.config.role_change_obstacle import role_change_obstacle
 
 _DEFAULT_CPU_KV_GIB = 1.0
@@ -52,6 +55,17 @@ def plan_memory(
     return divide_memory(use, config.engine.gpu_memory_utilization, _share(config, pool), block_bytes, wanted)
 
 
+def runner_options(engine: EngineConfig) -> RunnerOptions:
+    """What the configuration says about the runner of every worker."""
+    return RunnerOptions(
+        attention_backend=engine.attention_backend,
+        decoder=engine.decoder,
+        weights=engine.weights,
+        cuda_graphs=engine.cuda_graphs,
+        kv_cache=engine.kv_cache,
+    )
+
+
 def _measure(
     config: BatonConfig,
     pool: str,
@@ -68,12 +82,8 @@ def _measure(
         loaded,
         SMALL_CACHE_BLOCKS,
         engine.block_size,
-        engine.attention_backend,
-        network,
-        engine.decoder,
-        engine.weights,
-        cuda_graphs="off",
-        kv_cache=engine.kv_cache,
+        replace(runner_options(engine), cuda_graphs="off"),
+        draft=network,
     )
     try:
         return measure_use(runner, _step_limits(config, pool, longest), memory)

@@ -20,6 +20,8 @@ from baton.core.errors import ConfigError, UnsupportedModelError
 from baton.engine.models.model_loader import load_model, prepare_model
 from baton.engine.models.model_source import ModelSource
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
+from baton.engine.runner.self_check import check_model
 from tests.engine_runs import BLOCK_SIZE, build_engine, build_runner, greedy, run, run_tokens
 from tests.tiny_models import CONFIGS, WINDOW, build_model, model_with_reference, random_prompts, tiny_model
 
@@ -65,7 +67,7 @@ def test_llamas_and_their_like_are_fused() -> None:
 
 
 def test_self_check_passes(case: Case) -> None:
-    case.runner.self_check()
+    check_model(case.runner)
 
 
 @CHUNKS
@@ -136,7 +138,7 @@ def test_saved_folder_loads_and_runs_the_same(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "deepseek_v3", "mixtral", "gpt2"])
 def test_half_precision_passes_the_self_check(name: str, dtype: str, decoder: str) -> None:
     model = tiny_model(name).to(getattr(torch, dtype))
-    ModelRunner(prepare_model(model, dtype), 16, BLOCK_SIZE, decoder=decoder).self_check()
+    check_model(ModelRunner(prepare_model(model, dtype), 16, BLOCK_SIZE, RunnerOptions(decoder=decoder)))
 
 
 def test_checkpoint_without_a_head_is_refused(tmp_path: Path) -> None:
@@ -254,7 +256,7 @@ def test_self_check_catches_what_the_probe_cannot_see(
 ) -> None:
     runner = build_runner(damage(tiny_model("llama")), decoder="transformers", kv_cache=kv_cache)
     with pytest.raises(UnsupportedModelError, match="other logits over the paged cache"):
-        runner.self_check()
+        check_model(runner)
 
 
 def test_self_check_reports_a_forward_that_fails() -> None:
@@ -265,4 +267,4 @@ def test_self_check_reports_a_forward_that_fails() -> None:
 
     runner.loaded.model.forward = fail
     with pytest.raises(UnsupportedModelError, match="RuntimeError: shapes do not match"):
-        runner.self_check()
+        check_model(runner)

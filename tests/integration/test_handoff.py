@@ -22,6 +22,7 @@ from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from baton.rpc.conversions import unpack_events
 from tests.engine_runs import BLOCK_SIZE, build_runner, greedy
 from tests.integration.worker_pair import TIMEOUT_S, Answer, Runners, WorkerPair, pair_config, worker_pair
+from tests.observers import CallOn
 from tests.tiny_models import model_with_reference, random_prompts, tiny_model
 
 PROMPTS = random_prompts((3, 9, 17, 30, 41))
@@ -253,7 +254,7 @@ async def test_kv_leaves_while_the_prompt_is_still_being_computed(runners: Runne
                 time.sleep(0.01)
                 num_early_bytes = importer.num_bytes_received
 
-        pair.prefill.engine.computed_listeners.append(wait_before_the_last)
+        pair.prefill.engine.subscribe(CallOn(computed=wait_before_the_last))
         prompt = random_prompts((160,), seed=8)[0]
         answer = await pair.generate(prompt, greedy(2))
         assert answer.handoff is not None

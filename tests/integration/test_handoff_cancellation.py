@@ -14,6 +14,7 @@ from baton.core.errors import BatonError, WorkerLostError
 from baton.rpc.wire import worker_pb2
 from tests.engine_runs import greedy
 from tests.integration.worker_pair import TIMEOUT_S, Answer, HostedWorker, Runners, WorkerPair, pair_config, worker_pair
+from tests.observers import CallOn
 from tests.tiny_models import model_with_reference, random_prompts
 
 PROMPTS = random_prompts((5, 18, 37, 64, 90))
@@ -136,7 +137,7 @@ async def test_decode_leaves_while_prefill_is_sending(runners: Runners) -> None:
 
 def slow_down(worker: HostedWorker) -> None:
     """A model so small would be done before anybody can stop it."""
-    worker.engine.scheduled_listeners.append(lambda plan: time.sleep(0.01))
+    worker.engine.subscribe(CallOn(scheduled=lambda plan: time.sleep(0.01)))
 
 
 async def test_a_decode_worker_that_stops_ends_its_streams_as_a_lost_worker(runners: Runners) -> None:

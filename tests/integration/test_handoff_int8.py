@@ -15,6 +15,7 @@ from baton.engine.scheduling.scheduler import SchedulerLimits
 from tests.engine_runs import greedy
 from tests.integration.test_handoff_drafts import PARAMS, eagle, prompts, settings
 from tests.integration.worker_pair import Runners, pair_config, worker_pair
+from tests.observers import CallOn
 from tests.tiny_drafts import tiny_target
 from tests.tiny_models import random_prompts, tiny_model
 
@@ -41,7 +42,7 @@ async def with_rounded_prompt(runner: ModelRunner, prompt: list[int]) -> list[in
         if request.num_computed_tokens == len(prompt):
             runner.cache.pass_through(request.block_ids, len(prompt), KVEncoding.INT8)
 
-    engine.computed_listeners.append(round_prompt)
+    engine.subscribe(CallOn(computed=round_prompt))
     engine.start()
     try:
         return await generate_all(engine, request)

@@ -24,13 +24,15 @@ from baton.core.request import SamplingParams
 from baton.engine.device.downloads import Download
 from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
 from baton.engine.draft.eagle.feature_state import FeatureState
-from baton.engine.engine import Engine, always, never
+from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.kv_copies import CudaCopyQueue, WorkMark
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.step.overlap import always, never
 from decode_worker.kv_import import Import, KVImporter
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.eagle.proposer import EagleProposer
@@ -207,7 +209,7 @@ def test_draft_passes_change_no_token(make: Callable[[], TinyDraft], tmp_path: P
                 runner = device_runner(tensors, target, 64, draft=head)
             else:
                 runner = ModelRunner(
-                    prepare_model(target, "float32"), 64, BLOCK_SIZE, draft=head, decoder="transformers"
+                    prepare_model(target, "float32"), 64, BLOCK_SIZE, RunnerOptions(decoder="transformers"), draft=head
                 )
             scheduler = Scheduler(SchedulerLimits(8, 8, 64), BlockManager(64, BLOCK_SIZE))
             passes = DraftPasses(StepCost())
@@ -269,8 +271,8 @@ async def go_on(step: ComputedStep) -> None:
 
 
 TIGHT = Case([(3, NEVER), (4, NEVER)], num_blocks=7)
-INCOMING = "index_copy_ in stream 6 .*kv_cache.py"
-OUTGOING = "index_select in stream 2 .*kv_cache.py"
+INCOMING = "index_copy_ in stream 6 .*paged_cache.py"
+OUTGOING = "index_select in stream 2 .*paged_cache.py"
 
 FAULTS: dict[str, tuple[Case, Sequence[tuple[Any, str, Any]], str]] = {
     "parts come in before the blocks are free": (

@@ -21,6 +21,7 @@ from baton.engine.async_engine import AsyncEngine
 from baton.engine.draft.loading import LoadedDraft
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
 from baton.rpc.channel import create_server
 from baton.rpc.conversions import pack_sequence, unpack_finish_reason, unpack_logprobs
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc
@@ -184,8 +185,8 @@ class Runners:
                 prepare_model(own, "float32"),
                 num_blocks,
                 BLOCK_SIZE,
+                RunnerOptions(kv_cache=kv_cache),
                 draft=draft.network if draft else None,
-                kv_cache=kv_cache,
             )
             for own, draft in zip(models, drafts, strict=True)
         ]

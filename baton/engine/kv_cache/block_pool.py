@@ -1,4 +1,4 @@
-"""Ownership of KV blocks: who may write where. Ids and counts only; the tensors are in ``kv_cache.py``.
+"""Ownership of KV blocks: who may write where. Ids and counts only; the tensors are in ``paged_cache.py``.
 
 ref_count > 0   held by requests, leases or reservations
 ref_count = 0   on the free list, oldest first; its content may still be cached and be taken back by ``share``

@@ -30,7 +30,6 @@ from baton.engine.runner.graph_recorder import ForwardWaitsError, Recorder, Reco
 
 logger = logging.getLogger(__name__)
 
-CUDA_GRAPHS = ("auto", "off")
 
 _MOST_TOKENS = 512
 _FINE_SIZES = (1, 2, 4, 8)

@@ -7,19 +7,10 @@ from typing import Protocol
 
 import torch
 
-from baton.core.errors import NotFusableError
 from baton.engine.attention.base import ATTENTION_NAME, AttentionBackend, AttentionBatch, AttentionSlot, bind_slot
 from baton.engine.batch.batch import ForwardBatch
 from baton.engine.batch.hidden_states import FeatureTap, HiddenStates
-from baton.engine.kv_cache.paged_cache import PagedKVCache
 from baton.engine.models.model_loader import LoadedModel, accepts_logits_to_keep
-
-DECODERS = ("auto", "fused", "transformers")
-FUSED_WEIGHTS = ("native", "int8", "int4")
-"""Those that the fused decoder computes."""
-WEIGHTS = (*FUSED_WEIGHTS, "fp8")
-DECODER_OF_WEIGHTS = {"int8": "fused", "int4": "fused", "fp8": "transformers"}
-"""What alone computes them."""
 
 
 class ForwardPass(Protocol):
@@ -90,20 +81,3 @@ class TransformersForward:
         """Leaves the model as it was."""
         if self.features is not None:
             self.features.close()
-
-
-def create_fused(
-    loaded: LoadedModel, cache: PagedKVCache, feature_layers: Sequence[int] = (), weights: str = "native"
-) -> ForwardPass:
-    """The fused decoder over a model's cache, with its weights as they are, as ``int8`` or as ``int4``.
-
-    Raises:
-        NotFusableError: it does not know the model, cannot be compiled here, or the model is not on the CPU.
-    """
-    if loaded.model.device.type != "cpu":  # before the import, which takes seconds and may fail where none needs it
-        raise NotFusableError("the fused decoder computes on the CPU")
-    try:
-        from baton.engine.cpu.decoder import FusedDecoder  # needs numba, which not every platform has
-    except ImportError as error:
-        raise NotFusableError(f"the fused decoder cannot be loaded: {error}") from error
-    return FusedDecoder(loaded, cache, feature_layers, weights)

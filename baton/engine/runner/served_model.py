@@ -12,8 +12,8 @@ from baton.core.errors import NotFusableError
 from baton.engine.models.float32_products import has_bfloat16
 from baton.engine.models.model_loader import LoadedModel, load_config, load_model, stored_dtype
 from baton.engine.models.model_source import ModelSource
-from baton.engine.runner.forward_pass import DECODER_OF_WEIGHTS
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import DECODER_OF_WEIGHTS, RunnerOptions
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def load_served_model(
 def why_not_fused(loaded: LoadedModel) -> str | None:
     """Why the fused decoder does not compute a model here; None: it does, and gives the model's own logits."""
     try:
-        ModelRunner(loaded, 1, _TRIAL_BLOCK_SIZE, decoder="fused").close()
+        ModelRunner(loaded, 1, _TRIAL_BLOCK_SIZE, RunnerOptions(decoder="fused")).close()
     except NotFusableError as reason:
         return reason.message
     return None

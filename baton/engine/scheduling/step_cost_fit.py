@@ -16,6 +16,7 @@ from baton.core.non_negative import Floats, solve_non_negative
 from baton.core.step_costs import STEP_PRIOR, Pace, StepCosts
 from baton.core.step_outliers import TRUSTED_SAMPLES, OutlierGuard
 from baton.core.step_samples import StepSample
+from baton.engine.contracts import StepObserver
 
 _FIT_EVERY_STEPS = 50
 _KEPT = 0.5 ** (1 / 128)
@@ -43,7 +44,7 @@ class _Sums:
         self.vector += row
 
 
-class StepCostFit:
+class StepCostFit(StepObserver):
     """Belongs to the engine's thread."""
 
     def __init__(self, prior: StepCosts = STEP_PRIOR) -> None:
@@ -63,7 +64,7 @@ class StepCostFit:
         """As of the last fit."""
         return self._pace
 
-    def observe(self, sample: StepSample) -> None:
+    def measured(self, sample: StepSample) -> None:
         """Learns from a step. Leaves out one that cannot be true, and an outlier that the next ones do not confirm."""
         if not (isfinite(sample.ms) and sample.ms > 0 and sample.sequences > 0):
             return

@@ -7,7 +7,7 @@ import torch
 
 from baton.core.drafts import ROOT
 from baton.engine.models.model_loader import LoadedModel, prepare_model
-from baton.engine.runner.model_runner import KV_CACHES
+from baton.engine.runner.options import KV_CACHES
 from benchmarks.ceilings import Ceilings
 from benchmarks.engine_steps import Case, Work, make_plan, make_runners, step_of
 from tests.tiny_models import tiny_model

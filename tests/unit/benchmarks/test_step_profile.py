@@ -6,6 +6,7 @@ import pytest
 
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
 from benchmarks.step_profile import Profile, blocks_needed, decoding_engine, profile_steps
 from tests.tiny_models import tiny_model
 
@@ -18,7 +19,7 @@ def test_where_a_step_goes(batch: int) -> None:
         prepare_model(tiny_model("llama"), "float32"),
         blocks_needed(batch, context, most_steps),
         16,
-        decoder="transformers",
+        RunnerOptions(decoder="transformers"),
     )
     engine = decoding_engine(runner, batch, context, most_steps)
     profiles = [profile_steps(engine, num_steps) for _ in range(num_profiles)]

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from cluster.gateway.admin import AdminBackend
 
 from baton.process.without_torch import do_without_torch
 from cluster.actors import RouterActor, WorkerActor
-from cluster.gateway.admin import AdminBackend
 from cluster.router_process import RouterHost
 from cluster.worker.worker_host import WorkerHost
 from tests.tiny_tokenizers import byte_level_tokenizer

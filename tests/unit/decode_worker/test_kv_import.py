@@ -15,6 +15,7 @@ from baton.engine.runner.model_runner import ModelRunner
 from baton.kv_transfer.base import PartHeader
 from baton.kv_transfer.checksums import checksum
 from tests.kv_receiver import NUM_BLOCKS, PROMPT, Receiver, SourceKV, running_receiver
+from tests.observers import CallOn
 
 NUM_PROMPT_BLOCKS = 6
 ID = "transfer-1"
@@ -277,7 +278,7 @@ async def test_the_request_takes_over_the_blocks(receiver: Receiver, source: Sou
             given_back.wait(5.0)  # or a fast engine is done before the test has had a look
         used.append(receiver.engine.blocks.usage().used)
 
-    receiver.engine.computed_listeners.append(computed)
+    receiver.engine.subscribe(CallOn(computed=computed))
     outputs = receiver.engine.generate(request, lambda adopting: receiver.importer.hand_over(imported, adopting))
     await anext(outputs)
     assert request.num_computed_tokens > len(PROMPT)

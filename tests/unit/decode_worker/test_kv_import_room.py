@@ -10,6 +10,7 @@ import pytest
 from baton.core.errors import OutOfBlocksError
 from baton.core.request import Request, SamplingParams
 from tests.kv_receiver import NUM_BLOCKS, Receiver, SourceKV
+from tests.observers import CallOn
 from tests.tiny_models import random_prompts
 
 ID = "transfer-1"
@@ -53,7 +54,7 @@ async def test_running_requests_keep_room_to_grow(receiver: Receiver) -> None:
     prompt = random_prompts((8,), seed=3)[0]
     request = Request("running", prompt, SamplingParams(max_tokens=80, temperature=0))
     # A tiny model would be through with it before the reservation comes.
-    receiver.engine.scheduled_listeners.append(lambda _: time.sleep(0.02))
+    receiver.engine.subscribe(CallOn(scheduled=lambda _: time.sleep(0.02)))
     outputs = receiver.engine.generate(request)
     await anext(outputs)
     free = NUM_BLOCKS - await receiver.num_used_blocks()

@@ -16,9 +16,9 @@ from baton.core.errors import BatonError, LayoutMismatchError, OutOfBlocksError,
 from baton.core.request import FinishReason, Request
 from baton.core.timeline import Event
 from baton.engine.async_engine import AsyncEngine
-from baton.engine.engine import AheadRule, always, never
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.scheduling.scheduler import SchedulerLimits
+from baton.engine.step.overlap import AheadRule, always, never
 from baton.kv_transfer.base import KVSendStream, PartHeader, Payload, Reservation, TransferOffer
 from baton.kv_transfer.payload.in_process import InProcessKVTransport
 from baton.kv_transfer.payload.shared_memory import SegmentMappings, SharedMemorySendPath
@@ -26,6 +26,7 @@ from prefill_worker.encoding_choice import EncodingChoice
 from prefill_worker.kv_export import ExportSummary, KVExporter
 from tests.engine_runs import BLOCK_SIZE, greedy
 from tests.kv_receiver import Receiver, read_layers, running_receiver
+from tests.observers import CallOn
 from tests.tiny_models import random_prompts
 from tests.unit.baton.kv_transfer.links import kv_server, slots_free, transport_over
 
@@ -104,7 +105,7 @@ async def true_kv(runner: ModelRunner, prompt: list[int]) -> list[bytes]:
             if request.num_computed_tokens == len(prompt):
                 kept.extend(read_layers(runner.cache, request.block_ids, len(prompt)))
 
-        sender.engine.computed_listeners.append(read)
+        sender.engine.subscribe(CallOn(computed=read))
         async for _ in sender.engine.generate(request):
             pass
     return kept
@@ -235,7 +236,7 @@ async def test_a_prompt_that_is_preempted_half_way_arrives_whole(
 
             # Behind the exporter's own listener, and before the step's results are looked at: like a preemption by
             # the next step. The blocks lost are written to at once by somebody else.
-            sender.engine.computed_listeners.append(preempt)
+            sender.engine.subscribe(CallOn(computed=preempt))
             other = prompt_request("other", random_prompts((30,), seed=6)[0])
             summary, _ = await asyncio.gather(sender.run(request), sender.run(other, "transfer-2"))
             assert preempted_at

@@ -15,10 +15,11 @@ from baton.core.errors import WorkerLostError
 from baton.core.request import FinishReason, Request, SamplingParams
 from baton.engine.async_engine import AsyncEngine, generate_all
 from baton.engine.device.device_errors import DeviceLostError, is_device_lost, is_out_of_memory
-from baton.engine.engine import Engine, always, never
+from baton.engine.engine import Engine
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.sampling.sampler import QueuedSample
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.step.overlap import always, never
 from decode_worker.speculation.verification import SampleAndMatch
 from tests.engine_runs import Outcome, build_engine, build_runner, greedy, run
 from tests.tiny_models import random_prompts, tiny_model

@@ -8,7 +8,9 @@ import torch
 from baton.core.errors import UnsupportedModelError
 from baton.core.kv_spec import KVEncoding
 from baton.engine.models.model_loader import prepare_model
+from baton.engine.runner import self_check
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.self_check import check_encoding, encoding_error
 from cluster.config.config import BatonConfig
 from cluster.worker.worker_host import with_checked_encoding
 from tests.fused_dtypes import FUSED_DTYPES
@@ -33,9 +35,9 @@ def config(encoding: str) -> BatonConfig:
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 def test_a_model_that_loses_little_passes(name: str, dtype: str) -> None:
     runner = runner_of(name, dtype=dtype)
-    assert 0 < runner.encoding_error(KVEncoding.INT8) < 0.05
-    runner.check_encoding(KVEncoding.INT8)
-    assert runner.encoding_error(KVEncoding.NATIVE) == 0
+    assert 0 < encoding_error(runner, KVEncoding.INT8) < 0.05
+    check_encoding(runner, KVEncoding.INT8)
+    assert encoding_error(runner, KVEncoding.NATIVE) == 0
 
 
 def test_a_model_that_loses_too_much_is_refused_by_int8_and_native_under_auto(
@@ -57,11 +59,11 @@ def test_settings_of_models_that_pass_stay() -> None:
 
 @pytest.mark.parametrize("num_blocks", [2, 3])
 def test_the_smallest_caches_have_room_for_the_check(num_blocks: int) -> None:
-    assert runner_of("llama", num_blocks=num_blocks).encoding_error(KVEncoding.INT8) > 0
+    assert encoding_error(runner_of("llama", num_blocks=num_blocks), KVEncoding.INT8) > 0
 
 
 def test_logits_that_are_no_numbers_do_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = runner_of("llama")
-    monkeypatch.setattr(runner, "encoding_error", lambda encoding: float("nan"))
+    monkeypatch.setattr(self_check, "encoding_error", lambda runner, encoding: float("nan"))
     with pytest.raises(UnsupportedModelError):
-        runner.check_encoding(KVEncoding.INT8)
+        check_encoding(runner, KVEncoding.INT8)

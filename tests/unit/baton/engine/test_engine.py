@@ -10,6 +10,7 @@ import torch
 from baton.core.drafts import ScheduledSequence
 from baton.core.queue_priority import QueuePriority
 from baton.core.request import FinishReason, Request, SamplingParams
+from baton.core.step_costs import STEP_PRIOR, Pace
 from baton.engine.batch.batch import ForwardBatch
 from baton.engine.contracts import VerifyResult
 from baton.engine.engine import Engine
@@ -18,8 +19,8 @@ from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.sampling.verification import PlainSampling
 from baton.engine.scheduling.ordering import EarliestDeadlineFirst
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
-from baton.engine.scheduling.step_cost_fit import StepCostFit
-from tests.engine_runs import BLOCK_SIZE, Outcome, build_engine, build_runner, greedy, run
+from tests.engine_runs import BLOCK_SIZE, build_engine, build_runner, greedy, run, tokens_of
+from tests.observers import CallOn
 from tests.tiny_models import VOCAB_SIZE, random_prompts, tiny_model
 
 PROMPTS = random_prompts((4, 9, 13, 22, 30, 1, 2, 41, 17, 8, 5, 33, 12, 3, 25, 6))
@@ -33,10 +34,6 @@ def runner(request: pytest.FixtureRequest) -> ModelRunner:
 @pytest.fixture(scope="module")
 def llama() -> ModelRunner:
     return build_runner(tiny_model("llama"))
-
-
-def tokens_of(outcomes: list[Outcome]) -> list[list[int]]:
-    return [outcome.token_ids for outcome in outcomes]
 
 
 def sampled(index: int) -> SamplingParams:
@@ -72,9 +69,9 @@ def test_preemption_does_not_change_what_a_seed_gives(llama: ModelRunner) -> Non
 def test_order_and_targets_change_when_tokens_come_but_not_which(llama: ModelRunner) -> None:
     """Long prompts give way to urgent ones that come later, and are cut to pieces beside those that decode."""
     expected = tokens_of(run(build_engine(llama), PROMPTS, [sampled(index) for index in range(16)]))
-    blocks, costs = BlockManager(512, BLOCK_SIZE), StepCostFit()
-    scheduler = Scheduler(SchedulerLimits(64, 16, 128), blocks, EarliestDeadlineFirst(), costs.pace)
-    engine = Engine(llama, scheduler, on_measured=[costs.observe])
+    blocks, pace = BlockManager(512, BLOCK_SIZE), Pace(STEP_PRIOR)
+    scheduler = Scheduler(SchedulerLimits(64, 16, 128), blocks, EarliestDeadlineFirst(), lambda: pace)
+    engine = Engine(llama, scheduler)
     arrivals = [
         Request(
             str(index),
@@ -218,14 +215,18 @@ def test_spoiled_kv_of_one_sequence_reaches_no_other(name: str) -> None:
     assert decode.shape == (2, VOCAB_SIZE)
 
 
-def test_step_listeners_see_the_plan_before_and_after(llama: ModelRunner) -> None:
+def test_observers_see_the_plan_before_and_after(llama: ModelRunner) -> None:
     seen: list[tuple[str, int]] = []
     scheduler = build_engine(llama, chunk_tokens=16).scheduler
     engine = Engine(
         llama,
         scheduler,
-        on_scheduled=[lambda plan: seen.append(("scheduled", plan[0].request.num_computed_tokens))],
-        on_computed=[lambda plan: seen.append(("computed", plan[0].request.num_computed_tokens))],
+        observers=[
+            CallOn(
+                lambda plan: seen.append(("scheduled", plan[0].request.num_computed_tokens)),
+                lambda plan: seen.append(("computed", plan[0].request.num_computed_tokens)),
+            )
+        ],
     )
     run(engine, [PROMPTS[3]], greedy(2))
     assert seen == [

@@ -16,6 +16,7 @@ from baton.engine.models.model_loader import LoadedModel, load_model, pick_devic
 from baton.engine.models.model_source import ModelSource
 from baton.engine.runner.device_memory import CudaMemory
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
 from baton.process.cores import usable_cores
 from cluster.worker.worker_host import engine_threads
 from tests.tiny_models import tiny_model
@@ -66,11 +67,11 @@ def test_a_model_elsewhere_than_on_the_cpu_asks_for_no_fused_decoder(
     monkeypatch.setitem(
         sys.modules, "baton.engine.cpu.decoder", None
     )  # an import of it would fail, with another message
-    assert not ModelRunner(on_meta, 4, 16, decoder="auto").is_fused
+    assert not ModelRunner(on_meta, 4, 16, RunnerOptions(decoder="auto")).is_fused
     with pytest.raises(UnsupportedModelError, match=r"^the fused decoder computes on the CPU$"):
-        ModelRunner(on_meta, 4, 16, decoder="fused")
+        ModelRunner(on_meta, 4, 16, RunnerOptions(decoder="fused"))
     with pytest.raises(UnsupportedModelError, match=r"int8, which only .* the fused decoder computes on the CPU"):
-        ModelRunner(on_meta, 4, 16, weights="int8")
+        ModelRunner(on_meta, 4, 16, RunnerOptions(weights="int8"))
 
 
 @pytest.mark.thorough

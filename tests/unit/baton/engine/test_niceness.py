@@ -16,6 +16,7 @@ from baton.engine.cpu.tiles import has_tiles
 from baton.engine.loop import EngineLoop
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
 from tests.engine_runs import build_engine, build_runner
 from tests.tiny_models import tiny_model
 
@@ -42,7 +43,7 @@ def test_the_engine_s_thread_yields_and_no_other(niceness: int) -> None:
 
 def test_helpers_are_as_nice_as_whoever_leads() -> None:
     loaded, before, others = prepare_model(tiny_model("llama"), "float32"), torch.get_num_threads(), helpers()
-    runner = ModelRunner(loaded, 4, 16, decoder="fused")
+    runner = ModelRunner(loaded, 4, 16, RunnerOptions(decoder="fused"))
     request = Request("a", [5, 6, 7], SamplingParams())
     request.block_ids = [0]
     batch = runner.build_batch([ScheduledSequence(request, 3)])
@@ -78,6 +79,6 @@ def helpers() -> set[int]:
 )
 def test_a_runner_says_whether_tiles_compute_it(dtype: str, decoder: str) -> None:
     loaded = prepare_model(tiny_model("llama").to(getattr(torch, dtype)), dtype)
-    runner = ModelRunner(loaded, 4, 16, decoder=decoder)
+    runner = ModelRunner(loaded, 4, 16, RunnerOptions(decoder=decoder))
     assert runner.has_tiles == (decoder == "fused" and dtype == "bfloat16" and has_tiles())
     runner.close()

@@ -16,9 +16,11 @@ from baton.core.drafts import ScheduledSequence
 from baton.core.request import FinishReason, Request, SamplingParams, TokenOutput
 from baton.engine.batch.batch import ForwardBatch
 from baton.engine.device.downloads import Download
-from baton.engine.engine import Engine, always
+from baton.engine.engine import Engine
 from baton.engine.runner.model_runner import ModelRunner
-from tests.engine_runs import Outcome, build_engine, build_runner, greedy, run
+from baton.engine.step.overlap import always
+from tests.engine_runs import Outcome, build_engine, build_runner, greedy, run, tokens_of
+from tests.observers import CallOn
 from tests.tiny_models import random_prompts, tiny_model
 
 PROMPTS = random_prompts((4, 9, 13, 22, 30, 1, 2, 41, 17, 8, 5, 33, 12, 3, 25, 6))
@@ -27,10 +29,6 @@ PROMPTS = random_prompts((4, 9, 13, 22, 30, 1, 2, 41, 17, 8, 5, 33, 12, 3, 25, 6
 @pytest.fixture(scope="module")
 def llama() -> ModelRunner:
     return build_runner(tiny_model("llama"))
-
-
-def tokens_of(outcomes: Sequence[Outcome]) -> list[list[int]]:
-    return [outcome.token_ids for outcome in outcomes]
 
 
 def sampled(index: int, max_tokens: int = 12, stop_token_ids: tuple[int, ...] = ()) -> SamplingParams:
@@ -148,7 +146,7 @@ def test_nothing_is_scheduled_behind_a_prompt_that_leaves(llama: ModelRunner) ->
     def book(plan: Sequence[ScheduledSequence]) -> None:
         computed.update({s.request.request_id: s.request.num_computed_tokens for s in plan})
 
-    engine._on_scheduled, engine._on_computed = [note], [book]
+    engine.subscribe(CallOn(note, book))
     for index, prompt in enumerate(PROMPTS):
         engine.scheduler.add(Request(str(index), list(prompt), greedy(50), hands_off=True, arrival_s=index))
     outputs: list[TokenOutput] = []
@@ -275,8 +273,8 @@ def test_steps_do_not_overlap_in_a_timeline(llama: ModelRunner) -> None:
         assert steps
         for before, after in itertools.pairwise(steps):
             assert before.ended_s <= after.started_s <= after.ended_s
-    assert engine.samples.last_index == engine._num_steps
-    assert all(sample.ms > 0 for sample in engine.samples.after(0))
+    assert engine.meter.samples.last_index == engine.meter._num_steps
+    assert all(sample.ms > 0 for sample in engine.meter.samples.after(0))
 
 
 class _Arrivals:

@@ -90,8 +90,8 @@ async def profile(
     runner = TimedRunner(model_runner, device_type, compiles=compiles, held_up=held_up)
     proposer, fit = Recording(defaultdict(list), "silent"), StepCostFit()
     engine = AsyncEngine(runner, LIMITS, proposer=proposer)  # type: ignore[arg-type]
-    engine.measured_listeners.append(fit.observe)
-    for module in ("baton.engine.engine", "baton.engine.profile"):
+    engine.subscribe(fit)
+    for module in ("baton.engine.engine", "baton.engine.step.step_meter", "baton.engine.profile"):
         monkeypatch.setattr(f"{module}.time", runner)
     engine.start()
     try:

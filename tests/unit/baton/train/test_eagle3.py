@@ -90,7 +90,7 @@ def test_a_budget_ends_the_run_with_the_learning_rate_at_zero(
 ) -> None:
     clock = SimpleNamespace(perf_counter=itertools.count(0.0, 0.01).__next__)  # moves whenever it is looked at
     for module in ("run", "trainer"):
-        monkeypatch.setattr(f"training.{module}.time", clock)
+        monkeypatch.setattr(f"baton.train.{module}.time", clock)
     reports: list[Progress] = []
     endless = settings(num_epochs=10_000, budget_s=1.0, report_every_steps=1)
     result = train(endless, num_samples=FEW_SAMPLES, report=reports.append)

@@ -22,6 +22,7 @@ from baton.engine.draft.model.draft_model import DraftModel
 from baton.engine.draft.model.token_state import TokenState
 from baton.engine.models.model_loader import LoadedModel
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.draft_model import DraftModelProposer
 from decode_worker.speculation.eagle.proposer import EagleProposer
@@ -70,7 +71,7 @@ RESIDUAL_NODE = {"decode_worker/speculation/acceptance_rules.py:_normalised": 1,
 
 
 def runner_for(loaded: LoadedModel, draft: DraftNetwork | None = None) -> ModelRunner:
-    return ModelRunner(loaded, 96, BLOCK_SIZE, draft=draft, decoder="transformers")
+    return ModelRunner(loaded, 96, BLOCK_SIZE, RunnerOptions(decoder="transformers"), draft=draft)
 
 
 def passes() -> DraftPasses:

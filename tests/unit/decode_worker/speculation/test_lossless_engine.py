@@ -21,7 +21,7 @@ from benchmarks.losslessness import ChiSquare, chi_square
 from decode_worker.speculation.acceptance_rules import AcceptanceRule, ResidualRule
 from decode_worker.speculation.verification import RuleVerifier, create_verifier
 from tests.drawing_proposer import DrawingProposer, NextTokenLogits
-from tests.engine_runs import Outcome, build_engine, build_runner, greedy, run
+from tests.engine_runs import build_engine, build_runner, greedy, run, tokens_of
 from tests.tiny_models import random_prompts, tiny_model
 
 _NUM_DRAWS = 750
@@ -106,10 +106,6 @@ class RemovesWithoutSubtracting(ResidualRule):
 @pytest.mark.parametrize("rule", [RecoversFromTheTarget, RemovesWithoutSubtracting])
 def test_broken_rules_have_not(runner: ModelRunner, logits: NextTokenLogits, rule: type[AcceptanceRule]) -> None:
     assert joints(runner, logits, RuleVerifier(rule()), (1, 1)).p_value < 1e-6
-
-
-def tokens_of(outcomes: Sequence[Outcome]) -> list[list[int]]:
-    return [outcome.token_ids for outcome in outcomes]
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1)])

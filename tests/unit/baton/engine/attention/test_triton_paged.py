@@ -17,6 +17,8 @@ from baton.engine.batch.attention_groups import Span, group_spans
 from baton.engine.kv_cache.paged_cache import PagedKVCache, slots_of
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
+from baton.engine.runner.self_check import check_model
 from tests.engine_runs import build_engine, run_tokens
 from tests.tiny_models import model_with_reference, random_prompts
 
@@ -155,6 +157,11 @@ def test_whole_models_give_the_tokens_of_transformers(create_triton: CreateBacke
     """Grouped queries; windows with capped scores; sinks. Chunked prompts among sequences that decode."""
     prompts = random_prompts([11, 3])
     model, expected = model_with_reference(name, prompts, 4)
-    runner = ModelRunner(prepare_model(model, "float32"), 32, BLOCK_SIZE, "triton_paged", decoder="transformers")
-    runner.self_check()
+    runner = ModelRunner(
+        prepare_model(model, "float32"),
+        32,
+        BLOCK_SIZE,
+        RunnerOptions(attention_backend="triton_paged", decoder="transformers"),
+    )
+    check_model(runner)
     assert run_tokens(build_engine(runner, chunk_tokens=6), prompts, 4) == expected

@@ -23,8 +23,9 @@ from baton.engine.cpu.tiles import has_tiles
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.kv_cache.paged_cache import PagedKVCache
 from baton.engine.models.model_loader import LoadedModel, prepare_model
-from baton.engine.runner.forward_pass import FUSED_WEIGHTS
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import FUSED_WEIGHTS, RunnerOptions
+from baton.engine.runner.self_check import check_model
 from benchmarks.device_run.attention_world import poison
 from tests.fused_dtypes import FUSED_DTYPES
 from tests.tiny_models import CONFIGS, VOCAB_SIZE, build_model, random_prompts, tiny_model
@@ -87,12 +88,16 @@ class Runners:
         kv_cache: str = "native",
     ) -> None:
         self.each = [
-            ModelRunner(loaded, num_blocks, block_size, decoder=decoder, weights=weights, kv_cache=kv_cache)
+            ModelRunner(
+                loaded, num_blocks, block_size, RunnerOptions(decoder=decoder, weights=weights, kv_cache=kv_cache)
+            )
             for decoder in decoders
         ]
         if "transformers" in decoders:
             exact = prepare_model(deepcopy(loaded.model).float(), "float32")
-            self.each.append(ModelRunner(exact, num_blocks, block_size, decoder="transformers", kv_cache=kv_cache))
+            self.each.append(
+                ModelRunner(exact, num_blocks, block_size, RunnerOptions(decoder="transformers", kv_cache=kv_cache))
+            )
         self.blocks = BlockManager(num_blocks, block_size, prefix_caching=False)
         for runner in self.each:
             poison(runner.cache)
@@ -349,24 +354,24 @@ def test_a_model_that_only_looks_alike_is_left_to_transformers(build: Any) -> No
     loaded = prepare_model(build(), "float32")
     assert not ModelRunner(loaded, 16, BLOCK_SIZE).is_fused
     with pytest.raises(NotFusableError, match="other logits"):
-        ModelRunner(loaded, 16, BLOCK_SIZE, decoder="fused")
+        ModelRunner(loaded, 16, BLOCK_SIZE, RunnerOptions(decoder="fused"))
 
 
 def test_a_part_that_is_not_known_is_named() -> None:
     loaded = prepare_model(tiny_model("mixtral"), "float32")
     with pytest.raises(UnsupportedModelError, match="a part experts"):
-        ModelRunner(loaded, 16, BLOCK_SIZE, decoder="fused")
+        ModelRunner(loaded, 16, BLOCK_SIZE, RunnerOptions(decoder="fused"))
 
 
 def test_the_model_stays_as_it_was() -> None:
     model = tiny_model("llama")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    runner = ModelRunner(prepare_model(model, "float32"), 16, BLOCK_SIZE, decoder="fused")
-    runner.self_check()
+    runner = ModelRunner(prepare_model(model, "float32"), 16, BLOCK_SIZE, RunnerOptions(decoder="fused"))
+    check_model(runner)
     runner.close()
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 def test_an_unknown_decoder_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"engine\.decoder is 'fast'"):
-        ModelRunner(prepare_model(tiny_model("llama"), "float32"), 16, BLOCK_SIZE, decoder="fast")
+        ModelRunner(prepare_model(tiny_model("llama"), "float32"), 16, BLOCK_SIZE, RunnerOptions(decoder="fast"))

@@ -13,6 +13,8 @@ from baton.engine.device.uploads import TORCH_DTYPES
 from baton.engine.kv_cache import kv_int8
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
+from baton.engine.runner.self_check import check_model
 from tests.fused_dtypes import FUSED_DTYPES
 from tests.tiny_models import tiny_model
 from tests.unit.baton.engine.cpu.test_decoder import (
@@ -94,24 +96,26 @@ def test_a_model_that_loses_too_much_is_refused_by_its_self_check() -> None:
     for layer in model.get_decoder().layers:
         with torch.no_grad():
             layer.self_attn.k_proj.bias[::2] = 1e4
-    runner = ModelRunner(prepare_model(model, "float32"), 16, BLOCK_SIZE, kv_cache="int8")
+    runner = ModelRunner(prepare_model(model, "float32"), 16, BLOCK_SIZE, RunnerOptions(kv_cache="int8"))
     with pytest.raises(UnsupportedModelError, match=r"with a KV cache of int8.*Set engine\.kv_cache to native"):
-        runner.self_check()
-    ModelRunner(prepare_model(tiny_model("qwen2"), "float32"), 16, BLOCK_SIZE, kv_cache="int8").self_check()
+        check_model(runner)
+    check_model(
+        ModelRunner(prepare_model(tiny_model("qwen2"), "float32"), 16, BLOCK_SIZE, RunnerOptions(kv_cache="int8"))
+    )
 
 
 def test_where_weights_are_rounded_too_both_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = prepare_model(tiny_model("qwen2"), "float32")
-    runner = ModelRunner(loaded, 16, BLOCK_SIZE, weights="int8", kv_cache="int8")
-    runner.self_check()
+    runner = ModelRunner(loaded, 16, BLOCK_SIZE, RunnerOptions(weights="int8", kv_cache="int8"))
+    check_model(runner)
     for name in ("_QUANTIZED_TOLERANCE", "_ENCODED_TOLERANCE"):
         monkeypatch.setattr(f"baton.engine.runner.model_runner.{name}", 1e-5)
     with pytest.raises(
         UnsupportedModelError, match=r"int8 weights and a KV cache.*engine\.weights or engine\.kv_cache"
     ):
-        runner.self_check()
+        check_model(runner)
 
 
 def test_an_unknown_encoding_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"engine\.kv_cache is 'int3'.*native, int8"):
-        ModelRunner(prepare_model(tiny_model("llama"), "float32"), 16, BLOCK_SIZE, kv_cache="int3")
+        ModelRunner(prepare_model(tiny_model("llama"), "float32"), 16, BLOCK_SIZE, RunnerOptions(kv_cache="int3"))

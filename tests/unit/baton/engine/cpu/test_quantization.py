@@ -13,6 +13,8 @@ from baton.engine.cpu.quantization import quantize_linear, quantize_linear_int4
 from baton.engine.cpu.structure import Linear
 from baton.engine.models.model_loader import LoadedModel, prepare_model
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
+from baton.engine.runner.self_check import check_model
 from tests.engine_runs import build_engine, run_tokens
 from tests.rounded_weights import numbers_of, rounded, with_rounded_weights
 from tests.tiny_models import random_prompts, reference_tokens, tiny_model
@@ -39,8 +41,8 @@ def tiny(name: str = "llama", dtype: str = "float32") -> LoadedModel:
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
 def test_logits_are_those_of_the_rounded_weights(name: str, weights: str) -> None:
     loaded = tiny(name)
-    own = ModelRunner(loaded, 16, BLOCK_SIZE, weights=weights)
-    expected = ModelRunner(with_rounded_weights(loaded, weights), 16, BLOCK_SIZE, decoder="transformers")
+    own = ModelRunner(loaded, 16, BLOCK_SIZE, RunnerOptions(weights=weights))
+    expected = ModelRunner(with_rounded_weights(loaded, weights), 16, BLOCK_SIZE, RunnerOptions(decoder="transformers"))
     for chunks in ((30,), (20, 3, 1)):
         torch.testing.assert_close(logits_of(own, chunks), logits_of(expected, chunks), rtol=1e-3, atol=1e-3)
 
@@ -49,8 +51,8 @@ def test_logits_are_those_of_the_rounded_weights(name: str, weights: str) -> Non
 def test_the_loss_is_bounded_and_there(dtype: str, most: float) -> None:
     loaded = tiny(dtype=dtype)
     exact = logits_of(ModelRunner(prepare_model(tiny_model("llama"), "float32"), 16, BLOCK_SIZE), (30, 1))
-    runner = ModelRunner(loaded, 16, BLOCK_SIZE, weights="int8")
-    runner.self_check()
+    runner = ModelRunner(loaded, 16, BLOCK_SIZE, RunnerOptions(weights="int8"))
+    check_model(runner)
     loss = float((logits_of(runner, (30, 1)) - exact).norm() / exact.norm())
     assert 1e-4 < loss < most
 
@@ -62,7 +64,7 @@ def test_an_engine_generates_the_tokens_of_the_rounded_weights(weights: str) -> 
     exact = with_rounded_weights(loaded, weights).model
     exact.set_attn_implementation("eager")
     expected = reference_tokens(exact, prompts, 12)
-    engine = build_engine(ModelRunner(loaded, 128, BLOCK_SIZE, weights=weights), chunk_tokens=16)
+    engine = build_engine(ModelRunner(loaded, 128, BLOCK_SIZE, RunnerOptions(weights=weights)), chunk_tokens=16)
     assert run_tokens(engine, prompts, 12) == expected
 
 
@@ -128,7 +130,7 @@ def test_a_group_of_numbers_too_close_for_a_step_becomes_their_middle() -> None:
 @pytest.mark.parametrize("others", [("native", "int8"), ("native", "int4"), ("int8", "int4")])
 def test_the_caches_of_different_weights_are_not_exchanged(others: tuple[str, str]) -> None:
     loaded = tiny()
-    here, there = (ModelRunner(loaded, 4, BLOCK_SIZE, weights=weights).spec for weights in others)
+    here, there = (ModelRunner(loaded, 4, BLOCK_SIZE, RunnerOptions(weights=weights)).spec for weights in others)
     assert here.fingerprint() != there.fingerprint()
     assert here.differences(there) == [f"weights: {others[0]} here, {others[1]} there"]
 
@@ -137,7 +139,7 @@ def test_the_caches_of_different_weights_are_not_exchanged(others: tuple[str, st
 def test_the_model_keeps_its_own_weights(weights: str) -> None:
     loaded = tiny()
     before = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
-    ModelRunner(loaded, 16, BLOCK_SIZE, weights=weights).close()
+    ModelRunner(loaded, 16, BLOCK_SIZE, RunnerOptions(weights=weights)).close()
     assert all(torch.equal(tensor, before[name]) for name, tensor in loaded.model.state_dict().items())
 
 
@@ -146,15 +148,15 @@ def test_a_model_that_the_program_does_not_know_is_refused(weights: str) -> None
     with pytest.raises(
         UnsupportedModelError, match=r"only the fused decoder computes.*a part experts.*weights: native"
     ):
-        ModelRunner(tiny("mixtral"), 16, BLOCK_SIZE, weights=weights)
+        ModelRunner(tiny("mixtral"), 16, BLOCK_SIZE, RunnerOptions(weights=weights))
 
 
 def test_unknown_weights_and_decoders_that_cannot_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"engine\.weights is 'int3'"):
-        ModelRunner(tiny(), 16, BLOCK_SIZE, weights="int3")
+        ModelRunner(tiny(), 16, BLOCK_SIZE, RunnerOptions(weights="int3"))
     for weights in QUANTIZED:
         with pytest.raises(ConfigError, match=rf"{weights}, which needs engine\.decoder: fused or auto"):
-            ModelRunner(tiny(), 16, BLOCK_SIZE, decoder="transformers", weights=weights)
+            ModelRunner(tiny(), 16, BLOCK_SIZE, RunnerOptions(decoder="transformers", weights=weights))
 
 
 @pytest.mark.parametrize("weights", QUANTIZED)
@@ -166,6 +168,6 @@ def test_a_model_that_loses_too_much_fails_its_check(weights: str) -> None:
             layer.input_layernorm.weight[0] = 0.0
             for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
                 projection.weight[:, 0] = 1e4
-    ModelRunner(loaded, 16, BLOCK_SIZE).self_check()
+    check_model(ModelRunner(loaded, 16, BLOCK_SIZE))
     with pytest.raises(UnsupportedModelError, match=f"with {weights} weights"):
-        ModelRunner(loaded, 16, BLOCK_SIZE, weights=weights).self_check()
+        check_model(ModelRunner(loaded, 16, BLOCK_SIZE, RunnerOptions(weights=weights)))

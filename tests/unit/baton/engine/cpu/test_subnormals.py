@@ -18,6 +18,7 @@ from baton.engine.cpu.nibbles import widen_halves
 from baton.engine.cpu.subnormals import ignore_subnormals, restore_subnormals
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
 from tests.fused_dtypes import FUSED_DTYPES
 from tests.tiny_models import CONFIGS, build_model
 
@@ -78,7 +79,7 @@ def test_subnormal_sums_are_zero_in_a_forward_and_nowhere_else(dtype: str) -> No
     with torch.no_grad():
         model.model.norm.weight.fill_(1e-20)
         model.lm_head.weight.mul_(1e-20)
-    runner = ModelRunner(prepare_model(model.to(getattr(torch, dtype)), dtype), 32, 4, decoder="fused")
+    runner = ModelRunner(prepare_model(model.to(getattr(torch, dtype)), dtype), 32, 4, RunnerOptions(decoder="fused"))
     request = Request("a", [5], SamplingParams())
     request.block_ids = list(range(32))
     for length in (0, 1, 4, 16, 70):

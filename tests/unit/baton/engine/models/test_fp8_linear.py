@@ -16,6 +16,8 @@ from baton.engine.models.fp8_kernels import LARGEST
 from baton.engine.models.fp8_linear import Fp8Linear, check_device, make_linears_fp8, quantize_rows
 from baton.engine.models.model_loader import LoadedModel, prepare_model
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
+from baton.engine.runner.self_check import check_model
 from tests.interpreted_triton import interpreted_triton
 from tests.tiny_models import tiny_model
 from tests.triton_launches import Launches
@@ -125,11 +127,14 @@ def test_gpus_without_fp8_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_model_passes_its_check_and_others_do_not_take_its_kv(name: str, kv_cache: str) -> None:
     loaded = fp8_model(name)
     assert 0.001 < loaded.weights_error < 0.25
-    runner = ModelRunner(loaded, 16, BLOCK_SIZE, weights="fp8", kv_cache=kv_cache)
+    runner = ModelRunner(loaded, 16, BLOCK_SIZE, RunnerOptions(weights="fp8", kv_cache=kv_cache))
     assert not runner.is_fused
-    runner.self_check()
+    check_model(runner)
     native = ModelRunner(
-        prepare_model(bfloat16_model(name), "bfloat16"), 16, BLOCK_SIZE, decoder="transformers", kv_cache=kv_cache
+        prepare_model(bfloat16_model(name), "bfloat16"),
+        16,
+        BLOCK_SIZE,
+        RunnerOptions(decoder="transformers", kv_cache=kv_cache),
     )
     assert runner.spec.differences(native.spec) == ["weights: fp8 here, native there"]
     assert runner.spec.fingerprint() != native.spec.fingerprint()
@@ -137,18 +142,18 @@ def test_a_model_passes_its_check_and_others_do_not_take_its_kv(name: str, kv_ca
 
 @pytest.mark.parametrize("error", [0.3, float("nan")])
 def test_a_model_that_loses_too_much_is_refused(error: float) -> None:
-    runner = ModelRunner(replace(fp8_model(), weights_error=error), 16, BLOCK_SIZE, weights="fp8")
+    runner = ModelRunner(replace(fp8_model(), weights_error=error), 16, BLOCK_SIZE, RunnerOptions(weights="fp8"))
     with pytest.raises(UnsupportedModelError, match=r"other logits with fp8 weights.*Set engine\.weights to native"):
-        runner.self_check()
+        check_model(runner)
 
 
 def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"engine\.weights is fp8, which needs engine\.decoder: transformers or auto"):
-        ModelRunner(fp8_model(), 16, BLOCK_SIZE, decoder="fused", weights="fp8")
+        ModelRunner(fp8_model(), 16, BLOCK_SIZE, RunnerOptions(decoder="fused", weights="fp8"))
     with pytest.raises(ConfigError, match=r"is native, but the model was loaded with fp8 weights"):
         ModelRunner(fp8_model(), 16, BLOCK_SIZE)
     with pytest.raises(ConfigError, match=r"is fp8, but the model was loaded with native weights"):
-        ModelRunner(prepare_model(bfloat16_model(), "bfloat16"), 16, BLOCK_SIZE, weights="fp8")
+        ModelRunner(prepare_model(bfloat16_model(), "bfloat16"), 16, BLOCK_SIZE, RunnerOptions(weights="fp8"))
 
 
 def test_the_kernel_quantizes_rows() -> None:

@@ -25,6 +25,8 @@ from baton.engine.batch.batch import ForwardBatch
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.cuda_graphs import Bucket, GraphedForward, make_buckets
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
+from baton.engine.runner.self_check import check_model
 from tests.engine_runs import build_engine, run_tokens
 from tests.graph_tape import FreedMemoryError, TapeRecorder
 from tests.graphed_pair import (
@@ -294,12 +296,16 @@ def test_whole_requests_through_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = random_prompts([9, 4, 13, 2])
     model, expected = model_with_reference("gemma2", prompts, 6)
     runner = ModelRunner(
-        prepare_model(model, "float32"), 64, BLOCK_SIZE, "plan", None, "transformers", recorder=recorder
+        prepare_model(model, "float32"),
+        64,
+        BLOCK_SIZE,
+        RunnerOptions(attention_backend="plan", decoder="transformers"),
+        recorder=recorder,
     )
     assert not runner.is_fused
     runner.capture_graphs(3, 0, runner.loaded.max_model_len)
     assert runner.num_graphs == 3
-    runner.self_check()
+    check_model(runner)
     checked = recorder.num_replays
     assert run_tokens(build_engine(runner, chunk_tokens=6), prompts, 6) == expected
     assert recorder.num_replays > checked
@@ -307,7 +313,9 @@ def test_whole_requests_through_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_off_means_off() -> None:
     loaded = prepare_model(tiny_model("llama"), "float32")
-    runner = ModelRunner(loaded, 4, BLOCK_SIZE, decoder="transformers", cuda_graphs="off", recorder=TapeRecorder())
+    runner = ModelRunner(
+        loaded, 4, BLOCK_SIZE, RunnerOptions(decoder="transformers", cuda_graphs="off"), recorder=TapeRecorder()
+    )
     runner.capture_graphs(3, 0, 16)
     assert runner.num_graphs == 0
     assert runner.cache.scratch_block is None
@@ -316,4 +324,4 @@ def test_off_means_off() -> None:
 def test_an_unknown_setting_is_refused() -> None:
     loaded = prepare_model(tiny_model("llama"), "float32")
     with pytest.raises(ConfigError, match=r"engine\.cuda_graphs is 'on', but it must be one of: auto, off"):
-        ModelRunner(loaded, 4, BLOCK_SIZE, cuda_graphs="on")
+        ModelRunner(loaded, 4, BLOCK_SIZE, RunnerOptions(cuda_graphs="on"))

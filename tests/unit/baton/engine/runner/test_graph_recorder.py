@@ -21,6 +21,8 @@ from baton.engine.runner.graph_recorder import (
     RecordingMemoryError,
 )
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
+from baton.engine.runner.self_check import check_model
 from tests.engine_runs import build_engine, run_tokens
 from tests.fake_cuda_graphs import PLACES, FakeCuda
 from tests.graph_tape import TapeRecorder
@@ -149,7 +151,9 @@ def build_runner(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, name: str = "l
     monkeypatch.setitem(registry._BACKENDS, "plan", lambda cache: TapedPlanAttention(cache, cuda.tapes))
     loaded = prepare_model(tiny_model(name), "float32")
     loaded.model.get_decoder().register_forward_pre_hook(lambda *_: cuda.compute())
-    return ModelRunner(loaded, 64, 4, "plan", None, "transformers", recorder=CudaGraphRecorder())
+    return ModelRunner(
+        loaded, 64, 4, RunnerOptions(attention_backend="plan", decoder="transformers"), recorder=CudaGraphRecorder()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -247,4 +251,4 @@ def test_models_that_wait_are_served_eagerly(monkeypatch: pytest.MonkeyPatch) ->
     assert runner.forward_waits
     assert cuda.num_captures == 0
     assert_nothing_is_left(cuda)
-    runner.self_check()
+    check_model(runner)

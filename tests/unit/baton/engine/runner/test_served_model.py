@@ -14,8 +14,9 @@ from baton.core.errors import ConfigError
 from baton.engine.models.float32_products import LEAST_ROWS
 from baton.engine.models.model_loader import LoadedModel, load_model, own_logits
 from baton.engine.models.model_source import ModelSource
-from baton.engine.runner import model_runner, served_model
+from baton.engine.runner import forward_choice, served_model
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
 from baton.engine.runner.served_model import load_served_model
 from tests.tiny_models import tiny_model
 
@@ -24,8 +25,8 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def without_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("served_model", "model_loader", "float32_products"):
-        monkeypatch.setattr(f"engine.{module}.has_bfloat16", lambda device: False)
+    for module in ("runner.served_model", "models.model_loader", "models.float32_products"):
+        monkeypatch.setattr(f"baton.engine.{module}.has_bfloat16", lambda device: False)
 
 
 @pytest.fixture
@@ -98,11 +99,11 @@ def test_decoders_are_compared_once(source: ModelSource, monkeypatch: pytest.Mon
         compared.append(first_position)
         return own_logits(model, token_ids, first_position)
 
-    monkeypatch.setattr(model_runner, "own_logits", noted)
+    monkeypatch.setattr(forward_choice, "own_logits", noted)
     loaded = load_served_model(source, "auto", CPU)
     assert sorted(compared) == [0, loaded.max_model_len - 13]
     assert ModelRunner(loaded, 2, 16).is_fused
-    assert ModelRunner(loaded, 2, 16, weights="int8").is_fused
+    assert ModelRunner(loaded, 2, 16, RunnerOptions(weights="int8")).is_fused
     assert len(compared) == 2
     ModelRunner(load_model(source, "bfloat16", CPU), 2, 16)
     assert len(compared) == 4

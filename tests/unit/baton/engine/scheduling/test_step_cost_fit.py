@@ -61,7 +61,7 @@ def error(costs: StepCosts, true: StepCosts) -> float:
 def test_a_machine_is_learned(true: StepCosts, noise: float, outliers: float, num_samples: int, largest: float) -> None:
     steps, fit = Steps(true, noise, outliers), StepCostFit()
     for _ in range(num_samples):
-        fit.observe(steps.sample())
+        fit.measured(steps.sample())
     assert error(fit.pace().costs, true) < largest
     assert min(fit.pace().costs) > 0
 
@@ -69,9 +69,9 @@ def test_a_machine_is_learned(true: StepCosts, noise: float, outliers: float, nu
 def test_hours_of_decoding_do_not_make_it_forget_prompts() -> None:
     steps, fit = Steps(GPU, 0.05), StepCostFit()
     for _ in range(500):
-        fit.observe(steps.sample())
+        fit.measured(steps.sample())
     for _ in range(20_000):
-        fit.observe(steps.sample(prompts=False))
+        fit.measured(steps.sample(prompts=False))
     assert error(fit.pace().costs, GPU) < 0.2
 
 
@@ -80,7 +80,7 @@ def test_a_machine_that_becomes_slower_is_followed() -> None:
     for costs in (CPU, StepCosts(*(2 * value for value in CPU))):
         steps = Steps(costs, 0.05)
         for _ in range(2000):
-            fit.observe(steps.sample())
+            fit.measured(steps.sample())
     assert error(fit.pace().costs, StepCosts(*(2 * value for value in CPU))) < 0.1
 
 
@@ -88,7 +88,7 @@ def test_tokens_per_round_are_measured() -> None:
     fit = StepCostFit()
     assert fit.pace().tokens_per_round == 1.0
     for _ in range(500):
-        fit.observe(StepSample(20.0, 0, 0, 4, 4, 4000, 12, 6))
+        fit.measured(StepSample(20.0, 0, 0, 4, 4, 4000, 12, 6))
     assert fit.pace().tokens_per_round == pytest.approx(2.5, rel=0.01)
     assert fit.pace().drafted_tokens == pytest.approx(3.0, rel=0.01)
 
@@ -96,7 +96,7 @@ def test_tokens_per_round_are_measured() -> None:
 @pytest.mark.parametrize("ms", [math.nan, math.inf, 0.0, -3.0])
 def test_what_cannot_be_true_is_left_out(ms: float) -> None:
     fit = StepCostFit()
-    fit.observe(StepSample(ms, 0, 0, 1, 1, 5, 0, 0))
+    fit.measured(StepSample(ms, 0, 0, 1, 1, 5, 0, 0))
     assert fit.pace().costs == STEP_PRIOR
 
 
@@ -105,10 +105,10 @@ def test_a_step_that_waited_for_a_compiler_moves_nothing(num_before: int) -> Non
     steps, fit, undisturbed = Steps(GPU, 0.05), StepCostFit(), StepCostFit()
     samples = [steps.sample() for _ in range(num_before + 60)]
     for index, sample in enumerate(samples):
-        undisturbed.observe(sample)
-        fit.observe(sample)
+        undisturbed.measured(sample)
+        fit.measured(sample)
         if index == num_before:
-            fit.observe(sample._replace(ms=2000.0))
+            fit.measured(sample._replace(ms=2000.0))
     assert fit.pace() == undisturbed.pace()
 
 
@@ -117,5 +117,5 @@ def test_a_machine_that_becomes_many_times_slower_is_followed() -> None:
     for costs, num_steps in ((GPU, 500), (slow, 5000)):
         steps = Steps(costs, 0.05)
         for _ in range(num_steps):
-            fit.observe(steps.sample())
+            fit.measured(steps.sample())
     assert error(fit.pace().costs, slow) < 0.1

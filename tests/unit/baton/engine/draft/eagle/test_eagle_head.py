@@ -20,6 +20,7 @@ from baton.engine.draft.eagle.head_pass import ModuleHeadPass, create_head_pass
 from baton.engine.kv_cache.paged_cache import PagedKVCache
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
 from tests.fused_dtypes import FUSED_DTYPES
 from tests.tiny_drafts import (
     VOCAB,
@@ -49,7 +50,9 @@ class Passes:
     def __init__(self, folder: Path, make: Callable[[], TinyDraft], dtype: str, weights: str = "native") -> None:
         target = tiny_target().to(TORCH_DTYPES[dtype])
         self.head: EagleHead = load_eagle(make().write(folder), target, TORCH_DTYPES[dtype], torch.device("cpu"))
-        runner = ModelRunner(prepare_model(target, dtype), 1, BLOCK_SIZE, draft=self.head, decoder="transformers")
+        runner = ModelRunner(
+            prepare_model(target, dtype), 1, BLOCK_SIZE, RunnerOptions(decoder="transformers"), draft=self.head
+        )
         self.caches = [PagedKVCache(runner.spec, NUM_BLOCKS, torch.device("cpu")) for _ in range(2)]
         for cache in self.caches:
             for tensor in (*cache.keys, *cache.values):
@@ -166,6 +169,6 @@ def test_other_heads_stay_with_their_modules(make: Callable[[], TinyDraft], reas
 def test_the_head_is_computed_as_its_target_is(*, decoder: str, is_fused: bool, tmp_path: Path) -> None:
     target = tiny_target()
     head = load_eagle(tiny_eagle3().write(tmp_path), target, torch.float32, torch.device("cpu"))
-    runner = ModelRunner(prepare_model(target, "float32"), 4, BLOCK_SIZE, draft=head, decoder=decoder)
+    runner = ModelRunner(prepare_model(target, "float32"), 4, BLOCK_SIZE, RunnerOptions(decoder=decoder), draft=head)
     modules = ModuleHeadPass(head, runner.cache, runner.backend, len(runner.spec.layers))
     assert isinstance(create_head_pass(head, runner, modules), FusedHeadPass) == is_fused

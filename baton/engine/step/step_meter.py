@@ -1,0 +1,155 @@
+"""Measures steps, and reports what they cost to requests, observers and the speculation method."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from baton.core.drafts import ScheduledSequence
+from baton.core.step_samples import StepSample, StepSamples
+from baton.core.steps import EngineStep, add_share
+from baton.engine.contracts import Proposer, StepObserver, VerifyResult
+from baton.engine.step.step import Step
+
+
+class ForwardCost(NamedTuple):
+    """The arguments of :meth:`baton.engine.contracts.Proposer.observe_step`."""
+
+    num_sequences: int
+    num_tokens: int
+    ms: float
+
+
+class MeasuredStep(NamedTuple):
+    """One step, for cost models that learn from it.
+
+    Attributes:
+        forward: the forward and sampling alone, without drafting.
+    """
+
+    sample: StepSample
+    forward: ForwardCost
+
+
+def count_work(plan: Sequence[ScheduledSequence]) -> StepSample:
+    """Counts of a planned step, with no time and nothing accepted. Call before ``Scheduler.advance``."""
+    prompt_tokens = pairs = decoding = context = drafted = 0
+    for sequence in plan:
+        start, count = sequence.request.num_computed_tokens, sequence.num_tokens
+        if count == 1:
+            decoding += 1
+            context += start + 1
+            drafted += len(sequence.draft)
+        else:
+            prompt_tokens += count
+            pairs += count * start + count * (count + 1) // 2
+    return StepSample(0.0, prompt_tokens, pairs, len(plan), decoding, context, drafted, 0)
+
+
+class StepMeter:
+    """Belongs to the engine's thread. For each step: begin → tokens_read, booking → end; or failed.
+
+    Args:
+        observers: their ``measured`` gets every sample.
+        proposer: learns what forwards cost.
+
+    Attributes:
+        samples: of the last steps.
+    """
+
+    def __init__(self, observers: Sequence[StepObserver], proposer: Proposer | None) -> None:
+        self.samples = StepSamples()
+        self._observers = observers
+        self._proposer = proposer
+        self._held: list[MeasuredStep] | None = None
+        self._num_steps = 0
+        self._due_s = self._ended_s = 0.0
+        self._work = count_work(())
+        self._forward = ForwardCost(0, 0, 0.0)
+
+    def begin(self, step: Step, *, follows_step: bool) -> None:
+        """
+        Args:
+            follows_step: the engine did not sleep since the last step, so what lies between is part of this one's cost.
+        """
+        self._due_s = self._ended_s if follows_step else step.started_s
+
+    def booking(self, plan: Sequence[ScheduledSequence]) -> None:
+        """Call just before the scheduler advances the plan's requests."""
+        self._work = count_work(plan)
+
+    def tokens_read(self, step: Step, num_tokens: int) -> None:
+        """Call when the step's tokens are on the host.
+
+        Args:
+            num_tokens: rows of the forward.
+        """
+        ms = (time.monotonic() - max(step.proposed_s, self._ended_s)) * 1e3
+        self._observe_forward(ForwardCost(len(step.plan), num_tokens, ms))
+
+    def end(self, step: Step, num_tokens: int, results: Mapping[str, VerifyResult]) -> None:
+        """Adds the step to its requests' timelines and to the samples.
+
+        Args:
+            num_tokens: rows of the forward.
+            results: by request id.
+        """
+        self._ended_s = time.monotonic()
+        self._num_steps += 1
+        self._add_to_timelines(step, num_tokens)
+        num_accepted = sum(len(result.accepted) for result in results.values())
+        ms = (self._ended_s - self._due_s) * 1e3
+        self._observe(self._work._replace(ms=ms, accepted_tokens=num_accepted))
+
+    def failed(self) -> None:
+        """Call instead of :meth:`end`: nothing learns from a step that failed."""
+        self._ended_s = time.monotonic()
+
+    def hold(self) -> None:
+        """From now on nothing learns from steps; :meth:`take` returns them."""
+        self._held = []
+
+    def take(self) -> list[MeasuredStep]:
+        """The steps since :meth:`hold`, or since the last call; oldest first."""
+        taken, self._held = self._held or [], []
+        return taken
+
+    def resume(self, steps: Iterable[MeasuredStep] = ()) -> None:
+        """Ends :meth:`hold`, and has everything learn from ``steps``."""
+        self._held = None
+        for step in steps:
+            self._observe_forward(step.forward)
+            self._observe(step.sample)
+
+    def _add_to_timelines(self, step: Step, num_tokens: int) -> None:
+        # A step that was launched ahead begins where the step before it ended; until then its requests waited.
+        started_s = max(step.started_s, self._due_s)
+        entry = EngineStep(
+            self._num_steps,
+            started_s,
+            self._ended_s,
+            self._ended_s - started_s,
+            step.proposed_s - step.scheduled_s,
+            len(step.plan),
+            num_tokens,
+            sum(sequence.num_tokens for sequence in step.plan if sequence.num_tokens > 1),
+        )
+        for sequence in step.living():
+            request = sequence.request
+            add_share(request.steps, entry, sequence.num_tokens)
+            if request.first_scheduled_s is not None and step.started_s <= request.first_scheduled_s < started_s:
+                request.first_scheduled_s = started_s
+
+    def _observe_forward(self, forward: ForwardCost) -> None:
+        self._forward = forward
+        if self._held is None and self._proposer is not None:
+            self._proposer.observe_step(*forward)
+
+    def _observe(self, sample: StepSample) -> None:
+        if self._held is not None:
+            self._held.append(MeasuredStep(sample, self._forward))
+            return
+        self.samples.add(sample)
+        for observer in self._observers:
+            observer.measured(sample)
