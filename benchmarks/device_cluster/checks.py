@@ -13,15 +13,43 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from benchmarks.device_cluster.load import Load, send
-from benchmarks.device_cluster.model_folder import write_model
 from benchmarks.device_cluster.parts import KV_PATHS, ClusterPart
 from benchmarks.device_cluster.requests import DECODER, Asked, answer_alone, make_requests
 from benchmarks.device_run.part import SHAPES, Row, Setting
-from benchmarks.device_run.random_model import DTYPES
+from benchmarks.device_run.random_model import DTYPES, make_model
 from cluster.config.config import BatonConfig
 from cluster.controller.launch import Cluster
+
+_VOCAB_SIZE = 300
+
+
+def write_model(folder: Path, shape: str, device: torch.device) -> Path:
+    """Writes config, weights and a byte-level tokenizer, unless they are there. Equal calls give equal weights.
+
+    The tokenizer knows fewer tokens than the model, so most tokens have no text; requests and answers are compared by
+    their token ids.
+    """
+    if (folder / "tokenizer.json").exists():
+        return folder
+    make_model(shape, device).to("cpu").save_pretrained(folder)
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=_VOCAB_SIZE,
+        special_tokens=["<|eos|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(["the quick brown fox jumps over the lazy dog"], trainer)
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|eos|>").save_pretrained(folder)
+    return folder
+
 
 _READ_BY_RECEIVER = ("shared_memory", "nixl")
 _CONCURRENCY = 8

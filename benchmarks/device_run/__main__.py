@@ -35,8 +35,7 @@ from benchmarks.device_run.launch import CANNOT_RUN, PASSED, Launcher, prepare_p
 from benchmarks.device_run.machine import MACHINE
 from benchmarks.device_run.part import PARTS, SHAPES, Part, Setting, device_named
 from benchmarks.device_run.report import Report
-from benchmarks.device_run.screen import Screen
-from benchmarks.device_run.tables import show_machine, show_part, show_summary
+from benchmarks.device_run.tables import Screen, show_machine, show_part, show_summary
 from benchmarks.options import HelpFormatter, over_zero
 
 _WIDTH = 120

@@ -15,8 +15,9 @@ from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
 from baton.engine.runner.self_check import check_model
 from baton.engine.step.overlap import AheadRule, always, never
-from benchmarks.device_run.borrowed import build_engine, model_with_reference, random_prompts, run, run_tokens
 from benchmarks.device_run.part import Row
+from tests.engine_runs import build_engine, run, run_tokens
+from tests.tiny_models import model_with_reference, random_prompts
 
 ARCHITECTURES = ("llama", "qwen3", "gemma2", "gpt_oss", "mixtral", "qwen3_moe", "deepseek_v2", "phi3")
 BLOCK_SIZE = 16

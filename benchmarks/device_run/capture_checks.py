@@ -17,8 +17,9 @@ from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.cuda_graphs import make_buckets
 from baton.engine.runner.model_runner import ModelRunner
 from benchmarks.device_run.architecture_checks import compared, make_runner
-from benchmarks.device_run.borrowed import build_engine, random_prompts, run_tokens, tiny_model
 from benchmarks.device_run.part import Row
+from tests.engine_runs import build_engine, run_tokens
+from tests.tiny_models import random_prompts, tiny_model
 
 _LENGTHS = (9, 4)
 _NUM_TOKENS = 6

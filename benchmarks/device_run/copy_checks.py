@@ -20,8 +20,10 @@ from baton.engine.kv_cache.paged_cache import PagedKVCache
 from baton.engine.models.model_loader import LoadedModel, prepare_model
 from baton.engine.runner.model_runner import ModelRunner
 from benchmarks.device_run.architecture_checks import make_runner
-from benchmarks.device_run.borrowed import LateCopies, build_engine, greedy, model_with_reference, random_prompts
 from benchmarks.device_run.part import Row
+from tests.engine_runs import build_engine, greedy
+from tests.late_copies import LateCopies
+from tests.tiny_models import model_with_reference, random_prompts
 
 _LENGTHS = (61, 5, 17, 9, 26)
 _TRAVELLER, _NUM_AT_SENDER = 0, 3

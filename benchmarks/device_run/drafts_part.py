@@ -24,7 +24,6 @@ from baton.engine.runner.options import RunnerOptions
 from baton.engine.sampling.logits import SamplingRow
 from baton.engine.sampling.sampler import QueuedSample, queue_sample
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
-from benchmarks.device_run.borrowed import Unweighed
 from benchmarks.device_run.children import run_here
 from benchmarks.device_run.part import Row, Setting
 from benchmarks.device_run.random_model import DTYPES, make_model
@@ -34,6 +33,7 @@ from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.eagle.proposer import EagleProposer
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.verification import SampleAndMatch
+from tests.drafting import Unweighed
 
 _BLOCK_SIZE = 16
 _DRAFT_TOKENS = 5

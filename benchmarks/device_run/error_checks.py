@@ -13,8 +13,9 @@ from baton.core.request import FinishReason, Request
 from baton.engine.loop import EngineLoop
 from baton.engine.models.model_loader import LoadedModel, prepare_model
 from benchmarks.device_run.architecture_checks import compared, make_runner
-from benchmarks.device_run.borrowed import build_engine, greedy, random_prompts, run, run_tokens, tiny_model
 from benchmarks.device_run.part import Row
+from tests.engine_runs import build_engine, greedy, run, run_tokens
+from tests.tiny_models import random_prompts, tiny_model
 
 _PROMPTS = random_prompts((9, 4))
 _NUM_TOKENS = 6

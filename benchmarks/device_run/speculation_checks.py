@@ -27,22 +27,6 @@ from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
 from benchmarks.device_run.architecture_checks import BLOCK_SIZE, NUM_BLOCKS, compared
 from benchmarks.device_run.attention_world import poison
-from benchmarks.device_run.borrowed import (
-    MAX_DRAFT_TOKENS,
-    Oracle,
-    Recording,
-    TinyDraft,
-    engine_over,
-    prompts,
-    requests_for,
-    run_requests,
-    tiny_draft_lm,
-    tiny_eagle,
-    tiny_eagle3,
-    tiny_medusa_v1,
-    tiny_model,
-    tiny_target,
-)
 from benchmarks.device_run.part import Row
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.draft_model import DraftModelProposer
@@ -54,6 +38,11 @@ from decode_worker.speculation.method import DraftMethod
 from decode_worker.speculation.ngram import NgramProposer
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.suffix import SuffixProposer
+from tests.drafting import MAX_DRAFT_TOKENS, Recording, engine_over, prompts, requests_for
+from tests.drafting import run as run_requests
+from tests.tiny_drafts import TinyDraft, tiny_draft_lm, tiny_eagle, tiny_eagle3, tiny_medusa_v1, tiny_target
+from tests.tiny_models import tiny_model
+from tests.toy_proposers import Oracle
 
 _TREE = TreeSettings(top_k=2, max_depth=3, max_nodes=MAX_DRAFT_TOKENS, max_batch=8, max_chain=MAX_DRAFT_TOKENS)
 _MAX_MODEL_LEN = 120

@@ -16,11 +16,10 @@ from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
 from benchmarks.device_run.ceilings_part import ceilings_of
-from benchmarks.device_run.kernel_tables import kernel_rows
 from benchmarks.device_run.part import Row, Setting
 from benchmarks.device_run.random_model import DTYPES, fill_randomly, make_model
 from benchmarks.device_run.random_steps import StepTimer, StepTimes, blocks_needed
-from benchmarks.device_run.timing import WatchedRecorder
+from benchmarks.device_run.timing import WatchedRecorder, kernel_rows
 from benchmarks.engine_steps import Case, Work
 
 BLOCK_SIZE = 16

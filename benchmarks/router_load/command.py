@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import platform
+import resource
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import uvloop
 from rich.console import RenderableType
 
@@ -28,8 +31,33 @@ from benchmarks.router_load.measure import (
     measure_open_streams,
     measure_relay,
 )
-from benchmarks.router_load.neighbours import NeighbourWatch
 from benchmarks.router_load.tables import render
+
+
+class NeighbourWatch:
+    """Begins where it is made. Processes of one's own have to be over when it is asked."""
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+        self._machine_s, self._own_s = _machine_s(), _own_s()
+
+    def cores(self) -> float:
+        """Mean number of cores that other processes have used since then."""
+        others_s = (_machine_s() - self._machine_s) - (_own_s() - self._own_s)
+        return max(0.0, others_s / max(time.monotonic() - self._began_s, 1e-9))
+
+
+def _machine_s() -> float:
+    """Processor seconds of everybody; what a hypervisor gave to others is not among them."""
+    times = psutil.cpu_times()
+    return float(sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq")))
+
+
+def _own_s() -> float:
+    """Of this process and of those it has started that are over."""
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
 
 FORMAT = "baton-router-load"
 VERSION = 1

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
 from baton.bench.latency import Summary
+from baton.core.timeline import Event
 
 
 def added_latency(through: Summary, directly: Summary) -> dict[str, float]:
@@ -40,3 +42,29 @@ def _median(values: Sequence[Any]) -> Any:
     if isinstance(first, (int, float)) and not isinstance(first, bool):
         return median(values)
     return first
+
+
+Timeline = Mapping[str, float]
+"""Name of an event → milliseconds since the request came."""
+
+STAGES: Mapping[str, tuple[Event, Event]] = {
+    "HTTP: until the application has it": (Event.RECEIVED, Event.ACCEPTED),
+    "body and access": (Event.ACCEPTED, Event.PARSED),
+    "checks and tokenizing": (Event.PARSED, Event.TOKENIZED),
+    "admission and routing": (Event.TOKENIZED, Event.ROUTED),
+    "worker, there and back": (Event.ROUTED, Event.FIRST_TOKEN),
+    "answer": (Event.FINISHED, Event.SENT),
+}
+"""In the order of a request that is not streamed."""
+
+
+def stage_summaries(timelines: Iterable[Timeline]) -> dict[str, dict[str, float]]:
+    """Stage → its :class:`Summary` in milliseconds, over the requests that have it."""
+    found = list(timelines)
+    return {name: asdict(Summary.of_seconds(_seconds(found, *stage))) for name, stage in STAGES.items()}
+
+
+def _seconds(timelines: Iterable[Timeline], start: Event, end: Event) -> Iterator[float]:
+    for events in timelines:
+        if start in events and end in events:
+            yield (events[end] - events[start]) / 1e3

@@ -22,7 +22,7 @@ import uvloop
 from baton.core.errors import BatonError
 from baton.core.roles import POOLS
 from baton.process.without_torch import do_without_torch
-from benchmarks.router_load.stages import Timeline, stage_summaries
+from benchmarks.router_load.figures import Timeline, stage_summaries
 from cluster.autoscaling.observation import PoolCounts
 from cluster.config.config import BatonConfig, load_config
 from cluster.router_process import RouterHost

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.device_run import model_checks
+from benchmarks.device_run import models_part
 from benchmarks.device_run.part import Row
 from tests.device.conftest import SETTING
 
-CHECKS = model_checks.__name__
+CHECKS = models_part.__name__
 
 
-@pytest.mark.parametrize("name", model_checks.names(SETTING))
+@pytest.mark.parametrize("name", models_part.names(SETTING))
 def test_tokens_are_those_of_transformers_or_of_plain_steps(name: str, rows_of: dict[str, list[Row]]) -> None:
     assert rows_of[name]
     assert [row for row in rows_of[name] if not row["ok"]] == []

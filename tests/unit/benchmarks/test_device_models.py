@@ -11,20 +11,20 @@ from baton.engine.attention.torch_sdpa import TorchSDPA
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.paged_cache import PagedKVCache
 from baton.engine.runner.model_runner import ModelRunner
-from benchmarks.device_run import model_checks
+from benchmarks.device_run import models_part
 from benchmarks.device_run.architecture_checks import compared
-from benchmarks.device_run.borrowed import CONFIGS
 from benchmarks.device_run.children import run_here
+from benchmarks.device_run.copies_part import measure_rates
 from benchmarks.device_run.copy_checks import check_interleavings
-from benchmarks.device_run.copy_rates import measure_rates
 from benchmarks.device_run.part import Setting
+from tests.tiny_models import CONFIGS
 
 CPU = torch.device("cpu")
 SETTING = Setting(CPU, "tiny")
 
 
 def failures(*names: str) -> list[Any]:
-    rows = list(run_here(model_checks.__name__, names, SETTING))
+    rows = list(run_here(models_part.__name__, names, SETTING))
     assert rows
     return [row for row in rows if not row["ok"]]
 
@@ -69,10 +69,10 @@ def test_a_method_that_drafts_nothing_is_found(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_every_architecture_and_method_is_checked_on_cuda() -> None:
-    names = model_checks.names(Setting(torch.device("cuda"), "llama-3.1-8b"))
+    names = models_part.names(Setting(torch.device("cuda"), "llama-3.1-8b"))
     assert [name.removeprefix("graphs of ") for name in names if name.startswith("graphs of ")] == list(CONFIGS)
     assert {"llama", "gpt_oss", "speculation by eagle3 trees"} <= set(names)
-    assert len(model_checks.names(SETTING)) < len(names) / 3
+    assert len(models_part.names(SETTING)) < len(names) / 3
 
 
 def test_copies_pass() -> None:

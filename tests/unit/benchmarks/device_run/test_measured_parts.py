@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.device_run import drafts_part, kernel_tables, others_part, steps_part, tiles_part
-from benchmarks.device_run.kernel_tables import kernel_rows
+from benchmarks.device_run import drafts_part, others_part, steps_part, tiles_part, timing
 from benchmarks.device_run.part import Row, Setting, device_named
 from benchmarks.device_run.random_steps import StepTimer, StepTimes
+from benchmarks.device_run.timing import kernel_rows
 from benchmarks.engine_steps import Case
 
 SETTING = Setting(torch.device("cpu"), "tiny")
@@ -92,8 +92,8 @@ def test_only_what_takes_time_of_the_device_counts_as_a_kernel(monkeypatch: pyte
         averages = [SimpleNamespace(key=key, count=count, self_device_time_total=us) for key, count, us in events]
         yield SimpleNamespace(key_averages=lambda: averages)
 
-    monkeypatch.setattr(kernel_tables, "profile", profile)
-    monkeypatch.setattr(kernel_tables, "synchronize", lambda device: None)
+    monkeypatch.setattr(timing, "profile", profile)
+    monkeypatch.setattr(timing, "synchronize", lambda device: None)
     rows = [dict(row) for row in kernel_rows(lambda: None, "a step", device_named("cuda"))]
     assert rows == [
         {"name": "kernels of a step", "count": 9, "us": 120.0, "share": 1.0},

@@ -8,8 +8,7 @@ from baton.bench.latency import Summary
 from baton.core.errors import ConfigError
 from baton.core.timeline import Event
 from benchmarks.router_load.__main__ import parse_sizes
-from benchmarks.router_load.figures import added_latency, median_figures
-from benchmarks.router_load.stages import stage_summaries
+from benchmarks.router_load.figures import added_latency, median_figures, stage_summaries
 
 
 def test_upper_percentiles_are_not_relieved_by_the_workers_own_bad_moments():
