@@ -127,7 +127,7 @@ def _text(node: ast.expr) -> str:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
-        return "".join(value.value if isinstance(value, ast.Constant) else "{}" for value in node.values)
+        return "".join(str(value.value) if isinstance(value, ast.Constant) else "{}" for value in node.values)
     if isinstance(node, ast.BinOp):
         return _text(node.left) + _text(node.right)
     return ""
