@@ -1,7 +1,7 @@
 """The receiving side of the hand-off: reserve, take parts in, commit, and let the request claim its KV.
 
-A transfer's blocks belong to the import until the request claims them. Whatever goes wrong before (the sender dies, a
-part is damaged, nobody claims), the blocks go back to the pool, without any help from the scheduler.
+A transfer's blocks belong to the import until the request claims them. If anything goes wrong before that (the sender
+dies, a part is damaged, no request claims the KV), the blocks go back to the pool. The scheduler takes no part in this.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from baton.core.request import Request, SamplingParams
 from baton.engine.async_engine import AsyncEngine
 from baton.engine.kv_cache.kv_copies import WorkMark
 from baton.kv_transfer.base import PartHeader, Reservation, TransferOffer
-from baton.kv_transfer.checksums import checksum as compute_checksum
+from baton.kv_transfer.codec import checksum as compute_checksum
 from baton.kv_transfer.pending_imports import PendingImport, PendingImports
 from baton.rpc.channel import as_baton_error
 
@@ -38,9 +38,9 @@ class Import(PendingImport):
     Attributes:
         next_token: for each layer, the position up to which KV has arrived; empty until there is room for it.
         takes_draft: whether the draft's KV and state come with the model's.
-        encoding: that parts may have; they may be native all the same.
-        free_after: what the engine did with the blocks before; see ``PagedKVCache.mark``.
-        brought: the last part that is on its way into the cache, or there; see ``import_bytes`` there.
+        encoding: the encoding that parts may have. Native parts are always possible.
+        free_after: marks the engine's last use of the blocks for others; see ``PagedKVCache.mark``.
+        brought: marks the last part that is, or will be, in the cache; see ``PagedKVCache.import_bytes``.
     """
 
     next_token: list[int] = field(default_factory=list)
@@ -71,9 +71,9 @@ class KVImporter:
 
     Args:
         claim_timeout_s: how long committed KV waits for its request, and a request for its KV.
-        adopt_draft: told of every request that gets its KV here, with the draft's state if one came along and the first
-            position that travelled; engine's thread.
-        encodings: beside the native one, those that parts may have if their sender likes.
+        adopt_draft: called in the engine's thread for every request that gets its KV here, with the draft's state, if
+            one came along, and the first position that travelled.
+        encodings: encodings besides the native one that senders may choose.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class KVImporter:
 
     @property
     def num_active(self) -> int:
-        """Transfers that hold blocks or wait for some, claimed ones not counted."""
+        """Transfers that hold blocks or wait for blocks, without claimed ones."""
         return sum(1 for entry in self._imports.all if entry.holder is not None and not entry.failed)
 
     async def reserve(self, offer: TransferOffer) -> Reservation:
@@ -133,15 +133,15 @@ class KVImporter:
         return Reservation(cached, entry.takes_draft, entry.encoding)
 
     async def _wait_for_room(self, entry: Import, holder: Request, deadline_s: float) -> int | None:
-        """Leading tokens that are cached; None when the transfer fails meanwhile."""
-        if not self._turn.locked():  # whatever the deadline, room that is there is given
+        """The number of leading tokens that are cached; ``None`` when the transfer fails meanwhile."""
+        if not self._turn.locked():  # free room is given whatever the deadline
             cached = await self._engine.call(lambda: self._try_reserve(entry, holder))
             if cached is not None:
                 return cached
         try:
-            # In turn, so that a large prompt is not passed for ever by small ones that still find room.
+            # In turn: otherwise small prompts, which still find room, could delay a large one for ever.
             async with asyncio.timeout(deadline_s), self._turn:
-                while not entry.failed:  # looked at before every try: the release of a failed one comes behind the last
+                while not entry.failed:  # checked before every try: a failed import is released after its last try
                     freed = self._engine.blocks_freed
                     cached = await self._engine.call(lambda: self._try_reserve(entry, holder))
                     if cached is not None:
@@ -154,7 +154,7 @@ class KVImporter:
         return None
 
     def _try_reserve(self, entry: Import, holder: Request) -> int | None:
-        """Engine's thread. Leading tokens that are cached; None when the others do not fit."""
+        """Engine's thread. The number of leading tokens that are cached; ``None`` when the others do not fit."""
         cached = self._engine.blocks.take_for_import(holder, self._engine.scheduler.num_running)
         if cached is not None:
             self._holders.add(holder)
@@ -203,13 +203,13 @@ class KVImporter:
         entry.brought = cache.import_bytes(holder.block_ids, *span, data, header.encoding, entry.free_after)
 
     async def _catch_up(self) -> None:
-        """Lets a device that is behind copy what it was given: who sends hears of parts, and sends more, after this."""
+        """Waits for a device that is behind with its copies. The sender gets acknowledgements only after this."""
         cache = self._engine.runner.cache
         if (behind := cache.backlog()) is not None:
             await asyncio.to_thread(cache.wait, behind)
 
     def _check_due(self, transfer_id: str, header: PartHeader, num_bytes: int) -> tuple[Import, Request]:
-        """The transfer and who holds its blocks. Raises :class:`TransferError` unless such a part is due."""
+        """The transfer and the holder of its blocks. Raises :class:`TransferError` unless such a part is due."""
         entry, holder = self._open_import(transfer_id)
         spec = self._engine.runner.spec
         if not 0 <= header.layer_start < header.layer_end <= len(entry.next_token):
@@ -256,13 +256,13 @@ class KVImporter:
         self._engine.blocks.remember(holder, holder.num_tokens)
 
     def abort(self, transfer_id: str, reason: str) -> None:
-        """See :class:`KVSink`. A request that waits for the transfer hears the reason."""
+        """See :class:`KVSink`. A request that waits for the transfer gets the reason."""
         entry = self._imports.get(transfer_id)
         if entry is not None:
             self._imports.fail(entry, reason)
 
     async def claim(self, transfer_id: str) -> Import:
-        """See :meth:`PendingImports.claim`; what is not handed over must be given to :meth:`release`."""
+        """See :meth:`PendingImports.claim`. Give an import that is not handed over to :meth:`release`."""
         return await self._imports.claim(transfer_id)
 
     def abandon(self, transfer_id: str) -> None:
@@ -292,7 +292,7 @@ class KVImporter:
         """Engine's thread."""
         if entry.holder is not None:
             try:
-                self._engine.runner.cache.join(entry.brought)  # their next owner writes behind what still comes in
+                self._engine.runner.cache.join(entry.brought)  # their next owner writes after what still comes in
             finally:
                 self._engine.blocks.free(entry.holder)
                 self._holders.discard(entry.holder)

@@ -1,8 +1,8 @@
-"""How KV is encoded for its way: as configured or, for ``auto``, as int8 where the link is too slow for the rest.
+"""The encoding of hand-offs: as configured or, for ``auto``, int8 where the link is slower than prefill.
 
-KV that leaves as fast as prefill makes it hides behind the prefill. Both speeds are measured, in bytes per second: of
-steps that compute prompts, and of acknowledgements behind which more was waiting to be sent. So whatever is slow in
-between counts (link, cap, receiver), and what a single part takes from end to end does not.
+KV that leaves as fast as prefill makes it is hidden behind the prefill. Both speeds are measured in bytes per second:
+the speed of steps that compute prompts, and that of acknowledgements while more was waiting to be sent. This counts
+everything that is slow in between (link, cap, receiver), but not the latency of a single part.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Speed:
         self._seconds = 0.0
 
     def observe(self, num_bytes: int, seconds: float) -> None:
-        """So much was done in so long."""
+        """Adds a measurement: ``num_bytes`` took ``seconds``."""
         if self._seconds > _WINDOW_S:
             self._num_bytes /= 2
             self._seconds /= 2
@@ -42,11 +42,11 @@ class Speed:
 
 
 class Link:
-    """The way to one receiver, and all transfers on it together.
+    """The link to one receiver, with all transfers on it together.
 
     Attributes:
-        speed: at which KV arrives there while more of it waits here.
-        is_slow: whether the last hand-off was better encoded.
+        speed: bytes per second that arrive while more is waiting to be sent.
+        is_slow: whether int8 was chosen for the last hand-off.
     """
 
     def __init__(self) -> None:
@@ -56,32 +56,32 @@ class Link:
         self._since_s: float | None = None
 
     def waits(self, num_bytes: int) -> None:
-        """So much is ready to be sent."""
+        """Adds bytes that are ready to be sent."""
         self._num_waiting += num_bytes
 
     def arrived(self, num_bytes: int, now_s: float) -> None:
-        """So much of it is acknowledged."""
+        """Takes off bytes that have been acknowledged."""
         if self._since_s is not None:
             self.speed.observe(num_bytes, now_s - self._since_s)
         self._num_waiting -= num_bytes
         self._since_s = now_s if self._num_waiting > 0 else None
 
     def dropped(self, num_bytes: int) -> None:
-        """So much of it will never arrive."""
+        """Takes off bytes that will never arrive."""
         if num_bytes:
             self._num_waiting -= num_bytes
             self._since_s = None
 
 
 class Passage:
-    """One transfer on a link."""
+    """Measures one transfer on a link."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._num_sent = self._num_arrived = 0
 
     def sending(self, num_bytes: int) -> None:
-        """A part is given to the transport."""
+        """Call when a part is given to the transport."""
         self._num_sent += num_bytes
         self._link.waits(num_bytes)
 
@@ -91,18 +91,19 @@ class Passage:
         self._num_arrived = num_bytes
 
     def close(self) -> None:
-        """The transfer is over, however it ended."""
+        """Ends the transfer, whether it succeeded or not."""
         self._link.dropped(self._num_sent - self._num_arrived)
         self._num_sent = self._num_arrived
 
 
 class EncodingChoice:
-    """
+    """Chooses the encoding of each hand-off.
+
     Args:
         setting: ``native``, ``int8`` or ``auto``.
 
     Attributes:
-        prefill: the speed at which it makes KV, in native bytes. Another thread may observe it.
+        prefill: the speed at which prefill makes KV, in native bytes. Another thread may add measurements.
     """
 
     def __init__(self, setting: str = KVEncoding.NATIVE) -> None:
@@ -111,19 +112,19 @@ class EncodingChoice:
         self._links: dict[str, Link] = {}
 
     def offers(self, peer: str) -> tuple[KVEncoding, ...]:
-        """What the next hand-off to ``peer`` should be encoded as; empty: native alone."""
+        """Encodings to offer for the next hand-off to ``peer``; empty for native KV only."""
         if self._setting == AUTO:
             return (KVEncoding.INT8,) if self._is_slow(self.link(peer)) else ()
         return (KVEncoding.INT8,) if self._setting == KVEncoding.INT8 else ()
 
     def encoding(self, reservation: Reservation) -> KVEncoding:
-        """Of a hand-off that the receiver has answered. Memory that it shares is never too slow."""
+        """The encoding of a hand-off that the receiver has accepted. With ``auto``, shared memory is never too slow."""
         if self._setting == AUTO and reservation.shares_memory:
             return KVEncoding.NATIVE
         return reservation.encoding
 
     def link(self, peer: str) -> Link:
-        """The way to ``peer``; those not used for longest are forgotten."""
+        """The link to ``peer``. Links that have not been used for longest are forgotten."""
         link = self._links.pop(peer, None) or Link()
         self._links[peer] = link
         if len(self._links) > _MAX_LINKS:
@@ -131,7 +132,7 @@ class EncodingChoice:
         return link
 
     def passage(self, peer: str, reservation: Reservation) -> Passage:
-        """Watches a hand-off. Through memory that is shared, it says nothing of the link."""
+        """Measures a hand-off. One through shared memory says nothing about the link."""
         return Passage(Link() if reservation.shares_memory else self.link(peer))
 
     def _is_slow(self, link: Link) -> bool:

@@ -30,7 +30,7 @@ from prefill_worker.read_ahead import read_parts
 
 
 class ComputedStep:
-    """A step that has been launched. ``mark``: where the device is when it is done; None: it is done."""
+    """A step that has been launched. ``mark``: the device reaches it when the step is done; ``None`` if it is done."""
 
     def __init__(self, cache: PagedKVCache) -> None:
         self._cache = cache
@@ -38,7 +38,7 @@ class ComputedStep:
         self._waiting: asyncio.Future[None] | None = None
 
     async def done(self) -> None:
-        """Waits for it. One thread does, however many prompts were in the step."""
+        """Waits for the step, in one thread for all prompts of the step."""
         if self.mark is None:
             return
         if self._waiting is None:
@@ -64,8 +64,8 @@ class ExportSummary:
         num_cached_tokens: tokens that the receiver held already.
         seconds: from asking for room to the acknowledgement.
         parts: when they travelled.
-        num_shared_bytes: of ``num_bytes``, those that the receiver read from this process's memory.
-        num_spared_bytes: how many more there would have been natively.
+        num_shared_bytes: bytes, of ``num_bytes``, that the receiver read from this process's memory.
+        num_spared_bytes: how many bytes more native KV would have had.
     """
 
     num_bytes: int
@@ -150,8 +150,8 @@ class KVExporter(StepObserver):
             events: gets the transfer's lifecycle events.
 
         Returns:
-            The task that moves the prompt's KV. It raises ``BatonError`` when the transfer failed, of which the
-            receiver has been told. Cancelling it gives everything back on both sides.
+            The task that moves the prompt's KV. It raises ``BatonError`` when the transfer failed, once the receiver
+            has been told. Cancelling the task gives everything back on both sides.
         """
         self._loop = asyncio.get_running_loop()
         export = Export(transfer_id, peer, request, events)
@@ -195,7 +195,7 @@ class KVExporter(StepObserver):
         )
 
     async def _send(self, export: Export, stream: KVSendStream, passage: Passage) -> None:
-        """The prompt's KV and the commit; whatever goes wrong, the receiver is told."""
+        """Sends the prompt's KV and the commit. If anything goes wrong, tells the receiver."""
 
         def acknowledged(num_bytes: int) -> None:
             export.part_log.acknowledged(num_bytes)
@@ -227,7 +227,7 @@ class KVExporter(StepObserver):
         done = 0
         while done < export.request.num_prompt_tokens:
             computed, step = await export.ranges.get()
-            await step.done()  # or the time that it takes would be taken for time on the way
+            await step.done()  # otherwise computing would count as time on the way
             start = max(computed.start, stream.reservation.num_cached_tokens)
             headers = plan_parts(spec, start, computed.end, self._part_bytes, with_draft=with_draft, encoding=encoding)
             async with aclosing(read_parts(cache, computed.block_ids, headers, buffers, step.mark)) as parts:
@@ -255,7 +255,7 @@ class KVExporter(StepObserver):
         export.lease_ids.clear()
 
     def scheduled(self, plan: Sequence[ScheduledSequence]) -> None:
-        """Engine's thread. Room at the receiver is asked for now and not earlier, while the request was queued."""
+        """Engine's thread. Asks for room at the receiver now, because a queued request does not need it yet."""
         for sequence in plan:
             export = self._exports.get(sequence.request)
             if export is not None and self._loop is not None and export.leased_until == 0:
@@ -280,7 +280,7 @@ class KVExporter(StepObserver):
         self._choice.prefill.observe(num_bytes, sample.ms / 1e3)
 
     def _lease_new_range(self, export: Export, request: Request) -> ComputedRange | None:
-        # After a preemption positions are computed again; those behind leased_until are on their way already.
+        # After a preemption positions are computed again. Those before leased_until are on their way already.
         start, end = export.leased_until, min(request.num_computed_tokens, request.num_prompt_tokens)
         if end <= start:
             return None

@@ -15,12 +15,12 @@ from baton.engine.kv_cache.paged_cache import PagedKVCache
 from baton.kv_transfer.base import PartBuffer, PartHeader, Payload, Pieces
 
 PARTS_AT_ONCE = 4
-"""Each batch costs two changes of threads, which take as long as reading a part of a megabyte."""
+"""Parts of one batch. A batch costs two changes of threads, which take as long as reading a part of a megabyte."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPart:
-    """``started_s``: when reading began; monotonic clock."""
+    """A part that has been read. ``started_s``: when reading began; monotonic clock."""
 
     header: PartHeader
     payload: Payload | Pieces | PartBuffer
@@ -28,11 +28,11 @@ class ReadPart:
 
     @property
     def is_shared(self) -> bool:
-        """Whether it is in memory of the transport's, which the receiver reads itself."""
+        """Whether the part is in a buffer of the transport, which the receiver reads itself."""
         return not isinstance(self.payload, Payload | Pieces)
 
     def forget(self) -> None:
-        """Nobody sends it."""
+        """Gives back the memory of a part that will not be sent."""
         if not isinstance(self.payload, Payload | Pieces):
             self.payload.release()
 
@@ -49,13 +49,13 @@ async def read_parts(
     buffer_for: Callable[[PartHeader], PartBuffer | None] | None = None,
     ready: WorkMark | None = None,
 ) -> AsyncGenerator[ReadPart]:
-    """The parts in their order: where they lie, if they can be sent from there, or read by :func:`read_ahead`.
+    """Yields the parts in their order: where they lie, if they can be sent from there, or read by :func:`read_ahead`.
 
-    A draft's layers are copied: what a draft writes at a prompt's last position comes when the prompt is done, and a
-    checksum must be that of the bytes which are sent.
+    A draft's layers are copied. The draft writes at a prompt's last position only when the prompt is done, and the
+    checksum must be that of the bytes that are sent.
 
     Args:
-        buffer_for: gives the memory to read a part into, or None; without it, none is needed.
+        buffer_for: gives the memory to read a part into, or None. Without it, parts are sent from where they lie.
         ready: what has computed the positions; see :meth:`baton.engine.kv_cache.paged_cache.PagedKVCache.export_bytes`.
     """
     if buffer_for is not None:
@@ -81,14 +81,14 @@ async def read_ahead(
     buffer_for: Callable[[PartHeader], PartBuffer | None] = no_buffer,
     ready: WorkMark | None = None,
 ) -> AsyncGenerator[ReadPart]:
-    """The parts in their order. At most twice :data:`PARTS_AT_ONCE` of them are in memory.
+    """Yields the parts in their order. At most twice :data:`PARTS_AT_ONCE` of them are in memory.
 
-    A thread of its own reads: it must not hold up the first tokens of other requests.
+    Another thread reads them, so that reading does not delay the first tokens of other requests.
 
     Args:
-        buffer_for: gives the memory to read a part into, or None. What it gave for parts that nobody took is released,
-            once nothing writes into it any more.
-        ready: as above.
+        buffer_for: gives the memory to read a part into, or None. Memory of parts that were not consumed is released,
+            once the thread has stopped writing to it.
+        ready: see :func:`read_parts`.
     """
     loop = asyncio.get_running_loop()
 
@@ -118,17 +118,17 @@ async def read_ahead(
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What a thread is doing, and where it may be writing."""
+    """A batch that a thread reads, and the buffers that it may be writing to."""
 
     parts: asyncio.Future[list[ReadPart]]
     buffers: list[PartBuffer]
 
     def abandon(self) -> None:
-        self.parts.add_done_callback(self._release)  # the thread goes on, whoever has stopped waiting for it
+        self.parts.add_done_callback(self._release)  # the thread cannot be stopped
 
     def _release(self, parts: asyncio.Future[list[ReadPart]]) -> None:
         if not parts.cancelled():
-            parts.exception()  # nobody asks any more
+            parts.exception()  # marks it as retrieved
         for buffer in self.buffers:
             buffer.release()
 
@@ -146,7 +146,7 @@ def _read(
 
 
 def _pieces(cache: PagedKVCache, block_ids: Sequence[int], header: PartHeader) -> list[memoryview] | None:
-    """Where a part lies as it is sent; None when it must be made."""
+    """Where a part lies in the cache; ``None`` when its bytes are not there in the form in which they travel."""
     if header.encoding is not KVEncoding.NATIVE:
         return None
     return cache.pieces(block_ids, header.token_start, header.token_end, header.layers)

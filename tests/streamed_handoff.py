@@ -26,7 +26,7 @@ from baton.engine.runner.options import RunnerOptions
 from baton.engine.scheduling.scheduler import SchedulerLimits
 from baton.engine.step.overlap import AheadRule
 from baton.kv_transfer.base import PartBuffer, PartHeader, Payload, Pieces
-from baton.kv_transfer.checksums import checksum
+from baton.kv_transfer.codec import checksum
 from baton.kv_transfer.payload.in_process import InProcessKVTransport, InProcessSendStream
 from benchmarks.device_run.attention_world import poison
 from decode_worker.kv_import import KVImporter

@@ -1,4 +1,4 @@
-"""The hand-off's contracts. A transfer is: reserve → push missing parts → commit → acknowledge."""
+"""The contracts of hand-offs. A transfer is: reserve → push missing parts → commit → acknowledge."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Payload = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A payload where it lies: stretches of a cache, in their order, which nobody changes until they have been sent."""
+    """A payload where it lies: stretches of a cache in their order. They do not change until they have been sent."""
 
     views: tuple[memoryview, ...]
     num_bytes: int
@@ -24,12 +24,12 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class TransferOffer:
-    """What the sender asks room for.
+    """A sender's request for room.
 
     Attributes:
         token_ids: the whole prompt, so that the receiver can say which prefix it holds already.
         deadline_s: how long the receiver may wait for room.
-        encodings: those that the sender would use, the best one first. Beside them there is always the native one.
+        encodings: encodings that the sender would use, the best one first. The native one is always possible.
     """
 
     transfer_id: str
@@ -64,13 +64,13 @@ class PartHeader:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What the receiver answers to an offer.
+    """The receiver's answer to an offer.
 
     Attributes:
         num_cached_tokens: leading tokens that need not travel.
         takes_draft: whether the KV of the draft's layers, and its state, should travel with the model's.
-        encoding: of those offered, the one that parts may have; they may be native all the same.
-        shares_memory: whether it reads parts from the sender's memory; the transport knows.
+        encoding: the offered encoding that parts may have. Native parts are always possible.
+        shares_memory: whether the receiver reads parts from buffers of the sender. Set by the transport.
     """
 
     num_cached_tokens: int
@@ -80,29 +80,29 @@ class Reservation:
 
 
 class PartPlace(Protocol):
-    """Where a part belongs, for whoever can write it there without holding it in other memory first.
+    """Where a part belongs, for paths that can write it there without holding it in other memory first.
 
     Attributes:
-        views: writable stretches, in their order. Before every write to one, with no pause between, :meth:`check`.
+        views: writable stretches, in their order. Call :meth:`check` before every write, with no pause between.
     """
 
     @property
     def views(self) -> Sequence[memoryview]: ...
 
     def check(self) -> None:
-        """Raises ``TransferError`` when the transfer is over, and the place another's."""
+        """Raises ``TransferError`` when the transfer has ended, and the place may belong to another request."""
         ...
 
     async def filled(self, found: int, checksum: int) -> None:
-        """All of it is written. Returns when there is room for more.
+        """Ends the write of the whole part. Returns when there is room for more.
 
         Args:
             found: checksum of what was written.
-            checksum: the sender's.
+            checksum: checksum that the sender sent.
 
         Raises:
-            ChecksumError: they differ.
-            TransferError: the transfer is over.
+            ChecksumError: the two differ.
+            TransferError: the transfer has ended.
         """
         ...
 
@@ -114,8 +114,8 @@ class KVSink(Protocol):
         """Makes room.
 
         Raises:
-            LayoutMismatchError: sender and receiver do not hold KV alike.
-            OutOfBlocksError: no room before the deadline.
+            LayoutMismatchError: sender and receiver have different KV layouts.
+            OutOfBlocksError: there was no room before the deadline.
         """
         ...
 
@@ -124,7 +124,7 @@ class KVSink(Protocol):
         ...
 
     def place(self, transfer_id: str, header: PartHeader, num_bytes: int) -> PartPlace | None:
-        """Where a part of so many bytes belongs; None when it must be given to :meth:`write`.
+        """Where a part of ``num_bytes`` belongs; ``None`` when it must be given to :meth:`write`.
 
         Raises:
             TransferError: such a part is not due.
@@ -140,16 +140,16 @@ class KVSink(Protocol):
         ...
 
     def abort(self, transfer_id: str, reason: str) -> None:
-        """Gives everything back; harmless when the transfer is unknown or over."""
+        """Gives everything back; harmless when the transfer is unknown or has ended."""
         ...
 
 
 class PartBuffer(Protocol):
-    """Memory of a stream's, for one part. Whoever got it gives it to ``send``, which keeps it, or releases it.
+    """Memory of a stream for one part. Give it to ``send``, which keeps it, or release it.
 
     Attributes:
         view: writable, as long as the part. Any thread may write into it until ``send`` or ``release``.
-        checksum: of what :meth:`fill` has copied; None for what was written otherwise.
+        checksum: of what :meth:`fill` has copied; ``None`` when the part was written in another way.
     """
 
     view: memoryview
@@ -158,11 +158,11 @@ class PartBuffer(Protocol):
     def __len__(self) -> int: ...
 
     def fill(self, views: Sequence[memoryview]) -> None:
-        """Copies the part in from where it lies, as :attr:`Pieces.views` has it; all of it, or ValueError."""
+        """Copies the whole part from where it lies, see :attr:`Pieces.views`. Raises ValueError for another length."""
         ...
 
     def release(self) -> None:
-        """Gives the memory back; harmless when that has been done."""
+        """Gives the memory back; harmless when repeated."""
         ...
 
 
@@ -170,7 +170,7 @@ class KVSendStream(Protocol):
     """One transfer, from the sender's side. Every method raises ``BatonError`` when the transfer broke.
 
     Attributes:
-        on_acknowledged: if set, called with the bytes of KV that the receiver has written so far, when that grows.
+        on_acknowledged: if set, called with the bytes of KV that the receiver has written, whenever that grows.
     """
 
     on_acknowledged: Callable[[int], None] | None
@@ -181,28 +181,28 @@ class KVSendStream(Protocol):
         ...
 
     def buffer(self, num_bytes: int) -> PartBuffer | None:
-        """Memory from which the receiver itself reads a part of ``num_bytes``; None when there is none for it."""
+        """Memory from which the receiver itself reads a part of ``num_bytes``; ``None`` when there is none free."""
         ...
 
     async def send(self, header: PartHeader, payload: Payload | Pieces | PartBuffer) -> None:
-        """Returns once the transport has taken the part; it waits while too much is on its way to a slow receiver.
+        """Returns once the transport has taken the part. Waits while too much is on its way to a slow receiver.
 
         Args:
-            payload: a buffer of this stream belongs to it from the call on.
+            payload: a buffer of this stream belongs to the stream from the call on.
         """
         ...
 
     async def commit(self, draft_state: bytes | None = None) -> int:
-        """Waits for the receiver's acknowledgement; returns the bytes of KV that it counted."""
+        """Waits for the receiver's acknowledgement. Returns the bytes of KV that the receiver counted."""
         ...
 
     async def abort(self) -> None:
-        """Tells the receiver to forget the transfer. May be called at any time, also after the end."""
+        """Tells the receiver to forget the transfer. Possible at any time, also after the end."""
         ...
 
 
 class KVTransport(Protocol):
-    """A way for KV to travel."""
+    """Opens transfers to other workers."""
 
     async def open(self, offer: TransferOffer, peer: str) -> KVSendStream:
         """Asks ``peer`` for room.
@@ -213,7 +213,7 @@ class KVTransport(Protocol):
         ...
 
     async def close(self) -> None:
-        """Releases connections; open transfers end with errors."""
+        """Releases connections. Open transfers end with errors."""
         ...
 
 
@@ -228,10 +228,8 @@ def plan_parts(
 ) -> Iterator[PartHeader]:
     """Cuts positions ``[start, end)`` of the model's layers, and of the draft's if wanted, into parts.
 
-    A part has at most ``part_bytes``.
-
-    A part spans as many layers as fit; where one layer alone is too large, its tokens are split. One token of one
-    layer is never split, however small ``part_bytes`` is.
+    A part has at most ``part_bytes``. It spans as many layers as fit. Where one layer alone is too large, its tokens
+    are split. One token of one layer is never split, however small ``part_bytes`` is.
     """
     num_layers = len(spec.all_layers if with_draft else spec.layers)
     sizes = [spec.layer_bytes_per_token(layer, layer + 1, encoding) for layer in range(num_layers)]

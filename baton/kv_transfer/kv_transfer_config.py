@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from baton.core.config_section import PositiveSeconds, Section
 
 MOST_CONNECTIONS = 16
-"""Of one hand-off, whatever is configured."""
+"""Upper limit of ``connections`` of one hand-off."""
 
 
 class KVTransferConfig(Section):

@@ -1,6 +1,7 @@
-"""The receiving end's book of transfers: who has begun, whose KV is complete, and which request has come for it.
+"""The receiver's transfers: which have begun, which are complete, and which a request has claimed.
 
-A transfer's blocks belong to its import until the request claims them. Whatever goes wrong before, they are released.
+A transfer's blocks belong to its import until the request claims them. If anything goes wrong before that, they are
+released.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ class PendingImport:
 
     Attributes:
         committed: resolves when the KV is complete, or with the error that ended the transfer.
-        holder: owns the reserved blocks; never scheduled.
-        committed_s: when it was complete; monotonic clock.
-        num_bytes: that have arrived.
+        holder: owns the reserved blocks; it is never scheduled.
+        committed_s: when the KV was complete; monotonic clock.
+        num_bytes: bytes that have arrived.
+        claimed: whether a request has come for the KV.
+        expiry: forgets the transfer when it is not claimed in time.
     """
 
     transfer_id: str
@@ -47,10 +50,11 @@ ImportT = TypeVar("ImportT", bound=PendingImport)
 
 
 class PendingImports(Generic[ImportT]):
-    """
+    """All transfers of a receiver by their id.
+
     Args:
-        make: an import of a transfer id, with its future.
-        release: gives back the blocks of one that nobody took over.
+        make: creates an import for a transfer id and its future.
+        release: gives back the blocks of an import that no request took over.
         claim_timeout_s: how long committed KV waits for its request, and a request for a transfer without progress.
     """
 
@@ -67,14 +71,14 @@ class PendingImports(Generic[ImportT]):
 
     @property
     def all(self) -> Iterable[ImportT]:
-        """Those that are not claimed yet, or still wait."""
+        """Transfers that are not claimed yet, or that a claim still waits for."""
         return self._entries.values()
 
     def get(self, transfer_id: str) -> ImportT | None:
         return self._entries.get(transfer_id)
 
     def entry(self, transfer_id: str) -> ImportT:
-        """Sender and request may come in either order: the first one opens it."""
+        """The transfer, opened if necessary: its sender and its request may come in either order."""
         entry = self._entries.get(transfer_id)
         if entry is None:
             entry = self._make(transfer_id, asyncio.get_running_loop().create_future())
@@ -82,7 +86,7 @@ class PendingImports(Generic[ImportT]):
         return entry
 
     def commit(self, entry: ImportT, now_s: float) -> None:
-        """Its KV is complete."""
+        """Marks the KV as complete."""
         entry.committed_s = now_s
         entry.committed.set_result(None)
         if not entry.claimed:
@@ -93,7 +97,7 @@ class PendingImports(Generic[ImportT]):
         if entry.committed.done():  # what is committed stays good without its sender
             return
         entry.committed.set_exception(TransferError(f"The KV transfer broke off: {reason}"))
-        entry.committed.exception()  # nobody may ever ask, which is no fault
+        entry.committed.exception()  # marks it as retrieved: a request may never come
         self._release(entry)
         if entry.claimed:
             self._drop(entry)
@@ -101,10 +105,10 @@ class PendingImports(Generic[ImportT]):
             self._expire_later(entry, reason)
 
     async def claim(self, transfer_id: str) -> ImportT:
-        """Waits until the transfer is committed; then the caller owns it and must release it.
+        """Waits until the transfer is committed. The caller then owns it and must release it.
 
         Raises:
-            TransferError: it failed, or did not complete in time.
+            TransferError: the transfer failed, or did not complete in time.
         """
         entry = self.entry(transfer_id)
         if entry.claimed:
@@ -123,7 +127,7 @@ class PendingImports(Generic[ImportT]):
         return entry
 
     def abandon(self, transfer_id: str) -> None:
-        """No request will come for it: its blocks are released now. A claimed one stays with its request."""
+        """Releases the blocks of a transfer for which no request will come. A claimed one stays with its request."""
         entry = self._entries.get(transfer_id)
         if entry is not None and not entry.claimed:
             self._forget(entry)
@@ -142,7 +146,7 @@ class PendingImports(Generic[ImportT]):
         raise TimeoutError
 
     def _forget(self, entry: ImportT) -> None:
-        """Nobody wants it any more; a sender that still pushes hears so with its next part."""
+        """Releases the transfer. A sender that still pushes gets an error with its next part."""
         self._drop(entry)
         entry.committed.cancel()
         self._release(entry)

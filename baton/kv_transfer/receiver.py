@@ -18,8 +18,7 @@ from baton.core.request_ids import request_id_of_call
 from baton.kv_transfer.base import KVSink, TransferOffer
 from baton.kv_transfer.codec import decode_frame, encoding_name
 from baton.kv_transfer.flow import Acknowledgements
-from baton.kv_transfer.payload.base import PartReceiver, ReceivePath
-from baton.kv_transfer.payload.part_intake import PartIntake
+from baton.kv_transfer.payload.base import PartIntake, PartReceiver, ReceivePath
 from baton.kv_transfer.sender import METHOD, SERVICE
 from baton.rpc.channel import as_baton_error, reporting_errors
 from baton.rpc.wire import kv_pb2
@@ -192,7 +191,7 @@ async def _reply(context: grpc.aio.ServicerContext[Any, Any], reply: kv_pb2.KVRe
 
 
 def _transfer_id_of(frame: bytes) -> str:
-    """Empty when the frame begins no transfer; whoever reads it next says what is wrong with it."""
+    """The transfer's id for logs; empty when the frame does not begin a transfer, which is reported later."""
     try:
         return decode_frame(frame)[0].reserve.transfer_id
     except BatonError:

@@ -20,8 +20,7 @@ from baton.core.kv_spec import KVEncoding
 from baton.core.logs import RequestLog
 from baton.core.request_ids import request_id_of_call
 from baton.kv_transfer.base import PartBuffer, PartHeader, Payload, Pieces, Reservation, TransferOffer
-from baton.kv_transfer.checksums import checksum
-from baton.kv_transfer.codec import encode_frame, encoding_name, encoding_of, pack_part
+from baton.kv_transfer.codec import checksum, encode_frame, encoding_name, encoding_of, pack_part
 from baton.kv_transfer.flow import BuffersInFlight, Throttle
 from baton.kv_transfer.payload.base import PartSender, SendPath
 from baton.kv_transfer.peer_channels import PeerChannel, PeerChannels

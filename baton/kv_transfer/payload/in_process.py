@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from baton.core.errors import BatonError, TransferError, WorkerLostError
 from baton.kv_transfer.base import KVSink, PartBuffer, PartHeader, Payload, Pieces, Reservation, TransferOffer
-from baton.kv_transfer.checksums import checksum
+from baton.kv_transfer.codec import checksum
 from baton.kv_transfer.flow import Throttle
 
 

@@ -11,8 +11,7 @@ from contextlib import asynccontextmanager
 from baton.core.errors import TransferError
 from baton.kv_transfer.base import PartBuffer, Payload, Pieces
 from baton.kv_transfer.codec import encode_part
-from baton.kv_transfer.payload.base import PartReceiver, PartSender, ReceivePath, SendPath, Write
-from baton.kv_transfer.payload.part_intake import PartIntake
+from baton.kv_transfer.payload.base import PartIntake, PartReceiver, PartSender, ReceivePath, SendPath, Write
 from baton.kv_transfer.peer_channels import PeerChannel
 from baton.rpc.wire import kv_pb2
 

@@ -22,9 +22,8 @@ from functools import partial
 from typing import Any
 
 from baton.core.errors import TransferError
-from baton.kv_transfer.payload.base import PartReceiver, ReceivePath
+from baton.kv_transfer.payload.base import PartIntake, PartReceiver, ReceivePath
 from baton.kv_transfer.payload.nixl_agent import FAILED, GRACE_S, SILENT, NixlAgent, Read, ReadingThread, address_of
-from baton.kv_transfer.payload.part_intake import PartIntake
 from baton.kv_transfer.payload.segment import SEGMENT_BYTES, TOKEN_BYTES, SegmentLayout, SharedSegment
 from baton.kv_transfer.payload.shared_memory import SharedMemorySendPath, SlotReceiver
 from baton.rpc.wire import kv_pb2

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.core.errors import TransferError
-from baton.kv_transfer.checksums import copy_summed
+from baton.kv_transfer.codec import copy_summed
 from baton.rpc.wire import kv_pb2
 
 SEGMENT_NAME = "baton-kv"

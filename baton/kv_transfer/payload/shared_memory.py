@@ -20,9 +20,8 @@ from weakref import WeakSet
 
 from baton.kv_transfer.base import PartBuffer, Payload, Pieces
 from baton.kv_transfer.codec import encode_part
-from baton.kv_transfer.payload.base import PartReceiver, ReceivePath, SendPath, Write
+from baton.kv_transfer.payload.base import PartIntake, PartReceiver, ReceivePath, SendPath, Write
 from baton.kv_transfer.payload.inline import InlineReceiver, InlineSender
-from baton.kv_transfer.payload.part_intake import PartIntake
 from baton.kv_transfer.payload.segment import (
     SEGMENT_BYTES,
     SEGMENT_NAME,

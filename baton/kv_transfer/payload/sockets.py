@@ -24,10 +24,9 @@ from baton.core.errors import TransferError
 from baton.kv_transfer.base import PartBuffer, Payload, Pieces
 from baton.kv_transfer.codec import HEAD_LENGTH_BYTES, TICKET_BYTES, WELCOME, Introduction, decode_head, encode_head
 from baton.kv_transfer.kv_transfer_config import MOST_CONNECTIONS
-from baton.kv_transfer.payload.base import PartReceiver, ReceivePath, SendPath, Write
+from baton.kv_transfer.payload.base import PartIntake, PartReceiver, ReceivePath, SendPath, Write
 from baton.kv_transfer.payload.byte_stream import ByteStream, NothingCameError, RawSocket, join
 from baton.kv_transfer.payload.inline import InlineReceiver, InlineSender
-from baton.kv_transfer.payload.part_intake import PartIntake
 from baton.kv_transfer.peer_channels import PeerChannel
 from baton.rpc.channel import MAX_MESSAGE_BYTES
 from baton.rpc.wire import kv_pb2

@@ -13,7 +13,7 @@ from baton.core.errors import ChecksumError, OutOfBlocksError, TransferError
 from baton.core.request import Request, SamplingParams
 from baton.engine.runner.model_runner import ModelRunner
 from baton.kv_transfer.base import PartHeader
-from baton.kv_transfer.checksums import checksum
+from baton.kv_transfer.codec import checksum
 from tests.kv_receiver import NUM_BLOCKS, PROMPT, Receiver, SourceKV, running_receiver
 from tests.observers import CallOn
 

@@ -9,7 +9,7 @@ import pytest
 
 from baton.core.errors import BatonError
 from baton.engine.runner.model_runner import ModelRunner
-from baton.kv_transfer.checksums import checksum
+from baton.kv_transfer.codec import checksum
 from tests.kv_receiver import Receiver, SourceKV, running_receiver
 from tests.tiny_models import random_prompts
 

@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 from baton.core.errors import TransferError
 from baton.core.kv_spec import KVEncoding
 from baton.kv_transfer.base import PartHeader
-from baton.kv_transfer.checksums import checksum
-from baton.kv_transfer.codec import decode_frame, encode_frame, encode_part, encoding_name, encoding_of, pack_part
+from baton.kv_transfer.codec import (
+    checksum,
+    decode_frame,
+    encode_frame,
+    encode_part,
+    encoding_name,
+    encoding_of,
+    pack_part,
+)
 from baton.rpc.wire.kv_pb2 import KVCommit, KVFrame, KVReserve
 
 uint32 = st.integers(0, 2**32 - 1)

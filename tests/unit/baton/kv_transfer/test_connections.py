@@ -12,8 +12,7 @@ import pytest
 
 from baton.core.errors import ChecksumError, TransferError
 from baton.kv_transfer.base import PartHeader, Pieces
-from baton.kv_transfer.checksums import checksum
-from baton.kv_transfer.codec import encode_frame, encode_head, encode_part, pack_part
+from baton.kv_transfer.codec import checksum, encode_frame, encode_head, encode_part, pack_part
 from baton.kv_transfer.payload import sockets
 from baton.kv_transfer.payload.byte_stream import ByteStream, RawSocket
 from baton.kv_transfer.payload.sockets import SocketSender, SocketSendPath, connect

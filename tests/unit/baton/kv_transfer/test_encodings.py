@@ -11,8 +11,7 @@ from baton.core.errors import TransferError
 from baton.core.kv_spec import KVEncoding
 from baton.engine.runner.model_runner import ModelRunner
 from baton.kv_transfer.base import PartHeader, Payload, Reservation, TransferOffer
-from baton.kv_transfer.checksums import checksum
-from baton.kv_transfer.codec import encode_frame, encode_part, pack_part
+from baton.kv_transfer.codec import checksum, encode_frame, encode_part, pack_part
 from baton.rpc.wire.kv_pb2 import KVFrame, KVPart, KVReserve
 from tests.kv_receiver import Receiver, SourceKV, running_receiver
 from tests.tiny_models import random_prompts

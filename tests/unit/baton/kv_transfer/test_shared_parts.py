@@ -13,8 +13,7 @@ import pytest
 from baton.core.errors import ChecksumError, TransferError
 from baton.core.kv_spec import KVCacheSpec
 from baton.kv_transfer.base import KVSendStream, PartBuffer, PartHeader
-from baton.kv_transfer.checksums import checksum
-from baton.kv_transfer.codec import encode_frame, encode_part, pack_part
+from baton.kv_transfer.codec import checksum, encode_frame, encode_part, pack_part
 from baton.kv_transfer.payload.segment import SharedSegment, Slot
 from baton.kv_transfer.payload.shared_memory import SegmentMappings, SharedMemorySendPath
 from baton.rpc.wire.kv_pb2 import KVFrame, KVReserve, KVSegment, KVSlot

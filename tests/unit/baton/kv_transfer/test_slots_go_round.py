@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.kv_transfer.base import PartBuffer, PartHeader, Reservation, TransferOffer
-from baton.kv_transfer.checksums import checksum
+from baton.kv_transfer.codec import checksum
 from baton.kv_transfer.payload.shared_memory import SegmentMappings, SharedMemorySendPath
 from tests.unit.baton.kv_transfer.kv_peers import offer
 from tests.unit.baton.kv_transfer.links import kv_server, slots_free, transport_over

@@ -9,8 +9,8 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.kv_transfer import checksums
-from baton.kv_transfer.checksums import copy_summed
+from baton.kv_transfer import codec
+from baton.kv_transfer.codec import copy_summed
 
 
 def cut(data: bytearray, places: set[int]) -> list[memoryview]:
@@ -26,7 +26,7 @@ CUTS = st.sets(st.integers(0, 500), max_size=8)
 def test_what_arrives_is_what_was_there_and_its_sum(data: bytes, sources: set[int], targets: set[int]) -> None:
     target = bytearray(len(data))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checksums, "CHUNK_BYTES", 7)
+        patch.setattr(codec, "CHUNK_BYTES", 7)
         found = copy_summed(cut(bytearray(data), sources), cut(target, targets))
     assert target == data
     assert found == xxhash.xxh3_64_intdigest(data)
@@ -35,7 +35,7 @@ def test_what_arrives_is_what_was_there_and_its_sum(data: bytes, sources: set[in
 def test_the_sum_is_that_of_what_was_written_whoever_changes_the_source_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(checksums, "CHUNK_BYTES", 4)
+    monkeypatch.setattr(codec, "CHUNK_BYTES", 4)
     memory = memoryview(bytearray(b"abcdefgh...."))
     found = copy_summed([memory[:8]], [memory[4:]])  # the first four bytes go where the next four are read
     assert memory[4:] == b"abcdabcd"
