@@ -34,7 +34,8 @@ from baton.process.worker_environment import become_like_a_worker
 from benchmarks.options import overrides_of, run_command
 from benchmarks.speculation_target import Target, load_target
 from cluster.cli.cli_reporter import Reporter
-from cluster.config.config import AcceptanceRule, BatonConfig, SpeculationConfig, load_config
+from cluster.config.config import BatonConfig, load_config
+from cluster.config.worker_config import AcceptanceRule, SpeculationConfig
 from decode_worker.speculation.controller import SpeculationController
 from decode_worker.speculation.registry import create_controller
 from decode_worker.speculation.verification import create_verifier

@@ -16,8 +16,7 @@ from baton.engine.scheduling.scheduler import SchedulerLimits
 from baton.kv_transfer.transports import create_kv_service
 from baton.rpc.cache_messages import DECODE_PAUSE_S, watch_messages
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc
-from cluster.worker.role import WorkerContext
-from cluster.worker.role_stats import fill_engine_stats, pack_step_samples
+from cluster.worker.role import WorkerContext, fill_engine_stats, pack_step_samples
 from decode_worker.kv_import import KVImporter
 from decode_worker.server import DecodeService
 from decode_worker.speculation.registry import assemble_speculation

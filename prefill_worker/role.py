@@ -14,8 +14,7 @@ from baton.engine.step.overlap import always, never
 from baton.kv_transfer.transports import create_transport
 from baton.rpc.cache_messages import watch_messages
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc
-from cluster.worker.role import WorkerContext
-from cluster.worker.role_stats import fill_engine_stats, pack_step_samples
+from cluster.worker.role import WorkerContext, fill_engine_stats, pack_step_samples
 from prefill_worker.encoding_choice import EncodingChoice
 from prefill_worker.kv_export import KVExporter, no_draft_state
 from prefill_worker.niceness import pick_niceness

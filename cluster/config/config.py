@@ -12,22 +12,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from baton.core.config_section import DraftReference, Niceness, NonEmptyString, PositiveInt, PositiveSeconds, Section
+from baton.core.config_section import NonEmptyString, PositiveInt, PositiveSeconds, Section
 from baton.core.errors import ConfigError
 from baton.core.logs import LogConfig
-from baton.core.roles import SpeculationMethod
 from baton.engine.models.default_model import DEFAULT_MODEL_NAME, is_default_model
 from baton.kv_transfer.kv_transfer_config import KVTransferConfig
 from cluster.admission.admission_config import AdmissionConfig
 from cluster.autoscaling.autoscaler_config import AutoscalerConfig
 from cluster.config.config_reading import explain, merge_overrides, read_yaml
-from cluster.config.simulation_config import SimulationConfig
 from cluster.config.slo_config import SloConfig
+from cluster.config.worker_config import DecodeConfig, EngineConfig, PoolConfig, PrefillConfig, SpeculationConfig
 from cluster.gateway.api_keys import ApiKeyConfig, ApiKeys
 from cluster.routing.routing_config import RoutingConfig
 from cluster.telemetry.telemetry_config import TelemetryConfig
 
-AcceptanceRule = Literal["match", "residual", "typical"]
 _HOST_AND_PORT = re.compile(r"[^/\s]+:\d{1,5}")
 _LOCAL_CPUS = 64
 
@@ -51,129 +49,6 @@ class RouterConfig(Section):
     """Finished requests whose timeline can still be asked for."""
     api_keys: list[ApiKeyConfig] = Field(default_factory=list)
     """Whoever asks for tokens or for /admin must show one of them; empty: nobody is asked."""
-
-
-class ResourcesConfig(Section):
-    """What one worker of a pool asks Ray for."""
-
-    cpus: Annotated[float, Field(ge=0)] = 1.0
-    gpus: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """A worker runs on one GPU at most; a fraction shares it with other workers."""
-    memory_gib: Annotated[float, Field(gt=0)] | None = None
-    """Main memory to reserve; Ray does not reserve any when null."""
-    accelerator_type: NonEmptyString | None = None
-    """Value of the node label ``ray.io/accelerator-type``, such as H100."""
-    labels: dict[str, str] = Field(default_factory=dict)
-    """Further node labels that must match (Ray's label selector syntax)."""
-
-
-class PoolConfig(Section):
-    """One pool of workers and how each of them schedules."""
-
-    workers: PositiveInt = 1
-    chunk_tokens: PositiveInt = 512
-    """Token budget of one engine step; longer prompts are prefilled in chunks."""
-    max_num_seqs: PositiveInt = 64
-    """Sequences in one engine step."""
-    kv_blocks: Annotated[int, Field(ge=2)] | None = None
-    """Size of each worker's KV cache in blocks; it or ``kv_memory_gib`` may be set."""
-    kv_memory_gib: Annotated[float, Field(gt=0)] | None = None
-    """The same in GiB. Neither set: 1 GiB on a CPU; on a GPU, what ``engine.gpu_memory_utilization`` leaves."""
-    resources: ResourcesConfig = ResourcesConfig()
-
-    @model_validator(mode="after")
-    def _one_kv_size(self) -> PoolConfig:
-        if self.kv_blocks is not None and self.kv_memory_gib is not None:
-            raise ValueError("kv_blocks and kv_memory_gib both size the KV cache; set only one of them")
-        return self
-
-
-class PrefillConfig(PoolConfig):
-    """The prefill pool."""
-
-    ordering: Literal["edf", "fcfs"] = "edf"
-    """Which prompt is prefilled next: the earliest deadline of the highest priority, or first come, first served."""
-    niceness: Niceness = "auto"
-    """By how much prompts on CPUs yield to whoever decodes on the same cores, as in nice(1); 0: not at all. auto: 10
-    where the fused decoder computes them by a matrix unit, else 0, since they need most of the time there."""
-
-
-class SpeculationConfig(Section):
-    """Speculative decoding: guesses tokens and verifies several of them in one step.
-
-    The target's own draws are what comes out. In float32 they are those of plain decoding; in half precision a forward
-    of several tokens rounds otherwise than one of a single token, so nearly equal tokens can change places.
-    """
-
-    method: SpeculationMethod = "auto"
-    """auto: whatever promises most tokens per millisecond, or nothing; none; or the name of a method."""
-    draft: DraftReference = "auto"
-    """A draft checkpoint (EAGLE or Medusa heads, or a smaller model of the same vocabulary): a folder or a hub id.
-    auto: the one that comes with the default model, for other models none. none: no such draft."""
-    draft_on_prefill: bool = True
-    """Prefill workers run the draft over the prompt, and its KV travels with the model's."""
-    max_draft_tokens: Annotated[int, Field(ge=1, le=64)] = 8
-    """Of a chain, per request and step."""
-    max_tree_tokens: Annotated[int, Field(ge=1, le=64)] = 16
-    """The same for methods that draft trees."""
-    tree_max_batch: Annotated[int, Field(ge=0, le=64)] = 1
-    """EAGLE heads draft trees while a step has no more sequences than that, and chains beyond; 0: always chains."""
-    acceptance: AcceptanceRule = "match"
-    """match: the model draws its own token at every place, and drafts are kept as long as they equal it; seeds give the
-    same tokens as without speculation. residual: drafts are drawn too, and accepted or corrected so that the
-    distribution is the model's (Leviathan et al.). typical: LOSSY; plausible drafts are kept (Medusa)."""
-    typical_epsilon: Annotated[float, Field(gt=0, le=1)] = 0.09
-    typical_alpha: Annotated[float, Field(gt=0, le=1)] = 0.3
-    remember_outputs: bool = False
-    """Let ``suffix`` draft from the outputs of earlier requests too. Who can see how many drafts were right could tell
-    what others were answered, so leave it off where clients must not know of each other."""
-
-
-class DecodeConfig(PoolConfig):
-    """The decode pool."""
-
-
-class EngineConfig(Section):
-    """What every worker's engine shares."""
-
-    block_size: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Tokens per KV block."""
-    prefix_caching: bool = True
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: CUDA where Ray grants a GPU, else the CPU."""
-    threads: PositiveInt | None = None
-    """Threads of torch on the CPU; null: every core, since one request never needs both pools at once; on CUDA 1."""
-    decoder: Literal["auto", "fused", "transformers"] = "auto"
-    """What computes the model. fused: one compiled program, on the CPU, for models of the Llama family; transformers:
-    the model's own modules; auto: fused where it can."""
-    weights: Literal["native", "int8", "int4", "fp8"] = "native"
-    """What the model's linear layers are made into when a worker starts. native: what the model has; int8: half of what
-    there is to read for a token, with a small loss of quality; int4: a third, with a loss that depends on the model;
-    only the fused decoder computes these. fp8: half, for GPUs since Ada and Hopper, beside bfloat16; only the model's
-    own modules compute it."""
-    kv_cache: Literal["native", "int8"] = "native"
-    """What keys and values are kept as. native: as the model makes them; int8: LOSSY, half of the bytes of bfloat16 in
-    the cache and on their way between the pools; those of drafts stay native."""
-    attention_backend: NonEmptyString = "auto"
-    """Of the model's own modules, and of drafts. torch_sdpa: everywhere; triton_paged: on CUDA; auto: the latter where
-    it can."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Part of a GPU that the workers on it use together: weights, the largest step, CUDA graphs, and KV in the rest. A
-    worker takes ``resources.gpus`` of that."""
-    cuda_graphs: Literal["auto", "off"] = "auto"
-    """auto: decode workers on CUDA record their steps when they start, where attention is triton_paged; off: not."""
-    overlap_scheduling: Literal["auto", "on", "off"] = "auto"
-    """Launch a step before the tokens of the one before it are known, where nobody drafts from them: neither a
-    speculation method nor a draft that follows the model. auto: on CUDA; off: never."""
-    self_check: bool = True
-    """Compare the engine with the model's own forward pass when a worker starts."""
-
-    @model_validator(mode="after")
-    def _weights_that_the_decoder_knows(self) -> EngineConfig:
-        needed = "transformers" if self.weights == "fp8" else "fused"
-        if self.weights != "native" and self.decoder not in ("auto", needed):
-            raise ValueError(f"weights: {self.weights} needs decoder: {needed} or auto")
-        return self
 
 
 class RayConfig(Section):
@@ -206,6 +81,18 @@ class RayConfig(Section):
                 " address, use auto on a machine of that cluster"
             )
         return address
+
+
+class SimulationConfig(Section):
+    """Simulated workers in place of real ones. See ``docs/simulation.md``."""
+
+    profile: NonEmptyString | None = None
+    """What workers take: the name of a profile of baton's, or a YAML file. null: workers are real."""
+    workers_per_process: PositiveInt = 32
+    tokens_per_message: PositiveInt = 16
+    """The most that one message of a stream brings; the first ones bring fewer."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Of the noise of step durations."""
 
 
 class BatonConfig(Section):
@@ -283,6 +170,32 @@ class BatonConfig(Section):
         """The configuration of the pool ``prefill`` or ``decode``; KeyError for another name."""
         pools: dict[str, PoolConfig] = {"prefill": self.prefill, "decode": self.decode}
         return pools[name]
+
+    def role_change_obstacle(self, *, has_draft: bool = False) -> str:
+        """Why no worker can change its role and keep its weights and cache, and what would help; empty: it can.
+
+        Args:
+            has_draft: decode workers have loaded one.
+        """
+        prefill, decode = self.prefill, self.decode
+        if self.simulation.profile is not None:
+            return "simulated workers have no weights to keep; scale the pools instead."
+        if prefill.resources != decode.resources:
+            return (
+                "prefill.resources and decode.resources differ, and Ray grants a process its resources once. "
+                "Make them equal, or start new workers."
+            )
+        if (prefill.kv_blocks, prefill.kv_memory_gib) != (decode.kv_blocks, decode.kv_memory_gib):
+            return (
+                "prefill and decode have KV caches of different sizes (kv_blocks, kv_memory_gib), and a process keeps "
+                "the one that it has. Make them equal, or start new workers."
+            )
+        if has_draft and not self.speculation.draft_on_prefill:
+            return (
+                "prefill workers have no draft loaded, and decode workers need it. Set speculation.draft_on_prefill, "
+                "or start new workers."
+            )
+        return ""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; ``from_dict`` gives an equal configuration back."""

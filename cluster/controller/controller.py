@@ -12,12 +12,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from baton.core.errors import BatonError, InvalidRequestError, LayoutMismatchError, NotFoundError
 from baton.core.logs import configure_logging
-from baton.core.roles import POOLS
+from baton.core.roles import DECODE, POOLS
 from baton.engine.models.model_source import resolve_model
 from cluster.actors import RouterActor, WorkerActor
 from cluster.autoscaling.observation import PoolCounts
 from cluster.config.config import BatonConfig
-from cluster.config.role_change_obstacle import AskedBy, role_change_obstacle
+from cluster.controller.pool_member import AskedBy
 from cluster.controller.shared_processes import simulated_processes
 from cluster.controller.worker_pool import WorkerPool
 from cluster.registry.workers import WorkerInfo
@@ -173,7 +173,8 @@ class Controller:
         return {name: pool.counts() for name, pool in self._pools.items()}, self._role_change_obstacle()
 
     def _role_change_obstacle(self) -> str:
-        return role_change_obstacle(self._config, self._infos.values())
+        has_draft = any(info.draft_method for info in self._infos.values() if info.pool == DECODE)
+        return self._config.role_change_obstacle(has_draft=has_draft)
 
     def _check_pool(self, name: str) -> None:
         if name not in self._pools:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.process.worker_environment import is_like_a_worker, worker_variables
-from cluster.config.config import ResourcesConfig
+from cluster.config.worker_config import ResourcesConfig
 
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
 _GIB = 2**30

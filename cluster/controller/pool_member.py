@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from dataclasses import asdict
+from enum import StrEnum
 from typing import Any
 
 import ray
@@ -24,6 +25,13 @@ ROLES = {"prefill": "prefill_worker.role:PrefillRole", "decode": "decode_worker.
 _MAX_CONCURRENT_CALLS = 16
 """start, wait and stop overlap, and a ``wait`` whose caller gave up stays open."""
 _STOP_TIMEOUT_S = 15.0
+
+
+class AskedBy(StrEnum):
+    """Whose decision a role change was; values of a label."""
+
+    AUTOSCALER = "autoscaler"
+    OPERATOR = "operator"
 
 
 class PoolMember:

@@ -26,9 +26,8 @@ from baton.core.errors import (
 )
 from cluster.autoscaling.observation import PoolCounts
 from cluster.config.config import BatonConfig
-from cluster.config.role_change_obstacle import AskedBy
 from cluster.controller.placement import Node, explain_pending, fits_somewhere, living_nodes
-from cluster.controller.pool_member import PoolMember
+from cluster.controller.pool_member import AskedBy, PoolMember
 from cluster.controller.shared_processes import SharedProcesses
 from cluster.registry.workers import WorkerInfo, WorkerState
 from cluster.telemetry.cluster_metrics import PoolFigures

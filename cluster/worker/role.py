@@ -1,17 +1,20 @@
-"""What a worker's process offers its role, and what it asks of it."""
+"""What a worker's process offers its role, what it asks of it, and the engine's figures as wire messages."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import grpc.aio
 
+from baton.core.step_samples import StepSample
+from baton.engine.async_engine import EngineStats
 from baton.engine.draft.loading import LoadedDraft
 from baton.engine.runner.model_runner import ModelRunner
 from baton.rpc.wire import worker_pb2
-from cluster.config.config import BatonConfig, PoolConfig
+from cluster.config.config import BatonConfig
+from cluster.config.worker_config import PoolConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +89,24 @@ class WorkerRole(Protocol):
     async def stop(self) -> None:
         """Ends what is still running and frees everything but the runner."""
         ...
+
+
+def fill_engine_stats(message: worker_pb2.WorkerStats, stats: EngineStats) -> None:
+    message.num_running = stats.num_running
+    message.num_waiting = stats.num_waiting
+    message.kv_blocks_total = stats.blocks.total
+    message.kv_blocks_used = stats.blocks.used
+    message.kv_blocks_cached = stats.blocks.cached
+    message.num_leaked_blocks = stats.num_leaked_blocks
+    message.num_preemptions = stats.num_preemptions
+    message.num_steps = stats.num_steps
+    message.prefill_tokens = stats.num_prefill_tokens
+    message.generated_tokens = stats.num_generated_tokens
+
+
+def pack_step_samples(last_index: int, samples: Sequence[StepSample]) -> worker_pb2.StepSamples:
+    """Rows as columns; ``last_index`` is the number of the worker's newest sample."""
+    if not samples:
+        return worker_pb2.StepSamples(last_index=last_index)
+    columns = zip(StepSample._fields, zip(*samples, strict=True), strict=True)
+    return worker_pb2.StepSamples(last_index=last_index, **dict(columns))

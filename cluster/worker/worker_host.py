@@ -30,7 +30,8 @@ from baton.process.cores import usable_cores
 from baton.process.garbage import collect_rarely
 from baton.rpc.channel import create_server
 from baton.rpc.wire import worker_pb2_grpc
-from cluster.config.config import BatonConfig, PoolConfig
+from cluster.config.config import BatonConfig
+from cluster.config.worker_config import PoolConfig
 from cluster.registry.workers import WorkerInfo
 from cluster.worker.role import WorkerContext, WorkerRole
 from cluster.worker.worker_memory import limit_memory, plan_memory, runner_options

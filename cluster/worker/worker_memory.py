@@ -13,8 +13,8 @@ from baton.engine.models.model_loader import LoadedModel
 from baton.engine.runner.device_memory import CONTEXT_BYTES, SMALL_CACHE_BLOCKS, DeviceMemory, StepLimits, measure_use
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
-from cluster.config.config import BatonConfig, EngineConfig
-from cluster.config.role_change_obstacle import role_change_obstacle
+from cluster.config.config import BatonConfig
+from cluster.config.worker_config import EngineConfig
 
 _DEFAULT_CPU_KV_GIB = 1.0
 _GIB = 2**30
@@ -94,7 +94,7 @@ def _measure(
 
 def _step_limits(config: BatonConfig, pool: str, max_model_len: int) -> StepLimits:
     """Of the pool; of both pools where a worker may change from one to the other with the cache that it has."""
-    names = (pool,) if role_change_obstacle(config) else (PREFILL, DECODE)
+    names = (pool,) if config.role_change_obstacle() else (PREFILL, DECODE)
     pools = [config.pool(name) for name in names]
     drafts = config.speculation.method != "none" and DECODE in names
     return StepLimits(

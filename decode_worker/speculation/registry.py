@@ -17,7 +17,7 @@ from baton.engine.draft.medusa.medusa_state import MedusaState
 from baton.engine.draft.model.token_state import TokenState
 from baton.engine.draft.references import check_method
 from baton.engine.runner.model_runner import ModelRunner
-from cluster.config.config import SpeculationConfig
+from cluster.config.worker_config import SpeculationConfig
 from decode_worker.speculation.controller import AUTO, NONE, RegisteredMethod, SpeculationController
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.draft_model import DraftModelProposer

@@ -18,7 +18,7 @@ from baton.engine.models.model_source import resolve_model
 from baton.engine.models.tokenizer import Tokenizer
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
-from cluster.config.config import SpeculationConfig
+from cluster.config.worker_config import SpeculationConfig
 from decode_worker.speculation.registry import create_controller
 from decode_worker.speculation.verification import create_verifier
 from tests.medusa_copies import write_copies_of_the_lm_head

@@ -12,7 +12,7 @@ import yaml
 from baton.core.errors import error_classes
 from baton.core.roles import POOLS
 from baton.rpc.wire import worker_pb2
-from cluster.config.role_change_obstacle import AskedBy
+from cluster.controller.pool_member import AskedBy
 from cluster.telemetry.cluster_metrics import ClusterFigures, PoolFigures
 from cluster.telemetry.metrics import RouterMetrics
 from tests.grafana import (

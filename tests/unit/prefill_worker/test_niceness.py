@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.config.config import PrefillConfig
+from cluster.config.worker_config import PrefillConfig
 from prefill_worker.niceness import pick_niceness
 
 DEFAULT = PrefillConfig().niceness

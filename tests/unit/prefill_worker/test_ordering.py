@@ -8,7 +8,7 @@ import pytest
 
 from baton.core.errors import ConfigError
 from baton.engine.scheduling.ordering import ArrivalOrder, EarliestDeadlineFirst
-from cluster.config.config import PrefillConfig
+from cluster.config.worker_config import PrefillConfig
 from prefill_worker.ordering.registry import create_ordering
 
 

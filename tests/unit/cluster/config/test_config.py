@@ -227,3 +227,22 @@ def test_off_is_a_word(key: str, tmp_path: Path) -> None:
 def test_booleans_are_true_and_false(tmp_path: Path) -> None:
     assert load_config(None, dict([parse_override("autoscaler.enabled=true")])).autoscaler.enabled
     assert "must be true or false, got 'on'" in error_for(tmp_path, "autoscaler:\n  enabled: on\n")
+
+
+@pytest.mark.parametrize(
+    ("values", "has_draft", "obstacle"),
+    [
+        ({}, True, ""),
+        ({"prefill": {"kv_blocks": 100}}, True, "KV caches of different sizes"),
+        ({"prefill": {"kv_blocks": 100}, "decode": {"kv_blocks": 100}}, True, ""),
+        ({"decode": {"kv_memory_gib": 2.0}}, True, "KV caches of different sizes"),
+        ({"decode": {"resources": {"cpus": 2.0}}}, True, "Ray grants a process its resources once"),
+        ({"speculation": {"draft_on_prefill": False}}, True, "speculation.draft_on_prefill"),
+        ({"speculation": {"draft_on_prefill": False}}, False, ""),
+        ({"simulation": {"profile": "h100-8b"}}, True, "simulated workers"),
+    ],
+)
+def test_the_obstacle_to_a_role_change_is_named(values: dict[str, object], has_draft: bool, obstacle: str):
+    said = BatonConfig.from_dict(values).role_change_obstacle(has_draft=has_draft)
+    assert obstacle in said
+    assert bool(said) == bool(obstacle)

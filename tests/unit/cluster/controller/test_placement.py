@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.config.config import ResourcesConfig
+from cluster.config.worker_config import ResourcesConfig
 from cluster.controller.placement import Node, actor_options, describe_request, explain_pending, living_nodes
 
 GIB = 2**30

@@ -16,7 +16,7 @@ from cluster.latency.latency_model import LatencyModel
 from cluster.latency.store import FitStore
 from cluster.registry.workers import Worker, WorkerRegistry
 from cluster.simulation.virtual_loop import run_virtually
-from cluster.worker.role_stats import pack_step_samples
+from cluster.worker.role import pack_step_samples
 from tests.unit.cluster.fakes import eventually
 from tests.unit.cluster.latency.synthetic_workers import SyntheticWorker
 from tests.worker_infos import make_info

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from baton.core.request import Request, SamplingParams
-from cluster.config.config import SpeculationConfig
+from cluster.config.worker_config import SpeculationConfig
 from decode_worker.speculation import registry
 from tests.drafting import engine_over, run
 from tests.engine_runs import build_runner

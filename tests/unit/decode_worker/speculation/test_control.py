@@ -13,7 +13,7 @@ from baton.core.errors import ConfigError
 from baton.core.request import Request, SamplingParams
 from baton.core.roles import SpeculationMethod
 from baton.engine.contracts import VerifyResult
-from cluster.config.config import SpeculationConfig
+from cluster.config.worker_config import SpeculationConfig
 from decode_worker.speculation.controller import RegisteredMethod, SpeculationController
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.method import DraftMethod, Outlook

@@ -12,8 +12,8 @@ import pytest
 from baton.core.errors import InvalidRequestError
 from baton.core.roles import DECODE, PREFILL
 from cluster.config.config import BatonConfig
-from cluster.config.role_change_obstacle import AskedBy, role_change_obstacle
 from cluster.controller.controller import Controller
+from cluster.controller.pool_member import AskedBy
 from cluster.controller.worker_pool import WorkerPool
 from tests.fake_hosts import FakeHost, UnchangingHost, small_ray
 from tests.unit.cluster.controller.test_worker_pool import READY_S, Listener, ids_in, until
@@ -26,28 +26,15 @@ def _ray():
         yield
 
 
-@pytest.mark.parametrize(
-    ("config", "obstacle"),
-    [
-        ({}, ""),
-        ({"prefill": {"kv_blocks": 100}}, "KV caches of different sizes"),
-        ({"prefill": {"kv_blocks": 100}, "decode": {"kv_blocks": 100}}, ""),
-        ({"decode": {"kv_memory_gib": 2.0}}, "KV caches of different sizes"),
-        ({"decode": {"resources": {"cpus": 2.0}}}, "Ray grants a process its resources once"),
-        ({"speculation": {"draft_on_prefill": False}}, "speculation.draft_on_prefill"),
-        ({"simulation": {"profile": "h100-8b"}}, "simulated workers"),
-    ],
-)
-def test_what_keeps_workers_from_changing_is_said(config, obstacle):
-    workers = [make_info("decode-1", DECODE, draft_method="eagle3"), make_info("prefill-1", PREFILL)]
-    said = role_change_obstacle(BatonConfig.from_dict(config), workers)
-    assert obstacle in said
-    assert bool(said) == bool(obstacle)
-
-
-def test_without_a_draft_prefill_workers_lack_nothing():
-    config = BatonConfig.from_dict({"speculation": {"draft_on_prefill": False}})
-    assert role_change_obstacle(config, [make_info("decode-1", DECODE)]) == ""
+async def test_a_draft_that_decode_workers_alone_have_keeps_workers_from_changing():
+    controller = Controller(BatonConfig.from_dict({"speculation": {"draft_on_prefill": False}}).to_dict(), FakeHost)
+    try:
+        await controller.worker_ready(make_info("prefill-1", PREFILL))
+        assert (await controller.pool_counts())[1] == ""
+        await controller.worker_ready(make_info("decode-1", DECODE, draft_method="eagle3"))
+        assert "speculation.draft_on_prefill" in (await controller.pool_counts())[1]
+    finally:
+        await controller.stop()
 
 
 class TestPools:
