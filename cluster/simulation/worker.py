@@ -171,11 +171,11 @@ class SimulatedWorker:
             if timer is not None:
                 timer.cancel()
             self.engine.abort(sequence)
-            if handoff is not None:
-                self._num_handoffs -= 1
-                await handoff.close()
             self.blocks.pool.end_lease(lease_id)
             self.engine.wake()
+            if handoff is not None:
+                self._num_handoffs -= 1
+                await handoff.close()  # last: it ends early if the caller is cancelled once more
 
     async def generate(
         self, message: worker_pb2.GenerateRequest, timeout_s: float | None = None

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from baton.core.errors import ContextLengthError, DeadlineError, OutOfBlocksError
@@ -281,6 +281,7 @@ def play(workload, longest_leap=1024, **changes):
 
 
 @settings(max_examples=40, deadline=None)
+@example([(0.0, 1, 1, False, None), (1.0, 257, 15, False, None), (1.0, 161, 2, True, 0.25)], 28)
 @given(workloads, st.integers(28, 200))
 def test_every_request_ends_and_every_block_returns(workload, num_blocks):
     results, leaks, used = play(workload, num_blocks=num_blocks)
