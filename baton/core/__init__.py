@@ -1,1 +1,1 @@
-"""What every part of baton speaks of: requests, errors, drafts, KV layouts, step costs. No torch, no gRPC."""
+"""Types that all packages share: requests, errors, drafts, KV layouts, step costs. No torch, no gRPC."""

@@ -1,4 +1,4 @@
-"""Content hashes of KV blocks, by which prefix caches of all workers find them. No torch here."""
+"""Content hashes of KV blocks; the prefix caches of all workers use them as keys. No torch here."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _TOKEN_BYTES = array("q").itemsize
 
 
 def hash_blocks(token_ids: Sequence[int], block_size: int, num_blocks: int, parent: bytes | None = None) -> list[bytes]:
-    """16-byte content hashes of ``num_blocks`` full blocks, each chained with the one before.
+    """Returns the 16-byte content hashes of ``num_blocks`` full blocks, each chained to the one before.
 
     Args:
-        token_ids: begin with the blocks' tokens.
-        parent: the hash of the block before the first; None where a sequence begins.
+        token_ids: tokens of the sequence, from the first of these blocks on.
+        parent: hash of the block before the first; ``None`` at the start of a sequence.
     """
     tokens = memoryview(array("q", token_ids[: num_blocks * block_size])).cast("B")
     num_bytes = block_size * _TOKEN_BYTES

@@ -1,9 +1,9 @@
-"""How much of a prompt may share a step with sequences that decode: as much as their TPOT targets leave time for.
+"""How many prompt tokens may share a step with decoding sequences, given their TPOT targets.
 
     allowed = max(60 % of target - step without prompts, 10 % of that step)
 
-A pure function of counts and costs, the same for engines, predictions and simulated workers. Chunked prefill next to
-decoding: Agrawal et al., Sarathi-Serve (OSDI 2024), whose budget is a constant that is found by profiling.
+A pure function of counts and costs, shared by engines, predictions and simulated workers. Chunked prefill next to
+decoding: Agrawal et al., Sarathi-Serve (OSDI 2024), whose budget is a constant found by profiling.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from math import inf, sqrt
 from baton.core.step_costs import STEP_PRIOR, Pace, StepCosts
 
 MIN_PROMPT_TOKENS = 16
-"""Of all prompts in a step together, whatever the targets: a prompt must not take for ever."""
+"""Minimum for all prompts of a step together, whatever the targets, so that prompts always make progress."""
 HEADROOM = 0.6
-"""Costs are estimates, and whoever joins a batch waits for the end of one step before its own begins. Several tokens a
-round are no reason for longer steps: they come together, so that the wait for the next ones is all the longer."""
+"""Share of the TPOT target that a step may take. Costs are estimates, and a joining sequence first waits for the end of
+the running step. Speculation does not relax it: accepted tokens arrive together, after a longer wait."""
 SMALLEST_SHARE = 0.1
-"""By which prompts may lengthen any step. A target that is missed without them is none of their doing, and on a fast
-machine this is many more tokens than :data:`MIN_PROMPT_TOKENS`."""
+"""Prompts may lengthen any step by this share of it. Prompts do not cause a target that is missed without them, and on
+a fast machine this is many more tokens than :data:`MIN_PROMPT_TOKENS`."""
 
 
 @dataclass(slots=True)
@@ -28,10 +28,10 @@ class PromptAllowance:
     """What prompts may still take of one step.
 
     Attributes:
-        tokens: of the step's token budget.
-        ms: of its time.
-        sure_tokens: that may be taken whatever time they cost.
-        costs: of the step.
+        tokens: rest of the step's token budget.
+        ms: rest of the step's time.
+        sure_tokens: tokens that may be taken whatever time they cost.
+        costs: cost coefficients of the step.
     """
 
     tokens: int
@@ -40,11 +40,11 @@ class PromptAllowance:
     costs: StepCosts = STEP_PRIOR
 
     def tokens_at(self, start: int) -> int:
-        """How many tokens of a prompt may be computed from position ``start`` on."""
+        """Number of tokens of a prompt that may be computed from position ``start`` on."""
         return min(self.tokens, max(self.sure_tokens, self._tokens_in_time(start)))
 
     def take(self, num_tokens: int, start: int) -> None:
-        """A chunk is in the step."""
+        """Deducts a chunk that is in the step."""
         self.tokens -= num_tokens
         self.sure_tokens = max(0, self.sure_tokens - num_tokens)
         self.ms -= self.costs.chunk_ms(num_tokens, start)
@@ -55,7 +55,7 @@ class PromptAllowance:
         ms = self.ms - self.costs.per_sequence
         if ms <= 0:
             return 0
-        # The root of chunk_ms(n, start) = ms, in the form that allows for no quadratic term.
+        # The root of chunk_ms(n, start) = ms, in the form that works without a quadratic term.
         half = self.costs.per_attention_pair / 2
         linear = self.costs.per_prompt_token + half * (2 * start + 1)
         divisor = linear + sqrt(linear * linear + 4 * half * ms)
@@ -65,13 +65,13 @@ class PromptAllowance:
 def prompt_allowance(
     tokens: int, decoding: int, context_tokens: float, tpot_target_s: float, pace: Pace
 ) -> PromptAllowance:
-    """What prompts may take of a step that also decodes.
+    """Returns what prompts may take of a step that also decodes.
 
     Args:
-        tokens: of the step's budget that are left for prompts.
-        decoding: sequences in the step that have a token already.
-        context_tokens: of all of them together.
-        tpot_target_s: the strictest of theirs; 0: none.
+        tokens: rest of the step's token budget.
+        decoding: number of decoding sequences in the step.
+        context_tokens: their total context length.
+        tpot_target_s: their strictest TPOT target; 0 means none.
     """
     if decoding < 1 or tpot_target_s <= 0:
         return PromptAllowance(tokens)
@@ -92,13 +92,13 @@ def prompt_budget(
     drafted_tokens: float = 0.0,
     start: int = 0,
 ) -> int:
-    """Prompt tokens that may share a step with sequences that decode, at least one.
+    """Prompt tokens that may share a step with decoding sequences, at least one.
 
     Args:
-        chunk_tokens: token budget of the step; each of the decoding sequences takes one of them.
-        context_tokens: of the decoding sequences together.
-        tpot_target_s: the strictest of theirs; 0: none.
-        drafted_tokens: that a step verifies for each of them.
+        chunk_tokens: token budget of the step; each decoding sequence takes one of them.
+        context_tokens: total context length of the decoding sequences.
+        tpot_target_s: their strictest TPOT target; 0 means none.
+        drafted_tokens: tokens that a step verifies for each of them.
         start: prompt tokens that are computed already.
     """
     tokens = max(1, chunk_tokens - decoding)

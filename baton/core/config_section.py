@@ -1,4 +1,4 @@
-"""What sections of the configuration, and options of commands, are made of."""
+"""Building blocks of configuration sections and command options."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _NOTHING = ("null", "none", "nil", "~", "off", "no", "false")
 
 
 class Section(BaseModel):
-    """What all parts of the configuration share: no unknown key, no coercion of types, no change after reading."""
+    """Base of all configuration sections: no unknown keys, no coercion of types, immutable."""
 
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
         strict=True,
         allow_inf_nan=False,
-        hide_input_in_errors=True,  # a traceback must not quote API keys; `config_reading.explain` has its own words
+        hide_input_in_errors=True,  # a traceback must not quote API keys; `config_reading.explain` writes the message
     )
 
 
 @dataclass(frozen=True, slots=True)
 class CommandOption:
-    """Annotates a field that a command line shows otherwise than by the field's name.
+    """Annotates a field whose command-line option differs from the field's name.
 
     Attributes:
-        names: such as ``("-o", "--out")``, or ``("--on/--off",)`` of a flag; empty: the field's name with dashes.
-        metavar: what help shows for the value.
+        names: such as ``("-o", "--out")``, or ``("--on/--off",)`` for a flag; empty means the field's name with dashes.
+        metavar: placeholder for the value in help.
     """
 
     names: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class CommandOption:
 
 
 def option_name(section: type[BaseModel], field: str) -> str:
-    """What the command line calls a field, with dashes: ``max_tokens`` → ``--max-tokens``."""
+    """The command-line name of a field, with dashes: ``max_tokens`` → ``--max-tokens``."""
     for annotation in section.model_fields[field].metadata:
         if isinstance(annotation, CommandOption) and annotation.names:
             return annotation.names[-1].partition("/")[0]
@@ -50,7 +50,7 @@ def option_name(section: type[BaseModel], field: str) -> str:
 
 
 def seconds_of(text: str) -> float | None:
-    """``500ms``, ``2s``, ``10min`` or ``1h`` in seconds; a bare number is in seconds. None: it is no duration."""
+    """``500ms``, ``2s``, ``10min`` or ``1h`` in seconds; a bare number is in seconds; ``None`` for any other text."""
     match = _DURATION.fullmatch(text.strip().lower())
     if match is None or match[2] not in _UNITS_S:
         return None
@@ -58,10 +58,10 @@ def seconds_of(text: str) -> float | None:
 
 
 def parse_duration_s(value: object) -> float:
-    """A duration of the configuration: text as of :func:`seconds_of`, or a number of seconds.
+    """Parses a duration of the configuration: text as in :func:`seconds_of`, or a number of seconds.
 
     Raises:
-        ValueError: it is none of these, or longer than a day.
+        ValueError: it is neither, or longer than a day.
     """
     seconds: float | None = None
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -74,7 +74,7 @@ def parse_duration_s(value: object) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """What :func:`parse_duration_s` reads as exactly the same number of seconds."""
+    """Returns text that :func:`parse_duration_s` reads as exactly ``seconds``."""
     in_ms = f"{seconds * 1e3:.10g}ms"
     return in_ms if seconds < 1 and parse_duration_s(in_ms) == seconds else f"{seconds:.17g}s"
 
@@ -90,7 +90,7 @@ def _at_least(shortest_s: float) -> Callable[[object], float]:
 
 
 def _draft_reference(value: object) -> object:
-    """Words that mean nothing elsewhere would be taken for folders here."""
+    """Refuses words for "nothing", which would be taken for folders."""
     if value is None or value is False or (isinstance(value, str) and value.lower() in _NOTHING and value != "none"):
         shown = "null" if value is None else str(value).lower() if value is False else value
         raise ValueError(
@@ -101,7 +101,7 @@ def _draft_reference(value: object) -> object:
 
 
 def _niceness(value: object) -> object:
-    """One sentence where a union would have one for each of its types."""
+    """Checks the value here, since a union would report one error for each of its types."""
     if value != "auto" and not (type(value) is int and 0 <= value <= _MOST_NICENESS):
         shown = "null" if value is None else str(value)[:40]
         raise ValueError(f"{shown} is neither auto nor a whole number from 0 to {_MOST_NICENESS}")

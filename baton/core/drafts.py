@@ -23,17 +23,18 @@ ROOT = -1
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """
+    """A chain or tree of guessed tokens.
+
     Attributes:
         token_ids: one per node.
-        parents: of each node the index of its parent, or :data:`ROOT`; empty for a chain, nearest token first.
-            Siblings have different tokens.
+        parents: index of each node's parent, or :data:`ROOT`; empty for a chain, nearest token first. Siblings have
+            different tokens.
         confidences: for each node the estimated probability that the target agrees, given that it agreed with the
             node's ancestors and with none of its earlier siblings. The likeliest nodes should come first, since the
-            last ones are left out where not all can be verified.
+            last ones are dropped when not all can be verified.
         probs: ``[len(token_ids), vocab_size]``, the processed distribution that each node was drawn from, together
-            with its siblings and without replacement; None for guesses that were not drawn.
-        method: who guessed, where several could; told on with what came of it.
+            with its siblings and without replacement; ``None`` for guesses that were not drawn.
+        method: name of the speculation method, for statistics; empty where there is only one.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -64,7 +65,7 @@ class Draft:
         return tuple(reversed(found))
 
     def first(self, count: int) -> Draft:
-        """The first ``count`` nodes. What is left is a tree again, since parents come before children."""
+        """The first ``count`` nodes. The result is a tree again, since parents come before children."""
         if count >= len(self):
             return self
         return Draft(
@@ -76,7 +77,7 @@ class Draft:
         )
 
     def guessed_by(self, method: str) -> Draft:
-        """The same draft with the name of its method."""
+        """Returns the same draft with the name of its method."""
         return Draft(self.token_ids, self.parents, self.confidences, self.probs, method)
 
 
@@ -84,7 +85,7 @@ NO_DRAFT = Draft()
 
 
 def depths_of(parents: Sequence[int]) -> list[int]:
-    """Depth of each node; those right below the root have depth 0."""
+    """Depth of each node; children of the root have depth 0."""
     depths: list[int] = []
     for parent in parents:
         depths.append(0 if parent == ROOT else depths[parent] + 1)
@@ -93,7 +94,7 @@ def depths_of(parents: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSequence:
-    """Compute positions ``[num_computed_tokens, … + num_tokens)``, then verify ``draft`` behind them."""
+    """One sequence of a step: compute ``[num_computed_tokens, … + num_tokens)``, then verify ``draft`` behind them."""
 
     request: Request
     num_tokens: int
@@ -106,5 +107,5 @@ class ScheduledSequence:
 
     @property
     def samples(self) -> bool:
-        """True when the step reaches the last known token, so that a new one follows from it."""
+        """True when the step reaches the last known token, so that it yields a new one."""
         return self.request.num_computed_tokens + self.num_tokens == self.request.num_tokens

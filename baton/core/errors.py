@@ -33,7 +33,7 @@ class BatonError(Exception):
 
 
 class InternalError(BatonError):
-    """A fault of ours: the request ends with this error and others go on."""
+    """A fault of baton itself. The request ends with this error; other requests continue."""
 
     code = "internal_error"
 
@@ -63,7 +63,7 @@ class ContextLengthError(InvalidRequestError):
 
 
 class UnsupportedParameterError(InvalidRequestError):
-    """A parameter that baton knows of but does not support with this value."""
+    """baton knows the parameter but does not support this value."""
 
     code = "unsupported_parameter"
 
@@ -86,7 +86,7 @@ class ModelNotFoundError(BatonError):
 
 
 class InvalidApiKeyError(BatonError):
-    """The endpoint asks for an API key, and the request has none that it knows."""
+    """The endpoint requires an API key, and the request has none or an unknown one."""
 
     code = "invalid_api_key"
     grpc_status = "UNAUTHENTICATED"
@@ -95,7 +95,7 @@ class InvalidApiKeyError(BatonError):
 
 
 class PermissionDeniedError(BatonError):
-    """The API key is known, but may not do this."""
+    """The API key is known but not allowed to do this."""
 
     code = "permission_denied"
     grpc_status = "PERMISSION_DENIED"
@@ -121,12 +121,12 @@ class UnsupportedModelError(BatonError):
 
 
 class OverloadedError(BatonError):
-    """The cluster takes no more work at the moment.
+    """The cluster accepts no more work at the moment.
 
     Attributes:
         retry_after_s: seconds after which the client should try again.
-        reason: what there is too little of, for machines; empty when that is not known.
-        predicted_wait_s: until there would have been room; None when that is not known.
+        reason: machine-readable name of the scarce resource; empty when unknown.
+        predicted_wait_s: seconds until there would have been room; ``None`` when unknown.
     """
 
     code = "overloaded"
@@ -150,10 +150,10 @@ class OverloadedError(BatonError):
 
 
 class RateLimitError(OverloadedError):
-    """The API key has used up what it may; the cluster may well have room for others.
+    """The API key has used up its limits; the cluster may have room for others.
 
     Attributes:
-        headers: of the HTTP response: the key's limits, and what is left of them.
+        headers: HTTP response headers with the key's limits and what is left of them.
     """
 
     code = "rate_limit_exceeded"
@@ -175,7 +175,7 @@ class RateLimitError(OverloadedError):
 
 
 class NoWorkerError(BatonError):
-    """No healthy worker of the needed role."""
+    """There is no healthy worker of the needed role."""
 
     code = "no_worker_available"
     grpc_status = "UNAVAILABLE"
@@ -191,7 +191,7 @@ class WorkerLostError(BatonError):
 
 
 class OutOfBlocksError(BatonError):
-    """The KV cache has too few free blocks for what was asked."""
+    """The KV cache has too few free blocks for the request."""
 
     code = "out_of_kv_blocks"
     grpc_status = "RESOURCE_EXHAUSTED"
@@ -206,7 +206,7 @@ class LayoutMismatchError(BatonError):
 
 
 class ChecksumError(BatonError):
-    """KV bytes arrived different from how they were sent."""
+    """KV bytes arrived different from those that were sent."""
 
     code = "kv_checksum_mismatch"
     grpc_status = "DATA_LOSS"
@@ -243,7 +243,7 @@ def error_classes() -> dict[str, type[BatonError]]:
     pending: list[type[BatonError]] = [BatonError]
     while pending:
         cls = pending.pop()
-        # Ray derives a class of its own from whatever a task raised: it has the code, but only by inheritance.
+        # Ray derives a class from the class of whatever a task raised; it only inherits the code.
         if cls is not BatonError and "code" in vars(cls):
             found[cls.code] = cls
         pending.extend(cls.__subclasses__())
@@ -251,9 +251,9 @@ def error_classes() -> dict[str, type[BatonError]]:
 
 
 def rebuild_error(code: str, message: str) -> BatonError:
-    """The error that a peer raised, from its ``code`` and message; an unknown code becomes :class:`InternalError`."""
+    """Rebuilds a peer's error from its ``code`` and message; an unknown code becomes :class:`InternalError`."""
     return error_classes().get(code, InternalError)(message)
 
 
 class NotFusableError(UnsupportedModelError):
-    """The model has a part that the fused decoder does not know; transformers' own modules can compute it."""
+    """The fused decoder does not support a part of the model; transformers' own modules can compute it."""

@@ -13,15 +13,15 @@ SCALE_BYTES = 4
 
 
 class KVEncoding(StrEnum):
-    """How KV is written down, in the cache or on its way."""
+    """How KV is stored in the cache, or sent."""
 
     NATIVE = "native"
-    """In the cache: numbers of the model's dtype; on its way: as the cache holds it."""
+    """In the cache: the model's dtype. On the wire: as the cache holds it."""
     INT8 = "int8"
     """LOSSY; see :mod:`baton.engine.kv_cache.kv_int8`."""
 
     def vector_bytes(self, dim: int, item_size: int) -> int:
-        """Of one head's key or value of one token."""
+        """Bytes of one head's key or value for one token."""
         return dim + SCALE_BYTES if self is KVEncoding.INT8 else dim * item_size
 
 
@@ -34,24 +34,24 @@ class LayerSpec:
     value_dim: int
 
     def bytes_per_token(self, item_size: int, encoding: KVEncoding) -> int:
-        """Of its keys and values."""
+        """Bytes of its keys and values for one token."""
         keys, values = (encoding.vector_bytes(dim, item_size) for dim in (self.key_dim, self.value_dim))
         return self.num_kv_heads * (keys + values)
 
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """What the bytes of a KV block mean.
+    """The meaning of a KV block's bytes.
 
     Attributes:
         model_fingerprint: hash over the weights' names, shapes and sampled values, so that two fine-tunes differ.
-        dtype: of keys and values, e.g. ``"bfloat16"``.
+        dtype: dtype of keys and values, e.g. ``"bfloat16"``.
         block_size: tokens per block.
         layers: one entry per attention layer, in the order in which the model calls them.
-        weights: what the model's weights were made into; with others, the same tokens have other keys and values.
+        weights: format that the model's weights were converted to; it affects keys and values.
         draft_fingerprint: hash over the draft that keeps KV in the same blocks; empty without one.
         draft_layers: the draft's layers, which follow the model's.
-        encoding: of the model's keys and values in the cache; the draft's are native.
+        encoding: encoding of the model's keys and values in the cache; the draft's are native.
     """
 
     model_fingerprint: str
@@ -68,11 +68,11 @@ class KVCacheSpec:
         return self.layers + self.draft_layers
 
     def with_draft(self, fingerprint: str, layers: tuple[LayerSpec, ...]) -> KVCacheSpec:
-        """The same cache with a draft's KV beside the model's."""
+        """Returns the same cache with a draft's KV beside the model's."""
         return replace(self, draft_fingerprint=fingerprint, draft_layers=layers)
 
     def shares_draft_with(self, other: KVCacheSpec) -> bool:
-        """Whether both sides keep KV of the same draft, so that it can travel too."""
+        """Whether both sides keep KV of the same draft, so that it can be sent too."""
         return bool(self.draft_fingerprint) and self.draft_fingerprint == other.draft_fingerprint
 
     @property
@@ -81,11 +81,11 @@ class KVCacheSpec:
 
     @property
     def bytes_per_token(self) -> int:
-        """Over all layers, keys and values, the draft's included."""
+        """Bytes per token of all layers, keys and values, the draft's included."""
         return self.layer_bytes_per_token(0, len(self.all_layers))
 
     def layer_bytes_per_token(self, layer_start: int, layer_end: int, encoding: KVEncoding = KVEncoding.NATIVE) -> int:
-        """Bytes that layers ``[layer_start, layer_end)`` keep for one token, or that it takes in another encoding."""
+        """Bytes per token of layers ``[layer_start, layer_end)``, as the cache holds them or in another encoding."""
         layers = self.all_layers[layer_start:layer_end]
         return sum(
             layer.bytes_per_token(self.item_size, self.kept_as(index) if encoding is KVEncoding.NATIVE else encoding)
@@ -97,7 +97,7 @@ class KVCacheSpec:
         return self.encoding if layer < len(self.layers) else KVEncoding.NATIVE
 
     def fingerprint(self) -> str:
-        """Hex digest of all that must be equal where KV is exchanged, that is of everything but the draft."""
+        """Hex digest of everything that must be equal to exchange KV: all fields but the draft's."""
         text = json.dumps(asdict(self.with_draft("", ())), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -114,9 +114,9 @@ class KVCacheSpec:
         return cls(layers=layers, draft_layers=draft_layers, encoding=encoding, **data)
 
     def differences(self, other: KVCacheSpec) -> list[str]:
-        """What of the model's KV differs from ``other``, in words: ``"dtype: bfloat16 here, float32 there"``.
+        """Differences of the model's KV from ``other``, in words: ``"dtype: bfloat16 here, float32 there"``.
 
-        Drafts may differ: their KV then stays where it is.
+        Drafts may differ; their KV is not sent then.
         """
         found = [
             f"{name}: {getattr(self, name)} here, {getattr(other, name)} there"

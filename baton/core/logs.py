@@ -1,6 +1,6 @@
-"""Structured logs: one line per event, with who says it and about which request; JSON on request.
+"""Structured logs: one line per event with its process and request, as text or JSON.
 
-No line holds text of a prompt or an answer. Where such text is at hand, an unforeseen exception is logged with its
+No line holds text of a prompt or an answer. Where such text is in scope, an unforeseen exception is logged with its
 place in the code but without its message, which may quote it; see :func:`describe_fault`.
 """
 
@@ -20,7 +20,7 @@ from baton.core.config_section import Section
 
 PACKAGES = ("baton", "cluster", "prefill_worker", "decode_worker")
 _OTHERS_WITH_HANDLERS = ("ray",)
-"""They do not leave their lines to the root logger."""
+"""Libraries whose loggers do not propagate to the root logger."""
 _OWN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -31,14 +31,14 @@ class RequestLog(logging.LoggerAdapter[logging.Logger]):
         super().__init__(logger, {"request_id": request_id})
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        """Adds the request's fields to those of the call. A name that logging keeps for itself gets an underscore."""
+        """Adds the request's fields to the call's. A field whose name logging reserves gets an underscore."""
         fields = {**(kwargs.get("extra") or {}), **(self.extra or {})}
         kwargs["extra"] = {f"{name}_" if name in _OWN_ATTRIBUTES else name: value for name, value in fields.items()}
         return msg, kwargs
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line; the fields of ``extra`` stand beside the standard ones."""
+    """Formats a record as one JSON object per line; the fields of ``extra`` stand beside the standard ones."""
 
     def __init__(self, process_name: str) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """For people: the message, and behind it the fields as ``[name=value …]``."""
+    """Formats a record for people: the message, then the fields as ``[name=value …]``."""
 
     def __init__(self, process_name: str) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class TextFormatter(logging.Formatter):
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    """What ``extra`` added. Libraries that add something to every record, as Ray does, mark it with an underscore."""
+    """Fields from ``extra``. Libraries such as Ray mark what they add to every record with an underscore."""
     return {
         name: value
         for name, value in vars(record).items()
@@ -85,16 +85,17 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 def describe_fault(error: BaseException) -> str:
-    """The class of an unforeseen exception and where in the code it came from, without its message."""
+    """The class of an unforeseen exception and its place in the code, without its message."""
     frames = traceback.extract_tb(error.__traceback__)
     places = " < ".join(f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in reversed(frames))
     return f"{type(error).__name__} in {places or 'code that is unknown'}"
 
 
 def configure_logging(config: LogConfig, process_name: str) -> None:
-    """Sends baton's own loggers to standard error. As JSON, the lines of other libraries and Python's warnings as well:
-    a text line between them would be one that a machine cannot read. What other libraries say, and from which level
-    on, stays as it is.
+    """Sends baton's own loggers to standard error.
+
+    With JSON, lines of other libraries and Python's warnings go there too, so that no text line stands between the JSON
+    lines. The content and levels of other libraries' logs do not change.
 
     Args:
         process_name: worker id, or ``router`` or ``controller``.
@@ -113,7 +114,7 @@ def configure_logging(config: LogConfig, process_name: str) -> None:
 
 
 class LogConfig(Section):
-    """What the processes write to their logs."""
+    """Logging of all processes."""
 
     level: Literal["debug", "info", "warning", "error", "critical"] = "warning"
     json_lines: bool = Field(default=False, alias="json")

@@ -1,4 +1,4 @@
-"""Where a worker's memory goes, and how much of it is left for KV. No torch here: plain arithmetic.
+"""How a worker divides its memory, and how much is left for KV. No torch here: plain arithmetic.
 
 total × utilization × share  =  context + weights + activations + graphs + KV
 """
@@ -15,15 +15,15 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemoryUse:
-    """What was measured on a GPU before its KV cache exists, in bytes.
+    """Memory measured on a GPU before its KV cache exists, in bytes.
 
     Attributes:
-        total: of the GPU.
-        free: of the GPU now, in view of all processes.
-        context: of this process outside of tensors: CUDA's context, loaded kernels.
+        total: memory of the GPU.
+        free: memory of the GPU that no process uses now.
+        context: memory of this process outside of tensors: CUDA's context, loaded kernels.
         weights: tensors that stay, those of a draft included.
-        activations: the most that a step takes besides.
-        graphs: what CUDA graphs will take.
+        activations: peak of what a step allocates.
+        graphs: memory that CUDA graphs will take.
     """
 
     total: int
@@ -36,15 +36,15 @@ class DeviceMemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """How a worker divides its memory, in bytes. Zero is what is not known, as most of it on a CPU.
+    """How a worker divides its memory, in bytes. Zero means unknown; on a CPU most values are.
 
     Attributes:
-        total: of the GPU.
-        utilization: the share of it that workers may use together.
-        share: of that, this worker's: ``resources.gpus``.
+        total: memory of the GPU.
+        utilization: share of ``total`` that all workers on the GPU may use together.
+        share: this worker's part of that: ``resources.gpus``.
         context, weights, activations, graphs: see :class:`DeviceMemoryUse`.
-        kv: of the KV cache.
-        kv_blocks: blocks in it.
+        kv: size of the KV cache.
+        kv_blocks: number of its blocks.
     """
 
     weights: int
@@ -59,7 +59,7 @@ class MemoryBudget:
 
     @property
     def usable(self) -> int:
-        """What this worker may use of the GPU."""
+        """Memory of the GPU that this worker may use."""
         return int(self.total * self.utilization * self.share)
 
     def describe(self) -> str:
@@ -80,11 +80,11 @@ def divide_memory(
     """Sizes the KV cache of a worker on a GPU.
 
     Args:
-        utilization: in (0, 1], of the GPU for all workers on it.
-        share: in (0, 1], of that for this one.
-        block_bytes: of a KV block over all layers.
-        wanted_blocks: size of the cache where it is configured; it may use this worker's share of the whole GPU then.
-            ``None`` takes what ``utilization`` leaves.
+        utilization: share of the GPU that all workers on it may use, in (0, 1].
+        share: this worker's part of that, in (0, 1].
+        block_bytes: size of a KV block over all layers.
+        wanted_blocks: configured number of blocks, which may use this worker's share of the whole GPU. ``None`` takes
+            what ``utilization`` leaves.
 
     Raises:
         ConfigError: the cache does not fit into the worker's share, or into what other processes leave free.

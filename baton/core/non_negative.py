@@ -1,4 +1,4 @@
-"""Least squares of a few coefficients, none of them below zero. numpy only.
+"""Non-negative least squares for a few coefficients. numpy only.
 
 The active set method of Lawson and Hanson (Solving Least Squares Problems, 1974, chapter 23), on normal equations.
 """
@@ -13,12 +13,12 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 _MOST_ROUNDS = 3
-"""For each coefficient; in exact arithmetic the method ends by itself, and nearly always within one."""
+"""Per coefficient. In exact arithmetic the method terminates by itself, nearly always within one round each."""
 _ROUNDING = 1e-12
 
 
 def solve_non_negative(matrix: Floats, vector: Floats) -> Floats:
-    """The ``x >= 0`` with the least ``x·Mx/2 - v·x``, ``[n]``.
+    """Minimises ``x·Mx/2 - v·x`` over ``x >= 0``; returns ``[n]``.
 
     Args:
         matrix: ``[n, n]``, symmetric and positive definite.
@@ -41,7 +41,7 @@ def solve_non_negative(matrix: Floats, vector: Floats) -> Floats:
 
 
 def _within(matrix: Floats, vector: Floats, values: Floats, is_free: npt.NDArray[np.bool_]) -> Floats:
-    """The best values of those that are free; whoever would fall below zero on the way there is free no longer."""
+    """Solves for the free coefficients; one that would fall below zero is no longer free."""
     while True:
         wanted = np.zeros(len(values))
         wanted[is_free] = np.linalg.solve(matrix[np.ix_(is_free, is_free)], vector[is_free])

@@ -1,4 +1,4 @@
-"""Options that hold several values in one text: lists, ``kind:key=value,...``, durations, names that must be known."""
+"""Options that hold several values in one text: lists, ``kind:key=value,...``, durations, known names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from baton.core.errors import ConfigError
 
 
 def names(text: str) -> tuple[str, ...]:
-    """``"a, b"`` → ``("a", "b")``, each once; no text gives no names."""
+    """``"a, b"`` → ``("a", "b")``, without duplicates; empty text gives no names."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
@@ -49,10 +49,10 @@ def numbers(option: str, text: str) -> tuple[float, ...]:
 
 
 def known_name(option: str, name: str, known: Iterable[str]) -> str:
-    """``name`` if it is among ``known``.
+    """Returns ``name`` if it is among ``known``.
 
     Raises:
-        ConfigError: it is not; the message names ``option``, everything known and what is nearest.
+        ConfigError: it is not; the message names ``option``, all known names and the nearest one.
     """
     expected = list(known)
     if name in expected:
@@ -81,7 +81,7 @@ def key_values(option: str, text: str, known: Iterable[str]) -> dict[str, str]:
 
 
 def positive_number(option: str, text: str) -> float:
-    """A finite number over 0. Raises :class:`ConfigError` for anything else."""
+    """Parses a finite number over 0. Raises :class:`ConfigError` for anything else."""
     try:
         value = float(text)
     except ValueError:
@@ -92,7 +92,7 @@ def positive_number(option: str, text: str) -> float:
 
 
 def check_over_zero(option: str, value: float, at_most: float | None = None) -> None:
-    """Raises :class:`ConfigError` unless ``value`` is a finite number over 0, and not over ``at_most``."""
+    """Raises :class:`ConfigError` unless ``value`` is a finite number over 0 and at most ``at_most``."""
     if not (math.isfinite(value) and value > 0) or (at_most is not None and value > at_most):
         end = "" if at_most is None else f" and at most {at_most:g}"
         raise ConfigError(f"{option} must be a number over 0{end}; got {value:g}.")
@@ -105,7 +105,7 @@ def check_not_negative(option: str, value: float) -> None:
 
 
 def positive_integer(option: str, text: str) -> int:
-    """A whole number over 0. Raises :class:`ConfigError` for anything else."""
+    """Parses a whole number over 0. Raises :class:`ConfigError` for anything else."""
     value = positive_number(option, text)
     if not value.is_integer():
         raise ConfigError(f"{option}: {text!r} is not a whole number over 0.")

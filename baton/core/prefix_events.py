@@ -1,8 +1,8 @@
-"""What joins and leaves a prefix cache, for readers in other threads. No torch.
+"""Additions to and evictions from a prefix cache, for readers in other threads. No torch.
 
-Every reader gets a snapshot, and then what changed since it last looked: a block that came and went between two looks
-was never there. So a reader that looks seldom has no more waiting for it than the cache can differ from itself, and
-when a snapshot would say it in less, it gets a snapshot.
+Every reader first gets a snapshot, then the changes since its last read: a block that came and went between two reads
+is not reported. A slow reader's backlog is therefore bounded by the size of the cache, and a backlog longer than a
+snapshot is replaced by one.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from dataclasses import dataclass
 
 DELIVERY_PAUSE_S = 0.05
 _SNAPSHOT_ABOVE = 1024
-"""Fewer changes than these are no reason for a snapshot, however small the cache is."""
+"""A shorter backlog is never replaced by a snapshot, however small the cache is."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheChanges:
-    """Hashes of blocks (``baton.core.block_hashes.hash_blocks``), each once.
+    """Block hashes (``baton.core.block_hashes.hash_blocks``), each once.
 
     Attributes:
-        is_snapshot: whatever was said before is void; ``stored`` is all there is.
+        is_snapshot: ``stored`` is the complete content and replaces everything sent before.
     """
 
     stored: tuple[bytes, ...] = ()
@@ -32,7 +32,7 @@ class CacheChanges:
 
 
 class PrefixEvents:
-    """Told by the cache, read by any number of readers; any thread may do either."""
+    """Publishes a cache's changes to any number of readers. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,7 +40,7 @@ class PrefixEvents:
         self._readers: list[PrefixReader] = []
 
     def stored(self, block_hash: bytes) -> None:
-        """A block that was not there is."""
+        """Reports that a block joined the cache."""
         with self._lock:
             self._content[block_hash] = None
             asleep = [reader for reader in self._readers if reader._note(block_hash, is_stored=True)]
@@ -48,7 +48,7 @@ class PrefixEvents:
             reader._wake()
 
     def evicted(self, block_hash: bytes) -> None:
-        """A block that was there is not."""
+        """Reports that a block left the cache."""
         with self._lock:
             del self._content[block_hash]
             asleep = [reader for reader in self._readers if reader._note(block_hash, is_stored=False)]
@@ -57,11 +57,10 @@ class PrefixEvents:
 
     @contextmanager
     def reader(self, wake: Callable[[], None]) -> Iterator[PrefixReader]:
-        """A new reader for as long as the block runs.
+        """Registers a new reader for the duration of the ``with`` block.
 
         Args:
-            wake: called in the writer's thread when something has changed since the reader looked last, once a look.
-                It must neither wait nor raise.
+            wake: called in the writer's thread at the first change after each read. It must neither wait nor raise.
         """
         reader = PrefixReader(self._lock, self._content, wake)
         with self._lock:
@@ -74,23 +73,23 @@ class PrefixEvents:
 
 
 class PrefixReader:
-    """What one reader has not seen yet."""
+    """The backlog of one reader."""
 
     def __init__(self, lock: threading.Lock, content: dict[bytes, None], wake: Callable[[], None]) -> None:
         self._lock = lock
         self._content = content
         self._wake = wake
-        self._changes: dict[bytes, bool] = {}  # hash → joined (True) or left; disjoint, so their order says nothing
+        self._changes: dict[bytes, bool] = {}  # hash → joined (True) or left; order does not matter
         self._needs_snapshot = True
         self._is_awake = True
 
     @property
     def num_waiting(self) -> int:
-        """Changes that are kept for it."""
+        """Number of changes in the backlog."""
         return len(self._changes)
 
     def take(self) -> CacheChanges | None:
-        """Everything since the last look; None when that is nothing."""
+        """Returns and clears the backlog; ``None`` when it is empty."""
         with self._lock:
             self._is_awake = False
             changes, self._changes = self._changes, {}
@@ -105,7 +104,7 @@ class PrefixReader:
         )
 
     def _note(self, block_hash: bytes, *, is_stored: bool) -> bool:
-        """With the lock held. Whether the reader must be woken."""
+        """Records a change; returns whether the reader must be woken. The caller holds the lock."""
         if not self._needs_snapshot:
             changes = self._changes
             if changes.get(block_hash) is (not is_stored):
@@ -120,7 +119,7 @@ class PrefixReader:
 
 
 async def watch(events: PrefixEvents, pause_s: float = DELIVERY_PAUSE_S) -> AsyncGenerator[CacheChanges]:
-    """A snapshot, and then changes, collected for ``pause_s`` from the first one on. Sleeps while nothing changes."""
+    """Yields a snapshot, then changes, collected for ``pause_s`` from the first one. Sleeps while nothing changes."""
     loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
     def wake() -> None:

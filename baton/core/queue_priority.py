@@ -1,6 +1,6 @@
-"""Which of several waiting requests goes first: the higher priority, inside a priority the earlier deadline. No torch.
+"""The order of waiting requests: by priority, then by deadline. No torch.
 
-Used wherever requests wait: in the router, on prefill and on decode workers, and in simulations of them.
+All queues use it: the router's, those of prefill and decode workers, and those of simulated ones.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ class QueuePriority(NamedTuple):
 
     Attributes:
         priority: requests with a higher one go first.
-        deadline_s: when the first token is due, monotonic seconds; infinity if it has no deadline.
-        patience_s: a request that is late by this much counts as one priority higher, by twice as much as two higher,
-            and so on, so that no request waits for ever behind more urgent ones.
+        deadline_s: when the first token is due, in monotonic seconds; infinity without a deadline.
+        patience_s: each ``patience_s`` that a request is late raises its priority by one, so that no request starves
+            behind more urgent ones.
     """
 
     priority: int = 0
@@ -26,7 +26,7 @@ class QueuePriority(NamedTuple):
     patience_s: float = inf
 
     def key(self, now_s: float) -> tuple[float, float]:
-        """Smaller goes first."""
+        """Returns the sort key; the smaller key goes first."""
         late_s = now_s - self.deadline_s
         steps = late_s / self.patience_s if late_s > 0 and self.patience_s > 0 else 0.0
         return (-(self.priority + min(_MAX_STEPS, steps) // 1), self.deadline_s)

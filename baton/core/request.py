@@ -16,14 +16,14 @@ SEED_LIMIT = 2**63
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. ``STOP`` and ``LENGTH`` reach OpenAI clients as they are."""
+    """Why a request ended. ``STOP`` and ``LENGTH`` reach OpenAI clients unchanged."""
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
     HANDED_OFF = "handed_off"
-    """Only on a prefill worker: the first token is out and decoding goes on elsewhere."""
+    """On a prefill worker only: the first token is out and decoding continues on another worker."""
 
 
 class RequestStatus(StrEnum):
@@ -50,7 +50,7 @@ def _require(condition: bool, param: str, expected: str, value: object) -> None:
 class SamplingParams:
     """How to choose tokens, and when to stop.
 
-    Stop *strings* are not here: they are matched on text, where the detokenizer runs.
+    Stop *strings* are not here: they are matched against text, next to the detokenizer.
 
     Raises:
         InvalidRequestError: a value is out of its range; ``param`` names it.
@@ -71,7 +71,7 @@ class SamplingParams:
     ignore_eos: bool = False
     min_tokens: int = 0
     logprobs: int | None = None
-    """None: none. k ≥ 0: the chosen token's log probability and the k most likely ones."""
+    """``None`` returns none; k ≥ 0 returns the log probability of the chosen token and of the k most likely ones."""
     seed: int = 0
     """Noise is a function of (seed, position): see ``baton/engine/sampling/sampler.py``."""
 
@@ -129,8 +129,8 @@ class TokenLogprobs:
     """Log probabilities of one generated token, under the model's own distribution (before any processing).
 
     Attributes:
-        logprob: of the chosen token.
-        top: ``(token id, log probability)``, most likely first, as many as were asked for.
+        logprob: that of the chosen token.
+        top: ``(token id, log probability)`` pairs, most likely first, as many as the request asked for.
     """
 
     logprob: float
@@ -139,7 +139,7 @@ class TokenLogprobs:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sequence. Mutable, and changed only by the scheduler that owns it.
+    """One sequence. Only the scheduler that owns it changes it.
 
     ``num_computed_tokens`` catches up with ``num_tokens``: prefill, chunked prefill, decode and verification are all
     that one movement.
@@ -152,16 +152,16 @@ class Request:
     output_token_ids: list[int] = field(default_factory=list)
     """Tokens generated so far; a resumed request starts with what the client has already seen."""
     speculation_method: str | None = None
-    """How to draft for this request; None leaves it to the worker."""
+    """How to draft for this request; ``None`` uses the worker's method."""
     hands_off: bool = False
     """True on a prefill worker: the request leaves after its first token, with ``HANDED_OFF``."""
     queue_priority: QueuePriority = NO_PRIORITY
     tpot_target_s: float = 0.0
-    """Mean time per output token that it was promised, in seconds; 0: none."""
+    """Target for the mean time per output token, in seconds; 0 means none."""
     arrival_s: float = 0.0
-    """Monotonic clock, seconds."""
+    """Arrival, in seconds of the monotonic clock."""
     first_scheduled_s: float | None = None
-    """When it left the queue for the first time; monotonic clock."""
+    """When it left the queue for the first time, in seconds of the monotonic clock."""
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     num_computed_tokens: int = 0
@@ -169,9 +169,9 @@ class Request:
     """Prompt tokens whose KV came from the prefix cache when the request was first scheduled."""
     block_ids: list[int] = field(default_factory=list)
     steps: list[StepShare] = field(default_factory=list)
-    """Engine steps since its last token; the next output takes them along."""
+    """Engine steps since its last token; the next output carries them."""
     block_hashes: list[bytes] = field(default_factory=list)
-    """Chained content hashes of the full blocks; grown by the block manager."""
+    """Chained content hashes of its full blocks; the block manager appends to them."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -201,15 +201,15 @@ class Request:
         return self.prompt_token_ids[start:] + self.output_token_ids[: end - prompt_length]
 
     def move_to(self, status: RequestStatus) -> None:
-        """Raises RuntimeError on a transition that the table does not allow."""
+        """Changes the status. Raises :class:`RuntimeError` for a transition that the table does not allow."""
         if status not in _TRANSITIONS[self.status]:
             raise RuntimeError(f"request {self.request_id}: illegal status change {self.status} → {status}")
         self.status = status
 
     def append_output(self, token_id: int) -> FinishReason | None:
-        """Adds a generated token and says whether it ends the request.
+        """Adds a generated token and returns the finish reason if it ends the request.
 
-        The ending token is part of the output; whether its text is shown is the detokenizer's business.
+        The ending token is part of the output; the detokenizer decides whether its text is shown.
         """
         self.output_token_ids.append(token_id)
         num_output = len(self.output_token_ids)
@@ -225,17 +225,17 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TokenOutput:
-    """What one engine step produced for one request.
+    """Output of one engine step for one request.
 
     Attributes:
         token_ids: new tokens in order; several when drafts were accepted, none with an error or an abort.
-        logprobs: one entry per token, or None when the request did not ask.
+        logprobs: one entry per token, or ``None`` when the request did not ask.
         finish_reason: set on the last output of the request.
-        num_cached_tokens: prompt tokens that the prefix cache held.
-        num_drafted: tokens that were guessed and verified in this step; ``num_accepted`` of them were right.
+        num_cached_tokens: prompt tokens that came from the prefix cache.
+        num_drafted: guessed tokens that this step verified; ``num_accepted`` of them were right.
         drafted_by: the speculation method that guessed them; empty without any.
         error: message when ``finish_reason`` is ``ERROR``.
-        steps: the engine's steps since the output before, and what the request had of each.
+        steps: the engine's steps since the previous output, and the request's tokens in each.
     """
 
     request_id: str

@@ -1,7 +1,7 @@
-"""Service-level objectives: classes of requests, which one a request belongs to, and whether it got what was promised.
+"""Service-level objectives: SLO classes, how a request gets one, and whether the request met its targets.
 
-A class promises two times. Time to first token (TTFT) counts from the receipt of the request, queueing included; time
-per output token (TPOT) is the mean of a sequence after its first token. A sequence meets its class with both.
+An SLO class has two targets. Time to first token (TTFT) counts from the receipt of the request, queueing included;
+time per output token (TPOT) is the mean of a sequence after its first token. A sequence meets its class with both.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ DEFAULT_TIER = "default"
 
 @dataclass(frozen=True, slots=True)
 class SloClass:
-    """What requests of one kind are promised.
+    """TTFT and TPOT targets for one kind of request.
 
     Attributes:
         ttft_s: longest time to the first token, in seconds.
         tpot_s: longest mean time per output token after the first, in seconds.
-        percentile: how many of a hundred requests shall keep both.
+        percentile: percentage of requests that should meet both.
         priority: classes with a higher one are more urgent.
-        queue_deadline_s: how long a request may wait to be admitted before it is better refused; 0: not at all.
+        queue_deadline_s: longest wait for admission, in seconds; a request that would wait longer is refused. 0 admits
+            at once or refuses.
     """
 
     name: str
@@ -46,7 +47,7 @@ class SloClass:
         return self.percentile / 100
 
 
-# Somebody watches the text appear, faster than they read. / Somebody waits for the answer. / Nobody waits.
+# For text that a user reads as it appears, for answers that a user waits for, and for offline work.
 INTERACTIVE = SloClass("interactive", 1.0, 0.05, percentile=95.0, priority=2, queue_deadline_s=0.0)
 STANDARD = SloClass("standard", 3.0, 0.1, percentile=95.0, priority=1, queue_deadline_s=300.0)
 BATCH = SloClass("batch", 60.0, 0.5, percentile=90.0, priority=0, queue_deadline_s=600.0)
@@ -55,10 +56,10 @@ BUILTIN_TIERS: Mapping[str, str] = {"flex": BATCH.name, "priority": INTERACTIVE.
 
 
 class SloClasses:
-    """The classes of one cluster, and how a request chooses among them.
+    """The SLO classes of one cluster, and how a request selects one.
 
     Args:
-        default: name of the class of requests that choose none.
+        default: name of the class for requests that select none.
         tiers: value of ``service_tier`` → name of a class.
     """
 
@@ -77,15 +78,15 @@ class SloClasses:
         return tuple(self._by_name.values())
 
     def choose(self, header: str | None, service_tier: str | None, key_class: str | None = None) -> SloClass:
-        """The class of a request: that of the header, else of the tier, else of its API key, else the default one.
+        """Returns the class named by the header, else by the tier, else by the API key, else the default.
 
         Args:
             header: value of ``X-Baton-SLO-Class``, the name of a class.
-            service_tier: OpenAI's parameter: ``auto`` chooses nothing, ``default`` the default class; else a configured
-                tier or the name of a class.
+            service_tier: OpenAI's parameter: ``auto`` selects nothing, ``default`` the default class; any other value
+                is a configured tier or the name of a class.
 
         Raises:
-            InvalidRequestError: the header or the tier names no class; the message lists those that there are.
+            InvalidRequestError: the header or the tier is unknown; the message lists the known ones.
         """
         by_tier = self._of_tier(service_tier)
         if header is not None:
@@ -95,7 +96,7 @@ class SloClasses:
         return self._by_name[key_class] if key_class is not None else self._default
 
     def tier_used(self, slo: SloClass, asked: str) -> str:
-        """What ``service_tier`` of a response says: the tier that served the request, by the name that it asked for."""
+        """Value of ``service_tier`` in a response: the tier that served the request, by the name in the request."""
         if self._of_tier(asked) == slo:
             return asked
         if slo == self._default:
@@ -126,26 +127,27 @@ def _unknown(problem: str, given: str, known: Iterable[str], param: str) -> Inva
 
 
 class SloResult(StrEnum):
-    """What became of a sequence, as its class sees it."""
+    """Outcome of a sequence with respect to its class."""
 
     MET = "met"
     MISSED_TTFT = "missed_ttft"
     MISSED_TPOT = "missed_tpot"
     MISSED_BOTH = "missed_both"
     REJECTED = "rejected"
-    """Turned away because there was too much work; a miss."""
+    """Refused because of overload; a miss."""
     FAILED = "failed"
     """Ended by a fault that is not the client's; a miss."""
     EXCLUDED = "excluded"
-    """Given up by the client, or wrong in itself; says nothing about the service."""
+    """Cancelled by the client, or invalid; not counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class SloVerdict:
-    """
+    """Result of a sequence, with its margins.
+
     Attributes:
-        ttft_margin_s, tpot_margin_s: what was left of the target; negative: what it was missed by. None where nothing
-            was measured: for sequences that did not finish, and for the time per output token of a single token.
+        ttft_margin_s, tpot_margin_s: target minus measured time, negative for a miss. ``None`` without a measurement:
+            for sequences that did not finish, and for the TPOT of a single token.
     """
 
     result: SloResult
@@ -154,18 +156,18 @@ class SloVerdict:
 
     @property
     def is_met(self) -> bool | None:
-        """None: the sequence does not count."""
+        """``None`` means that the sequence is not counted."""
         return None if self.result is SloResult.EXCLUDED else self.result is SloResult.MET
 
     def attributes(self) -> dict[str, str | int | float | bool]:
-        """For the timeline; milliseconds."""
+        """Attributes for the timeline; times are milliseconds."""
         margins = {"slo_ttft_margin_ms": self.ttft_margin_s, "slo_tpot_margin_ms": self.tpot_margin_s}
         shown = {name: round(margin_s * 1e3, 3) for name, margin_s in margins.items() if margin_s is not None}
         return {"slo_result": str(self.result), **shown}
 
 
 def target_attributes(slo: SloClass) -> dict[str, str | int | float | bool]:
-    """What a timeline says of its class; milliseconds."""
+    """Timeline attributes for the class and its targets; times are milliseconds."""
     return {
         "slo_class": slo.name,
         "slo_ttft_target_ms": round(slo.ttft_s * 1e3, 3),
@@ -174,7 +176,7 @@ def target_attributes(slo: SloClass) -> dict[str, str | int | float | bool]:
 
 
 def judge(slo: SloClass, timeline: Timeline, outcome: str, num_output_tokens: int) -> SloVerdict:
-    """Whether a sequence that is over kept the targets of its class.
+    """Decides whether an ended sequence met the targets of its class.
 
     Args:
         outcome: how it ended, see :mod:`baton.core.outcomes`.

@@ -1,4 +1,4 @@
-"""What a step costs, as a linear function of what is in it. No torch here."""
+"""The cost of a step as a linear function of its contents. No torch here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class StepCosts(NamedTuple):
-    """Milliseconds of a step: each of these times what :class:`baton.core.step_samples.StepSample` counts."""
+    """Coefficients in milliseconds, each multiplied by a count of :class:`baton.core.step_samples.StepSample`."""
 
     fixed: float
     per_prompt_token: float
@@ -16,11 +16,11 @@ class StepCosts(NamedTuple):
     per_drafted_token: float = 0.0
 
     def decode_ms(self, decoding: float, context_tokens: float, drafted_tokens: float = 0.0) -> float:
-        """A step without prompts.
+        """Cost of a step without prompts.
 
         Args:
-            decoding: sequences in it.
-            context_tokens, drafted_tokens: of all of them together.
+            decoding: number of sequences in the step.
+            context_tokens, drafted_tokens: totals over these sequences.
         """
         return (
             self.fixed
@@ -30,21 +30,21 @@ class StepCosts(NamedTuple):
         )
 
     def chunk_ms(self, num_tokens: int, start: int) -> float:
-        """What a prompt's chunk of positions ``[start, start + num_tokens)`` adds to a step."""
+        """Cost that a prompt chunk of positions ``[start, start + num_tokens)`` adds to a step."""
         pairs = num_tokens * start + num_tokens * (num_tokens + 1) / 2
         return self.per_sequence + self.per_prompt_token * num_tokens + self.per_attention_pair * pairs
 
 
 STEP_PRIOR = StepCosts(10.0, 0.5, 1e-4, 0.3, 5e-4, 0.5)
-"""Of a small model on a CPU, where nothing was measured yet."""
+"""Costs of a small model on a CPU, used before anything is measured."""
 
 
 class Pace(NamedTuple):
-    """How fast an engine goes.
+    """An engine's speed.
 
     Attributes:
-        tokens_per_round: that a sequence gets from a step; 1 without speculation.
-        drafted_tokens: that a step verifies for each sequence.
+        tokens_per_round: tokens that a step yields per sequence; 1 without speculation.
+        drafted_tokens: tokens that a step verifies per sequence.
     """
 
     costs: StepCosts = STEP_PRIOR

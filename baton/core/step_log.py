@@ -1,4 +1,4 @@
-"""The engine steps of one sequence, as the router keeps them: columns of numbers, bounded. No torch here."""
+"""The router's bounded record of one sequence's engine steps, stored as columns of numbers. No torch here."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ MAX_SLOWEST = 8
 
 
 class StepRow(NamedTuple):
-    """One step, or several merged ones, on the router's monotonic clock. All are floats, as they are stored.
+    """One step, or several merged steps, on the router's monotonic clock. All fields are floats, as they are stored.
 
     Attributes:
         step_index: the engine's number of the (last) step.
-        busy_s: time spent in the step; ``draft_s`` of it went into guessing tokens.
+        busy_s: time spent in the step.
+        draft_s: part of ``busy_s`` spent on guessing tokens.
         num_computed: known tokens of this sequence that were computed; more than one in prefill and recomputation.
-        num_emitted: new tokens; the first of them is the sequence's output token number ``first_token``, from 0.
-        num_sequences, num_batch_tokens, num_prompt_tokens: of the whole step, see :class:`baton.core.steps.EngineStep`.
-        received_s: when the router had the tokens; ``gap_s`` after those before.
+        num_emitted: new tokens.
+        num_sequences, num_batch_tokens, num_prompt_tokens: counts of the whole step, see
+            :class:`baton.core.steps.EngineStep`.
+        received_s: when the router received the tokens.
+        first_token: index of the first new token among the sequence's output tokens, from 0.
+        gap_s: time between the tokens before and these.
     """
 
     step_index: float
@@ -42,7 +46,7 @@ class StepRow(NamedTuple):
 
     @property
     def recomputes(self) -> bool:
-        """Computes what was known already, besides or instead of a new token."""
+        """True when the step computed tokens that were already known, besides or instead of a new one."""
         return self.num_computed > self.num_steps or self.num_emitted == 0
 
     def merged_with(self, later: StepRow) -> StepRow:
@@ -66,7 +70,7 @@ class StepRow(NamedTuple):
         )
 
     def to_dict(self, origin_s: float) -> dict[str, int | float]:
-        """JSON-ready; times in milliseconds since ``origin_s``."""
+        """Returns a JSON-ready dict; times are milliseconds since ``origin_s``."""
         return {
             "step": int(self.step_index),
             "start_ms": round((self.started_s - origin_s) * 1e3, 3),
@@ -91,7 +95,7 @@ _WIDTH = len(StepRow._fields)
 
 
 class StepLog:
-    """The first ``limit`` steps one by one; of the others their sum, and the ``num_slowest`` with the largest gaps."""
+    """Keeps the first ``limit`` steps, the sum of the rest, and the rest's ``num_slowest`` steps with the largest gaps."""
 
     __slots__ = ("_cells", "_last_received_s", "_limit", "_num_slowest", "_slowest", "rest")
 
@@ -102,10 +106,10 @@ class StepLog:
         self._slowest: list[tuple[float, StepRow, StepRow]] = []
         self._last_received_s: float | None = None
         self.rest: StepRow | None = None
-        """What came behind the limit, merged."""
+        """The steps after the limit, merged."""
 
     def follow(self, received_s: float) -> None:
-        """Gaps are counted from ``received_s`` on: the moment of the token before the first of these."""
+        """Counts gaps from ``received_s`` on, the arrival of the token before the first of these steps."""
         self._last_received_s = received_s
 
     def add(
@@ -127,7 +131,7 @@ class StepLog:
         received_s: float,
         first_token: int,
     ) -> None:
-        """Steps come in order."""
+        """Adds a step. Call in the order of the steps."""
         gap_s = 0.0
         if num_emitted:
             if self._last_received_s is not None:
@@ -144,7 +148,7 @@ class StepLog:
 
     def _fold(self, row: StepRow) -> None:
         before = self.rest or self._last_kept() or row
-        # Rows differ in their times, so the heap never compares further than that.
+        # Rows differ in their times, so comparing them never goes further than that.
         heapq.heappush(self._slowest, (row.gap_s, row, before))
         if len(self._slowest) > self._num_slowest:
             heapq.heappop(self._slowest)
@@ -154,29 +158,29 @@ class StepLog:
         return StepRow._make(self._cells[-_WIDTH:]) if self._cells else None
 
     def __len__(self) -> int:
-        """Steps, merged ones counted one by one."""
+        """Number of steps; a merged row counts for all its steps."""
         return int(sum(row.num_steps for row in self))
 
     def __bool__(self) -> bool:
         return bool(self._cells) or self.rest is not None
 
     def __iter__(self) -> Iterator[StepRow]:
-        """What is kept apart, and behind it the rest as one."""
+        """Iterates over the steps that were kept, then the merged rest."""
         yield from self.kept()
         if self.rest is not None:
             yield self.rest
 
     def kept(self) -> Iterator[StepRow]:
-        """The first steps, one by one."""
+        """Iterates over the first ``limit`` steps."""
         for start in range(0, len(self._cells), _WIDTH):
             yield StepRow._make(self._cells[start : start + _WIDTH])
 
     def slowest_behind_limit(self) -> list[StepRow]:
-        """Of the rest, those with the largest gaps; slowest first."""
+        """The steps of the rest with the largest gaps, slowest first."""
         return [row for _, row, _ in sorted(self._slowest, reverse=True)]
 
     def slowest_gap(self) -> tuple[StepRow, StepRow | None] | None:
-        """The step that ended the longest wait for a token, and what was before it; None without any."""
+        """The step that ended the longest wait for a token, and the step before it; ``None`` without any wait."""
         found: tuple[float, StepRow, StepRow | None] | None = max(self._slowest, default=None)
         before: StepRow | None = None
         for row in self.kept():
@@ -186,7 +190,7 @@ class StepLog:
         return None if found is None else (found[1], found[2])
 
     def to_dict(self, origin_s: float) -> dict[str, object]:
-        """JSON-ready; times in milliseconds since ``origin_s``."""
+        """Returns a JSON-ready dict; times are milliseconds since ``origin_s``."""
         return {
             "kept": [row.to_dict(origin_s) for row in self.kept()],
             "rest": None if self.rest is None else self.rest.to_dict(origin_s),

@@ -1,4 +1,4 @@
-"""Tells steps that took far too long from steps that are slow, so that nothing learns from a compilation.
+"""Separates steps that took far too long from steps that are slow, so that estimates do not learn from compilations.
 
 A kernel that is compiled while a step waits makes that step take seconds instead of milliseconds. It happens once for
 each variant of the kernel, so the next step of the same kind is back to normal. A machine that became slower stays so.
@@ -15,7 +15,7 @@ from baton.core.step_samples import StepSample
 OUTLIER_FACTOR = 10.0
 """A step that takes more than this many times what was expected is an outlier."""
 TRUSTED_SAMPLES = 8
-"""An expectation that rests on fewer samples says nothing about outliers."""
+"""An expectation from fewer samples cannot identify outliers."""
 _CONFIRMATIONS = 3
 _NEAR = 4
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class OutlierGuard(Generic[T]):
-    """Holds outliers back until several in a row, all of one kind, show that steps of this kind do take so long."""
+    """Holds outliers back until several in a row, all of one kind, show that steps of this kind take that long."""
 
     def __init__(self) -> None:
         self._held: dict[Hashable, list[T]] = {}
@@ -33,7 +33,7 @@ class OutlierGuard(Generic[T]):
 
         Args:
             kind: equal for samples that cost about the same.
-            ratio: of the time measured to the time expected.
+            ratio: measured time over expected time.
         """
         if ratio <= OUTLIER_FACTOR:
             self._held.pop(kind, None)
@@ -44,10 +44,10 @@ class OutlierGuard(Generic[T]):
 
 
 def is_outlier(index: int, samples: Sequence[StepSample]) -> bool:
-    """Whether a sample took more than :data:`OUTLIER_FACTOR` times as long as the median of those like it.
+    """Whether a sample took more than :data:`OUTLIER_FACTOR` times as long as the median of similar samples.
 
-    Like it are samples of a quarter to four times its size, prompts beside prompts and decoding beside decoding. The
-    time of a smaller one is scaled up to its size. A sample with none like it is no outlier.
+    Similar samples have a quarter to four times its size; prompts are compared with prompts, decoding with decoding.
+    The time of a smaller sample is scaled up to its size. A sample without similar ones is no outlier.
     """
     sample = samples[index]
     size = _size(sample)

@@ -1,7 +1,7 @@
-"""What engine steps cost, as numbers that a latency model is fitted to. No torch here.
+"""Measured costs of engine steps, to which a latency model is fitted. No torch here.
 
-Samples are kept in a ring and numbered, and whoever asks says which one it has seen last. So any number of readers can
-ask, none of them takes a sample from another, and one that comes too late only misses the oldest.
+Samples are numbered and kept in a ring; a reader passes the number of the last one it has read. Any number of readers
+can read independently, and a slow one only misses the oldest samples.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ class StepSample(NamedTuple):
     """One step.
 
     Attributes:
-        ms: from the end of the step before, or from this one's start when the engine slept in between.
-        prompt_tokens: of prompts, and of what is computed again.
-        attention_pairs: how many (token, token before it) pairs these tokens attended to.
-        sequences: in the step, of both kinds.
-        decoding: of these, the ones whose last known token alone was computed.
-        context_tokens: that decoding sequences attended to, over all of them.
+        ms: time from the end of the step before, or from this one's start when the engine slept in between.
+        prompt_tokens: tokens of prompts and of recomputation.
+        attention_pairs: number of (token, token before it) pairs that these tokens attended to.
+        sequences: sequences in the step, of both kinds.
+        decoding: sequences of which only the last known token was computed.
+        context_tokens: tokens that decoding sequences attended to, over all of them.
         drafted_tokens, accepted_tokens: guessed tokens that the step verified, and those that were right.
     """
 
@@ -36,18 +36,18 @@ class StepSample(NamedTuple):
 
 
 class StepSamples:
-    """The newest samples of an engine. Belongs to the engine's thread."""
+    """The newest samples of an engine. Use only in the engine's thread."""
 
     def __init__(self, capacity: int = MAX_SAMPLES) -> None:
         self._ring: deque[StepSample] = deque(maxlen=capacity)
         self.last_index = 0
-        """Number of the newest sample; they count from 1."""
+        """Number of the newest sample, from 1."""
 
     def add(self, sample: StepSample) -> None:
         self._ring.append(sample)
         self.last_index += 1
 
     def after(self, index: int) -> list[StepSample]:
-        """Those behind number ``index`` that are still here, oldest first."""
+        """Samples with a number above ``index`` that are still in the ring, oldest first."""
         count = min(len(self._ring), max(0, self.last_index - index))
         return list(self._ring)[len(self._ring) - count :]

@@ -1,25 +1,25 @@
-"""Steps of an engine as requests remember them: when, how long, and in whose company. No torch here."""
+"""Engine steps as a request records them: when, how long, and the size of the batch. No torch here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MAX_PENDING_STEPS = 64
-"""Steps without a token (chunks of a prompt) that a request keeps apart until its next token; further ones merge."""
+"""Steps without a token (prompt chunks) that a request keeps apart until its next token; further ones merge."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStep:
-    """One step, shared by all requests in it; or several of one request, merged.
+    """One step, shared by all requests in it; or several steps of one request, merged.
 
     Attributes:
-        index: of the last step; the engine counts its steps.
+        index: the engine's number of the (last) step.
         started_s, ended_s: monotonic clock of the engine's process.
-        busy_s: time spent in the step; less than from start to end where merged steps had others between them.
-        draft_s: of that, guessing tokens.
-        num_sequences: in the step, whoever asks included.
+        busy_s: time spent in the step; merged steps do not count the time between them.
+        draft_s: part of ``busy_s`` spent on guessing tokens.
+        num_sequences: sequences in the step, this one included.
         num_tokens: rows of the forward, drafts included.
-        num_prompt_tokens: of these, prompts and what is computed again after a preemption.
+        num_prompt_tokens: rows of prompts and of recomputation after a preemption.
     """
 
     index: int
@@ -33,7 +33,7 @@ class EngineStep:
     num_steps: int = 1
 
     def merged_with(self, later: EngineStep) -> EngineStep:
-        """Both as one; sizes are those of the larger step."""
+        """Merges two steps; sizes are those of the larger one."""
         return EngineStep(
             later.index,
             self.started_s,
@@ -52,7 +52,7 @@ StepShare = tuple[EngineStep, int]
 
 
 def add_share(shares: list[StepShare], step: EngineStep, num_tokens: int) -> None:
-    """Appends to ``shares``, which never grows beyond ``MAX_PENDING_STEPS``."""
+    """Appends to ``shares``; from ``MAX_PENDING_STEPS`` entries on, merges into the last one."""
     if len(shares) < MAX_PENDING_STEPS:
         shares.append((step, num_tokens))
     else:

@@ -1,4 +1,4 @@
-"""A request's life as named events on one monotonic clock, and the durations that follow from them. No torch here.
+"""A request's lifecycle as named events on one monotonic clock, and the durations between them. No torch here.
 
 Every process records its own events with ``time.monotonic()``. The router shifts a worker's events onto its own clock
 with an offset that it measures (see ``cluster/registry/worker_client.py``), so that one waterfall shows them all.
@@ -15,19 +15,19 @@ from baton.core.step_log import StepLog
 
 
 class Event(StrEnum):
-    """Every lifecycle event has its name here, in the order of a request that goes well."""
+    """Every lifecycle event, in the order of a request that goes well."""
 
     RECEIVED = "received"
     """The request's first bytes reached this machine."""
     ACCEPTED = "accepted"
-    """The HTTP server began to work on it."""
+    """The HTTP server started to handle it."""
     PARSED = "parsed"
-    """Its body is read, and is JSON."""
+    """Its body was read and is JSON."""
     TOKENIZED = "tokenized"
     ADMITTED = "admitted"
-    """The router took the sequence."""
+    """The router accepted the sequence."""
     DISPATCHED = "dispatched"
-    """It had to wait in the router's queue, and leaves it; requests that go at once have none."""
+    """It left the router's queue; requests that did not wait there have no such event."""
     ROUTED = "routed"
     PREFILL_QUEUED = "prefill_queued"
     PREFILL_STARTED = "prefill_started"
@@ -35,27 +35,27 @@ class Event(StrEnum):
     FIRST_TOKEN = "first_token"
     """The first token reached the router."""
     FIRST_TOKEN_SENT = "first_token_sent"
-    """It is on its way to a client that streams."""
+    """The first token was sent to a streaming client."""
     TRANSFER_STARTED = "transfer_started"
-    """The prefill worker asked the decode worker for room."""
+    """The prefill worker asked the decode worker for blocks."""
     TRANSFER_RESERVED = "transfer_reserved"
     KV_COMMITTED = "kv_committed"
-    """The decode worker has all of it."""
+    """The decode worker has all KV."""
     TRANSFER_ACKNOWLEDGED = "transfer_acknowledged"
-    """The prefill worker knows, and gives its blocks back."""
+    """The prefill worker received the acknowledgement and frees its blocks."""
     DECODE_RECEIVED = "decode_received"
-    """The decode worker knows of the request; it may still wait for the KV."""
+    """The decode worker received the request; it may still wait for the KV."""
     DECODE_QUEUED = "decode_queued"
     DECODE_STARTED = "decode_started"
     SECOND_TOKEN = "second_token"
     FINISHED = "finished"
-    """The router has the last token."""
+    """The router received the last token."""
     DETOKENIZED = "detokenized"
-    """The last text is there."""
+    """The last text was decoded."""
     RESPONDED = "responded"
-    """The other sequences of the request are done too; only where there are any."""
+    """The other sequences of the request finished too; only where there are any."""
     SENT = "sent"
-    """Its last byte is handed to the connection."""
+    """The last byte was written to the connection."""
 
 
 # (span, from, to): the rows of the waterfall. Spans overlap where the work does.
@@ -75,12 +75,12 @@ SPANS: tuple[tuple[str, Event, Event], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class TransferPart:
-    """Some of a hand-off's KV, or several parts merged.
+    """A part of a hand-off's KV, or several parts merged.
 
     Attributes:
-        started_s: it was read from the cache.
-        sent_s: the transport took it.
-        acknowledged_s: the receiver had written it, as far as the sender knows; 0 while it does not.
+        started_s: when it was read from the cache.
+        sent_s: when the transport took it.
+        acknowledged_s: when the sender learned that the receiver had written it; 0 before that.
     """
 
     num_bytes: int
@@ -90,7 +90,7 @@ class TransferPart:
     acknowledged_s: float
 
     def to_dict(self, origin_s: float) -> dict[str, int | float | None]:
-        """JSON-ready; times in milliseconds since ``origin_s``."""
+        """Returns a JSON-ready dict; times are milliseconds since ``origin_s``."""
         acknowledged = round((self.acknowledged_s - origin_s) * 1e3, 3) if self.acknowledged_s else None
         return {
             "bytes": self.num_bytes,
@@ -103,22 +103,22 @@ class TransferPart:
 
 @dataclass(slots=True)
 class DraftCounts:
-    """What came of the tokens that a speculation method guessed for a request, and that were verified."""
+    """Counts of the tokens that a speculation method guessed for a request and that were verified."""
 
     num_drafted: int = 0
     num_accepted: int = 0
 
     def to_dict(self) -> dict[str, int]:
-        """JSON-ready."""
+        """Returns a JSON-ready dict."""
         return {"drafted_tokens": self.num_drafted, "accepted_tokens": self.num_accepted}
 
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """An attempt of the router that failed, and that another one followed.
+    """An attempt of the router that failed and was retried.
 
     Attributes:
-        resumed_s: that one had its workers; None while it has none, or if none ever came.
+        resumed_s: when the next attempt had its workers; ``None`` before that, or if it never got them.
     """
 
     failed_s: float
@@ -128,15 +128,15 @@ class FailedAttempt:
 
 @dataclass(slots=True)
 class Timeline:
-    """Events of one request, in seconds of the local monotonic clock, and what is worth knowing beside them.
+    """Events of one request, in seconds of the local monotonic clock, with related facts.
 
     Attributes:
-        prefill_steps, decode_steps: the steps of the engines that the sequence took part in.
-        parts: of the hand-off; the sender bounds their number.
-        drafts: by speculation method, what it guessed; there when the request is over.
+        prefill_steps, decode_steps: the engine steps that the sequence took part in.
+        parts: parts of the hand-off; the sender bounds their number.
+        drafts: counts of guessed tokens by speculation method; set when the request ends.
         routing: how the workers were chosen, JSON-ready; see ``docs/routing.md``.
-        group: id of the HTTP request, where that has several sequences.
-        clock: monotonic seconds; a simulation brings its own.
+        group: id of the HTTP request, if that has several sequences.
+        clock: returns monotonic seconds; a simulation brings its own.
     """
 
     request_id: str
@@ -152,27 +152,27 @@ class Timeline:
     clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
 
     def record(self, event: Event, at_s: float | None = None) -> None:
-        """Keeps the first time of each event: a retry does not hide what came before it."""
+        """Keeps the first time of each event, so that a retry does not hide what came before it."""
         self.events.setdefault(event, self.clock() if at_s is None else at_s)
 
     def replace(self, event: Event, at_s: float | None = None) -> None:
-        """Overwrites an event that a retry made happen again."""
+        """Overwrites an event that a retry repeated."""
         self.events[event] = self.clock() if at_s is None else at_s
 
     def resume(self, at_s: float) -> None:
-        """The attempt behind the last one that failed has its workers."""
+        """Records that the attempt after the last failed one has its workers."""
         last = self.failed_attempts[-1]
         self.failed_attempts[-1] = FailedAttempt(last.failed_s, last.error, at_s)
 
     def between_ms(self, start: Event, end: Event) -> float | None:
-        """Milliseconds from ``start`` to ``end``, or None while either is missing."""
+        """Milliseconds from ``start`` to ``end``, or ``None`` while either is missing."""
         if start not in self.events or end not in self.events:
             return None
         return (self.events[end] - self.events[start]) * 1e3
 
     @property
     def origin_s(self) -> float:
-        """When it began; 0 while nothing has happened."""
+        """When the request was received, or its first event; 0 without events."""
         return self.events.get(Event.RECEIVED, min(self.events.values(), default=0.0))
 
     @property
@@ -203,9 +203,9 @@ class Timeline:
         return decode_ms / (num_output_tokens - 1)
 
     def to_dict(self) -> dict[str, object]:
-        """JSON-ready: events and spans, steps, parts; times are milliseconds since the request was received.
+        """Returns events, spans, steps and parts, JSON-ready; times are milliseconds since the request was received.
 
-        :mod:`baton.explain.blame` adds the stages, which follow from these.
+        :mod:`baton.explain.blame` derives the stages from them.
         """
         origin = self.origin_s
         return {

@@ -1,12 +1,12 @@
-"""How exactly the timers of an event loop keep their time."""
+"""Precision of event-loop timers."""
 
 from __future__ import annotations
 
 RESOLUTION_S = 1e-6
-"""Timers fire early by as much as their clock cannot tell apart. In virtual time, waiting for the rest of it would not
-bring the time on."""
+"""Timers fire early by up to their clock's resolution. In virtual time, waiting for the remainder would not advance the
+clock."""
 
 
 def is_over(left_s: float) -> bool:
-    """Whether so little is left of a wait that nobody can wait for it any more."""
+    """Whether the rest of a wait is below the timers' resolution."""
     return left_s <= RESOLUTION_S

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def package_version() -> str:
-    """As installed; ``unknown`` for sources that were never installed."""
+    """The installed version; ``unknown`` for sources that were never installed."""
     try:
         return version("baton-serve")
     except PackageNotFoundError:
