@@ -1,4 +1,4 @@
-"""Answers prompts with the engine alone: no cluster, no server, no drafts."""
+"""Offline inference with the engine alone: no cluster, no server, no drafts."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class RequestOutput:
     """The answer to one prompt.
 
     Attributes:
-        prompt_token_ids: of the prompt.
-        text: of the answer, without special tokens.
-        token_ids: of the answer; the last one may be the token that ended it.
+        prompt_token_ids: token ids of the prompt.
+        text: text of the answer, without special tokens.
+        token_ids: token ids of the answer; the last one may be the token that ended it.
         finish_reason: ``stop`` where the model or one of ``stop_token_ids`` ended the answer, ``length`` at
             ``max_tokens``.
         logprobs: one entry per token of the answer; ``None`` unless ``SamplingParams.logprobs`` asks for them.
@@ -66,12 +66,13 @@ class LLM:
         device: ``auto`` (a GPU where there is one), ``cpu`` or ``cuda``.
         weights: ``native``, ``int8`` or ``int4`` (on a CPU), or ``fp8`` (on a GPU).
         kv_cache: ``native`` or ``int8``.
-        max_model_len: tokens of a prompt and its answer; ``None`` takes what both the model and the cache hold.
-        max_num_seqs: sequences that are computed at once.
-        chunk_tokens: prompt tokens that are computed at once.
+        max_model_len: limit for the tokens of a prompt and its answer; ``None`` takes what both the model and the cache
+            hold.
+        max_num_seqs: limit for the sequences of one step.
+        chunk_tokens: limit for the tokens of one step.
         kv_blocks: size of the KV cache, in blocks of 16 tokens; ``None`` takes 1 GiB on a CPU, and on a GPU what
             ``gpu_memory_utilization`` leaves.
-        gpu_memory_utilization: the part of a GPU's memory that may be used, in (0, 1].
+        gpu_memory_utilization: share of a GPU's memory that may be used, in (0, 1].
         num_threads: CPU threads; ``None`` takes all cores that this process may use.
 
     Raises:
@@ -147,14 +148,14 @@ class LLM:
 
         Args:
             prompts: texts or lists of token ids; a single one is a batch of one.
-            sampling_params: for all prompts or one for each; ``None`` takes the defaults. The random numbers of an
-                answer depend on ``seed`` and on the token's position alone, so that equal requests get equal answers.
+            sampling_params: one for all prompts, or one for each; ``None`` takes the defaults. The random numbers of an
+                answer depend on ``seed`` and the token's position only, so that equal requests get equal answers.
 
         Returns:
             One answer per prompt, in the order of the prompts.
 
         Raises:
-            InvalidRequestError: a prompt or its parameters cannot be served; nothing is computed then.
+            InvalidRequestError: a prompt or its parameters are invalid; no prompt is computed then.
             InternalError: the engine failed on a request.
         """
         batch: Any = [prompts] if _is_one(prompts) else prompts
@@ -165,7 +166,7 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """:meth:`generate` for conversations, through the model's chat template.
+        """Like :meth:`generate`, for conversations, through the model's chat template.
 
         Args:
             messages: ``{"role": ..., "content": ...}`` in order, or several such conversations.
@@ -241,10 +242,10 @@ class _Answer:
 
 
 def _num_blocks(loaded: LoadedModel, options: RunnerOptions, limits: StepLimits, utilization: float) -> int:
-    """As many blocks as the device's memory holds beside the weights and the largest step.
+    """Number of blocks that fit into the device's memory beside the weights and the largest step.
 
     Raises:
-        ConfigError: none do.
+        ConfigError: no KV cache fits.
     """
     spec = loaded.kv_spec(_BLOCK_SIZE, options.weights, KVEncoding(options.kv_cache))
     block_bytes = spec.bytes_per_token * _BLOCK_SIZE

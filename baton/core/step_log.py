@@ -95,7 +95,7 @@ _WIDTH = len(StepRow._fields)
 
 
 class StepLog:
-    """Keeps the first ``limit`` steps, the sum of the rest, and the rest's ``num_slowest`` steps with the largest gaps."""
+    """Keeps the first ``limit`` steps, the sum of the rest, and the ``num_slowest`` largest gaps of the rest."""
 
     __slots__ = ("_cells", "_last_received_s", "_limit", "_num_slowest", "_slowest", "rest")
 

@@ -1,1 +1,1 @@
-"""The inference engine: model, paged KV cache, scheduler and sampler. Knows nothing of Ray or gRPC."""
+"""The inference engine: model, paged KV cache, scheduler and sampler. Independent of Ray and gRPC."""

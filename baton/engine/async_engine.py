@@ -1,4 +1,4 @@
-"""The engine for asyncio: one stream of outputs per request, the thread hidden, one wake-up of the loop a step."""
+"""The engine for asyncio: one stream of outputs per request, and one wake-up of the event loop per step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counters since start, and the present state."""
+    """Counters since start, and the current state."""
 
     num_running: int
     num_waiting: int
@@ -65,15 +65,15 @@ class AsyncEngine:
     """Owns an :class:`Engine` and its thread.
 
     Args:
-        ordering: of requests that wait; first come, first served by default.
-        verifier: turns logits into tokens; the decode role brings one that knows drafts.
-        proposer: a speculation method, or None; drafts at most ``max_draft_tokens`` per request and step.
-        runs_ahead: when a step may be launched before the tokens of the one before it are known.
+        ordering: order of waiting requests; first come, first served by default.
+        verifier: turns logits into tokens; the decode role passes one that verifies drafts.
+        proposer: a speculation method, or ``None``; drafts at most ``max_draft_tokens`` per request and step.
+        runs_ahead: when a step may be launched before the tokens of the step before are known.
 
     Attributes:
         closed: set when the engine has ended.
-        block_holders: give the block lists that others than requests and leases hold, for the leak check; called in
-            the engine's thread.
+        block_holders: called in the engine's thread by the leak check; each returns block lists that are held by
+            something other than a request or a lease.
     """
 
     def __init__(
@@ -117,23 +117,23 @@ class AsyncEngine:
         self._num_generated_tokens = 0
 
     def subscribe(self, observer: StepObserver) -> None:
-        """Has ``observer`` watch all steps. Call it before :meth:`start`."""
+        """Adds an observer of all steps. Call it before :meth:`start`."""
         self._engine.subscribe(observer)
 
     def start(self) -> None:
-        """Call it inside the event loop that will consume the streams."""
+        """Starts the thread. Call it inside the event loop that will consume the streams."""
         self._loop = asyncio.get_running_loop()
         self.runner.cache.on_copy_error = self._copy_failed
         self._thread.start()
 
     async def stop(self) -> None:
-        """Ends the thread; streams that are still open end with :class:`WorkerLostError`."""
+        """Ends the thread; open streams end with :class:`WorkerLostError`."""
         self._ending = "this worker is shutting down"
         await asyncio.to_thread(self._thread.stop)
         self._end_streams()
 
     def _copy_failed(self, error: Exception) -> None:
-        """Any thread. The engine ends if the device is lost, of which no step may ever tell."""
+        """Ends the engine if the device is lost; a step may never notice. Any thread may call it."""
 
         def look() -> None:
             raise error
@@ -143,16 +143,16 @@ class AsyncEngine:
     async def call(self, function: Callable[[], T]) -> T:
         """Runs ``function`` in the engine's thread, between two steps: the only way to touch scheduler and blocks.
 
-        A step may be on the device all the same; copies of KV keep their order with it by :meth:`PagedKVCache.mark`.
+        A step may still run on the device; :meth:`PagedKVCache.mark` orders copies of KV after it.
         """
         return await self._thread.call(function)
 
     def post(self, function: Callable[[], object]) -> None:
-        """:meth:`call` without waiting."""
+        """Like :meth:`call`, without waiting."""
         self._thread.submit(function)
 
     def check_request(self, request: Request) -> None:
-        """See :meth:`Engine.check_request`. Any thread may ask."""
+        """Calls :meth:`Engine.check_request`. Any thread may call it."""
         self._engine.check_request(request)
 
     async def generate(
@@ -161,12 +161,12 @@ class AsyncEngine:
         """Streams a request's tokens until it finishes. Closing the iterator aborts it.
 
         Args:
-            adopt: called in the engine's thread once the request is in; gives it blocks that hold its KV already.
+            adopt: called in the engine's thread once the request is added; gives it blocks that hold its KV already.
 
         Raises:
-            InvalidRequestError: it can never run.
+            InvalidRequestError: the request can never run.
             InternalError: the engine failed on it, or its id is in use.
-            RequestCancelledError: somebody else aborted it.
+            RequestCancelledError: another caller aborted it.
             WorkerLostError: the engine was stopped.
         """
         self.check_request(request)
@@ -189,7 +189,7 @@ class AsyncEngine:
                 self.post(lambda: self._abort(request))
 
     def notify_freed_threadsafe(self) -> None:
-        """:meth:`notify_freed` from the engine's thread."""
+        """Like :meth:`notify_freed`, from the engine's thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.notify_freed)
 
@@ -197,18 +197,18 @@ class AsyncEngine:
         return await self.call(self._stats)
 
     async def step_samples(self, after: int) -> tuple[int, list[StepSample]]:
-        """The number of the newest sample, and the samples behind number ``after`` that are kept."""
+        """Returns the number of the newest sample, and the retained samples with a number above ``after``."""
         samples = self._engine.meter.samples
         return await self.call(lambda: (samples.last_index, samples.after(after)))
 
     @asynccontextmanager
     async def unrecorded(self) -> AsyncIterator[list[MeasuredStep]]:
-        """Requests that run inside leave nothing behind: no cached prefix, nothing counted, nothing learned.
+        """Runs requests without traces: no cached prefix, nothing counted, nothing learned.
 
         Only for an engine that serves nothing else meanwhile. :meth:`take_steps` returns what the steps inside cost.
 
         Yields:
-            A list. What is in it when the block ends without an error is learned from.
+            A list. The engine learns from the steps in it when the block ends without an error.
         """
         prefix_caching = await self.call(self._begin_unrecorded)
         learned: list[MeasuredStep] = []
@@ -221,17 +221,17 @@ class AsyncEngine:
             await self.call(lambda: self._end_unrecorded(learned, prefix_caching=prefix_caching))
 
     async def take_steps(self) -> list[MeasuredStep]:
-        """Inside of :meth:`unrecorded`: the steps since it began, or since the last call."""
+        """Inside :meth:`unrecorded`: returns the steps since it began, or since the last call."""
         return await self.call(self._engine.meter.take)
 
     def _begin_unrecorded(self) -> bool:
-        """Engine's thread. Whether prefixes were cached until now."""
+        """Returns whether prefix caching was on. Engine's thread."""
         self._engine.meter.hold()
         was_caching, self.blocks.prefix_caching = self.blocks.prefix_caching, False
         return was_caching
 
     def _end_unrecorded(self, learned: Sequence[MeasuredStep], *, prefix_caching: bool) -> None:
-        """Engine's thread."""
+        """Reverses :meth:`_begin_unrecorded`. Engine's thread."""
         self._engine.meter.resume(learned)
         self.blocks.prefix_caching = prefix_caching
         self._counters.num_steps = self._counters.num_prefill_tokens = self._num_generated_tokens = 0
@@ -239,21 +239,21 @@ class AsyncEngine:
 
     @property
     def blocks_freed(self) -> asyncio.Event:
-        """Set when a request's blocks go back to the pool. Take it before looking whether there is room."""
+        """An event, set when a request's blocks return to the pool. Get it before checking whether there is room."""
         return self._freed
 
     def _add(self, request: Request, stream: _Stream, adopt: Callable[[Request], None] | None) -> None:
-        """Engine's thread."""
+        """Adds a request and its stream. Engine's thread."""
         if self.scheduler.get(request.request_id) is not None:
             raise InternalError(f"request id {request.request_id} is in use on this worker")
         self.scheduler.add(request)
-        # Outputs find their stream in this thread too, so that none reaches a later request with the same id.
+        # Outputs look their stream up in this thread too, so that none reaches a later request with the same id.
         self._streams[request.request_id] = stream
         if adopt is not None:
             adopt(request)
 
     def _abort(self, request: Request) -> None:
-        """Engine's thread. Nothing happens to a request that is over, or to another one with the same id."""
+        """Aborts a request. Ignores one that has finished, and another one with the same id. Engine's thread."""
         if self.scheduler.get(request.request_id) is request:
             self._engine.finish(request.request_id, FinishReason.ABORT)
             self._deliver([TokenOutput(request.request_id, finish_reason=FinishReason.ABORT)])
@@ -271,7 +271,7 @@ class AsyncEngine:
         )
 
     def _on_closed(self) -> None:
-        """Engine's thread, at its end: also when a fault ended it, nobody waits for it any longer."""
+        """Ends all streams when the thread ends, even by a fault, so that no caller waits for it. Engine's thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._end_streams)
 
@@ -281,7 +281,7 @@ class AsyncEngine:
         self.closed.set()
 
     def _deliver(self, outputs: Sequence[TokenOutput]) -> None:
-        """Engine's thread: one wake-up of the event loop for all of a step's outputs."""
+        """Sends all of a step's outputs with one wake-up of the event loop. Engine's thread."""
         self._num_generated_tokens += sum(len(output.token_ids) for output in outputs)
         deliveries = []
         for output in outputs:
@@ -299,13 +299,13 @@ class AsyncEngine:
             self.notify_freed()
 
     def notify_freed(self) -> None:
-        """Wakes everyone who waits for blocks. Event loop only."""
-        # A fresh event each time: nobody can clear one that another still has to see.
+        """Wakes all tasks that wait for blocks. Event loop only."""
+        # Each notification gets a fresh event, so that no waiter can clear one that another has not seen yet.
         freed, self._freed = self._freed, asyncio.Event()
         freed.set()
 
     def _check_blocks(self) -> None:
-        """Engine's thread, idle: every block must be free, cached, leased or reserved."""
+        """Checks, while idle, that every block is free, cached, leased or reserved. Engine's thread."""
         held: list[Sequence[int]] = [request.block_ids for request in self.scheduler.requests]
         for holder in self.block_holders:
             held.extend(holder())
@@ -316,7 +316,7 @@ class AsyncEngine:
 
 
 async def generate_all(engine: AsyncEngine, request: Request) -> list[int]:
-    """All tokens of a request at once, for tests and aggregated runs."""
+    """Returns all tokens of a request at once, for tests and aggregated runs."""
     tokens: list[int] = []
     async with aclosing(engine.generate(request)) as outputs:
         async for output in outputs:

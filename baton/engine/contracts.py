@@ -1,4 +1,4 @@
-"""What the engine asks of speculation methods, verifiers and draft networks. The decode role injects them."""
+"""Interfaces of speculation methods, verifiers and draft networks. The decode role injects implementations."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from baton.engine.batch.batch import ForwardBatch
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """One sequence's outcome of a step.
+    """Outcome of a step for one sequence.
 
     Attributes:
         accepted: drafted tokens that the target agrees with, in order.
-        next_token: the recovered token after a rejection, or the bonus token after a full acceptance; None when the
-            model's logits were not numbers.
-        nodes: where the accepted tokens are in the draft; a path from below the root.
-        logprobs: one for each of ``accepted + next_token``, if asked for.
+        next_token: the recovered token after a rejection, or the bonus token after a full acceptance; ``None`` when the
+            model's logits were not finite.
+        nodes: nodes of the accepted tokens in the draft; a path from below the root.
+        logprobs: one for each of ``accepted + next_token``, if the request asked for them.
     """
 
     sequence: ScheduledSequence
@@ -35,7 +35,7 @@ class VerifyResult:
 
     @property
     def num_drafted(self) -> int:
-        """Tokens that were verified."""
+        """Number of tokens that were verified."""
         return len(self.sequence.draft)
 
     @property
@@ -63,31 +63,31 @@ class Proposer(Protocol):
     """A speculation method. Within a step: propose → forward → verify → computed → observe."""
 
     def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
-        """Drafts for those of the plan's sequences that it can guess for, by request id.
+        """Returns drafts by request id, for those of the plan's sequences that the method can guess for.
 
         Args:
             plan: the step's sequences.
-            room: how many tokens may be drafted, by request id; there are slots for them in the cache. No draft is
-                wanted for requests that are not in it.
+            room: how many tokens may be drafted, by request id; the cache has slots for them. Requests that are not in
+                it get no draft.
         """
         ...
 
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
-        """Sees a forward while its hidden states are at hand; its KV is in the cache, accepted nodes in their places.
+        """Reads a forward's hidden states while they are available; accepted nodes' KV is in its final place.
 
         Args:
-            batch: as it was computed; its requests do not know their new tokens yet.
+            batch: the batch as computed; its requests do not have their new tokens yet.
             logits: ``[num_rows, vocab_size]`` of the batch.
-            results: of the sequences that have logits, by request id.
+            results: results of the sequences that have logits, by request id.
         """
         ...
 
     def observe(self, result: VerifyResult) -> None:
-        """Learns what came of a sequence: of each that something was drafted for, whether it was verified or not."""
+        """Learns from the result of a sequence that had a draft, whether or not the draft was verified."""
         ...
 
     def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
-        """Learns what a forward of so many tokens, drafts included, and its verification took."""
+        """Learns how long the forward of ``num_tokens`` tokens, drafts included, and its verification took."""
         ...
 
     def release(self, request_id: str) -> None:
@@ -99,15 +99,15 @@ class Verifier(Protocol):
     """Decides which tokens a step yields."""
 
     def verify(self, batch: ForwardBatch, logits: torch.Tensor) -> list[VerifyResult]:
-        """One result for each sequence that has logits (``[num_rows, vocab_size]``, float32) in this step."""
+        """Returns one result for each sequence that has logits (``[num_rows, vocab_size]``, float32) in this step."""
         ...
 
 
 class DraftNetwork(Protocol):
-    """A network that guesses, with KV in the target's blocks, or built on the target's hidden states, or both.
+    """A draft network that keeps KV in the target's blocks, or reads the target's hidden states, or both.
 
     Attributes:
-        feature_layers: hidden states of the target that it reads; see ``FeatureTap``.
+        feature_layers: target layers whose hidden states it reads; see ``FeatureTap``.
         layer_specs: shapes of its KV, layer by layer.
     """
 
@@ -118,5 +118,5 @@ class DraftNetwork(Protocol):
     def layer_specs(self) -> tuple[LayerSpec, ...]: ...
 
     def fingerprint(self) -> str:
-        """Hex digest over everything that it computes with. Costs a pass over its weights."""
+        """Hex digest of everything that it computes with. Reads all its weights."""
         ...

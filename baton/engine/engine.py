@@ -1,4 +1,4 @@
-"""The engine: requests in, tokens out, one step at a time."""
+"""The synchronous engine: requests in, tokens out, one step at a time."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """Synchronous; ``loop.py`` gives it a thread.
+    """Runs steps over a scheduler and a model runner. Synchronous; ``loop.py`` runs it in a thread.
 
     Args:
-        verifier: turns logits into tokens; the decode role injects one that knows drafts.
-        proposer: a speculation method; needs such a verifier.
+        verifier: turns logits into tokens; the decode role injects one that verifies drafts.
+        proposer: a speculation method; requires such a verifier.
         observers: see :meth:`subscribe`.
-        max_draft_tokens: per request and step.
-        runs_ahead: when a step may be launched before the tokens of the one before it are known.
+        max_draft_tokens: limit per request and step.
+        runs_ahead: when a step may be launched before the tokens of the step before are known.
 
     Attributes:
         last_step_ran: ``False`` when the last step found nothing that it could compute.
@@ -62,20 +62,20 @@ class Engine:
         self.last_step_ran = False
 
     def subscribe(self, observer: StepObserver) -> None:
-        """Has ``observer`` watch all later steps. Call it in the engine's thread, or before that starts."""
+        """Adds an observer of all later steps. Call it in the engine's thread, or before that starts."""
         self._observers.append(observer)
 
     def step(self) -> list[TokenOutput]:
         """Schedule → propose → forward → verify → post-process.
 
-        A step that fails ends its requests and no others. When the device lacks memory, torch's cached memory is freed
-        and the step is tried once more without drafts, unless it is booked already.
+        A step that fails ends its own requests only. When the device lacks memory, torch's cached memory is freed and
+        the step is retried once without drafts, unless it is booked already.
 
         Returns:
             New tokens of the requests that got any; empty when nothing could be scheduled.
 
         Raises:
-            DeviceLostError: the device computes nothing any more, so the engine is of no more use.
+            DeviceLostError: the device fails every operation, so the engine cannot continue.
         """
         follows_step = self.last_step_ran
         step = self._overlap.take() or self._schedule()
@@ -85,11 +85,11 @@ class Engine:
         self.meter.begin(step, follows_step=follows_step)
         try:
             return self._run(step)
-        except Exception as error:  # noqa: BLE001 - whatever broke the step, its requests must end and others go on
+        except Exception as error:  # noqa: BLE001 - whatever broke the step, its requests must end and others continue
             if step.is_booked or not is_out_of_memory(error):
                 return self._fail_step(step, error)
             logger.warning("the device lacks memory for a step; it is tried once more: %s", error)
-        return self._retry(step)  # outside of the handler, where the exception holds the step's tensors
+        return self._retry(step)  # outside of the handler: the exception would keep the step's tensors alive
 
     def _run(self, step: Step) -> list[TokenOutput]:
         launched = step.launched or self._launch(step)
@@ -114,7 +114,7 @@ class Engine:
         """Proposes drafts and queues the forward.
 
         Args:
-            behind: tokens on the device that the plan goes on from; nothing is proposed then.
+            behind: tokens on the device from which the plan continues; with them, nothing is proposed.
         """
         for observer in self._observers:
             observer.scheduled(step.plan)
@@ -133,7 +133,7 @@ class Engine:
         return step.launched
 
     def _verify(self, step: Step, launched: Launched) -> dict[str, VerifyResult]:
-        """Results of the sequences that have logits, by request id. Books the step."""
+        """Returns results by request id, for the sequences that have logits. Books the step."""
         batch, logits = launched.batch, launched.logits
         if self._overlap.suits(step.living()):
             chosen = choose_tokens(batch, logits)
@@ -143,7 +143,7 @@ class Engine:
             self.meter.tokens_read(step, batch.num_tokens)
             return results
         results = _by_request(self.verifier.verify(batch, logits))
-        if not results:  # no token was read, so the step's cost would be unknown, and steps would pile up on the device
+        if not results:  # no token was read: wait here, to measure the step and to bound the work queued on the device
             self.runner.wait_for_device()
         self.runner.keep_accepted(batch, {request_id: result.nodes for request_id, result in results.items()})
         self.meter.tokens_read(step, batch.num_tokens)
@@ -169,12 +169,12 @@ class Engine:
         for result in results.values():
             try:
                 outputs.append(self._emit(result))
-            except Exception as error:  # noqa: BLE001 - the others of this step have their tokens already
+            except Exception as error:  # noqa: BLE001 - the other sequences of this step have their tokens already
                 outputs.extend(self._fail([result.sequence], error))
         return outputs
 
     def _emit(self, result: VerifyResult) -> TokenOutput:
-        """Appends a request's new tokens; accepted tokens behind its end are dropped."""
+        """Appends a request's new tokens; drops accepted tokens behind its end."""
         request = result.sequence.request
         if self.proposer is not None:
             self.proposer.observe(result)
@@ -224,24 +224,24 @@ class Engine:
         self.scheduler.check_fits(request)
 
     def finish(self, request_id: str, reason: FinishReason) -> None:
-        """Ends a request for scheduler and proposer alike; harmless when it is gone already."""
+        """Ends a request in the scheduler and the proposer; does nothing when it has ended already."""
         if self.proposer is not None:
             self.proposer.release(request_id)
         self.scheduler.finish(request_id, reason)
 
     def _fail_step(self, step: Step, error: Exception) -> list[TokenOutput]:
-        """Ends a step's requests, or raises :class:`DeviceLostError` so that they can go on elsewhere."""
+        """Ends a step's requests, or raises :class:`DeviceLostError` so that other workers can continue them."""
         self.meter.failed()
         self.raise_if_lost(error)
         return self._fail(step.living(), error)
 
     def raise_if_lost(self, error: Exception) -> None:
-        """Raises :class:`DeviceLostError` if an error, wherever it occurred, comes from a device that is lost."""
+        """Raises :class:`DeviceLostError` if the device is lost, as ``error`` or a test operation shows."""
         if is_device_lost(error):
             raise DeviceLostError(f"the device is lost: {error}") from error
         try:
             check_device(self.runner.device)
-        except Exception as answer:  # noqa: BLE001 - whatever the device answers, it is an answer
+        except Exception as answer:  # noqa: BLE001 - any error of the test operation counts
             if not is_out_of_memory(answer):
                 raise DeviceLostError(f"the device is lost: {answer}") from error
 

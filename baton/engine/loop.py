@@ -1,5 +1,5 @@
-"""Gives the engine a thread of its own. Everything that touches scheduler or blocks runs there, one thing at a time:
-others leave a function in the mailbox and get a future. A thread without work sleeps; nothing polls.
+"""Runs the engine in a thread of its own. Only this thread touches the scheduler and the blocks: other threads put a
+function in the mailbox and get a future. The thread sleeps while there is no work; nothing polls.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Call(Generic[T]):
         self.future: Future[T] = Future()
 
     def run(self) -> Exception | None:
-        """Returns the function's error, which the future has too."""
+        """Runs the function; returns its error, which the future gets too."""
         if not self.future.set_running_or_notify_cancel():
             return None
         try:
@@ -52,11 +52,11 @@ class EngineLoop:
 
     Args:
         on_outputs: called in the engine's thread with every step's new tokens.
-        on_idle: called in the engine's thread when it has run out of work after one step or more, before it goes to
-            sleep. Mail alone is no reason for it.
-        num_threads: threads that torch may use for this engine; None leaves torch's own choice.
-        niceness: by how much the thread, and those that it starts, yield to others on the same cores (Linux only).
-        on_closed: called in the engine's thread when it ends, whatever ended it.
+        on_idle: called in the engine's thread when it runs out of work after at least one step, before it sleeps. Mail
+            alone does not trigger it.
+        num_threads: threads that torch may use for this engine; ``None`` keeps torch's default.
+        niceness: niceness of the thread and of those that it starts (Linux only).
+        on_closed: called in the engine's thread when it ends, for whatever reason.
     """
 
     def __init__(
@@ -76,14 +76,14 @@ class EngineLoop:
         self._on_closed = on_closed
         self._mailbox: queue.SimpleQueue[_Call[Any] | None] = queue.SimpleQueue()  # None only wakes the thread up
         self._thread = threading.Thread(target=self._run, name="baton-engine", daemon=True)
-        self._closing = threading.Lock()  # so that no call slips into the mailbox behind the last look at it
+        self._closing = threading.Lock()  # no call enters the mailbox after it is emptied for the last time
         self._closed = False
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """Ends the thread after the current step; calls that are still waiting fail with :class:`WorkerLostError`."""
+        """Ends the thread after the current step; pending calls fail with :class:`WorkerLostError`."""
         self._close()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
@@ -101,31 +101,31 @@ class EngineLoop:
         return call.future
 
     async def call(self, function: Callable[[], T]) -> T:
-        """:meth:`submit` for asyncio callers."""
+        """Like :meth:`submit`, for asyncio callers."""
         return await asyncio.wrap_future(self.submit(function))
 
     def _run(self) -> None:
         try:
             if self._num_threads is not None:
-                torch.set_num_threads(self._num_threads)  # counts for the thread that says it
-            if self._niceness and sys.platform == "linux":  # where this counts for the thread, too, not for the process
+                torch.set_num_threads(self._num_threads)  # applies to the calling thread
+            if self._niceness and sys.platform == "linux":  # elsewhere it applies to the whole process
                 os.nice(self._niceness)
             self._run_until_closed()
         except Exception:
             logger.critical("the engine ends", exc_info=True)
-        finally:  # nobody may wait for a thread that is gone, whatever ended it
+        finally:  # callers must not wait for a thread that has ended
             self._close()
             self._fail_mail()
             if self._on_closed is not None:
                 self._on_closed()
 
     def _run_until_closed(self) -> None:
-        stalled, has_run = True, False  # the latter: since it was idle
+        stalled, has_run = True, False  # has_run: since the engine was last idle
         while self._take_mail(wait=stalled):
             outputs = self._engine.step()
             if outputs:
                 self._on_outputs(outputs)
-            # Waiting requests that cannot be scheduled wake up when somebody gives blocks back, by mail.
+            # Waiting requests that cannot be scheduled are retried when freed blocks are announced by mail.
             stalled = not self._engine.last_step_ran
             has_run = has_run or not stalled
             if stalled and has_run and not self._engine.scheduler.has_work():
@@ -134,10 +134,10 @@ class EngineLoop:
                     self._on_idle()
 
     def _take_mail(self, *, wait: bool) -> bool:
-        """Runs what lies in the mailbox; False when the loop is closed.
+        """Runs the calls in the mailbox; returns False when the loop is closed.
 
         Raises:
-            DeviceLostError: a call found out that the device is lost.
+            DeviceLostError: a call showed that the device is lost.
         """
         try:
             call = self._mailbox.get(block=wait)

@@ -1,8 +1,7 @@
-"""A short run of made-up requests when a worker starts: what its steps cost is known before the first real one.
+"""Profiles a worker at its start with synthetic requests, so that step costs are known before the first real one.
 
-First every kind of run goes once, unmeasured: kernels are compiled and libraries loaded in these. Then the same runs
-are measured, round after round, as long as there is time. Nothing learns from them before all are there and the
-outliers among them are dropped.
+Every kind of run executes once unmeasured, to compile kernels and load libraries. The same runs are then measured,
+round after round, while there is time. The engine learns from them at the end, without the outliers.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ _BATCH_PROMPT = 2
 _BATCH_OUTPUT = 4
 _PROMPT_OUTPUT = 2
 _UNCONDITIONAL_RUNS = 2
-"""However long they take: one of them alone could be an outlier, and nothing would tell."""
+"""Runs that are measured however long they take; a single one could be an outlier that nothing reveals."""
 _TIME_GROWTH = 1.5
-"""How much longer than in proportion to its size the next run may take."""
+"""The next run may take this much longer than in proportion to its size."""
 _GATHERING_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """``batch`` requests at once, each of so many prompt and output tokens."""
+    """``batch`` simultaneous requests with ``prompt_tokens`` and ``output_tokens`` each."""
 
     batch: int
     prompt_tokens: int
@@ -48,15 +47,15 @@ class _Run:
 
     @property
     def size(self) -> int:
-        """Rows of its forwards, in which steps of few rows count as much as those of 16."""
+        """Rows of its forwards; a step of fewer than 16 rows counts as 16."""
         return max(16, self.batch * self.prompt_tokens) + (self.output_tokens - 1) * max(16, self.batch)
 
 
 async def profile_steps(engine: AsyncEngine, max_model_len: int, budget_s: float | None = None) -> None:
-    """Runs requests through a started engine that serves nothing yet. Step samples are all that it leaves behind.
+    """Runs requests through a started engine that serves nothing yet. Only step samples remain afterwards.
 
     Args:
-        budget_s: no measured run begins that would probably end after so many seconds, but for two of the smallest;
+        budget_s: a measured run that would probably end after this many seconds is skipped, except the two smallest;
             ``None`` takes :data:`CPU_BUDGET_S` or :data:`GPU_BUDGET_S`.
 
     Raises:
@@ -76,7 +75,7 @@ async def profile_steps(engine: AsyncEngine, max_model_len: int, budget_s: float
 
 
 async def _measure(engine: AsyncEngine, runs: list[_Run], budget_s: float) -> None:
-    """Executes the runs that probably fit into the time."""
+    """Executes the runs that probably fit into the budget."""
     started_s = time.monotonic()
     s_per_row = 0.0
     for index, run in enumerate(runs):
@@ -101,7 +100,7 @@ def _runs_for(engine: AsyncEngine, max_model_len: int) -> Iterator[_Run]:
     limits = engine.scheduler.limits
     longest = max_model_len - _PROMPT_OUTPUT
     for num_tokens in _ladder(_SMALLEST_PROMPT, limits.chunk_tokens, _PROMPT_GROWTH):
-        batch = -(-num_tokens // max(1, longest))  # several prompts where one may not be that long
+        batch = -(-num_tokens // max(1, longest))  # several prompts, since one must not exceed max_model_len
         run = _Run(batch, num_tokens // batch, _PROMPT_OUTPUT)
         if _fits(engine, run, max_model_len):
             yield run
@@ -139,7 +138,7 @@ async def _execute(engine: AsyncEngine, run: _Run, name: str) -> None:
         )
         for index in range(run.batch)
     ]
-    gathered = threading.Event()  # the engine waits for it, so that its first step has all of them
+    gathered = threading.Event()  # the engine waits for it, so that its first step contains all requests
     engine.post(lambda: gathered.wait(_GATHERING_S))
     tasks = [asyncio.create_task(generate_all(engine, request)) for request in requests]
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Names of the attention backends. Registration is this table, nothing else."""
+"""The registry of attention backends."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _BACKENDS: dict[str, Callable[[PagedKVCache], AttentionBackend]] = {
 
 
 def create_backend(name: str, cache: PagedKVCache) -> AttentionBackend:
-    """``auto`` takes the best one that runs on the cache's device, and warns where a GPU lacks what that needs.
+    """Creates a backend. ``auto`` takes the best one for the cache's device, and warns when a GPU cannot run it.
 
     Raises:
         ConfigError: the name is unknown, or the backend cannot run here.
@@ -81,10 +81,10 @@ def _best_for(device: torch.device) -> str:
 
 
 def _why_no_triton(device: torch.device) -> str | None:
-    """Why Triton cannot compile and launch a kernel on a GPU; ``None`` when it can.
+    """The reason why Triton cannot compile and launch a kernel on a GPU; ``None`` when it can.
 
     Raises:
-        Exception: the GPU itself is at fault, or its memory is full.
+        Exception: the GPU itself failed, or its memory is full.
     """
     try:
         from baton.engine.attention.triton_probe import run_probe  # not every platform has triton

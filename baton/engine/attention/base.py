@@ -1,4 +1,4 @@
-"""What an attention backend is, and how transformers' models reach it."""
+"""The interface of attention backends, and how transformers' models call it."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class AttentionVariant:
 
 
 class AttentionBatch(Protocol):
-    """What attention needs of a batch.
+    """The part of a batch that attention reads.
 
     Attributes:
-        slots: int64 ``[num_tokens]``, where the new keys and values go.
+        slots: int64 ``[num_tokens]``, slots of the new keys and values.
         groups: covers the new tokens, in order.
     """
 
@@ -81,7 +81,7 @@ class AttentionBackend(Protocol):
 
 @dataclass(slots=True)
 class AttentionSlot:
-    """Ties one attention module of the model to a layer of the cache. ``batch`` changes with every step."""
+    """Binds one attention module of the model to a layer of the cache. ``batch`` changes with every step."""
 
     layer: int
     backend: AttentionBackend
@@ -90,12 +90,12 @@ class AttentionSlot:
 
 
 def bind_slot(module: nn.Module, slot: AttentionSlot) -> None:
-    """Makes ``module`` attend through ``slot``; kept on the module, so that any number of models can coexist."""
+    """Makes ``module`` attend through ``slot``; stored on the module, so that any number of models can coexist."""
     object.__setattr__(module, _SLOT_ATTRIBUTE, slot)
 
 
 def variant_of(slot: AttentionSlot, scaling: float | None, kwargs: dict[str, Any], key_dim: int) -> AttentionVariant:
-    """Reads what transformers passes to an attention function; the window is the one that the probe found."""
+    """Converts what transformers passes to an attention function; the window is the one that the probe found."""
     return AttentionVariant(
         scaling=key_dim**-0.5 if scaling is None else float(scaling),
         sliding_window=slot.sliding_window,

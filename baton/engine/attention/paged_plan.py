@@ -1,13 +1,13 @@
-"""What attention kernels that read the block table need to know of a batch: integers, on the device, once per batch.
+"""Batch metadata for attention kernels that read the block table: integers, copied to the device once per batch.
 
-sequences  [num_seqs + 1, 5]        a row for each sequence, see :class:`Column`; one more tells where the last one ends
+sequences  [num_seqs + 1, 5]        a row for each sequence, see :class:`Column`; one more marks the end of the last one
 tables     [num_seqs, num_blocks]   ids of its blocks
-positions  [num_tokens]             of each new token, where a tree makes it differ from its place
+positions  [num_tokens]             position of each new token, where a tree makes it differ from its place
 nodes      [num_seqs, tree_size]    position of each node of a sequence's tree
 ancestors  [num_tokens, tree_words] bit ``node % 32`` of word ``node // 32``: the token may see that node
 
 All of them are parts of one int32 buffer, so that a batch costs one copy to the device. The buffer of a CUDA graph is
-filled again and again; what a plan's sequences leave over of its tokens belongs to a last sequence that sees one key.
+refilled for each batch; tokens that a batch leaves unused belong to a last sequence that sees one key.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from baton.engine.batch.attention_groups import AttentionGroup, Span
 from baton.engine.device.uploads import upload, upload_into
 
 _WORD = 32
-_ALIGNMENT = 4  # integers: kernels are compiled anew for addresses that are no multiples of 16 bytes
+_ALIGNMENT = 4  # integers: kernels are recompiled for addresses that are not multiples of 16 bytes
 _NO_TREE = 2**31 - 1
-# Sequences with more new tokens than that are computed by themselves, so that they do not choose the tiles of others.
+# Sequences with more new tokens are computed in a launch of their own, so that they do not determine others' tiles.
 _MANY_TOKENS = 64
 
 
 class Column(IntEnum):
-    """Of a sequence's row in :attr:`PagedPlan.sequences`; places count from the beginning of the sequence."""
+    """Columns of :attr:`PagedPlan.sequences`; places count from the beginning of the sequence."""
 
     TOKEN = 0  # index of its first new token in the batch
     START = 1  # place of that token
-    END = 2  # place behind the last key
+    END = 2  # place after the last key
     FIRST_KEY = 3  # place of the first key that may be attended to
     TREE_START = 4  # place of the first node of its tree
 
@@ -47,8 +47,9 @@ class Segment:
 
     Attributes:
         first, num_seqs: which of the plan's sequences.
-        num_tokens, max_tokens: their new tokens together, and those of the one that has most.
-        max_keys: no sequence has more keys.
+        num_tokens: their new tokens together.
+        max_tokens: new tokens of the longest one.
+        max_keys: keys of the one that has most.
     """
 
     first: int
@@ -60,10 +61,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class PlanSize:
-    """Room of a plan.
+    """Capacity of a plan.
 
     Attributes:
-        tree_size: nodes of the largest tree, 0 where there is none.
+        tree_size: nodes of the largest tree, 0 without trees.
     """
 
     num_seqs: int
@@ -77,7 +78,7 @@ class PlanSize:
 
     @property
     def shapes(self) -> tuple[tuple[int, int], ...]:
-        """Of the plan's arrays, in the order in which they lie in its buffer."""
+        """Shapes of the plan's arrays, in their order in the buffer."""
         tree_tokens = self.num_tokens if self.tree_size else 0
         return (
             (self.num_seqs + 1, len(Column)),
@@ -89,7 +90,7 @@ class PlanSize:
 
     @property
     def places(self) -> list[slice]:
-        """Where the arrays lie in the buffer."""
+        """Places of the arrays in the buffer."""
         found, offset = [], 0
         for rows, columns in self.shapes:
             found.append(slice(offset, offset + rows * columns))
@@ -99,7 +100,7 @@ class PlanSize:
 
 @dataclass(frozen=True, slots=True)
 class PagedPlan:
-    """See the module. The tensors are int32 and contiguous."""
+    """The arrays described above. The tensors are int32 and contiguous."""
 
     sequences: torch.Tensor
     tables: torch.Tensor
@@ -115,19 +116,19 @@ class PagedPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """An ``AttentionBatch`` whose plan was made before, for backends that take plans."""
+    """An ``AttentionBatch`` with a ready plan, for backends that take plans."""
 
     slots: torch.Tensor
     plan: PagedPlan
 
     @property
     def groups(self) -> list[AttentionGroup]:
-        """None: whoever attends by plans needs none."""
+        """Empty: backends that take plans need no groups."""
         return []
 
 
 def make_plan(spans: Sequence[Span], device: torch.device) -> PagedPlan:
-    """A plan of just the size that the spans need."""
+    """Makes a plan of exactly the size that the spans need."""
     size = PlanSize(
         num_seqs=len(spans),
         num_tokens=sum(span.num_tokens for span in spans),
@@ -138,13 +139,13 @@ def make_plan(spans: Sequence[Span], device: torch.device) -> PagedPlan:
 
 
 class StaticPlan:
-    """A plan whose tensors keep their addresses while other batches take their turn in them.
+    """A plan whose tensors keep their addresses while batches are written into them one after the other.
 
     Args:
-        size: the most that a batch may need; its last sequence is the one that left-over tokens belong to.
+        size: the most that a batch may need; its last sequence takes unused tokens.
         max_tokens: new tokens that a sequence may have.
         block_size: tokens per block.
-        scratch_block: holds the one key that left-over tokens see.
+        scratch_block: block with the one key that unused tokens see.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class StaticPlan:
         self.plan = _plan_in(self._buffer, size, (whole,))
 
     def fits(self, spans: Sequence[Span]) -> bool:
-        """Whether :meth:`fill` has room for them."""
+        """Whether :meth:`fill` has room for the spans."""
         return (
             len(spans) < self._size.num_seqs
             and max(span.num_tokens for span in spans) <= self._max_tokens
@@ -168,12 +169,12 @@ class StaticPlan:
         )
 
     def fill(self, spans: Sequence[Span]) -> None:
-        """Puts a batch in the place of the one before."""
+        """Replaces the batch in the buffer."""
         upload_into(self._buffer, _fill(spans, self._size, self._scratch_block))
 
 
 def _fill(spans: Sequence[Span], size: PlanSize, scratch_block: int | None = None) -> npt.NDArray[np.int32]:
-    """The buffer of a plan; with a scratch block, the last sequence gets the tokens that are left over."""
+    """Returns the buffer of a plan; with a scratch block, the last sequence gets the unused tokens."""
     buffer = np.zeros(max(place.stop for place in size.places), dtype=np.int32)
     sequences, tables, positions, nodes, ancestors = (
         buffer[place].reshape(shape) for place, shape in zip(size.places, size.shapes, strict=True)
@@ -200,14 +201,14 @@ def _fill(spans: Sequence[Span], size: PlanSize, scratch_block: int | None = Non
 
 
 def _ancestor_words(span: Span, num_words: int) -> npt.NDArray[np.int32]:
-    """``[num_tokens, num_words]``; the bits of a token that comes before the tree are all 0."""
+    """Returns ``[num_tokens, num_words]``; all bits of a token before the tree are 0."""
     size = len(span.parents)
     related = np.eye(size, num_words * _WORD, dtype=np.bool_)
     for node, parent in enumerate(span.parents):
         if parent != ROOT:
             related[node] |= related[parent]
     bits = np.zeros((span.num_tokens, num_words * _WORD), dtype=np.bool_)
-    first = span.tree_start - span.start  # below 0 where a part of the tree is older
+    first = span.tree_start - span.start  # negative where a part of the tree is older
     bits[max(0, first) :] = related[max(0, -first) :]
     return np.packbits(bits, axis=1, bitorder="little").view("<i4")
 
@@ -220,7 +221,7 @@ def _plan_in(buffer: torch.Tensor, size: PlanSize, segments: tuple[Segment, ...]
 
 
 def _segments(spans: Sequence[Span]) -> tuple[Segment, ...]:
-    """Runs of sequences with few and with many new tokens; batches are sorted, so that there are two at most."""
+    """Runs of sequences with few and with many new tokens; at most two, since batches are sorted."""
     runs: list[list[int]] = []
     for index, span in enumerate(spans):
         if not runs or (span.num_tokens > _MANY_TOKENS) != (spans[index - 1].num_tokens > _MANY_TOKENS):

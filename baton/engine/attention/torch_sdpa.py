@@ -1,7 +1,7 @@
-"""Paged attention in plain torch: gather the keys of a group of sequences, then one scaled-dot-product call.
+"""Paged attention in plain torch: gathers the keys of a group of sequences, then one scaled-dot-product call.
 
-Runs everywhere. The query heads that share a KV head are laid out as further query rows, so grouped-query attention
-repeats no key and no value.
+Runs everywhere. The query heads that share a KV head become further query rows, so grouped-query attention repeats no
+key and no value.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _attend_in_full(
     num_queries: int,
     variant: AttentionVariant,
 ) -> torch.Tensor:
-    """For what the fused call cannot do: capped scores (Gemma 2) and attention sinks (gpt-oss)."""
+    """Computes what the fused call cannot: capped scores (Gemma 2) and attention sinks (gpt-oss)."""
     scores = (query @ keys.transpose(-1, -2)) * variant.scaling
     if variant.softcap is not None:
         scores = torch.tanh(scores / variant.softcap) * variant.softcap

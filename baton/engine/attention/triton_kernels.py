@@ -1,13 +1,13 @@
-"""Attention over the paged cache as Triton kernels: keys and values are read where they lie, through the block table.
+"""Attention over the paged cache as Triton kernels: keys and values are read in place, through the block table.
 
 A program computes the queries of one tile for one KV head. A tile is ``block_q`` adjacent new tokens of one sequence;
 its rows are these tokens with each of the ``share`` query heads of the KV head, so that every key is loaded once for
-all of them. The softmax runs along with the keys (Milakov and Gimelshein, "Online normalizer calculation for softmax",
-2018; Dao et al., "FlashAttention", 2022). Where there are few tiles, ``splits`` programs share the keys of each, and
-:func:`merge` puts their results together (Dao et al., "Flash-Decoding for long-context inference", 2023).
+all of them. The softmax is computed online (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018;
+Dao et al., "FlashAttention", 2022). Where there are few tiles, ``splits`` programs share the keys of each, and
+:func:`merge` combines their results (Dao et al., "Flash-Decoding for long-context inference", 2023).
 
-Which tile is whose needs no table: tile ``t`` belongs to the last sequence ``s`` with
-``first token of s // block_q + s <= t``, and a tile behind the end of its sequence has nothing to do.
+Tiles are assigned without a table: tile ``t`` belongs to the last sequence ``s`` with
+``first token of s // block_q + s <= t``, and a tile after the end of its sequence does nothing.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# What changes from batch to batch. Kernels are not compiled anew because a number happens to be 1 or divisible by 16.
+# Arguments that change from batch to batch, for which kernels are not recompiled when one is 1 or divisible by 16.
 _OF_BATCH = ["first_seq", "num_seqs", "num_tokens", "table_width", "tree_width", "ancestor_width"]
 
 _LIFT = tl.constexpr(32768.0)
-"""What weights of int8 values are multiplied by, so that small ones are numbers of float16; the largest still are."""
+"""Factor on the weights of int8 values, so that small ones do not underflow float16; the largest still fit."""
 _LEAST_UNIT = tl.constexpr(1e-30)
 
 
@@ -28,12 +28,12 @@ def attend(
     query,  # [num_tokens, num_heads, key_dim]
     keys,  # [num_slots, num_kv_heads, key_dim], of the query's dtype or int8
     values,  # [num_slots, num_kv_heads, value_dim]
-    key_scales,  # of int8: [num_slots, num_kv_heads]
+    key_scales,  # with int8: [num_slots, num_kv_heads]
     value_scales,
     output,  # [num_tokens, num_heads, value_dim], contiguous; split: [splits, num_tokens, num_heads, value_dim]
     stats,  # split: [2, splits, num_tokens, num_heads], maximum and sum of each row
     sinks,  # [num_heads]
-    sequences,  # and the others of a plan, see baton.engine.attention.paged_plan
+    sequences,  # this and the next four: arrays of a plan, see baton.engine.attention.paged_plan
     tables,
     positions,
     nodes,
@@ -44,7 +44,7 @@ def attend(
     table_width,
     tree_width,
     ancestor_width,
-    scale,  # of the scores, times log2(e) unless they are capped
+    scale,  # factor on the scores, times log2(e) unless they are capped
     softcap,
     query_token_stride,
     query_head_stride,
@@ -111,7 +111,7 @@ def attend(
     )
     query_positions = tl.load(positions + tokens, mask=is_row, other=0) if has_trees else start + queries
 
-    # In a tree, too, nobody sees what lies behind him, and nobody's position is before the tree's beginning.
+    # In a tree, too, a token sees nothing after its place, and no position is before the start of the tree.
     last_key = tl.minimum(end, start + tl.minimum(first_query + block_q, num_queries))
     if window > 0:
         first_key = tl.maximum(first_key, tl.minimum(start + first_query, tree_start) - window + 1)
@@ -126,7 +126,7 @@ def attend(
     maximum = tl.full([block_m], float("-inf"), dtype=tl.float32)
     total = tl.zeros([block_m], dtype=tl.float32)
     acc = tl.zeros([block_m, block_value], dtype=tl.float32)
-    unit = tl.full((), _LEAST_UNIT, dtype=tl.float32)  # what sums over whole numbers are worth
+    unit = tl.full((), _LEAST_UNIT, dtype=tl.float32)  # unit of the accumulated sums
     for step in range(first, last, block_n):
         places = step + tl.arange(0, block_n)
         inside = places < last
@@ -166,7 +166,7 @@ def attend(
             visible &= key_positions[None, :] > query_positions[:, None] - window
         scores = tl.where(visible, scores, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 1))
-        reference = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)  # while a row has seen nothing yet
+        reference = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)  # a row may have seen no key yet
         weights = tl.exp2(scores - reference[:, None])
         correction = tl.exp2(maximum - reference)
         total = total * correction + tl.sum(weights, 1)
@@ -181,7 +181,8 @@ def attend(
                 mask=inside,
                 other=0.0,
             )
-            # Onto the weights, in units of the largest scale so far and lifted: small ones would vanish from float16.
+            # Scales go onto the weights, relative to the largest one so far and lifted, so that they do not underflow
+            # float16.
             new_unit = tl.maximum(unit, tl.max(value_scale, 0))
             weights *= (value_scale * (_LIFT / new_unit))[None, :]
             correction *= unit / new_unit
@@ -225,7 +226,7 @@ def merge(
     value_dim: tl.constexpr,
     block_value: tl.constexpr,
 ):
-    """One program for each head of each token from ``first_token`` on."""
+    """Merges the splits; one program for each head of each token from ``first_token`` on."""
     log2e: tl.constexpr = 1.4426950408889634
     head = tl.program_id(1)
     num_heads = tl.num_programs(1)

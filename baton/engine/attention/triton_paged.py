@@ -1,4 +1,4 @@
-"""Paged attention by Triton kernels: nothing is gathered, and the device is told of a batch once, not per layer."""
+"""Paged attention by Triton kernels: no gathering, and one copy of batch metadata per batch instead of per layer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from baton.engine.attention.triton_kernels import attend, merge
 from baton.engine.kv_cache.kv_int8 import scales_of_rows
 from baton.engine.kv_cache.paged_cache import PagedKVCache
 
-# Rows of a tile: the smallest that holds a sequence's queries with their heads, else the last. Sizes are those at which
-# compilers for sm_80 and sm_90 spill no registers with a native cache; float32 is multiplied without tensor cores, and
-# needs more of them.
+# Rows of a tile: the smallest that holds a sequence's queries with their heads, else the last. With these sizes and a
+# native cache, compilers for sm_80 and sm_90 spill no registers; float32 is multiplied without tensor cores and needs
+# more registers.
 _TILE_ROWS = {2: (16, 32, 64), 4: (16,)}
 _LEAST_DIM = 16
-"""Least side of what tensor cores multiply."""
+"""Smallest side of a tensor-core product."""
 _KEYS_PER_SPLIT = 256
 _MAX_SPLITS = 32
 _PROGRAMS_PER_PROCESSOR = 2
@@ -29,13 +29,13 @@ _LOG2_E = math.log2(math.e)
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a program of :func:`~.triton_kernels.attend` is laid out.
+    """Layout of a program of :func:`~.triton_kernels.attend`.
 
     Attributes:
-        rows: queries times the heads that share a KV head; a power of two from 16 on.
-        keys: that are multiplied at a time.
-        num_warps: of a program.
-        num_stages: loads that are under way while others are multiplied.
+        rows: queries times the heads that share a KV head; a power of two, at least 16.
+        keys: keys that are multiplied at a time.
+        num_warps: warps of a program.
+        num_stages: pipeline stages, the loads in flight during a multiplication.
     """
 
     rows: int
@@ -48,9 +48,9 @@ class TritonPaged:
     """Implements :class:`baton.engine.attention.base.AttentionBackend` on CUDA, and on the CPU in Triton's interpreter.
 
     Args:
-        keys_per_split: at least so many keys are worth a program of their own.
-        num_programs: so many keep the device busy; None: as many as its processors suggest.
-        tile: of every launch; None: what :func:`default_tile` says. For measurements.
+        keys_per_split: minimum number of keys for a program of its own.
+        num_programs: programs that keep the device busy; ``None`` derives it from the number of its processors.
+        tile: tile of every launch, for measurements; ``None`` uses :func:`default_tile`.
     """
 
     takes_plans = True
@@ -77,7 +77,7 @@ class TritonPaged:
         batch: AttentionBatch,
         variant: AttentionVariant,
     ) -> torch.Tensor:
-        """See :meth:`baton.engine.attention.base.AttentionBackend.forward`."""
+        """Implements :meth:`baton.engine.attention.base.AttentionBackend.forward`."""
         self._cache.write(layer, batch.slots, key, value)
         if query.stride(-1) != 1:
             query = query.contiguous()
@@ -91,7 +91,7 @@ class TritonPaged:
         return output
 
     def _plan_of(self, batch: AttentionBatch) -> PagedPlan:
-        """Made when a batch's first layer comes; batches take turns, but never within a forward."""
+        """Returns the plan, made at a batch's first layer; batches alternate, but never within a forward."""
         if isinstance(batch, PlannedBatch):
             return batch.plan
         if self._planned is None or self._planned[0] is not batch:
@@ -190,7 +190,7 @@ class TritonPaged:
             )
 
     def _num_splits(self, segment: Segment, block_q: int, num_kv_heads: int, window: int | None) -> int:
-        """A power of two: enough programs for the whole device, none of them with too few keys."""
+        """A power of two: enough programs for the whole device, but not too few keys for each."""
         num_keys = segment.max_keys if window is None else min(segment.max_keys, window + segment.max_tokens)
         num_tiles = max(segment.num_seqs, segment.num_tokens // block_q)
         wanted = min(num_keys // self._keys_per_split, self._num_programs // (num_tiles * num_kv_heads), _MAX_SPLITS)
@@ -221,7 +221,7 @@ def _padded(dim: int) -> int:
 
 
 def _power_of_two(number: int) -> int:
-    """The smallest one that is not below ``number``."""
+    """The smallest power of two that is at least ``number``."""
     return 1 << (number - 1).bit_length()
 
 

@@ -1,4 +1,4 @@
-"""The smallest kernel: whether Triton can compile and launch anything at all."""
+"""The smallest kernel, to find out whether Triton can compile and launch anything at all."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def store_one(target):
 
 
 def run_probe(device: torch.device) -> None:
-    """Compiles the kernel, launches it on a GPU and looks at what it wrote.
+    """Compiles the kernel, launches it on a GPU and checks what it wrote.
 
     Raises:
-        Exception: of any kind; it says what Triton lacks.
+        Exception: any kind; it says what Triton lacks.
     """
     target = torch.zeros(1, dtype=torch.int32, device=device)
     store_one[(1,)](target)

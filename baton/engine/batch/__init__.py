@@ -1,1 +1,1 @@
-"""From a plan of the scheduler to the tensors of one forward."""
+"""Builds the tensors of one forward from the scheduler's plan."""

@@ -1,1 +1,1 @@
-"""Transfers between the host and the device without waiting, and errors of the device."""
+"""Asynchronous transfers between host and device, and device errors."""

@@ -1,4 +1,4 @@
-"""Gives requests their blocks: prefix hits first, fresh blocks for the rest, everything back at the end."""
+"""Allocates blocks to requests: prefix hits first, fresh blocks for the rest, all released at the end."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from baton.engine.kv_cache.prefix_cache import PrefixCache
 
 
 class BlockManager:
-    """The scheduler's and the KV hand-off's view of the cache.
+    """The scheduler's and the KV hand-off's interface to the block pool.
 
     Args:
         num_blocks: blocks in the pool.
         block_size: tokens per block.
-        prefix_caching: when False, nothing is looked up or remembered.
+        prefix_caching: False disables lookups and insertions.
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool = True) -> None:
@@ -24,7 +24,7 @@ class BlockManager:
         self.prefix_caching = prefix_caching
         self.prefix_cache = PrefixCache(block_size)
         self.pool = BlockPool(num_blocks, on_evict=self.prefix_cache.forget)
-        self._num_remembered: dict[str, int] = {}  # request id → full blocks that ``remember`` has seen
+        self._num_remembered: dict[str, int] = {}  # request id → full blocks that ``remember`` has inserted
 
     def usage(self) -> BlockUsage:
         return self.pool.usage()
@@ -33,12 +33,12 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def match_prefix(self, request: Request) -> int:
-        """Takes the cached blocks of a request that has none yet.
+        """Gives a request without blocks those of its cached prefix.
 
         At least one token stays uncached, because its logits are needed.
 
         Returns:
-            Number of tokens whose KV is there already.
+            Number of tokens whose KV is cached.
         """
         if not self.prefix_caching or request.block_ids:
             return 0
@@ -49,7 +49,7 @@ class BlockManager:
         return len(blocks) * self.block_size
 
     def find_prefix(self, request: Request, max_blocks: int) -> list[int]:
-        """Cached blocks that hold the beginning of the request's tokens, at most ``max_blocks``; takes no reference."""
+        """Cached blocks of the request's longest known prefix, at most ``max_blocks``; takes no reference."""
         if not self.prefix_caching:
             return []
         self._hash_blocks(request, max_blocks)
@@ -68,7 +68,7 @@ class BlockManager:
         return self.num_blocks_for(num_tokens) - len(request.block_ids) <= self.pool.num_free
 
     def grow(self, request: Request, num_tokens: int) -> None:
-        """Makes room for positions ``[0, num_tokens)``.
+        """Allocates blocks for positions ``[0, num_tokens)``.
 
         Raises:
             OutOfBlocksError: too few blocks are free; the request keeps what it had.
@@ -78,10 +78,10 @@ class BlockManager:
             request.block_ids.extend(self.pool.allocate(missing))
 
     def take_all(self, request: Request) -> bool:
-        """Blocks for all known tokens of a request that waits, cached ones first, which count as computed.
+        """Allocates blocks for all known tokens of a waiting request; cached blocks come first and count as computed.
 
-        One that does not fit looks for its prefix again with every try. That is wanted: what it finds then counts as
-        used, so that those who run and grow evict it last.
+        A request that does not fit looks up its prefix on every try. This is intended: the lookup marks the prefix as
+        recently used, so that running requests evict it last.
 
         Returns:
             False, with nothing taken, when too few blocks are free.
@@ -98,15 +98,15 @@ class BlockManager:
         return True
 
     def take_for_import(self, holder: Request, num_running: int) -> int | None:
-        """Blocks for KV that comes from elsewhere: cached prefix blocks are shared, the rest is allocated.
+        """Allocates blocks for imported KV: cached prefix blocks are shared, the rest is fresh.
 
         Args:
             holder: owns them until :meth:`hand_over`.
-            num_running: requests that run here. Each keeps a free block to grow into, or a new arrival would only
-                preempt them.
+            num_running: running requests. One free block stays for each to grow into; otherwise a new arrival would
+                only preempt them.
 
         Returns:
-            Leading tokens that are cached; None, with nothing taken, when too few blocks are free.
+            Number of leading tokens that are cached; ``None``, with nothing taken, when too few blocks are free.
         """
         cached = self.find_prefix(holder, holder.num_tokens // self.block_size)
         self.pool.share(cached)
@@ -119,13 +119,13 @@ class BlockManager:
 
     @staticmethod
     def hand_over(holder: Request, request: Request) -> None:
-        """A request takes over the blocks of one that only held them, and starts where their KV ends."""
+        """Moves the blocks of a holder to the request, which continues where their KV ends."""
         request.block_ids, holder.block_ids = holder.block_ids, []
         request.block_hashes = holder.block_hashes
         request.num_computed_tokens = holder.num_tokens
 
     def remember(self, request: Request, num_computed_tokens: int) -> None:
-        """Makes the full blocks among the first ``num_computed_tokens`` findable by content."""
+        """Inserts the full blocks among the first ``num_computed_tokens`` into the prefix cache."""
         if not self.prefix_caching:
             return
         num_full = num_computed_tokens // self.block_size
@@ -139,17 +139,17 @@ class BlockManager:
         self._num_remembered[request.request_id] = num_full
 
     def forget(self, request: Request) -> None:
-        """Nobody may take the request's blocks for a prefix: something in them is not a number."""
+        """Removes the request's blocks from the prefix cache, because their KV is not finite."""
         for block in request.block_ids:
             self.prefix_cache.forget(block)
             self.pool.unmark_cached(block)
 
     def free(self, request: Request) -> None:
-        """Gives all blocks of a request back."""
+        """Releases all blocks of a request."""
         self.pool.release(request.block_ids)
         request.block_ids = []
         self._num_remembered.pop(request.request_id, None)
 
     def check(self, holders: Iterable[Request]) -> list[str]:
-        """Sentences about leaked or doubly freed blocks, given every request that may hold blocks."""
+        """Describes leaked or doubly freed blocks, given every request that may hold blocks."""
         return self.pool.check(request.block_ids for request in holders)

@@ -1,7 +1,7 @@
-"""Ownership of KV blocks: who may write where. Ids and counts only; the tensors are in ``paged_cache.py``.
+"""Ownership of KV blocks. Ids and counts only; the tensors are in ``paged_cache.py``.
 
 ref_count > 0   held by requests, leases or reservations
-ref_count = 0   on the free list, oldest first; its content may still be cached and be taken back by ``share``
+ref_count = 0   on the free list, oldest first; its content may still be cached, and ``share`` can take it back
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class BlockPool:
 
     Args:
         num_blocks: size of the pool.
-        on_evict: called with a block's id just before its cached content is given up.
+            on_evict: called with a block's id just before its cached content is evicted.
     """
 
     def __init__(self, num_blocks: int, on_evict: Callable[[int], None] | None = None) -> None:
@@ -48,7 +48,7 @@ class BlockPool:
 
     @property
     def leases(self) -> dict[str, list[int]]:
-        """Lease id → blocks, a copy."""
+        """Lease id → blocks, as a copy."""
         return {lease_id: list(blocks) for lease_id, blocks in self._leases.items()}
 
     def usage(self) -> BlockUsage:
@@ -60,7 +60,7 @@ class BlockPool:
         return self._ref_counts[block]
 
     def allocate(self, count: int) -> list[int]:
-        """``count`` blocks with one reference each, least recently used content first to go.
+        """Returns ``count`` blocks with one reference each; evicts the least recently used content first.
 
         Raises:
             OutOfBlocksError: fewer are free; nothing was taken.
@@ -90,7 +90,7 @@ class BlockPool:
             self._ref_counts[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drops a reference. Later blocks of a sequence are evicted before earlier ones, uncached ones before all."""
+        """Drops a reference. Uncached blocks are reused first, then later blocks of a sequence before earlier ones."""
         for block in reversed(blocks):
             if self._ref_counts[block] <= 0:
                 raise RuntimeError(f"block {block} was released more often than it was taken")
@@ -101,28 +101,28 @@ class BlockPool:
                     self._free.move_to_end(block, last=False)
 
     def mark_cached(self, block: int) -> None:
-        """The block's content can be found again by its hash, so it is kept as long as possible once free."""
+        """Marks a block whose content can be found by its hash; once free, it is kept as long as possible."""
         self._cached.add(block)
 
     def unmark_cached(self, block: int) -> None:
-        """The block's content must not be found again. Call it while the block is held."""
+        """Marks a block whose content must not be found any more. Call it while the block is held."""
         self._cached.discard(block)
 
     def lease(self, lease_id: str, blocks: Sequence[int]) -> None:
-        """Keeps blocks readable for a hand-off beyond the request that owns them, until ``end_lease``."""
+        """Keeps blocks readable for a hand-off after their request ends, until ``end_lease``."""
         if lease_id in self._leases:
             raise RuntimeError(f"lease {lease_id} exists already")
         self.share(blocks)
         self._leases[lease_id] = list(blocks)
 
     def end_lease(self, lease_id: str) -> None:
-        """Releases a lease's blocks; ending a lease twice does nothing, so that every path may end it."""
+        """Releases a lease's blocks; does nothing for a lease that has ended, so that every path may end it."""
         blocks = self._leases.pop(lease_id, None)
         if blocks is not None:
             self.release(blocks)
 
     def check(self, held: Iterable[Sequence[int]] = ()) -> list[str]:
-        """Compares the counts with what is known to be held besides the leases.
+        """Compares the reference counts with the leases and the block lists in ``held``.
 
         Returns:
             One sentence for each inconsistency; empty when every block is accounted for.

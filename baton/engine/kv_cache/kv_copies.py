@@ -1,10 +1,10 @@
-"""Copies between a device's KV cache and the host, beside the stream in which the engine computes.
+"""Copies between a device's KV cache and the host, on streams beside the engine's.
 
     engine's stream   step 1 ─ mark ─ step 2 ──────────── join ─ step 3
     outgoing                     └─ gather ─ to the host
     incoming                     └─ from the host ─ scatter ┘
 
-Neither waits for what the engine has queued behind the mark, and a step waits only for what was joined before it.
+Copies do not wait for work that the engine queued after the mark, and a step waits only for what was joined before it.
 """
 
 from __future__ import annotations
@@ -20,64 +20,64 @@ import torch
 WorkMark: TypeAlias = Any
 """A point in a stream: on CUDA, a ``torch.cuda.Event``."""
 MOST_BEHIND_BYTES = 16 * 2**20
-"""That may be brought and not be there yet. Each part takes pinned memory and some dozens of launches, and behind a
-thousand of these a driver makes whoever launches wait, the engine as well."""
+"""Limit for incoming bytes in flight. Each part takes pinned memory and some dozens of launches, and after about a
+thousand pending launches the driver blocks the launching thread, even the engine's."""
 
 
 class CopyQueue(Protocol):
-    """Where a cache is not in the host's memory."""
+    """Copies between the host and a cache that is not in the host's memory."""
 
     def mark(self) -> WorkMark:
-        """What the engine has queued so far; call it in the engine's thread."""
+        """Marks what the engine has queued so far; call it in the engine's thread."""
         ...
 
     def host_memory(self, num_bytes: int) -> torch.Tensor:
-        """Uint8 ``[num_bytes]`` that the device reads and writes by itself: pinned."""
+        """Returns pinned memory, uint8 ``[num_bytes]``, which the device reads and writes directly."""
         ...
 
     def fetch(self, copy: Callable[[], None], after: WorkMark) -> None:
-        """Runs ``copy``, which queues copies to the host, behind ``after``; returns when they are done. Any thread."""
+        """Runs ``copy``, which queues copies to the host, after ``after``; returns when they are done. Any thread."""
         ...
 
     def bring(self, copy: Callable[[], None], after: WorkMark, num_bytes: int) -> WorkMark:
-        """Runs ``copy``, which queues copies from :meth:`host_memory`, behind ``after``, and waits for nothing.
+        """Runs ``copy``, which queues copies from :meth:`host_memory`, after ``after``; does not wait for them.
 
         Raises:
-            Exception: what ``copy`` raises. Nothing of it is on its way any more.
+            Exception: the error of ``copy``. None of its copies is in flight then.
         """
         ...
 
     def join(self, brought: WorkMark) -> None:
-        """What the engine queues next comes behind what was brought; call it in the engine's thread."""
+        """Orders what the engine queues next after ``brought``; call it in the engine's thread."""
         ...
 
     def backlog(self) -> WorkMark | None:
-        """What to :meth:`wait` for before more is brought, or None."""
+        """The mark to :meth:`wait` for before more is brought, or ``None``."""
         ...
 
     def wait(self, mark: WorkMark) -> None:
-        """Returns when the device has come there."""
+        """Returns when the device has reached ``mark``."""
         ...
 
 
 class CudaCopyQueue:
-    """Two streams of their own, so that neither direction waits for the other."""
+    """Copies on two streams of its own, so that neither direction waits for the other."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._outgoing, self._incoming = torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._behind: deque[tuple[WorkMark, int]] = deque()  # what may not be there yet, the oldest first
+        self._behind: deque[tuple[WorkMark, int]] = deque()  # copies that may be in flight, oldest first
         self._lock = threading.Lock()
 
     def mark(self) -> WorkMark:
         return _record(torch.cuda.current_stream(self._device))
 
     def host_memory(self, num_bytes: int) -> torch.Tensor:
-        # Torch keeps pinned memory for the next who asks, and gives none away that a queued copy still reads.
+        # Torch reuses pinned memory, but not while a queued copy still reads it.
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def fetch(self, copy: Callable[[], None], after: WorkMark) -> None:
-        self.wait(after)  # here, not in the stream, where everybody's parts would wait with this one
+        self.wait(after)  # here, not in the stream, where the parts of other transfers would wait too
         with torch.cuda.stream(self._outgoing):
             copy()
             done = _record(self._outgoing)
@@ -117,7 +117,7 @@ class CudaCopyQueue:
 
 
 class WatchedCopies:
-    """Implements :class:`CopyQueue` by another one, whose errors it reports before it passes them on.
+    """Wraps a :class:`CopyQueue` and reports its errors before raising them.
 
     Args:
         on_error: called in the thread where the error occurs.
@@ -165,11 +165,11 @@ class WatchedCopies:
 
 
 def _record(stream: torch.cuda.Stream) -> WorkMark:
-    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # who waits sleeps instead of spinning
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # waiters sleep instead of spinning
     event.record(stream)
     return event
 
 
 def copy_queue_for(device: torch.device) -> CopyQueue | None:
-    """None where the cache is in the host's memory."""
+    """Returns ``None`` for a cache in the host's memory."""
     return CudaCopyQueue(device) if device.type == "cuda" else None

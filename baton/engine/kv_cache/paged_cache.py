@@ -1,6 +1,6 @@
 """The paged KV cache: tensors, and copies into and out of them.
 
-keys[layer]    [num_slots, num_kv_heads, key_dim]       of the model's dtype; or int8, and a scale behind each vector:
+keys[layer]    [num_slots, num_kv_heads, key_dim]       in the model's dtype; or int8, with a scale after each vector:
 values[layer]  [num_slots, num_kv_heads, value_dim]     [num_slots, num_kv_heads, dim + 4], see kv_int8.py
 
 slot = block_id * block_size + offset in the block
@@ -28,16 +28,16 @@ from baton.engine.kv_cache import kv_int8
 from baton.engine.kv_cache.kv_copies import CopyQueue, WatchedCopies, WorkMark, copy_queue_for
 
 _MOST_AT_ONCE = 256 * 1024
-"""Bytes that are encoded or decoded together, so that what lies between stays in the processor's caches."""
+"""Bytes that are encoded or decoded together, so that intermediate results stay in the processor's caches."""
 
 
 def slots_of(block_ids: Sequence[int], start: int, end: int, block_size: int) -> torch.Tensor:
-    """Slots of positions ``[start, end)`` of a sequence that lives in ``block_ids``; int64 ``[end - start]``."""
+    """Slots of positions ``[start, end)`` of a sequence with the blocks ``block_ids``; int64 ``[end - start]``."""
     return torch.from_numpy(slot_array(block_ids, start, end, block_size))
 
 
 def slot_array(block_ids: Sequence[int], start: int, end: int, block_size: int) -> npt.NDArray[np.int64]:
-    """:func:`slots_of` for numpy, whose small operations cost a third of torch's."""
+    """Like :func:`slots_of`, in numpy, whose small operations cost a third of torch's."""
     first = start // block_size
     blocks = np.array(block_ids[first : -(-end // block_size)], dtype=np.int64)
     slots = (blocks[:, None] * block_size + np.arange(block_size)).ravel()
@@ -56,15 +56,15 @@ class PagedKVCache:
         spec: the layout.
         num_blocks: blocks in the pool.
         device: where the tensors live.
-        scratch: one block more, for what must be written somewhere and is never read as anybody's.
-        copies: how bytes come out of and into a cache that is not in the host's memory; the device's own by default.
+        scratch: adds one block for writes whose content is never read.
+        copies: copies bytes out of and into a cache that is not in the host's memory; the device's own by default.
 
     Attributes:
-        scratch_block: its id, which the pool does not have; None without one.
+        scratch_block: id of the scratch block, which the pool does not contain; ``None`` without one.
         on_copy_error: called with the error of a copy between the cache and the host, in the thread that copies.
 
     Raises:
-        UnsupportedModelError: vectors of such a length cannot be kept in that encoding.
+        UnsupportedModelError: the encoding does not support vectors of this length.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class PagedKVCache:
         layers = list(enumerate(spec.all_layers))
         self.keys = [self._rows_of(num_slots, index, layer.num_kv_heads, layer.key_dim) for index, layer in layers]
         self.values = [self._rows_of(num_slots, index, layer.num_kv_heads, layer.value_dim) for index, layer in layers]
-        self._bytes: dict[int, tuple[memoryview, int]] = {}  # by address; what asks torch takes longer than what copies
+        self._bytes: dict[int, tuple[memoryview, int]] = {}  # by address; asking torch takes longer than the copies
 
     def _rows_of(self, num_slots: int, layer: int, num_heads: int, dim: int) -> torch.Tensor:
         if self.spec.kept_as(layer) is KVEncoding.NATIVE:
@@ -120,27 +120,27 @@ class PagedKVCache:
             tensor.index_copy_(0, targets, tensor.index_select(0, sources))
 
     def mark(self) -> WorkMark | None:
-        """Engine's thread. What is computed so far, for copies that need not wait for more; None: nobody waits here."""
+        """Marks what is computed so far, for copies that need not wait for more; ``None`` on a CPU. Engine's thread."""
         return None if self._copies is None else self._copies.mark()
 
     def join(self, imported: WorkMark | None) -> None:
-        """Engine's thread. What it computes from now on comes behind what :meth:`import_bytes` gave that mark for."""
+        """Orders later work of the engine after the import that returned ``imported``. Engine's thread."""
         if self._copies is not None and imported is not None:
             self._copies.join(imported)
 
     def backlog(self) -> WorkMark | None:
-        """What to :meth:`wait` for before more is imported; None: there is room for more."""
+        """The mark to :meth:`wait` for before more is imported; ``None`` means that there is room."""
         return None if self._copies is None else self._copies.backlog()
 
     def wait(self, mark: WorkMark) -> None:
-        """Blocks until the device has come to what :meth:`mark` or :meth:`backlog` gave."""
+        """Blocks until the device has reached a mark of :meth:`mark` or :meth:`backlog`."""
         if self._copies is not None:
             self._copies.wait(mark)
 
     def staging(self, num_bytes: int) -> torch.Tensor | None:
         """Host memory from which :meth:`import_bytes` copies without waiting, uint8 ``[num_bytes]``.
 
-        None for a cache that is in this process's memory.
+        Returns ``None`` for a cache in this process's memory.
         """
         return None if self._copies is None else self._copies.host_memory(num_bytes)
 
@@ -159,10 +159,10 @@ class PagedKVCache:
         Safe while the engine runs: the caller leases the blocks, and computed positions never change.
 
         Args:
-            into: writable memory of exactly that length (else ValueError) and aligned for the dtype, to use instead of
-                new memory.
-            encoding: of the bytes; native for a cache that is encoded itself.
-            after: what has computed them; by default all that the engine has queued, if this is its thread.
+            into: writable memory to use instead of new memory, of exactly that length (else ValueError) and aligned for
+                the dtype.
+            encoding: encoding of the bytes; native for a cache that is encoded itself.
+            after: mark of the work that computes them; by default everything that the engine has queued, in its thread.
         """
         num_bytes = (end - start) * self.spec.layer_bytes_per_token(layers.start, layers.stop, encoding)
         if into is not None and into.nbytes != num_bytes:
@@ -180,7 +180,7 @@ class PagedKVCache:
         host_slots = _into(copies.host_memory(slots.nbytes), slots)
 
         def copy() -> None:
-            # The part is put together on the device and leaves in one copy, instead of two for each layer.
+            # The part is assembled on the device and copied once, instead of twice for each layer.
             gathered = torch.empty_like(out, device=self.device)
             self._gather(gathered, host_slots.to(self.device, non_blocking=True), layers, encoding)
             out.copy_(gathered, non_blocking=True)
@@ -208,14 +208,15 @@ class PagedKVCache:
         encoding: KVEncoding = KVEncoding.NATIVE,
         after: WorkMark | None = None,
     ) -> WorkMark | None:
-        """The reverse of :meth:`export_bytes`.
+        """Writes the bytes of :meth:`export_bytes` into the cache.
 
         Returns:
-            What the engine must :meth:`join` before it may read the bytes, or write others there; None: it may.
+            A mark that the engine must :meth:`join` before it reads or overwrites the bytes; ``None`` if it need not.
 
         Args:
-            data: exactly as long, else ValueError. A tensor is of :meth:`staging`'s, and nobody writes into it again.
-            after: behind what the blocks are free; by default all that the engine has queued, if this is its thread.
+            data: of exactly that length, else ValueError. A tensor comes from :meth:`staging` and is not written again.
+            after: mark of the work after which the blocks are free; by default everything that the engine has queued,
+                in its thread.
         """
         expected = (end - start) * self.spec.layer_bytes_per_token(layers.start, layers.stop, encoding)
         if data.nbytes != expected:
@@ -243,7 +244,7 @@ class PagedKVCache:
             tensor.index_copy_(0, slots, vectors)
 
     def _scatter_on_cpu(self, data: torch.Tensor, slots: torch.Tensor, layers: range, encoding: KVEncoding) -> None:
-        if encoding is KVEncoding.NATIVE:  # at any address
+        if encoding is KVEncoding.NATIVE:  # ``data`` may be at any address
             for tensor, place in self._places(layers, len(slots)):
                 _store_on_cpu(tensor, slots, data[place].numpy())
             return
@@ -253,7 +254,7 @@ class PagedKVCache:
     def _decoded(
         self, data: torch.Tensor, layers: range, num_tokens: int
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Each tensor of some layers, and what int8 data has for it, ``[num_tokens, num_heads, dim]``."""
+        """Yields each tensor of some layers with its decoded int8 data, ``[num_tokens, num_heads, dim]``."""
         for tensors, place in self._int8_places(layers, num_tokens):
             shape = (num_tokens, *tensors[0].shape[1:])
             yield from zip(
@@ -261,14 +262,14 @@ class PagedKVCache:
             )
 
     def pieces(self, block_ids: Sequence[int], start: int, end: int, layers: range) -> list[memoryview] | None:
-        """Where the bytes of :meth:`export_bytes` lie, stretch by stretch in their order; writable.
+        """Writable views of the bytes of :meth:`export_bytes`, one per contiguous stretch, in the same order.
 
-        None for a cache that is not in this process's memory. As there, the caller leases the blocks.
+        Returns ``None`` for a cache that is not in this process's memory. The caller leases the blocks.
         """
         if self._copies is not None:
             return None
         size = self.spec.block_size
-        stretches: list[list[int]] = []  # first slot and the one behind the last; neighbouring blocks are one
+        stretches: list[list[int]] = []  # first slot and the one after the last; adjacent blocks are merged
         for index in range(start // size, -(-end // size)):
             first = block_ids[index] * size + max(0, start - index * size)
             behind = block_ids[index] * size + min(size, end - index * size)
@@ -284,7 +285,7 @@ class PagedKVCache:
         return views
 
     def _bytes_of(self, tensor: torch.Tensor) -> tuple[memoryview, int]:
-        """All of a tensor of the cache's, and the bytes of one slot."""
+        """All bytes of a tensor of the cache, and the number of bytes of one slot."""
         found = self._bytes.get(tensor.data_ptr())
         if found is None:
             rows = tensor.view(torch.uint8).view(-1).numpy().data
@@ -292,7 +293,7 @@ class PagedKVCache:
         return found
 
     def pass_through(self, block_ids: Sequence[int], num_tokens: int, encoding: KVEncoding) -> None:
-        """Makes the model's KV of the first tokens what it would be after a way in that encoding."""
+        """Makes the model's KV of the first tokens what it would be after a transfer in that encoding."""
         layers = range(len(self.spec.layers))
         data = self.export_bytes(block_ids, 0, num_tokens, layers, encoding=encoding)
         self.join(self.import_bytes(block_ids, 0, num_tokens, layers, data, encoding))
@@ -300,7 +301,7 @@ class PagedKVCache:
     def _places(
         self, layers: range, num_tokens: int, encoding: KVEncoding = KVEncoding.NATIVE
     ) -> Iterator[tuple[torch.Tensor, slice]]:
-        """Each tensor of some layers, and where its rows of so many tokens lie among those of all of them, in bytes."""
+        """Yields each tensor of some layers, and the byte range of its rows among those of ``num_tokens`` tokens."""
         offset = 0
         for layer in layers:
             for tensor in (self.keys[layer], self.values[layer]):
@@ -310,7 +311,7 @@ class PagedKVCache:
                 offset += size
 
     def _int8_places(self, layers: range, num_tokens: int) -> Iterator[tuple[list[torch.Tensor], slice]]:
-        """The same for int8, by groups of tensors of one shape: an operation costs as much as thousands of numbers."""
+        """Like :meth:`_places` for int8, grouped by shape: one operation costs as much as thousands of numbers."""
         group: list[torch.Tensor] = []
         start = end = 0
         for tensor, place in self._places(layers, num_tokens, KVEncoding.INT8):
@@ -323,8 +324,8 @@ class PagedKVCache:
 
 
 def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """On the CPU in pages, large ones where there are, that the system zeroes when they are first used: a worker
-    does not wait for a whole GiB."""
+    """On the CPU, zeros in pages (huge ones where available) that the system zeroes at first use, so that a worker does
+    not wait for a whole GiB."""
     num_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or not num_bytes:
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -336,20 +337,20 @@ def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
 
 
 def _store_on_cpu(tensor: torch.Tensor, slots: torch.Tensor, data: npt.NDArray[np.uint8]) -> None:
-    """Row by row, whatever is in them: torch's index_copy_ goes element by element, and takes three times as long."""
+    """Copies whole rows; torch's index_copy_ copies element by element and takes three times as long."""
     row = np.dtype((np.void, tensor[0].nbytes))
     rows = tensor.view(torch.uint8).view(len(tensor), row.itemsize).numpy().view(row)
     rows[slots.numpy(), 0] = data.view(row)
 
 
 def _into(memory: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """The slots in other memory, as many bytes."""
+    """Copies the slots into ``memory``, which has as many bytes."""
     return memory.view(slots.dtype).copy_(slots)
 
 
 def _as_tensor(data: memoryview | torch.Tensor) -> torch.Tensor:
     if isinstance(data, torch.Tensor):
         return data
-    with warnings.catch_warnings():  # a received message is read-only, and so is what is done with it
+    with warnings.catch_warnings():  # a received message is read-only, and the tensor is only read
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
         return torch.frombuffer(data, dtype=torch.uint8)

@@ -1,5 +1,5 @@
 """Finds blocks by content. A block's hash chains its parent's hash with its own tokens, so equal hashes mean equal
-prefixes; tokens are compared as well, so that a collision costs a miss and never a wrong answer.
+prefixes; tokens are compared as well, so that a collision is a miss and never a wrong answer.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class _Entry:
 
 
 class PrefixCache:
-    """Content hash → block id. Holds no references; the pool says when a block's content goes.
+    """Maps content hashes to block ids. Holds no references; the pool reports when a block's content is evicted.
 
     Attributes:
-        events: tells of every block that joins or leaves.
+        events: publishes every block that joins or leaves.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -48,7 +48,7 @@ class PrefixCache:
         return blocks
 
     def insert(self, block_hash: bytes, parent: bytes | None, token_ids: Sequence[int], block: int) -> bool:
-        """Remembers a full block. False when equal content is cached already in another block."""
+        """Adds a full block. Returns False when another block with equal content is cached already."""
         if block_hash in self._entries:
             return False
         self._entries[block_hash] = _Entry(block, parent, tuple(token_ids))
@@ -57,7 +57,7 @@ class PrefixCache:
         return True
 
     def forget(self, block: int) -> None:
-        """The block's content is about to be overwritten."""
+        """Removes a block whose content is about to be overwritten."""
         block_hash = self._hash_of_block.pop(block, None)
         if block_hash is not None:
             del self._entries[block_hash]

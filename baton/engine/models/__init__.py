@@ -1,1 +1,1 @@
-"""Finding, loading and converting models and their tokenizers."""
+"""Locating, loading and converting models and their tokenizers."""

@@ -1,1 +1,1 @@
-"""Runs forwards: the model, its cache, CUDA graphs, and the memory that all of it takes."""
+"""Runs forwards: the model, its cache, CUDA graphs, and their memory."""

@@ -1,4 +1,4 @@
-"""Loads a model to be served, where ``dtype: auto`` leaves its dtype open: in what is best for what will compute it."""
+"""Loads a model for serving; ``dtype: auto`` takes the best dtype for the decoder that will compute it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _TRIAL_BLOCK_SIZE = 16
 def load_served_model(
     source: ModelSource, dtype: str, device: torch.device, weights: str = "native", decoder: str = "auto"
 ) -> LoadedModel:
-    """``load_model``, but a checkpoint's bfloat16 stays what it is where the program takes it.
+    """Like ``load_model``, but keeps a checkpoint's bfloat16 where the fused decoder takes it.
 
-    Without instructions for bfloat16, the fused decoder widens it in registers: what takes its time are the bytes, half
-    of float32's. A model's own modules are faster in float32 there.
+    Without bfloat16 instructions, the fused decoder widens it in registers: its time depends on the bytes, which are
+    half of float32's. A model's own modules are faster in float32 there.
 
     Args:
-        decoder: what may compute the model, see :class:`baton.engine.runner.model_runner.ModelRunner`.
+        decoder: the configured decoder, see :class:`baton.engine.runner.model_runner.ModelRunner`.
     """
     if (
         (dtype, device.type) == ("auto", "cpu")
@@ -43,12 +43,12 @@ def load_served_model(
             return replace(loaded, is_fusable=True)
         logger.info("dtype is float32, since the fused decoder does not compute %s: %s", source.name, reason)
         del loaded
-        gc.collect()  # layers that multiply as float32 refer to themselves; both models would not fit everywhere
+        gc.collect()  # float32 product layers refer to themselves; both models might not fit into memory
     return load_model(source, dtype, device, weights)
 
 
 def why_not_fused(loaded: LoadedModel) -> str | None:
-    """Why the fused decoder does not compute a model here; None: it does, and gives the model's own logits."""
+    """Why the fused decoder does not compute a model here; ``None`` if it does and gives the model's own logits."""
     try:
         ModelRunner(loaded, 1, _TRIAL_BLOCK_SIZE, RunnerOptions(decoder="fused")).close()
     except NotFusableError as reason:

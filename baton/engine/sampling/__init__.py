@@ -1,1 +1,1 @@
-"""From logits to tokens."""
+"""Sampling and verification of tokens from logits."""

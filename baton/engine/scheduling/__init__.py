@@ -1,1 +1,1 @@
-"""Which tokens a step computes, and what steps cost."""
+"""Scheduling of tokens into steps, and the cost model of steps."""

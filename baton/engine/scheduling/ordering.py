@@ -1,4 +1,4 @@
-"""In which order requests that wait are served, and who gives way when there is no room. Shared by all roles."""
+"""Policies for the order of waiting requests and for the choice of victims of preemption. Shared by all roles."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from baton.core.request import Request, RequestStatus
 
 
 class OrderingPolicy(Protocol):
-    """A preempted request has lost work already; a policy should put it before others of its rank."""
+    """Ranks requests. A policy should put preempted requests first within their rank, since they have lost work."""
 
     def key(self, request: Request, now_s: float) -> tuple[float, ...]:
-        """Smaller is served first.
+        """Returns the sort key; the smallest is served first.
 
         Args:
-            now_s: the scheduler's clock. Keys that change with it are read again a few times a second.
+            now_s: the scheduler's clock. Keys that depend on it are recomputed a few times a second.
         """
         ...
 
@@ -27,7 +27,7 @@ class ArrivalOrder:
 
 
 class EarliestDeadlineFirst:
-    """The higher priority first, inside a priority the earlier deadline; late requests gain priority with time.
+    """Orders by priority, then by deadline; late requests gain priority with time.
 
     Requests without a queue priority are served in the order of their arrival.
     """

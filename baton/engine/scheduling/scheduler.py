@@ -1,4 +1,4 @@
-"""Which tokens are computed next. One number, ``num_computed_tokens``, catches up with the tokens known: prefill,
+"""Chooses the tokens to compute next. One number, ``num_computed_tokens``, catches up with the known tokens: prefill,
 chunked prefill, decode, verification and recomputation after preemption are all the same movement.
 """
 
@@ -19,12 +19,13 @@ from baton.engine.scheduling.ordering import ArrivalOrder, OrderingPolicy
 from baton.engine.scheduling.waiting_queue import WaitingQueue
 
 _ELDEST_SHARE = 8
-"""One part in so many of what prompts may take of a step is for the one that began first, whoever is more urgent."""
+"""One part in this many of a step's prompt tokens is reserved for the oldest running prompt, whatever its priority."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """
+    """Limits of a scheduler's steps and requests.
+
     Attributes:
         chunk_tokens: token budget of one step, shared by all its sequences.
         max_num_seqs: sequences that may run at once; never more than ``chunk_tokens``.
@@ -37,7 +38,7 @@ class SchedulerLimits:
 
 
 class _StepPlan:
-    """A step being put together: what is in it, and how much of the token budget is left."""
+    """A step under construction: its sequences and the rest of the token budget."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -57,13 +58,14 @@ class _StepPlan:
 
 
 class Scheduler:
-    """Owns its requests: nobody else changes them.
+    """Plans steps and owns its requests: no other object changes them.
 
     Args:
-        blocks: the KV blocks that the requests live in.
-        ordering: of waiting requests, and of prompts that share a step's budget; first come, first served by default.
-        pace: how fast the engine goes, for prompts that share steps with sequences that have a TPOT target; None: they
-            always get what is left of the budget.
+        blocks: allocates the KV blocks of the requests.
+        ordering: order of waiting requests, and of prompts that share a step's budget; first come, first served by
+            default.
+        pace: the engine's speed, to limit prompts that share steps with sequences that have a TPOT target; ``None``
+            always gives prompts the rest of the budget.
         clock: monotonic seconds.
     """
 
@@ -77,7 +79,7 @@ class Scheduler:
     ) -> None:
         self.limits = limits
         self.blocks = blocks
-        # More seats than budget would leave the last ones without a token while the first ones decode.
+        # With more seats than budget, the last sequences would get no token while the first ones decode.
         self._num_seats = min(limits.max_num_seqs, limits.chunk_tokens)
         self._ordering = ordering or ArrivalOrder()
         self._pace = pace
@@ -106,7 +108,7 @@ class Scheduler:
         return self._requests.get(request_id)
 
     def check_fits(self, request: Request) -> None:
-        """Raises :class:`ContextLengthError` when it could never finish here. Any thread may ask."""
+        """Raises :class:`ContextLengthError` for a request that can never finish here. Any thread may call it."""
         num_prompt_tokens = request.num_prompt_tokens
         max_tokens = len(request.output_token_ids) + 1 if request.hands_off else request.params.max_tokens
         needed = num_prompt_tokens + max_tokens
@@ -117,7 +119,7 @@ class Scheduler:
                 "Shorten the prompt or lower max_tokens.",
                 param="max_tokens",
             )
-        # The last token generated is never fed back, so it needs no slot.
+        # The last generated token is never fed back, so it needs no slot.
         room = self.blocks.pool.num_blocks * self.blocks.block_size
         if needed - 1 > room:
             raise ContextLengthError(
@@ -127,7 +129,7 @@ class Scheduler:
             )
 
     def add(self, request: Request) -> None:
-        """Queues a request. One whose KV was imported comes with ``block_ids`` and ``num_computed_tokens`` set.
+        """Queues a request. A request with imported KV has ``block_ids`` and ``num_computed_tokens`` set.
 
         Raises:
             ContextLengthError: the request can never fit.
@@ -140,13 +142,13 @@ class Scheduler:
         self._waiting.add(request, self._clock())
 
     def schedule(self) -> list[ScheduledSequence]:
-        """The next step: a token for each sequence that decodes, then prompts, running or waiting, in order of their
-        queue_priority, while budget, seats and blocks last.
+        """Plans the next step: one token for each decoding sequence, then prompts, running or waiting, in order of
+        their queue priority, while budget, seats and blocks last.
         """
         now_s = self._clock()
         plan = _StepPlan(self.limits.chunk_tokens)
         preemptions_before = self.num_preemptions
-        # Decoding goes before prefill, so that a long prompt never holds up those who wait for their next token.
+        # Decoding goes before prefill, so that a long prompt never delays sequences that decode.
         prompts: list[Request] = []
         for request in list(self._running):
             if not _needs_one_token(request):
@@ -161,15 +163,15 @@ class Scheduler:
         return list(plan.sequences.values())
 
     def schedule_ahead(self, ending: Container[str]) -> list[ScheduledSequence]:
-        """The step behind one whose tokens nobody has read yet; each that it chooses for has one in their place.
+        """Plans the step after one whose tokens are not read yet; each sequence with a sampled token gets a row for it.
 
-        Nobody gives way for it: who ends with that step may free what is missing.
+        It preempts no request, since requests that end with the unread step may free the missing blocks.
 
         Args:
-            ending: ids of the requests that surely end with that step.
+            ending: ids of the requests that certainly end with the unread step.
 
         Returns:
-            Empty when there is nothing to compute, or when those that decode need more blocks than are free.
+            Empty when there is nothing to compute, or when decoding sequences need more blocks than are free.
         """
         plan = _StepPlan(self.limits.chunk_tokens)
         prompts: list[Request] = []
@@ -187,9 +189,9 @@ class Scheduler:
         return list(plan.sequences.values())
 
     def _make_room(self, request: Request, plan: _StepPlan, now_s: float) -> bool:
-        """Preempts the least urgent until ``request`` has room for its token; False when it had to give way itself."""
+        """Preempts the least urgent until ``request`` has room for its token; False when it was preempted itself."""
         while not self.blocks.can_grow(request, request.num_tokens):
-            # Of equals the one that started last.
+            # Among equals, the one that started last.
             _, _, victim = max((self._ordering.key(r, now_s), number, r) for number, r in enumerate(self._running))
             plan.drop(victim)
             self._preempt(victim)
@@ -207,11 +209,10 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _fill(self, plan: _StepPlan, prompts: Sequence[Request], now_s: float, *, admits: bool) -> None:
-        """Gives what is left of the budget to running prompts and to requests that wait, the most urgent first.
+        """Gives the rest of the budget to running prompts and waiting requests, the most urgent first.
 
-        A prompt that has begun gives way to a more urgent one, but for a share of the budget that the first of them
-        keeps: its blocks and its hand-off wait for its end. Whoever lacks blocks takes no budget, so that those who
-        hold some can end.
+        A running prompt yields to a more urgent one, except for the oldest prompt's reserved share: its blocks and its
+        hand-off wait for its end. A request that lacks blocks takes no budget, so that those that hold some can end.
         """
         admits = admits and len(self._waiting) > 0 and len(self._running) < self._num_seats
         if plan.budget < 1 or not (prompts or admits):
@@ -230,13 +231,13 @@ class Scheduler:
             if request.status is RequestStatus.RUNNING:
                 spent = self._add_chunk(request, plan, allowance, kept)
                 continue
-            # What is left when prompts have had their share is for those that only decode.
+            # Once prompts have used their share, the rest is for requests that only decode.
             if spent and not (request.block_ids and _needs_one_token(request)):
                 continue
             if len(self._running) >= self._num_seats:
                 continue
-            # Strictly in order, so that a small request never starves a large one. Only those that have all their
-            # blocks already (imported ones) may pass, because the one in front may be waiting for just these.
+            # Strictly in order, so that a small request never starves a large one. Only requests that have all their
+            # blocks already (imported ones) may pass, because the first one may be waiting for exactly these.
             if blocked and not self._has_blocks(request):
                 continue
             if self._start(request, now_s):
@@ -245,13 +246,13 @@ class Scheduler:
                 blocked = True
 
     def _allowance(self, plan: _StepPlan, imported: Sequence[Request]) -> PromptAllowance:
-        """What prompts may take of the step besides those that decode: the plan's, and imported ones that wait."""
+        """What prompts may take of the step besides decoding sequences: the plan's, and waiting imported ones."""
         arriving = [r for r in imported if _needs_one_token(r)][: self._num_seats - len(self._running)]
-        # A token of the budget stays for each that may start to decode now, and at least one for prompts.
+        # One token of the budget stays for each sequence that may start to decode now, and at least one for prompts.
         tokens = max(1, plan.budget - len(arriving))
         if self._pace is None:
             return PromptAllowance(tokens)
-        # On a prefill worker nobody decodes: what has one token left hands off with the next.
+        # Nothing decodes on a prefill worker: a request with one token left hands off after it.
         decoding = [r for r in (*plan.requests(), *arriving) if not r.hands_off]
         targets = [r.tpot_target_s for r in decoding if r.tpot_target_s > 0]
         context_tokens = sum(r.num_tokens for r in decoding)
@@ -260,10 +261,10 @@ class Scheduler:
     def _add_chunk(
         self, request: Request, plan: _StepPlan, allowance: PromptAllowance, kept: int, *, at_least: int = 0
     ) -> bool:
-        """A running request's next tokens, as many as it may have in this step; it has the blocks for all it knows.
+        """Schedules as many of a running request's next tokens as the step allows; it has blocks for all of them.
 
         Args:
-            kept: tokens of the allowance that are not for this one.
+            kept: tokens of the allowance that are reserved for another prompt.
 
         Returns:
             Whether prompts that start now would get nothing.
@@ -282,7 +283,7 @@ class Scheduler:
     def _start(self, request: Request, now_s: float) -> bool:
         """Makes a waiting request run; False when its known tokens do not fit into the free blocks.
 
-        It gets room for all of them at once: one that started on less would run out half-way and start again.
+        It gets blocks for all of them at once: with fewer it would run out half-way and start again.
         """
         if not self.blocks.take_all(request):
             return False
@@ -298,7 +299,7 @@ class Scheduler:
         return held > 0 and held >= self.blocks.num_blocks_for(request.num_tokens)
 
     def _reclaim_import(self, now_s: float) -> bool:
-        """Nothing can run: the last waiting request that holds imported KV gives it up, and will recompute it."""
+        """When nothing can run, the last waiting request with imported KV gives it up and will recompute it."""
         holders = [request for _, _, request in self._waiting.in_order(now_s)[1:] if request.block_ids]
         if self._running or not holders:
             return False
@@ -308,15 +309,15 @@ class Scheduler:
         return True
 
     def make_draft_room(self, plan: Sequence[ScheduledSequence], max_draft_tokens: int) -> dict[str, int]:
-        """Slots for drafts behind the sequences that reach their last token, as far as blocks and limits allow.
+        """Allocates slots for drafts behind the sequences that sample, as far as blocks and limits allow.
 
-        Drafts are a bet, so nobody is preempted for them: each that runs keeps a free block for its next tokens.
+        Drafts are a bet, so no request is preempted for them: one free block stays for each running request.
 
         Args:
-            max_draft_tokens: per sequence. All together never get more than ``chunk_tokens``.
+            max_draft_tokens: limit per sequence. All sequences together never get more than ``chunk_tokens``.
 
         Returns:
-            By request id, how many tokens may be drafted; requests without room are left out.
+            How many tokens may be drafted, by request id; requests without room are left out.
         """
         sampling = [s.request for s in plan if s.samples and s.request.speculation_method != "none"]
         share = min(max_draft_tokens, self.limits.chunk_tokens // max(1, len(sampling)))
@@ -325,7 +326,7 @@ class Scheduler:
         for request in sampling:
             held = len(request.block_ids)
             slots = (held + num_spare) * self.blocks.block_size - request.num_tokens
-            # The last token of all is sampled, not drafted.
+            # The last output token is sampled, not drafted.
             count = min(share, slots, request.params.max_tokens - len(request.output_token_ids) - 1)
             if count > 0:
                 self.blocks.grow(request, request.num_tokens + count)
@@ -334,18 +335,18 @@ class Scheduler:
         return room
 
     def advance(self, sequence: ScheduledSequence, num_accepted_drafts: int = 0) -> None:
-        """Books a step's forward: the scheduled tokens and the accepted drafts now have their KV."""
+        """Books a step's forward: the KV of the scheduled tokens and the accepted drafts is computed."""
         sequence.request.num_computed_tokens += sequence.num_tokens + num_accepted_drafts
 
     def remember(self, request: Request) -> None:
-        """Lets others find what a request has computed, as far as its tokens are known."""
+        """Adds the computed blocks of a request to the prefix cache, as far as its tokens are known."""
         self.blocks.remember(request, min(request.num_computed_tokens, request.num_tokens))
 
     def finish(self, request_id: str, reason: FinishReason) -> Request | None:
-        """The one way out: finished, aborted, failed and handed-off requests all leave here.
+        """Removes a request: all finished, aborted, failed and handed-off requests end here.
 
         Returns:
-            The request, or None when it was gone already.
+            The request, or ``None`` when it was removed before.
         """
         request = self._requests.pop(request_id, None)
         if request is None:
@@ -361,5 +362,5 @@ class Scheduler:
 
 
 def _needs_one_token(request: Request) -> bool:
-    """It decodes, or is about to: all but its last known token is computed."""
+    """True when all but the last known token is computed: the request decodes, or is about to."""
     return request.num_tokens - request.num_computed_tokens == 1

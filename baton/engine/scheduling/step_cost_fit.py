@@ -1,9 +1,9 @@
-"""Learns what this engine's steps cost while it runs. numpy only; some ten microseconds a step.
+"""Learns the cost of this engine's steps while it runs. numpy only; about ten microseconds per step.
 
-Least squares of relative errors, in terms of what was measured: a step that took much too long for what was in it then
-weighs little. That bends estimates downwards a bit, and a level, the mean of what was measured over what was estimated,
-brings them back. Steps with and without prompts fade by their own number, so that an hour of decoding does not make the
-engine forget what prompts cost. A single step that takes many times what was expected is left out.
+Least squares of errors relative to the measured time, so that a step that took much too long weighs little. This biases
+estimates downwards; a level, the mean ratio of measured to estimated time, corrects it. Steps with and without prompts
+are discounted separately, so that an hour of decoding does not erase the cost of prompts. A single step that takes many
+times the expected time is left out.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from baton.engine.contracts import StepObserver
 
 _FIT_EVERY_STEPS = 50
 _KEPT = 0.5 ** (1 / 128)
-"""Of the weight of earlier samples, with each new one of their sort."""
+"""Factor on the weight of earlier samples for each new one of the same kind."""
 _PRIOR_WEIGHT = 0.01
-"""In samples."""
+"""Weight of the prior, in samples."""
 _SMALLEST_SHARE = 0.02
-"""Of what the prior would say: a coefficient that seems to be zero may still be something."""
+"""Lower bound of a coefficient as a share of the prior's: one that appears to be zero may still matter."""
 _LEVEL_RATE = 0.02
 _SMALLEST_LEVEL, _LARGEST_LEVEL = 0.5, 2.0
 _RATE_PRIOR_SEQUENCES = 8.0
 
 
 class _Sums:
-    """Of samples of one sort, for the normal equations."""
+    """Sums of the normal equations over samples of one kind."""
 
     def __init__(self, size: int) -> None:
         self.matrix = np.zeros((size, size))
@@ -45,27 +45,27 @@ class _Sums:
 
 
 class StepCostFit(StepObserver):
-    """Belongs to the engine's thread."""
+    """Fits :class:`StepCosts` to measured steps. Use only in the engine's thread."""
 
     def __init__(self, prior: StepCosts = STEP_PRIOR) -> None:
         self._prior = np.array(prior)
         self._with_prompts = _Sums(len(prior))
         self._without_prompts = _Sums(len(prior))
-        self._log_scale = 0.0  # how this machine compares with the prior's
+        self._log_scale = 0.0  # speed of this machine relative to the prior's
         self._num_seen = 0
         self._num_new = 0
-        self._multiples = np.ones(len(prior))  # of the prior
+        self._multiples = np.ones(len(prior))  # coefficients relative to the prior's
         self._level = 1.0
         self._sequences, self._emitted, self._drafted = _RATE_PRIOR_SEQUENCES, _RATE_PRIOR_SEQUENCES, 0.0
         self._pace = Pace(prior)
         self._guard: OutlierGuard[StepSample] = OutlierGuard()
 
     def pace(self) -> Pace:
-        """As of the last fit."""
+        """The speed as of the last fit."""
         return self._pace
 
     def measured(self, sample: StepSample) -> None:
-        """Learns from a step. Leaves out one that cannot be true, and an outlier that the next ones do not confirm."""
+        """Learns from a step. Ignores an impossible one, and an outlier that the next steps do not confirm."""
         if not (isfinite(sample.ms) and sample.ms > 0 and sample.sequences > 0):
             return
         expected_ms = self._level * float(self._work_of(sample) @ self._multiples)
@@ -75,7 +75,7 @@ class StepCostFit(StepObserver):
             self._learn(admitted)
 
     def _work_of(self, sample: StepSample) -> Floats:
-        """What the prior says of each part of a step, in milliseconds."""
+        """The prior's cost of each part of a step, in milliseconds."""
         return self._prior * (
             1,
             sample.prompt_tokens,

@@ -1,4 +1,4 @@
-"""Requests that wait, kept in their policy's order: adding and removing cost a search, looking costs nothing."""
+"""Waiting requests in their policy's order: adding and removing take a binary search, reading is free."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from baton.core.request import Request
 from baton.engine.scheduling.ordering import OrderingPolicy
 
 Entry = tuple[tuple[float, ...], int, Request]
-"""A request's key, a number that settles ties by arrival here, and the request."""
+"""A request's key, a number that breaks ties by arrival in this queue, and the request."""
 
 _REKEY_EVERY_S = 0.25
-"""Keys change as requests become late, by whole steps of their patience, which is seconds."""
+"""Interval of recomputing keys. They change in whole steps of a late request's patience, which is seconds."""
 
 
 class WaitingQueue:
-    """Owned by the scheduler."""
+    """A sorted queue; the scheduler owns it."""
 
     def __init__(self, ordering: OrderingPolicy) -> None:
         self._ordering = ordering
@@ -30,7 +30,7 @@ class WaitingQueue:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Request]:
-        """In order, as of the last look."""
+        """Iterates in the order of the last :meth:`in_order`."""
         return (request for _, _, request in self._entries)
 
     def add(self, request: Request, now_s: float) -> None:
@@ -39,12 +39,12 @@ class WaitingQueue:
         insort(self._entries, entry)
 
     def remove(self, request: Request) -> None:
-        """Raises KeyError for one that does not wait here."""
+        """Removes a request. Raises KeyError for one that is not in the queue."""
         entry = self._by_id.pop(request.request_id)
         del self._entries[bisect_left(self._entries, entry)]
 
     def in_order(self, now_s: float) -> list[Entry]:
-        """A copy: who reads it may add and remove meanwhile."""
+        """Returns a copy, so that the caller may add and remove while iterating."""
         if now_s - self._keyed_s >= _REKEY_EVERY_S:
             self._keyed_s = now_s
             self._entries = sorted((self._ordering.key(r, now_s), number, r) for _, number, r in self._entries)

@@ -1,1 +1,1 @@
-"""Parts of the engine's step: the step itself, overlap with the step before it, and what steps cost."""
+"""Parts of the engine's step: the step itself, its overlap with the step before, and its cost."""
