@@ -1,4 +1,4 @@
-"""What each sequence of a batch attends to: sequences of one shape are attended in one call, behind one mask."""
+"""Groups the sequences of a batch for attention: adjacent ones of one shape share one call and one mask."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _MAX_PADDING_RATIO = 2
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """New tokens of one sequence, behind what its blocks hold already.
+    """New tokens of one sequence, after those that its blocks hold already.
 
     Attributes:
         start: place of the first new token in the sequence's slots.
         num_tokens: new tokens.
-        parents: of the tree of tokens that fills the last ``len(parents)`` places, see ``Draft``;
-            empty when every token follows the one before it. Part of the tree may be older than ``start``.
+        parents: parents in the tree of tokens that fills the last ``len(parents)`` places, see ``Draft``; empty when
+            every token follows the one before it. Part of the tree may be older than ``start``.
         first_key: place of the first key that may be attended to.
     """
 
@@ -43,7 +43,7 @@ class Span:
         return self.end - len(self.parents)
 
     def positions(self) -> list[int]:
-        """Position of each new token. In a tree it is the depth that counts, not the place."""
+        """Position of each new token. In a tree it depends on the depth, not on the place."""
         if not self.parents:
             return list(range(self.start, self.end))
         return [*range(self.start, self.tree_start), *self.node_positions()[max(0, self.start - self.tree_start) :]]
@@ -104,7 +104,7 @@ class AttentionGroup:
         return self.token_start + self.num_seqs * self.num_queries
 
     def view(self, sliding_window: int | None) -> KVView:
-        """The group's keys under a window; built once per step and window, used by every layer that has it."""
+        """The group's keys under a window; built once per step and window, shared by all layers with that window."""
         if sliding_window not in self._views:
             self._views[sliding_window] = self._build_view(sliding_window)
         return self._views[sliding_window]
@@ -120,8 +120,8 @@ class AttentionGroup:
         for row, (span, first) in enumerate(zip(self.spans, firsts, strict=True)):
             own = slots_of(span.block_ids, first, span.end, self.block_size)
             slots[row, : span.end - first] = own
-            # Padding repeats a position of the same sequence: a masked value that is not a number still spoils the
-            # sum, and must not come from somebody else.
+            # Padding repeats a position of the same sequence: a masked NaN still spoils the sum, so it must not come
+            # from another sequence.
             slots[row, span.end - first :] = own[-1]
         keys = torch.tensor(firsts)[:, None] + torch.arange(num_keys)
         trees = [
@@ -148,7 +148,7 @@ class AttentionGroup:
 def group_spans(
     spans: Sequence[Span], block_size: int, device: torch.device, mask_dtype: torch.dtype
 ) -> list[AttentionGroup]:
-    """Groups of neighbours. Sorted by number of tokens, then by falling length, they make the fewest groups."""
+    """Groups adjacent spans. Sorted by number of tokens, then by falling length, they form the fewest groups."""
     groups: list[AttentionGroup] = []
     token_start = 0
     for span in spans:

@@ -2,7 +2,7 @@
 
 token_ids   | a0 | b7 | c2 c3 c4 c5 |        a and b decode, c prefills a chunk of four
 positions   |  9 |  7 |  2  3  4  5 |
-slots       where each token's key and value go
+slots       slots of each token's key and value
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ForwardBatch:
     Attributes:
         sequences: in the order of their tokens.
         token_ids, positions, slots: int64 ``[num_tokens]``.
-        host_slots: the slots where the host reads them without waiting for the device.
+        host_slots: the slots on the host, to read them without waiting for the device.
         starts: index of each sequence's first token.
         logit_rows: int64 ``[num_rows]``, tokens whose logits are needed.
         rows_of: for each sequence the range of its rows in the logits, empty while it is still prefilling. The first
@@ -60,7 +60,7 @@ class ForwardBatch:
     def build(
         cls, plan: Sequence[ScheduledSequence], block_size: int, device: torch.device, dtype: torch.dtype
     ) -> ForwardBatch:
-        """Lays the plan out; ``dtype`` is that of the attention masks."""
+        """Builds the batch of a plan; ``dtype`` is that of the attention masks."""
         sequences = sorted(plan, key=lambda s: (s.num_new_tokens, -_context(s)))
         spans = [_span(sequence) for sequence in sequences]
         token_ids: list[int] = []
@@ -95,10 +95,10 @@ class ForwardBatch:
         )
 
     def take_tokens(self, requests: Sequence[Request], token_ids: torch.Tensor) -> None:
-        """Puts in the tokens of sequences that go on from one that only the device knows.
+        """Inserts the tokens of sequences whose last token is only on the device.
 
         Args:
-            requests: whose tokens these are; not all of them need be in the batch.
+            requests: requests of the tokens; not all of them need be in the batch.
             token_ids: int64 ``[len(requests)]``, on the device.
         """
         place_of = {request: place for place, request in enumerate(requests)}

@@ -1,4 +1,4 @@
-"""Reads hidden states off a running model, for drafts that build on them."""
+"""Reads hidden states of a running model, for drafts that build on them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from baton.core.errors import UnsupportedModelError
 
 
 class HiddenStates(Protocol):
-    """Hidden states of a forward, as a draft asked for them."""
+    """The hidden states of a forward that a draft reads."""
 
     def take(self) -> torch.Tensor:
-        """The states of the last forward, ``[num_tokens, len(layers) * hidden_size]``, in the order asked for.
+        """The states of the last forward, ``[num_tokens, len(layers) * hidden_size]``, in the order of the layers.
 
         Raises:
             RuntimeError: no forward has run since the last call.
@@ -24,18 +24,18 @@ class HiddenStates(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends the reading."""
+        """Stops reading hidden states."""
         ...
 
 
 class FeatureTap:
-    """Keeps chosen hidden states of the model's last forward.
+    """Keeps selected hidden states of the model's last forward.
 
     Args:
         model: the target.
         layers: ``k`` is the residual stream that goes *into* decoder layer ``k``, before any norm, as in transformers'
-            ``hidden_states``; the number of layers stands for what comes out of the last one, before the final norm;
-            :data:`baton.engine.batch.hidden_states.FINAL_HIDDEN` for the state after that norm.
+            ``hidden_states``; the number of layers is the output of the last one, before the final norm;
+            :data:`baton.engine.batch.hidden_states.FINAL_HIDDEN` is the state after that norm.
 
     Raises:
         UnsupportedModelError: the model has no such layer, or its layers cannot be found.
@@ -60,7 +60,7 @@ class FeatureTap:
             self._hooks.append(hook)
 
     def take(self) -> torch.Tensor:
-        """The states of the last forward, ``[num_tokens, len(layers) * hidden_size]``, in the order asked for.
+        """The states of the last forward, ``[num_tokens, len(layers) * hidden_size]``, in the order of the layers.
 
         Raises:
             RuntimeError: no forward has run since the last call.
@@ -76,7 +76,7 @@ class FeatureTap:
         self._captured.clear()
 
     def close(self) -> None:
-        """Leaves the model as it was."""
+        """Removes the hooks from the model."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -111,4 +111,4 @@ def find_decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
 
 
 FINAL_HIDDEN = -1
-"""In ``feature_layers``: the target's last hidden state behind its final norm, what its lm_head reads."""
+"""In ``feature_layers``: the target's last hidden state after its final norm, the input of its lm_head."""

@@ -1,8 +1,8 @@
-"""What an exception says about the device: out of memory, lost for this process, or nothing at all.
+"""Classifies exceptions of the device: out of memory, lost for this process, or neither.
 
 A kernel that faults (an illegal address, a failed device-side assert, an uncorrectable memory error) destroys the
-process's CUDA context. From then on every call fails at once, so a worker that went on would fail each request faster
-than any healthy worker serves one, and attract all of them. Only a new process helps.
+process's CUDA context. From then on every call fails at once. A worker that continued would fail requests faster than
+healthy workers serve them and attract all of them. Only a new process helps.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import torch
 
 _CUDA_OUT_OF_MEMORY = 2
 _HARMLESS_CUDA_CODES = frozenset({1, 9, 98, 209, 400, 701, 800, 801, *range(900, 909)})
-"""Invalid value, configuration, device function, kernel image or handle, too many resources for a launch, what is not
-permitted or supported, and failed captures: the driver refuses the call and the context lives on."""
+"""Invalid value, configuration, device function, kernel image or handle, too many resources for a launch, unpermitted
+or unsupported operations, and failed captures: the driver refuses the call and the context stays intact."""
 
 _MEMORY_TEXT = re.compile(
     r"CUDA error: out of memory|CUDA driver error: out of memory|Triton Error \[CUDA\]: out of memory"
     r"|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED"
-    r"|CUBLAS_STATUS_NOT_INITIALIZED"  # torch says so when there is no memory for a handle
+    r"|CUBLAS_STATUS_NOT_INITIALIZED"  # torch's message when there is no memory for a handle
 )
 _LOST_TEXT = re.compile(
     r"NCCL|CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)|illegal memory access|misaligned address"
@@ -33,7 +33,7 @@ class DeviceLostError(Exception):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device lacked memory for an allocation. Its context is sound, and a smaller step may succeed."""
+    """Whether the device lacked memory for an allocation. Its context is intact, and a smaller step may succeed."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     if isinstance(error, torch.AcceleratorError) and _code_of(error) == _CUDA_OUT_OF_MEMORY:
@@ -42,9 +42,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_device_lost(error: BaseException) -> bool:
-    """Whether the error alone says that the device is lost.
+    """Whether the error itself shows that the device is lost.
 
-    Some errors do not say it, so also call :func:`check_device`.
+    Some errors do not show it, so also call :func:`check_device`.
     """
     if is_out_of_memory(error):
         return False
@@ -59,7 +59,7 @@ def check_device(device: torch.device) -> None:
     """Computes a small product and waits for everything on a CUDA device; does nothing on other devices.
 
     Raises:
-        Exception: whatever the device raises. A lost device fails every call.
+        Exception: the error of the device. A lost device fails every call.
     """
     if device.type != "cuda":
         return
@@ -69,7 +69,7 @@ def check_device(device: torch.device) -> None:
 
 
 def free_cached_memory(device: torch.device) -> None:
-    """Gives memory that torch keeps for later allocations back to the device."""
+    """Returns memory that torch keeps for later allocations to the device."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 

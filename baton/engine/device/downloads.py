@@ -1,6 +1,6 @@
-"""Results from the device to the host without waiting for what is queued behind them.
+"""Copies results from the device to the host without waiting for later work.
 
-A plain copy to the host waits for everything that its stream was given, a step that was launched ahead included.
+A plain copy to the host waits for everything queued on its stream, including a step that was launched ahead.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import torch
 
 
 def is_on_host(tensor: torch.Tensor) -> bool:
-    """Whether a look at its values waits for no device."""
+    """Whether its values can be read without waiting for a device."""
     return tensor.device.type == "cpu"
 
 
 class Download:
-    """A small tensor on its way to the host.
+    """A copy of a small tensor to the host, in flight.
 
     Args:
-        tensor: is not written again; on the CPU it is read where it lies.
+        tensor: must not be written again; on the CPU it is read in place.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -31,17 +31,18 @@ class Download:
             self._arrived.record(torch.cuda.current_stream(tensor.device))
 
     def read(self) -> torch.Tensor:
-        """The tensor on the host. Waits for it, and so for all that was queued before it."""
+        """The tensor on the host. Waits for the copy, and so for all work queued before it."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._host.cpu()
 
 
 def fetch(*tensors: torch.Tensor) -> list[Any]:
-    """``[tensor.tolist() for tensor in tensors]`` with one copy and one wait where they lie on a device.
+    """``[tensor.tolist() for tensor in tensors]`` with one copy and one wait for tensors on a device.
 
     Args:
-        tensors: on one device. They travel as float64, which keeps floats and integers up to 2**53 as they are.
+        tensors: tensors on one device. They are copied as float64, which represents floats and integers up to 2**53
+            exactly.
     """
     if is_on_host(tensors[0]):
         return [tensor.tolist() for tensor in tensors]

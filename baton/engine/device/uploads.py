@@ -1,7 +1,7 @@
-"""Small tables from the host to the device without waiting for it.
+"""Copies small tables from the host to the device without waiting for it.
 
-A copy from pageable memory makes the host wait until the device has done everything before it. From pinned memory it is
-queued like a kernel, and torch's pinned allocator gives the memory to nobody else before the copy is done.
+A copy from pageable memory makes the host wait until the device has done all earlier work. A copy from pinned memory is
+queued like a kernel, and torch's pinned allocator does not reuse the memory before the copy is done.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 
 def upload(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """The array as a tensor on ``device``; on the CPU the two share their memory."""
+    """The array as a tensor on ``device``; on the CPU they share their memory."""
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
         return tensor.to(device)
@@ -22,19 +22,19 @@ def upload(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor
 
 
 def upload_ints(values: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Int64 ``[len(values)]`` on ``device``."""
+    """Returns int64 ``[len(values)]`` on ``device``."""
     return upload(np.array(values, dtype=np.int64), device)
 
 
 def upload_numbers(data: bytes, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Numbers that came as bytes, ``[count]``. Raises ValueError when there are more or fewer of them."""
+    """Numbers from their bytes, ``[count]``. Raises ValueError for any other number of bytes."""
     if len(data) != count * dtype.itemsize:
         raise ValueError(f"{len(data)} bytes came, expected {count} numbers of {dtype.itemsize} bytes")
     return upload(np.frombuffer(bytearray(data), dtype=np.uint8), device).view(dtype)
 
 
 def take_rows(tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    """``tensor[rows]``, for which a device would make the host wait because the list lies in pageable memory.
+    """``tensor[rows]`` without the wait that a device would cause for a list in pageable memory.
 
     Returns:
         ``[len(rows), ...]``: a view of ``tensor`` where the rows are consecutive, else a copy.

@@ -1,2 +1,1 @@
-"""Networks that guess what the target says next, and loaders of their checkpoints. The methods that use them are
-proposers of the decode role."""
+"""Draft networks, and loaders of their checkpoints. The decode role's proposers use them."""

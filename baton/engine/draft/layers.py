@@ -1,7 +1,7 @@
-"""The decoder layer that draft heads are made of: Llama's, or Qwen3's with its norms of queries and keys.
+"""The decoder layer of draft heads: Llama's, or Qwen3's with its norms of queries and keys.
 
-Shapes may have leading dimensions: ``[..., num_tokens, hidden_size]``. What is attended to is the caller's choice:
-a paged cache while serving, the sequence itself otherwise, or a training scheme's own mask.
+Shapes may have leading dimensions: ``[..., num_tokens, hidden_size]``. The caller chooses the attention: over a paged
+cache while serving, over the sequence itself otherwise, or under a training scheme's own mask.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Attend(Protocol):
 def causal_attend(
     layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, variant: AttentionVariant
 ) -> torch.Tensor:
-    """Over the tokens given, which are one sequence from its start; keeps nothing."""
+    """Attends within the given tokens, which are one sequence from its start; stores nothing."""
     num_tokens = query.shape[-3]
     mask = None
     if variant.sliding_window is not None and variant.sliding_window < num_tokens:
@@ -65,7 +65,8 @@ class LayerSettings:
 
     Attributes:
         rope: transformers' ``rope_parameters``.
-        windows: of each layer: a query sees itself and the ``window - 1`` positions before it; None means all.
+        windows: window of each layer: a query sees itself and the ``window - 1`` positions before it; ``None`` means
+            all.
     """
 
     hidden_size: int
@@ -89,10 +90,10 @@ class LayerSettings:
 
 
 class RotaryTable:
-    """Angles of positions. No module, since the frequencies stay float32 whatever the network is cast to.
+    """Rotary angles of positions. Not a module, so that the frequencies stay float32 whatever the network's dtype.
 
     Raises:
-        KeyError, ValueError: ``settings.rope`` cannot be used.
+        KeyError, ValueError: ``settings.rope`` is invalid.
     """
 
     def __init__(self, settings: LayerSettings) -> None:
@@ -122,7 +123,7 @@ class RotaryTable:
 
 
 def rotate(states: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    """Rotary position embedding of ``[..., num_tokens, num_heads, head_dim]``, in halves as Llama does."""
+    """Rotary position embedding of ``[..., num_tokens, num_heads, head_dim]``, in halves as in Llama."""
     cos, sin = rotation
     first, second = states.chunk(2, dim=-1)
     return states * cos + torch.cat((-second, first), dim=-1) * sin
@@ -147,7 +148,7 @@ class DraftAttention(nn.Module):
         self.has_qk_norm = settings.qk_norm
 
     def keys_values(self, states: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a cache keeps of these tokens, each ``[..., num_tokens, num_kv_heads, head_dim]``."""
+        """Keys and values of these tokens for a cache, each ``[..., num_tokens, num_kv_heads, head_dim]``."""
         key = self._heads(self.k_proj(states))
         if self.has_qk_norm:
             key = self.k_norm(key)
@@ -167,7 +168,7 @@ class DraftAttention(nn.Module):
 
 
 class DraftMLP(nn.Module):
-    """Gated feed-forward."""
+    """Gated feed-forward network."""
 
     def __init__(self, settings: LayerSettings) -> None:
         super().__init__()
@@ -186,8 +187,8 @@ class DraftLayer(nn.Module):
     """Attention and feed-forward around a residual stream.
 
     Args:
-        fused: EAGLE-3's first layer, which attends from embedding and hidden state side by side.
-        norms_input: False in EAGLE-1's first layer, whose input goes to attention as it is.
+        fused: True for EAGLE-3's first layer, whose attention input is embedding and hidden state side by side.
+        norms_input: False for EAGLE-1's first layer, whose attention input is not normalised.
     """
 
     def __init__(self, settings: LayerSettings, index: int, *, fused: bool = False, norms_input: bool = True) -> None:
@@ -206,7 +207,7 @@ class DraftLayer(nn.Module):
         return torch.cat((self.input_layernorm(embeds), normed), dim=-1), normed
 
     def forward(self, states: torch.Tensor, residual: torch.Tensor, rotation: Rotation, attend: Attend) -> torch.Tensor:
-        """``states`` goes to attention; what comes out is added to ``residual``."""
+        """Feeds ``states`` to attention and adds the output to ``residual``."""
         hidden = residual + self.self_attn(states, rotation, attend)
         output: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return output

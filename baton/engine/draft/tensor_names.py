@@ -1,6 +1,6 @@
-"""What the file of a draft checkpoint calls its tensors, for messages. No torch here.
+"""Names of a draft checkpoint's tensors in its file, for messages. No torch here.
 
-Checkpoints of one kind are compared under one set of names, which no user has ever seen.
+Checkpoints of one kind are compared under canonical names, which users do not know.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 FileNames = Callable[[str], str]
-"""The canonical name of a tensor → its name in the file; of one that is missing, the name that it should have there."""
+"""Maps a canonical name to the name in the file, or to the name that a missing tensor should have there."""
 
 _WRAPPER = "model."
 _FIRST_LAYER, _ONLY_LAYER = "layers.0.", "midlayer."
-# Stand beside the wrapped model where that is how a checkpoint is written.
+# Tensors that are outside the wrapped model in checkpoints that have one.
 _UNWRAPPED = ("lm_head", "d2t", "t2d")
 _MEDUSA_PREFIX = re.compile(r"^medusa_heads?\.")
 _MEDUSA_V1_LM_HEAD = re.compile(r"^(\d+)\.(\d+)\.weight$")
@@ -23,13 +23,13 @@ _MEDUSA_LM_HEAD = re.compile(r"^lm_heads\.(\d+)\.weight$")
 
 
 def canonical_eagle_name(stored: str) -> str:
-    """The name that :class:`baton.engine.draft.eagle.head.EagleHead` has for a tensor of the file."""
+    """The name in :class:`baton.engine.draft.eagle.head.EagleHead` for a tensor of the file."""
     name = stored.removeprefix(_WRAPPER)
     return _FIRST_LAYER + name.removeprefix(_ONLY_LAYER) if name.startswith(_ONLY_LAYER) else name
 
 
 def eagle_file_names(stored: Iterable[str]) -> FileNames:
-    """Of a checkpoint of an EAGLE head with tensors of these names."""
+    """Returns the names for a checkpoint of an EAGLE head whose tensors are ``stored``."""
     names = list(stored)
     known = {canonical_eagle_name(name): name for name in names}
     has_midlayer = any(name.removeprefix(_WRAPPER).startswith(_ONLY_LAYER) for name in names)
@@ -50,12 +50,12 @@ def eagle_file_names(stored: Iterable[str]) -> FileNames:
 
 
 def without_medusa_prefix(stored: str) -> str:
-    """Some checkpoints of Medusa heads call everything in them ``medusa_heads.*``."""
+    """Removes the prefix ``medusa_heads.`` that some checkpoints of Medusa heads have."""
     return _MEDUSA_PREFIX.sub("", stored)
 
 
 def medusa_file_names(known: Mapping[str, str], *, is_v1: bool) -> FileNames:
-    """Of a checkpoint of Medusa heads.
+    """Returns the names for a checkpoint of Medusa heads.
 
     Args:
         known: canonical names → those of the file.
@@ -86,7 +86,7 @@ def _first_part(name: str) -> str:
 
 
 class Shaped(Protocol):
-    """A tensor, or what is known of one that was not read."""
+    """A tensor, or the shape of one that was not read."""
 
     @property
     def ndim(self) -> int: ...

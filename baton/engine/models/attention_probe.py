@@ -1,8 +1,8 @@
-"""Finds out how a model attends, by watching it run once: which modules call the attention function, with which
-shapes, and through which window.
+"""Probes how a model attends by running it once: which modules call the attention function, with which shapes, and
+through which window.
 
-The window is read from the mask that the model builds, since that is what its own attention computes with. What it
-passes as ``sliding_window`` is not always the same: some models slide without saying so (PhiMoE).
+The window is read from the mask that the model builds, since its own attention computes with that. The
+``sliding_window`` that it passes can differ: some models slide without passing it (PhiMoE).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 _PROBE_NAME = "baton_probe"
 _PROBE_TOKENS = 4
-# Tensors that may reach an attention function beside queries, keys and values. Others change what it computes.
+# Tensors that may reach an attention function besides queries, keys and values. Others change what it computes.
 _KNOWN_TENSORS = frozenset({"s_aux", "position_ids", "cache_position"})
 
 
@@ -35,7 +35,7 @@ class AttentionLayer:
     Attributes:
         module: the caller of the attention function.
         spec: the shapes of its keys and values.
-        sliding_window: a query sees itself and the ``sliding_window - 1`` positions before it; None means all.
+        sliding_window: a query sees itself and the ``sliding_window - 1`` positions before it; ``None`` means all.
     """
 
     module: nn.Module
@@ -47,11 +47,11 @@ def probe_attention(model: PreTrainedModel) -> tuple[AttentionLayer, ...]:
     """Runs a few tokens through the model with an attention function that records its callers, in their order.
 
     Raises:
-        UnsupportedModelError: the model does not attend in a way that a paged cache can serve; the message says why.
+        UnsupportedModelError: a paged cache cannot serve the model's attention; the message says why.
     """
     kind = type(model).__name__
     probe = _Probe(kind, _num_positions(model.config))
-    # transformers has no way to unregister, and a name that is left behind would keep the model alive.
+    # transformers has no way to unregister, and a name that stays registered would keep the model alive.
     ALL_ATTENTION_FUNCTIONS.register(_PROBE_NAME, probe.attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(_PROBE_NAME, probe.mask)
     try:
@@ -79,15 +79,15 @@ def probe_attention(model: PreTrainedModel) -> tuple[AttentionLayer, ...]:
 
 
 def _num_positions(config: Any) -> int:
-    """How far masks are examined."""
+    """Number of positions over which masks are examined."""
     positions = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
     return max(64, positions if isinstance(positions, int) else 0)
 
 
 class _Probe:
-    """Stands in for attention and for mask creation during one forward.
+    """Replaces attention and mask creation during one forward.
 
-    A mask is replaced by a constant tensor that says which entry of ``windows`` it stands for.
+    A mask is a constant tensor with the index of its entry in ``windows``.
     """
 
     def __init__(self, kind: str, num_positions: int) -> None:
@@ -99,7 +99,7 @@ class _Probe:
     def mask(
         self, batch_size: int, q_length: int, kv_length: int, mask_function: MaskFunction, **kwargs: Any
     ) -> torch.Tensor:
-        """Called by transformers wherever a model wants a mask."""
+        """Called by transformers instead of creating a mask."""
         self._windows.append(self._window_of(mask_function))
         return torch.full((batch_size, 1, q_length, kv_length), len(self._windows) - 1, device=kwargs.get("device"))
 

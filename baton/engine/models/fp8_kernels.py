@@ -1,4 +1,4 @@
-"""Activations to fp8 as one Triton kernel: torch would launch five for each linear layer, which a token alone feels."""
+"""Quantizes activations to fp8 in one Triton kernel; torch would launch five per linear layer, which slows decoding."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 
 LARGEST = 448.0
-"""Of e4m3."""
+"""Largest number of e4m3."""
 LEAST = 1e-12
-"""A row whose largest number is smaller is scaled as if it had this one."""
+"""Lower bound of a row's largest number when its scale is computed."""
 _LARGEST = tl.constexpr(LARGEST)
 _LEAST = tl.constexpr(LEAST)
 _NUMBERS_PER_WARP = 512
@@ -35,7 +35,7 @@ def quantize_row(
 
 
 def quantize_rows_by_kernel(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """See :func:`baton.engine.models.fp8_linear.quantize_rows`."""
+    """Quantizes rows like :func:`baton.engine.models.fp8_linear.quantize_rows`."""
     num_rows, width = rows.shape
     if rows.stride(1) != 1:
         rows = rows.contiguous()

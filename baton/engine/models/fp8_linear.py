@@ -1,8 +1,8 @@
 """Linear layers in fp8 (e4m3): half of the bytes of bfloat16 to read, and the tensor cores' fp8 rate.
 
-A row of a weight is e4m3 times one float32; so is a token's row of activations, whose scale is found in each forward.
-The largest of a row becomes the largest number of e4m3 (Micikevicius et al., "FP8 Formats for Deep Learning", 2022).
-Scales of single tokens keep what a token computes to independent of who shares its step.
+A row of a weight is e4m3 times one float32; so is a token's row of activations, whose scale is computed in each
+forward. The largest number of a row becomes the largest number of e4m3 (Micikevicius et al., "FP8 Formats for Deep
+Learning", 2022). With a scale per token, a token's result does not depend on the other tokens of the step.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from baton.engine.models.fp8_kernels import LARGEST, LEAST
 
 _LEAST_CAPABILITY = (8, 9)
 _SIDE_MULTIPLE = 16
-"""Of both sides of a weight, as tensor cores want it; others stay as they are."""
+"""Divisor of both sides of a weight, required by tensor cores; other layers stay as they are."""
 
 RowQuantizer = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 class Fp8Linear(nn.Module):
-    """Computes what an ``nn.Linear`` does, in fp8.
+    """Replaces an ``nn.Linear``, computing in fp8.
 
     Args:
-        linear: of bfloat16; its weight is not kept.
-        quantize: makes rows of activations e4m3, as :func:`quantize_rows` does.
+        linear: a bfloat16 layer; its weight is not kept.
+        quantize: converts rows of activations to e4m3, as :func:`quantize_rows` does.
     """
 
     weight: torch.Tensor
@@ -62,19 +62,19 @@ class Fp8Linear(nn.Module):
 
 
 def quantize_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows as e4m3 and their scales, float32 ``[num_rows, 1]``; a row that holds what is no number stays none."""
+    """Rows as e4m3 and their scales, float32 ``[num_rows, 1]``; a row with a NaN or an infinity becomes NaN."""
     numbers = rows.float()
     scales = numbers.abs().amax(dim=1, keepdim=True).clamp_min(LEAST) / LARGEST
     return (numbers / scales).to(torch.float8_e4m3fn), scales
 
 
 def make_linears_fp8(model: PreTrainedModel) -> None:
-    """Puts :class:`Fp8Linear` in the place of the decoder's linear layers, one by one, and drops their weights.
+    """Replaces the decoder's linear layers by :class:`Fp8Linear`, one by one, and drops their weights.
 
-    Embedding, head, norms, and experts whose weights are no linear layers stay as they are.
+    The embedding, the head, norms, and experts whose weights are not linear layers stay as they are.
 
     Raises:
-        ConfigError: the model is not of bfloat16, or its GPU has no fp8.
+        ConfigError: the model is not bfloat16, or its GPU has no fp8.
         UnsupportedModelError: it has no linear layer that could be fp8.
     """
     if model.dtype is not torch.bfloat16:
@@ -98,7 +98,7 @@ def make_linears_fp8(model: PreTrainedModel) -> None:
 
 
 def check_device(device: torch.device) -> None:
-    """Raises :class:`ConfigError` for a GPU that has no fp8."""
+    """Raises :class:`ConfigError` for a GPU without fp8."""
     if device.type != "cuda":
         return
     capability = torch.cuda.get_device_capability(device)

@@ -1,4 +1,4 @@
-"""GGUF files, converted once into folders in the cache. No torch at import."""
+"""Converts GGUF files once into folders in the cache. No torch at import."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from baton.engine.models.model_cache import (
 )
 
 REFUSAL = "error: "
-"""How a line of ``baton.engine.models.gguf_convert`` begins that says why it will not convert a file."""
+"""Prefix of the line in which ``baton.engine.models.gguf_convert`` says why it refuses a file."""
 
 _MAGIC = b"GGUF"
 _SAMPLE_BYTES = 1 << 20
 _CONVERSION_VERSION = 1
-"""Raise it when the conversion changes its result: folders made before are then made again."""
+"""Increase it when the conversion changes its result; folders made before are then made again."""
 
 
 def ensure_converted(path: Path, report: Report | None = None) -> Path:
-    """Gives a transformers folder with the content of a GGUF file, after converting it if that was not done yet.
+    """Returns a transformers folder with the content of a GGUF file; converts the file first if needed.
 
     Raises:
-        ConfigError: no such file, or not a GGUF file.
+        ConfigError: there is no such file, or it is not a GGUF file.
         UnsupportedModelError: transformers cannot convert such a model.
         ModelUnavailableError: the conversion failed, or the cache cannot be written.
     """
@@ -47,7 +47,7 @@ def ensure_converted(path: Path, report: Report | None = None) -> Path:
 
 
 def convert(gguf_file: Path, work: Path) -> Path:
-    """Converts into a folder inside ``work``, in a process of its own: torch and the weights stay out of this one.
+    """Converts into a folder inside ``work``, in a separate process that keeps torch and the weights out of this one.
 
     Raises:
         UnsupportedModelError: transformers cannot convert such a model.
@@ -72,10 +72,10 @@ def convert(gguf_file: Path, work: Path) -> Path:
 
 
 def _fingerprint(path: Path) -> str:
-    """Tells files apart without reading all of one: size, time of change, first and last MiB.
+    """Identifies a file without reading all of it: size, time of change, first and last MiB.
 
     Raises:
-        ConfigError: no such file, or not a GGUF file.
+        ConfigError: there is no such file, or it is not a GGUF file.
     """
     try:
         status = path.stat()

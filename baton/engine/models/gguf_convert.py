@@ -1,6 +1,6 @@
-"""Turn one GGUF file into a plain model folder (safetensors, config, tokenizer, chat template).
+"""Converts one GGUF file into a plain model folder (safetensors, config, tokenizer, chat template).
 
-Run as a program it refuses in one line, which :mod:`baton.engine.models.gguf_cache` shows to the user.
+Run as a program, it refuses a file in one line, which :mod:`baton.engine.models.gguf_cache` shows to the user.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from baton.engine.models.gguf_cache import REFUSAL
 
 # Pre-tokenizers that transformers leaves out when it rebuilds a byte-level BPE tokenizer from GGUF metadata, by the
 # value of ``tokenizer.ggml.pre``. SmolLM splits every number into single digits first; without it "2024" gets tokens
-# that the model has hardly seen.
+# that are rare in the model's training data.
 _SPLITS_BEFORE_BYTE_LEVEL: dict[str, pre_tokenizers.PreTokenizer] = {
     "smollm": pre_tokenizers.Digits(individual_digits=True),
 }
@@ -37,16 +37,16 @@ _NO_ARCHITECTURES = frozenset({"general", "tokenizer"})
 
 
 def convert_gguf(gguf_file: Path, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Writes a model folder that ``from_pretrained`` loads without knowing of GGUF.
+    """Writes a model folder that ``from_pretrained`` loads without GGUF support.
 
     Args:
         folder: created if missing; files of the same names in it are overwritten.
-        dtype: of the stored weights; None: the file's own, or bfloat16 where it is quantized. Dequantization itself
-            runs in float32.
+        dtype: dtype of the stored weights; ``None`` takes the file's own, or bfloat16 where it is quantized.
+            Dequantization itself runs in float32.
 
     Raises:
-        UnsupportedModelError: an architecture that transformers does not read from GGUF, a part of a split file, or
-            weights that are missing from it.
+        UnsupportedModelError: transformers does not read the architecture from GGUF, the file is a part of a split one,
+            or it lacks weights.
     """
     reader = GGUFReader(str(gguf_file))
     _refuse_unsupported(gguf_file, reader)
@@ -54,7 +54,7 @@ def convert_gguf(gguf_file: Path, folder: Path, dtype: torch.dtype | None = None
     _convert_weights(gguf_file, folder, dtype or _stored_dtype(reader))
     _convert_tokenizer(gguf_file, reader, folder)
     for file in folder.iterdir():
-        file.chmod(0o644)  # safetensors writes files that only their owner may read; caches are shared
+        file.chmod(0o644)  # safetensors writes files that only their owner may read, but caches are shared
 
 
 def _refuse_unsupported(gguf_file: Path, reader: GGUFReader) -> None:
@@ -78,7 +78,7 @@ def _refuse_unsupported(gguf_file: Path, reader: GGUFReader) -> None:
 
 
 def _stored_dtype(reader: GGUFReader) -> torch.dtype:
-    """The dtype that most of the file's bytes have."""
+    """The dtype of most of the file's bytes."""
     sizes: dict[torch.dtype, int] = {}
     for tensor in reader.tensors:
         dtype = _UNQUANTIZED_DTYPES.get(tensor.tensor_type, torch.bfloat16)
@@ -95,19 +95,19 @@ def _convert_weights(gguf_file: Path, folder: Path, dtype: torch.dtype) -> None:
         local_files_only=True,
         output_loading_info=True,
     )
-    if loading["missing_keys"]:  # transformers would go on with random numbers in their place
+    if loading["missing_keys"]:  # transformers would continue with random numbers in their place
         missing = sorted(loading["missing_keys"])
         raise UnsupportedModelError(
             f"{gguf_file.name} lacks {len(missing)} of the model's weights, or transformers does not know their names:"
             f" {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}."
         )
-    # transformers refuses to save a model that remembers being quantized, so the weights move into a plain one.
+    # transformers refuses to save a model that was loaded quantized, so the weights move into a plain one.
     config = copy.deepcopy(packed.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     config.dtype = dtype
     config.architectures = [type(packed).__name__]
-    for leftover in ("_model_name_or_path", "unk_token_id"):  # copied from GGUF metadata, read by nobody
+    for leftover in ("_model_name_or_path", "unk_token_id"):  # copied from GGUF metadata, never read
         if hasattr(config, leftover):
             delattr(config, leftover)
     if isinstance(getattr(config, "rms_norm_eps", None), float):
@@ -139,7 +139,7 @@ def _metadata(reader: GGUFReader, key: str) -> Any:
 
 
 def _main() -> None:
-    """``python -m baton.engine.models.gguf_convert FILE.gguf FOLDER``."""
+    """Runs ``python -m baton.engine.models.gguf_convert FILE.gguf FOLDER``."""
     if len(sys.argv) != 3:
         raise SystemExit("usage: python -m baton.engine.models.gguf_convert FILE.gguf FOLDER")
     try:

@@ -1,7 +1,7 @@
-"""Model folders that baton makes itself and keeps: made once, whole or not at all. No torch at import.
+"""A cache of model folders that baton makes itself; each is written atomically. No torch at import.
 
-A folder is made under a temporary name and appears under its own by one rename, so that whoever sees it sees all of
-it, however often the work was interrupted before. A manifest inside says what it was made from.
+A folder is made under a temporary name and then renamed, so that other processes see it complete or not at all, however
+often the work was interrupted. A manifest inside says what it was made from.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ModelUnavailableError(BatonError):
 
 
 def cache_dir() -> Path:
-    """Where baton keeps what it can make again: ``$BATON_CACHE``, else ``~/.cache/baton``."""
+    """Folder of what baton can make again: ``$BATON_CACHE``, else ``~/.cache/baton``."""
     chosen = os.environ.get(CACHE_VARIABLE)
     return Path(chosen).expanduser().absolute() if chosen else Path.home() / ".cache" / "baton"
 
@@ -43,18 +43,18 @@ def cache_dir() -> Path:
 def ensure_folder(
     folder: Path, source: str, make: Callable[[Path], Path], report: Report | None = None, *, verify: bool = False
 ) -> Path:
-    """Gives the folder, after making it if it is not there, not whole, or made from something else.
+    """Returns the folder; makes it first if it is missing, incomplete, or made from another source.
 
     Safe to interrupt at any moment, and safe for several processes at once: one works, the others wait for it.
 
     Args:
         source: what the folder is made from and how, for its manifest.
-        make: makes the content inside a working folder, which is removed afterwards, and gives the content's folder.
+        make: makes the content inside a working folder, which is removed afterwards, and returns the content's folder.
         report: called with one line of progress at a time.
         verify: compare every file with its recorded SHA-256, not only names and sizes.
 
     Raises:
-        ModelUnavailableError: the cache cannot be written, or what ``make`` raises.
+        ModelUnavailableError: the cache cannot be written, or ``make`` raises it.
     """
     say: Report = report or (lambda line: None)
     if find_problem(folder, source, hashes=verify) is None:
@@ -79,7 +79,7 @@ def ensure_folder(
 def run_logged(
     command: list[str], log: Path, variables: dict[str, str], while_running: Callable[[], None] = lambda: None
 ) -> int:
-    """Runs a command with its output in ``log``, calls ``while_running`` twice a second, and gives the exit status."""
+    """Runs a command with its output in ``log``, calls ``while_running`` twice a second, returns the exit status."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -101,14 +101,14 @@ def run_logged(
 
 
 def last_line(log: Path) -> str:
-    """The line of a log that says most about a failure: the last error, else the last line."""
+    """The most informative line of a log after a failure: the last error, else the last line."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower() or "no module named" in line.lower()]
     return (errors or lines or ["no output"])[-1]
 
 
 def _build(folder: Path, source: str, make: Callable[[Path], Path]) -> None:
-    """Makes the folder anew. The caller holds the lock."""
+    """Makes the folder. The caller holds the lock."""
     for leftover in folder.parent.glob(f".{folder.name}.*.partial"):
         shutil.rmtree(leftover, ignore_errors=True)
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))

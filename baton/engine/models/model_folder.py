@@ -1,4 +1,4 @@
-"""A manifest of a model folder that baton wrote itself: which files, how large, which hashes."""
+"""Manifests of model folders that baton writes: names, sizes and hashes of the files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def sha256_of(file: Path) -> str:
 
 
 def copy_and_hash(source: BinaryIO, target: BinaryIO | None) -> str:
-    """Reads ``source`` to its end, writes it to ``target`` if there is one, and gives its SHA-256 in hex."""
+    """Reads ``source`` to its end, writes it to ``target`` if given, and returns its SHA-256 in hex."""
     digest = hashlib.sha256()
     while piece := source.read(_READ_BYTES):
         digest.update(piece)
@@ -29,10 +29,10 @@ def copy_and_hash(source: BinaryIO, target: BinaryIO | None) -> str:
 
 
 def write_manifest(folder: Path, source: str) -> None:
-    """Hashes every file of the folder, makes all of them durable, and writes the manifest last.
+    """Hashes every file of the folder, flushes all of them to disk, and writes the manifest last.
 
     Args:
-        source: what the folder was made from and how; a folder with another source counts as stale.
+        source: what the folder was made from and how; a folder with another source is stale.
     """
     files = {}
     for file in sorted(path for path in folder.iterdir() if path.is_file() and path.name != MANIFEST_NAME):
@@ -44,7 +44,7 @@ def write_manifest(folder: Path, source: str) -> None:
 
 
 def find_problem(folder: Path, source: str, *, hashes: bool = False) -> str | None:
-    """What is wrong with the folder, in words, or None when it is whole.
+    """Describes what is wrong with the folder; ``None`` when it is complete.
 
     Args:
         hashes: also compare every file's content with its hash; otherwise only names and sizes, in under a millisecond.

@@ -1,4 +1,4 @@
-"""Loads a model for the engine and finds out what its cache looks like, by watching it run once."""
+"""Loads a model for the engine and finds the layout of its cache by running it once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from baton.engine.models.model_source import ModelSource
 _ATTENTION_TYPES = {"full_attention", "sliding_attention", "attention"}
 _SAMPLES_PER_TENSOR = 16
 _NUM_COMPARED = 32
-# Of a config: where it came from and who wrote it, which the model does not compute with.
+# Settings about the origin of a config, which do not affect the computation.
 _VOLATILE_SETTINGS = frozenset({"_name_or_path", "architectures", "dtype", "transformers_version"})
 
 
@@ -44,10 +44,10 @@ class LoadedModel:
     Attributes:
         attention_layers: in the order in which a forward calls them; their index is the cache layer.
         max_model_len: the model's own context length.
-        fingerprint: equal for equal weights and config, see :func:`fingerprint_of`; of the weights as they were.
-        weights: ``native``, or ``fp8``: what its linear layers are, see :mod:`baton.engine.models.fp8_linear`.
-        weights_error: relative error of some logits that these weights alone brought.
-        is_fusable: the fused decoder has given the model's own logits, so that nobody need compare again.
+        fingerprint: equal for equal weights and config, see :func:`fingerprint_of`; taken before any conversion to fp8.
+        weights: ``native``, or ``fp8`` for linear layers of :mod:`baton.engine.models.fp8_linear`.
+        weights_error: relative error of some logits caused by these weights alone.
+        is_fusable: the fused decoder has given the model's own logits, so that no other comparison is needed.
     """
 
     model: PreTrainedModel
@@ -70,13 +70,13 @@ class LoadedModel:
 
 
 def pick_device(name: str) -> torch.device:
-    """``auto`` takes CUDA when there is one (Ray hides what it did not grant).
+    """Resolves a device name. ``auto`` takes CUDA when there is one (Ray hides GPUs that it did not grant).
 
     Returns:
         The CPU, or the first visible GPU by its number: torch refuses to limit the memory of a GPU without one.
 
     Raises:
-        ConfigError: CUDA was asked for and is not there.
+        ConfigError: the name is ``cuda``, and no GPU is visible.
     """
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
@@ -89,9 +89,9 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(name: str, config: Any, device: torch.device) -> str:
-    """``auto`` takes the checkpoint's dtype, but CPUs take float16 as float32, and bfloat16 if they lack instructions.
+    """Resolves a dtype name. ``auto`` takes the checkpoint's dtype, but float32 where a CPU has no instructions for it.
 
-    For those that serve, :func:`baton.engine.runner.served_model.load_served_model` knows better.
+    Served models use :func:`baton.engine.runner.served_model.load_served_model`, which also considers the decoder.
     """
     if name != "auto":
         return name
@@ -102,7 +102,7 @@ def pick_dtype(name: str, config: Any, device: torch.device) -> str:
 
 
 def stored_dtype(config: Any) -> str:
-    """What a checkpoint's config says; float32 for what no model here is computed in."""
+    """The dtype in a checkpoint's config; float32 for a dtype that is not supported."""
     stored = str(getattr(config, "dtype", None) or torch.float32).removeprefix("torch.")
     return stored if stored in TORCH_DTYPES else "float32"
 
@@ -111,10 +111,10 @@ def load_model(source: ModelSource, dtype: str, device: torch.device, weights: s
     """Loads weights and probes the architecture.
 
     Args:
-        weights: ``fp8`` turns linear layers into such; whoever computes a model with other ones leaves the model's be.
+        weights: ``fp8`` converts linear layers; other formats are converted by the decoder that computes them.
 
     Raises:
-        ConfigError: the model cannot be found or read, or fp8 is not for this dtype and device.
+        ConfigError: the model cannot be found or read, or fp8 does not support this dtype and device.
         UnsupportedModelError: its architecture cannot run on this engine; the message says why.
     """
     config = load_config(source)
@@ -125,10 +125,10 @@ def load_model(source: ModelSource, dtype: str, device: torch.device, weights: s
 
 
 def prepare_model(model: PreTrainedModel, dtype_name: str, weights: str = "native") -> LoadedModel:
-    """The same of a model that is in memory and on its device already; ``fp8`` changes it in place."""
+    """Like :func:`load_model`, for a model that is on its device already; ``fp8`` changes it in place."""
     check_architecture(model.config)
     speed_up_products(model, model.device)
-    # Registering the same function again changes nothing, so every model may do it.
+    # Registering the same function again has no effect, so every model may do it.
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, paged_attention)
     model.requires_grad_(False)
     attention_layers = probe_attention(model)
@@ -145,19 +145,19 @@ def prepare_model(model: PreTrainedModel, dtype_name: str, weights: str = "nativ
 
 
 def _with_fp8(loaded: LoadedModel) -> LoadedModel:
-    """Compared here with its former self, which nobody can afterwards."""
+    """Converts to fp8 and compares with the model before, which no longer exists afterwards."""
     token_ids = check_tokens(_NUM_COMPARED, loaded.vocab_size)
     before = own_logits(loaded.model, token_ids)
     make_linears_fp8(loaded.model)
     if loaded.model.device.type == "cuda":
-        torch.cuda.empty_cache()  # what the weights took is room for KV
+        torch.cuda.empty_cache()  # the memory of the replaced weights is used for KV
     error = relative_distance(own_logits(loaded.model, token_ids), before)
     return replace(loaded, weights="fp8", weights_error=error)
 
 
 @torch.inference_mode()
 def own_logits(model: PreTrainedModel, token_ids: Sequence[int], first_position: int = 0) -> torch.Tensor:
-    """By the model's own attention, float32 ``[num_tokens, vocab_size]``; afterwards it attends over a paged cache."""
+    """Logits by the model's own attention, float32 ``[num_tokens, vocab_size]``; then switches to paged attention."""
     model.set_attn_implementation("eager")
     try:
         ids = torch.tensor([token_ids], device=model.device)
@@ -169,7 +169,7 @@ def own_logits(model: PreTrainedModel, token_ids: Sequence[int], first_position:
 
 
 def check_tokens(count: int, vocab_size: int) -> list[int]:
-    """Some, to compare two ways of computing a model by."""
+    """Some token ids, to compare two ways of computing a model."""
     return [(37 * index + 11) % min(vocab_size, 1000) for index in range(count)]
 
 
@@ -178,7 +178,7 @@ def relative_distance(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def check_architecture(config: Any) -> None:
-    """Raises :class:`UnsupportedModelError` for what can be known before any weight is loaded."""
+    """Raises :class:`UnsupportedModelError` for architectures that are known to fail before any weight is loaded."""
     kind = type(config).__name__.removesuffix("Config")
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{kind} is an encoder-decoder model; baton serves decoder-only language models.")
@@ -198,7 +198,7 @@ def check_architecture(config: Any) -> None:
 def fingerprint_of(model: PreTrainedModel) -> str:
     """Hex digest over the config and over every parameter's name, shape, dtype and some of its values.
 
-    Independent of where the model was loaded from and in which file format.
+    Independent of the model's location and file format.
     """
     settings = {key: value for key, value in model.config.to_diff_dict().items() if key not in _VOLATILE_SETTINGS}
     digest = hashlib.blake2b(json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=16)
@@ -211,7 +211,7 @@ def fingerprint_of(model: PreTrainedModel) -> str:
 
 
 def load_config(source: ModelSource) -> Any:
-    """Raises :class:`ConfigError` when there is none that can be read."""
+    """Loads a model's config. Raises :class:`ConfigError` if it is missing or unreadable."""
     try:
         return AutoConfig.from_pretrained(source.path)
     except (OSError, ValueError, KeyError) as error:
@@ -222,13 +222,13 @@ def load_config(source: ModelSource) -> Any:
 
 
 def _load_weights(source: ModelSource, config: Any, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """On a GPU the weights go there tensor by tensor: the host need not hold them, and quantizers find them there."""
+    """Loads weights; for a GPU tensor by tensor, so that the host need not hold them and quantizers run there."""
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModelError(
             f"{type(config).__name__.removesuffix('Config')} has no causal language model in transformers; "
             "baton serves decoder-only language models."
         )
-    disable_progress_bar()  # a bar is no line of a log
+    disable_progress_bar()  # a progress bar does not belong in a log
     placement = {} if device.type == "cpu" else {"device_map": {"": device}}
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -263,10 +263,10 @@ def _context_length(config: Any) -> int:
 
 
 def _longest_static_rope(config: Any) -> float:
-    """Positions that are rotated by the same frequencies whatever else is in the batch.
+    """Number of positions whose rotary frequencies do not depend on the rest of the batch.
 
     LongRoPE changes all frequencies once the longest sequence passes ``original_max_position_embeddings``. Keys that
-    are cached already would be wrong from then on, for their own sequence and for every other one in the step.
+    are cached already would then be wrong, for their own sequence and for every other one in the step.
     """
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
@@ -285,5 +285,5 @@ def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
 
 
 def accepts_logits_to_keep(model: PreTrainedModel) -> bool:
-    """Whether the model can compute logits for chosen tokens only."""
+    """Whether the model can compute logits for selected tokens only."""
     return "logits_to_keep" in inspect.signature(model.forward).parameters

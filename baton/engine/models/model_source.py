@@ -1,4 +1,4 @@
-"""What ``model:`` may name: the bundled default, a hub id, a local folder or a GGUF file. No torch here."""
+"""Resolves ``model:`` to the bundled default, a hub id, a local folder or a GGUF file. No torch here."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from baton.engine.models.model_cache import Report
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where weights and tokenizer come from, in transformers' terms.
+    """Location of weights and tokenizer, for transformers.
 
     Attributes:
         path: a folder, or a hub id.
-        name: how clients call the model unless the config names it otherwise.
+        name: the model's name for clients unless the configuration gives another.
     """
 
     path: str
@@ -26,14 +26,14 @@ class ModelSource:
 
 
 def resolve_model(reference: str, report: Report | None = None) -> ModelSource:
-    """Finds the model, fetching the bundled default or converting a GGUF file if need be.
+    """Locates the model; fetches the bundled default or converts a GGUF file if needed.
 
     Args:
         report: called with one line of progress at a time.
 
     Raises:
         ConfigError: ``reference`` is none of the four kinds.
-        UnsupportedModelError: a GGUF file of a kind that cannot be converted.
+        UnsupportedModelError: transformers cannot convert such a GGUF file.
         ModelUnavailableError: the default model cannot be fetched, or a GGUF file cannot be converted.
     """
     if is_default_model(reference):
@@ -56,5 +56,5 @@ def resolve_model(reference: str, report: Report | None = None) -> ModelSource:
 
 
 def is_hub_id(reference: str) -> bool:
-    """True for ``owner/name``; whether the hub has it is another question."""
+    """True for the form ``owner/name``; the hub is not asked."""
     return reference.count("/") == 1 and not reference.startswith((".", "/", "~")) and not reference.endswith("/")

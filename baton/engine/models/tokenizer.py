@@ -31,9 +31,9 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 class Tokenizer:
-    """A transformers tokenizer behind the few operations that serving needs.
+    """A transformers tokenizer, reduced to the operations that serving needs.
 
-    Safe to use from several threads: nothing on the wrapped tokenizer is changed after construction.
+    Thread-safe: the wrapped tokenizer does not change after construction.
     """
 
     def __init__(self, hf_tokenizer: Any) -> None:
@@ -59,25 +59,25 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path, *, only_local: bool = False) -> Tokenizer:
-        """Loads the tokenizer that lies in the folder ``path`` (or that a hub id names).
+        """Loads the tokenizer in the folder ``path`` (or that a hub id names).
 
         Args:
-            only_local: of a hub id only what this machine has; the hub is not asked.
+            only_local: for a hub id, use only files of this machine and do not ask the hub.
 
         Raises:
-            OSError: nothing usable is there.
+            OSError: there is no usable tokenizer.
         """
         from transformers import AutoTokenizer
 
         return cls(AutoTokenizer.from_pretrained(str(path), local_files_only=only_local))
 
     def save(self, folder: Path) -> None:
-        """Writes the files from which :meth:`load` makes the same tokenizer."""
+        """Writes the files from which :meth:`load` builds the same tokenizer."""
         self._hf.save_pretrained(str(folder))
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens including the added ones; a model's embedding may have more rows."""
+        """Number of tokens including added ones; a model's embedding may have more rows."""
         return self._vocab_size
 
     @property
@@ -91,19 +91,19 @@ class Tokenizer:
 
     @property
     def is_byte_level(self) -> bool:
-        """True when every token is a byte string, so that text is exactly the tokens' bytes read as UTF-8."""
+        """True when every token is a byte string, so that text is the UTF-8 decoding of the tokens' bytes."""
         return self._is_byte_level
 
     @cached_property
     def max_token_chars(self) -> int:
-        """Characters of the longest vocabulary entry; bounds how few tokens a text can have."""
+        """Characters of the longest vocabulary entry; bounds a text's number of tokens from below."""
         return max((len(token) for token in self._hf.get_vocab()), default=1)
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of ``text``; ``add_special_tokens`` adds what the model's own post-processor adds (often BOS).
+        """Token ids of ``text``; ``add_special_tokens`` adds those of the model's own post-processor (often BOS).
 
         Raises:
             InvalidRequestError: the text has lone surrogates, which no encoding can represent.
@@ -122,11 +122,11 @@ class Tokenizer:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt text that the model's chat template makes of ``messages``.
+        """Renders ``messages`` with the model's chat template.
 
         Raises:
-            InvalidRequestError: there is no chat template, it refuses these messages, or ``template_kwargs`` names
-                an argument that is not the template's own.
+            InvalidRequestError: there is no chat template, it refuses these messages, or ``template_kwargs`` names an
+                argument that is not the template's own.
         """
         from jinja2.exceptions import TemplateError
 
@@ -149,7 +149,7 @@ class Tokenizer:
                 continue_final_message=continue_final_message,
                 **kwargs,
             )
-        # Templates are programs run on the client's values: these are what Jinja lets through.
+        # Templates are programs run on the client's values; Jinja passes these errors on.
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise InvalidRequestError(
                 f"The model's chat template does not accept these messages: {str(error)[:300]}", param="messages"
@@ -179,7 +179,7 @@ class Tokenizer:
         return self.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of ``token_ids``; ids outside the vocabulary have none."""
+        """Text of ``token_ids``; ids outside the vocabulary are left out."""
         if self._backend is not None:
             text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
             return text
@@ -187,11 +187,11 @@ class Tokenizer:
         return str(self._hf.decode(known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """UTF-8 bytes of one token by itself, which may be a part of a character; empty for an unknown id."""
+        """UTF-8 bytes of one token, which may be a part of a character; empty for an unknown id."""
         known = self._bytes.get(token_id)
         if known is None:
             known = self._find_bytes(token_id)
-            if 0 <= token_id < self.vocab_size:  # ids outside come from nowhere, and may be many
+            if 0 <= token_id < self.vocab_size:  # do not cache unknown ids, of which there may be many
                 self._bytes[token_id] = known
         return known
 
@@ -213,15 +213,15 @@ class Tokenizer:
         return self.decode([token_id], skip_special_tokens=False).encode()
 
     def token_text(self, token_id: int) -> str:
-        """Text of one token by itself; bytes that are no whole character show as U+FFFD."""
+        """Text of one token; bytes that are no whole character become U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def detokenizer(
         self, *, skip_special_tokens: bool = True, prompt_token_ids: Sequence[int] = ()
     ) -> IncrementalDetokenizer:
-        """A fresh detokenizer for one sequence.
+        """Creates a detokenizer for one sequence.
 
-        ``prompt_token_ids`` says what the output continues: sentencepiece-like vocabularies keep the leading space of
+        ``prompt_token_ids`` are the tokens before the output: sentencepiece-like vocabularies keep the leading space of
         the first token only when something comes before it.
         """
         strategy: _Strategy
@@ -258,10 +258,10 @@ class _Strategy(Protocol):
 
 
 class IncrementalDetokenizer:
-    """Text of one growing sequence, a piece at a time.
+    """Decodes one growing sequence piece by piece.
 
-    What it returns never ends in a part of a character that later tokens complete, and all pieces together are the
-    text of the whole sequence. The cost of a token does not grow with the length of the sequence.
+    A piece never ends within a character that later tokens complete, and all pieces together are the text of the whole
+    sequence. The cost per token does not grow with the length of the sequence.
     """
 
     def __init__(self, strategy: _Strategy, hidden_token_ids: frozenset[int]) -> None:
@@ -269,20 +269,20 @@ class IncrementalDetokenizer:
         self._hidden = hidden_token_ids
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that ``token_ids`` add, as far as it is certain."""
+        """Returns the text that ``token_ids`` add, as far as it is final."""
         return "".join(map(self.push_one, token_ids))
 
     def push_one(self, token_id: int) -> str:
-        """:meth:`push` for one token."""
+        """Like :meth:`push`, for one token."""
         return "" if token_id in self._hidden else self._strategy.push(token_id)
 
     def flush(self) -> str:
-        """What was still held back, with U+FFFD where a character stayed incomplete. Call it once, at the end."""
+        """Returns the withheld text, with U+FFFD for an incomplete character. Call it once, at the end."""
         return self._strategy.flush()
 
 
 class _ByteLevelStrategy:
-    """Exact and constant-time: every token is bytes, and text is their UTF-8 reading."""
+    """Exact and constant-time: every token is bytes, and text is their UTF-8 decoding."""
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         self._token_bytes = token_bytes
@@ -296,11 +296,11 @@ class _ByteLevelStrategy:
 
 
 class _WindowStrategy:
-    """For decoders whose text of a token depends on its neighbours: decode a short window twice, take the difference.
+    """For decoders whose text of a token depends on its neighbours: decodes a window twice and returns the difference.
 
-    ``ids[prefix:read]`` is context whose text is out already; ``ids[read:]`` is what waits. A window that ends in
-    U+FFFD may be a byte-fallback character in the making and is held back. A run of invalid bytes would be held for
-    ever, so beyond ``_MAX_PENDING_TOKENS`` all but the newest tokens are let go: their text can no longer change.
+    ``ids[prefix:read]`` is context whose text was returned; ``ids[read:]`` is pending. A window that ends in U+FFFD may
+    be an incomplete byte-fallback character and is withheld. A run of invalid bytes would be withheld without end, so
+    beyond ``_MAX_PENDING_TOKENS`` all but the newest tokens are released: their text can no longer change.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], context: Sequence[int]) -> None:
@@ -323,14 +323,14 @@ class _WindowStrategy:
     def _release(self, end: int) -> str:
         known = self._decode(self._ids[: self._read])
         text = self._decode(self._ids[:end])
-        # An invalid byte turns the whole run of byte tokens around it into U+FFFD, what was out included.
+        # An invalid byte turns the whole run of byte tokens around it into U+FFFD, including text that was returned.
         delta = text[len(known) :] if text.startswith(known) else self._decode(self._ids[self._read : end])
         if not delta:
-            # Nothing to see yet. The context stays, or a later token would lose its leading space.
+            # There is no text yet. The context stays, since otherwise a later token would lose its leading space.
             if end - self._read > _MAX_PENDING_TOKENS:
                 del self._ids[self._read : end]
             return ""
-        # At least one token that is out stays as context for the next.
+        # At least one decoded token stays as context for the next.
         start = min(self._read, end - 1)
         self._ids = self._ids[start:]
         self._read = end - start

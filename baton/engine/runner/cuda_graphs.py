@@ -1,12 +1,12 @@
 """Decode and verification steps as CUDA graphs: recorded when a worker starts, replayed with one call.
 
-A graph has a bucket's shape, so many sequences of so many tokens at most, and reads and writes memory whose addresses
-stay. A step is copied in, replayed, and its rows are copied or viewed out of what the graph leaves behind:
+A graph has the shape of a bucket, a maximum number of sequences and of tokens per sequence, and works at fixed
+addresses. A step is copied in and replayed, and its rows are copied or viewed out of the graph's memory:
 
-token_ids, positions, slots    | a0 | b7 b8 | c4 | 0  0  0  0 |      what is left over writes to the scratch block,
-plan                           | a  | b     | c  | the last   |      sees that block's first key, and is never read
+token_ids, positions, slots    | a0 | b7 b8 | c4 | 0  0  0  0 |      unused tokens write to the scratch block,
+plan                           | a  | b     | c  | the last   |      see that block's first key, and are never read
 
-Steps that fit no bucket, such as chunks of prompts, are computed as they were before.
+Steps that fit no bucket, such as prompt chunks, are computed without a graph.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ROUGH_STEP = 32
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """What a graph has room for: ``num_seqs`` sequences of ``tokens_per_seq`` new tokens."""
+    """Capacity of a graph: ``num_seqs`` sequences of ``tokens_per_seq`` new tokens."""
 
     num_seqs: int
     tokens_per_seq: int
@@ -58,11 +58,11 @@ class Bucket:
 
 
 def make_buckets(max_num_seqs: int, max_draft_tokens: int, most_tokens: int = _MOST_TOKENS) -> list[Bucket]:
-    """The smallest first.
+    """Returns the buckets to record, smallest first.
 
     Args:
-        max_num_seqs: of a step.
-        max_draft_tokens: of a sequence; 0 where nothing is drafted.
+        max_num_seqs: limit of a step.
+        max_draft_tokens: limit of a sequence; 0 without drafts.
         most_tokens: larger buckets are left out: such steps keep a GPU busy without graphs.
     """
     lengths = [1]
@@ -83,7 +83,7 @@ class GraphFailure:
     """Why there are no graphs.
 
     Attributes:
-        bucket: its recording failed, and no other was tried afterwards.
+        bucket: the bucket whose recording failed; no other was tried afterwards.
         missing: all buckets, since the graphs recorded before are dropped too.
         reason: what went wrong, for people.
         forward_waits: whether the model's forward waits for the device, which makes overlapped steps useless too.
@@ -104,12 +104,12 @@ class GraphFailure:
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """Whose addresses the graphs know; smaller ones use the first rows.
+    """Tensors at the addresses that the graphs use; smaller graphs use the first rows.
 
     Attributes:
         token_ids, positions, slots, rows: int64 ``[num_tokens]``.
         logits: float32 ``[num_tokens, vocab_size]``.
-        features: ``[num_tokens, num_features]``; None where no draft reads any.
+        features: ``[num_tokens, num_features]``; ``None`` where no draft reads any.
     """
 
     token_ids: torch.Tensor
@@ -131,9 +131,9 @@ class GraphedForward:
     """Implements ``ForwardPass``: by graphs once they are recorded, else by ``inner``.
 
     Args:
-        inner: its backend takes plans.
-        cache: with a scratch block.
-        recorder: records what ``inner`` does, and nothing else.
+        inner: the forward pass to record; its backend takes plans.
+        cache: a cache with a scratch block.
+        recorder: records ``inner`` only.
 
     Attributes:
         failure: why there are no graphs; ``None`` where none was tried, or all were recorded.
@@ -164,10 +164,10 @@ class GraphedForward:
         memory with the one that failed, ``failure`` says why, and every step is computed by ``inner``.
 
         Args:
-            max_model_len: tokens of a sequence, drafts aside.
+            max_model_len: limit for the tokens of a sequence, without drafts.
 
         Raises:
-            Exception: whatever the device raises when it is lost.
+            Exception: the device is lost; its own error is raised.
         """
         wanted = (tuple(buckets), max_model_len)
         if not buckets or self.failure is not None or wanted == self._recorded:
@@ -183,7 +183,7 @@ class GraphedForward:
         check_device(self._cache.device)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """See ``ForwardPass.forward``. Logits of a graph are valid until the next forward."""
+        """Implements ``ForwardPass.forward``. Logits of a graph are valid until the next forward."""
         spans = [span for group in batch.groups for span in group.spans]
         graph, memory = self._find(batch, spans), self._memory
         if graph is None or memory is None:
@@ -202,27 +202,27 @@ class GraphedForward:
         graph.plan.fill(spans)
         graph.replay()
         if self.features is not None and memory.features is not None:
-            # Rows wait for their draft while other steps run.
+            # A copy, since rows wait for their draft while other steps run.
             self.features.of_graph = memory.features[:count].clone()
         if batch.num_rows == count:
             return memory.logits[:count]
         return memory.logits.index_select(0, batch.logit_rows)
 
     def close(self) -> None:
-        """See :meth:`baton.engine.runner.forward_pass.ForwardPass.close`."""
-        with suppress(RuntimeError):  # a device that is lost has nothing left to free
+        """Implements :meth:`baton.engine.runner.forward_pass.ForwardPass.close`."""
+        with suppress(RuntimeError):  # a lost device has nothing left to free
             self._drop_graphs()
         self._inner.close()
 
     def _find(self, batch: ForwardBatch, spans: Sequence[Span]) -> _Graph | None:
-        """The smallest graph with room for the batch."""
+        """The smallest graph with room for the batch, or ``None``."""
         graphs = (graph for graph in self._graphs if graph.bucket.holds(batch))
         return next((graph for graph in graphs if graph.plan.fits(spans)), None)
 
     def _record_all(self, buckets: Sequence[Bucket], max_model_len: int) -> GraphFailure | None:
         most = max(bucket.num_tokens for bucket in buckets)
         room = max_model_len + max(bucket.tokens_per_seq for bucket in buckets)
-        # The largest first: the others find their room in its memory.
+        # The largest first: the others fit into its memory.
         for bucket in sorted(buckets, key=lambda bucket: -bucket.num_tokens):
             try:
                 with recording_errors():
@@ -256,7 +256,7 @@ class GraphedForward:
         return _Graph(bucket, plan, self._recorder.record(lambda: self._run(memory, count, plan)))
 
     def _make_memory(self, num_tokens: int, plan: StaticPlan) -> _Memory:
-        """As large as a forward of so many tokens needs, which is computed to find out what it yields."""
+        """Allocates memory for ``num_tokens`` tokens; runs one forward to learn the shapes of its outputs."""
         device = self._cache.device
         token_ids, positions, slots = (torch.zeros(num_tokens, dtype=torch.int64, device=device) for _ in range(3))
         slots.fill_(self._scratch_block * self._cache.spec.block_size)
@@ -266,7 +266,7 @@ class GraphedForward:
         return _Memory(token_ids, positions, slots, rows, logits, features)
 
     def _run(self, memory: _Memory, count: int, plan: StaticPlan) -> None:
-        """What a graph does."""
+        """The work that a graph records."""
         batch = PlannedBatch(memory.slots[:count], plan.plan)
         logits = self._inner.compute(memory.token_ids[:count], memory.positions[:count], memory.rows[:count], batch)
         memory.logits[:count].copy_(logits)
@@ -275,7 +275,7 @@ class GraphedForward:
 
 
 class _GraphFeatures:
-    """Implements :class:`baton.engine.batch.hidden_states.HiddenStates` for forwards of either kind.
+    """Implements :class:`baton.engine.batch.hidden_states.HiddenStates` for forwards with and without graphs.
 
     Attributes:
         of_graph: the states of the last forward, if a graph computed it.
@@ -286,10 +286,10 @@ class _GraphFeatures:
         self.of_graph: torch.Tensor | None = None
 
     def take(self) -> torch.Tensor:
-        """See :meth:`baton.engine.batch.hidden_states.HiddenStates.take`."""
+        """Implements :meth:`baton.engine.batch.hidden_states.HiddenStates.take`."""
         taken, self.of_graph = self.of_graph, None
         return self._tap.take() if taken is None else taken
 
     def close(self) -> None:
-        """Ends the reading."""
+        """Stops reading hidden states."""
         self._tap.close()

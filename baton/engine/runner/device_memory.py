@@ -1,4 +1,4 @@
-"""What a GPU's memory is used for, measured with the largest steps that a worker will run."""
+"""Measures the use of a GPU's memory with the largest steps that a worker will run."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from baton.engine.sampling.sampler import queue_sample
 from baton.engine.sampling.verification import sampling_row
 
 CONTEXT_BYTES = 512 * 2**20
-"""An estimate: CUDA's context and the kernels of torch and its libraries, which no allocator of torch's counts."""
+"""Estimate of CUDA's context and the kernels of torch and its libraries, which torch's allocator does not count."""
 SMALL_CACHE_BLOCKS = 16
 _BYTES_PER_GRAPH = 8 * 2**20
-"""An estimate: the driver's own memory for a graph of one or two thousand kernels."""
+"""Estimate of the driver's own memory for a graph of one or two thousand kernels."""
 _SIDE_WORKSPACE_BYTES = 64 * 2**20
-"""An estimate: cuBLAS' workspace of the stream that graphs are recorded on."""
+"""Estimate of cuBLAS' workspace for the stream that graphs are recorded on."""
 _INT32_BYTES = _FLOAT32_BYTES = 4
 
 
 class DeviceMemory(Protocol):
-    """A device's memory, as this process sees it. All figures in bytes."""
+    """A device's memory, as this process sees it. All sizes are bytes."""
 
     def total_and_free(self) -> tuple[int, int]:
-        """Of the whole device, in view of all processes."""
+        """Total and free memory of the whole device, over all processes."""
         ...
 
     def allocated(self) -> int:
-        """In this process's tensors now."""
+        """Memory in this process's tensors now."""
         ...
 
     def reset_peak(self) -> None:
-        """Begins a new :meth:`peak`."""
+        """Starts a new :meth:`peak`."""
         ...
 
     def peak(self) -> int:
-        """The most that was ever in this process's tensors since :meth:`reset_peak`."""
+        """Maximum memory in this process's tensors since :meth:`reset_peak`."""
         ...
 
     def release(self) -> None:
-        """Gives memory that no tensor uses back to the device."""
+        """Returns memory that no tensor uses to the device."""
         ...
 
     def limit(self, num_bytes: int) -> None:
-        """Lets allocations of this process fail that would take more of the device."""
+        """Makes allocations of this process fail that exceed ``num_bytes``."""
         ...
 
 
@@ -63,30 +63,30 @@ class CudaMemory:
         self._device = device
 
     def total_and_free(self) -> tuple[int, int]:
-        """See :meth:`DeviceMemory.total_and_free`."""
+        """Implements :meth:`DeviceMemory.total_and_free`."""
         free, total = torch.cuda.mem_get_info(self._device)
         return total, free
 
     def allocated(self) -> int:
-        """See :meth:`DeviceMemory.allocated`."""
+        """Implements :meth:`DeviceMemory.allocated`."""
         return torch.cuda.memory_allocated(self._device)
 
     def reset_peak(self) -> None:
-        """See :meth:`DeviceMemory.reset_peak`."""
+        """Implements :meth:`DeviceMemory.reset_peak`."""
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def peak(self) -> int:
-        """See :meth:`DeviceMemory.peak`."""
+        """Implements :meth:`DeviceMemory.peak`."""
         torch.cuda.synchronize(self._device)
         return torch.cuda.max_memory_allocated(self._device)
 
     def release(self) -> None:
-        """See :meth:`DeviceMemory.release`."""
+        """Implements :meth:`DeviceMemory.release`."""
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
 
     def limit(self, num_bytes: int) -> None:
-        """See :meth:`DeviceMemory.limit`."""
+        """Implements :meth:`DeviceMemory.limit`."""
         total, _ = self.total_and_free()
         torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total), self._device)
 
@@ -111,15 +111,15 @@ class StepLimits:
 
     @property
     def draft_tokens(self) -> int:
-        """Of each sequence when there are ``max_num_seqs``."""
+        """Drafted tokens of each sequence in a step of ``max_num_seqs``."""
         return min(self.max_draft_tokens, self.chunk_tokens // self.max_num_seqs)
 
 
 def measure_use(runner: ModelRunner, limits: StepLimits, memory: DeviceMemory) -> DeviceMemoryUse:
-    """Runs the largest steps over a small cache and looks at the peak of memory.
+    """Runs the largest steps over a small cache and measures the peak of memory.
 
     Args:
-        runner: over a cache of a few blocks, which the steps overwrite; without graphs.
+        runner: a runner without graphs, over a cache of a few blocks, which the steps overwrite.
 
     Raises:
         ConfigError: even these steps do not fit beside the weights.
@@ -152,7 +152,7 @@ def measure_use(runner: ModelRunner, limits: StepLimits, memory: DeviceMemory) -
 
 
 def _peak_of(runner: ModelRunner, plan: list[ScheduledSequence], memory: DeviceMemory, *, samples: bool) -> int:
-    """Bytes that a step takes besides what was there before it."""
+    """Bytes that a step takes beyond what was allocated before it."""
     memory.release()
     before = memory.allocated()
     memory.reset_peak()
@@ -177,7 +177,7 @@ def _prompt_step(runner: ModelRunner, limits: StepLimits) -> list[ScheduledSeque
 
 
 def _verify_step(runner: ModelRunner, limits: StepLimits) -> list[ScheduledSequence]:
-    """As many sequences as there may be, with drafts."""
+    """A step of ``max_num_seqs`` sequences with drafts."""
     length = min(limits.max_model_len, runner.spec.block_size)
     draft = Draft((0,) * limits.draft_tokens)
     return [_sequence(runner, length, 1, draft, str(index)) for index in range(limits.max_num_seqs)]
@@ -197,10 +197,10 @@ def _sequence(
 
 
 def _graph_bytes(runner: ModelRunner, limits: StepLimits, memory: DeviceMemory) -> int:
-    """What :meth:`baton.engine.runner.model_runner.ModelRunner.capture_graphs` will take.
+    """Memory that :meth:`baton.engine.runner.model_runner.ModelRunner.capture_graphs` will take.
 
-    Its pool holds the activations of the largest bucket, which no step outside of graphs can use; the rows that graphs
-    leave behind and their plans come on top.
+    Its pool holds the activations of the largest bucket, which no step outside of graphs can use. The graphs' output
+    rows and plans are added to it.
     """
     buckets = make_buckets(limits.max_num_seqs, limits.max_draft_tokens)
     if not buckets:

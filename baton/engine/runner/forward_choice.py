@@ -1,4 +1,4 @@
-"""Chooses what computes a model, after a comparison with the model's own modules where they are not known to agree."""
+"""Chooses the forward pass of a model; compares it with the model's own modules unless they are known to agree."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from baton.engine.runner.options import DECODER_OF_WEIGHTS
 logger = logging.getLogger(__name__)
 
 CHECK_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.05}
-"""Relative error of the logits, by dtype, above which a forward pass computes something else than the model does.
-Rounding stays an order of magnitude below; a lost state, mask or position is an order of magnitude above."""
+"""Relative error of the logits, by dtype, above which a forward pass does not compute the model. Rounding stays an
+order of magnitude below; a lost state, mask or position is an order of magnitude above."""
 CHECK_FAILURES = (ValueError, TypeError, RuntimeError, LookupError, AttributeError)
-"""Errors of models whose structure is not what it seems."""
+"""Errors of models whose structure is not as expected."""
 _CHECK_CHUNKS = (7, 4, 1, 1)
 _FAR_POSITION = 32768
 
@@ -41,7 +41,8 @@ def create_forward_pass(
     feature_layers: Sequence[int],
     recorder: Recorder | None,
 ) -> ForwardPass:
-    """
+    """Creates the forward pass for a model and the options of its runner.
+
     Args:
         decoder: see :class:`RunnerOptions`.
         feature_layers: hidden states that a draft reads.
@@ -49,7 +50,7 @@ def create_forward_pass(
 
     Raises:
         UnsupportedModelError: only the fused decoder computes these weights, and it cannot compute the model.
-        NotFusableError: ``fused`` was asked for, and it cannot compute the model.
+        NotFusableError: ``decoder`` is ``fused``, and it cannot compute the model.
     """
     weights, name = cache.spec.weights, type(loaded.model).__name__
     if "transformers" not in (decoder, DECODER_OF_WEIGHTS.get(weights)):
@@ -89,7 +90,7 @@ def relative_error(
 
 
 def _create_compared(loaded: LoadedModel, cache: PagedKVCache, feature_layers: Sequence[int]) -> ForwardPass:
-    """The fused decoder. Raises :class:`NotFusableError` also if its logits differ with the model's own weights."""
+    """Creates the fused decoder. Raises :class:`NotFusableError` also if its logits differ from the model's own."""
     spec = cache.spec
     if loaded.is_fusable:
         return create_fused(loaded, cache, feature_layers, spec.weights)
@@ -97,7 +98,7 @@ def _create_compared(loaded: LoadedModel, cache: PagedKVCache, feature_layers: S
     fused = create_fused(loaded, compared, feature_layers)
     far = min(loaded.max_model_len, _FAR_POSITION) - sum(_CHECK_CHUNKS)
     try:
-        # Far from the start too: there are models that scale queries by their position.
+        # Far from the start too: some models scale queries by their position.
         error = max(relative_error(loaded, compared, fused, first) for first in (0, max(0, far)))
     except CHECK_FAILURES as failure:
         error = float("inf")
@@ -114,12 +115,12 @@ def _create_compared(loaded: LoadedModel, cache: PagedKVCache, feature_layers: S
 def create_fused(
     loaded: LoadedModel, cache: PagedKVCache, feature_layers: Sequence[int] = (), weights: str = "native"
 ) -> ForwardPass:
-    """The fused decoder over a model's cache, with its weights as they are, as ``int8`` or as ``int4``.
+    """Creates the fused decoder over a model's cache, with native, ``int8`` or ``int4`` weights.
 
     Raises:
-        NotFusableError: it does not know the model, cannot be compiled here, or the model is not on the CPU.
+        NotFusableError: it does not support the model, cannot be compiled here, or the model is not on the CPU.
     """
-    if loaded.model.device.type != "cpu":  # before the import, which takes seconds and may fail where none needs it
+    if loaded.model.device.type != "cpu":  # before the import, which takes seconds and fails on some GPU machines
         raise NotFusableError("the fused decoder computes on the CPU")
     try:
         from baton.engine.cpu.decoder import FusedDecoder  # needs numba, which not every platform has
@@ -132,7 +133,7 @@ def create_fused(
 def _chunked_logits(
     cache: PagedKVCache, forward_pass: ForwardPass, token_ids: list[int], first_position: int
 ) -> torch.Tensor:
-    # The first blocks: the cache that is written to may have no more than are needed.
+    # Only the first blocks: the cache may have no more than are needed.
     size, dtype = cache.spec.block_size, TORCH_DTYPES[cache.spec.dtype]
     needed = -(-len(token_ids) // size)
     blocks = BlockManager(min(needed, cache.num_blocks), size, prefix_caching=False)

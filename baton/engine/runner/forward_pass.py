@@ -1,4 +1,4 @@
-"""How a step is computed: by transformers' own modules, or by a program that knows the model's structure."""
+"""Computes a step by transformers' own modules; the interface is shared with the fused decoder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ForwardPass(Protocol):
     """Computes batches over a paged cache.
 
     Attributes:
-        features: hidden states of the last forward; None when none were asked for.
+        features: hidden states of the last forward; ``None`` if no draft reads them.
     """
 
     @property
@@ -32,14 +32,14 @@ class ForwardPass(Protocol):
         ...
 
     def close(self) -> None:
-        """Frees what the pass holds; the model itself stays as usable as before."""
+        """Frees what the pass holds; the model itself stays usable."""
         ...
 
 
 class TransformersForward:
     """Implements :class:`ForwardPass` for every model: its own modules, with attention over the paged cache.
 
-    Several may share a model, each over a cache of its own; they compute one after the other.
+    Several instances may share a model, each over a cache of its own; they compute one after the other.
 
     Args:
         feature_layers: hidden states that a draft reads, see :class:`baton.engine.batch.hidden_states.FeatureTap`.
@@ -56,13 +56,13 @@ class TransformersForward:
         self._selects_rows = accepts_logits_to_keep(loaded.model)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """See :meth:`ForwardPass.forward`."""
+        """Implements :meth:`ForwardPass.forward`."""
         return self.compute(batch.token_ids, batch.positions, batch.logit_rows, batch)
 
     def compute(
         self, token_ids: torch.Tensor, positions: torch.Tensor, logit_rows: torch.Tensor, batch: AttentionBatch
     ) -> torch.Tensor:
-        """The same by its parts, which :class:`baton.engine.batch.batch.ForwardBatch` describes."""
+        """Like :meth:`forward`, from the parts of a :class:`baton.engine.batch.batch.ForwardBatch`."""
         for module, slot in self._slots:
             bind_slot(module, slot)
             slot.batch = batch
@@ -78,6 +78,6 @@ class TransformersForward:
         return logits.float()
 
     def close(self) -> None:
-        """Leaves the model as it was."""
+        """Removes the hooks from the model."""
         if self.features is not None:
             self.features.close()

@@ -14,11 +14,11 @@ from baton.engine.device.device_errors import is_out_of_memory
 
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 _WAITS = "called a synchronizing CUDA operation"
-"""What torch says under ``set_sync_debug_mode("error")``."""
+"""Part of torch's message under ``set_sync_debug_mode("error")``."""
 
 
 class RecordingError(RuntimeError):
-    """The work cannot be recorded; it can be computed step by step all the same."""
+    """The work cannot be recorded; it can still be computed step by step."""
 
 
 class RecordingMemoryError(RecordingError):
@@ -26,10 +26,10 @@ class RecordingMemoryError(RecordingError):
 
 
 class ForwardWaitsError(RecordingError):
-    """The work makes the host wait for the device, which no recording can repeat.
+    """The work makes the host wait for the device, which a recording cannot contain.
 
     Attributes:
-        place: file and line that waits; empty when that is not known.
+        place: file and line that waits; empty when unknown.
     """
 
     def __init__(self, place: str) -> None:
@@ -39,7 +39,7 @@ class ForwardWaitsError(RecordingError):
 
 @contextmanager
 def recording_errors() -> Iterator[None]:
-    """Within it, whatever goes wrong is raised as a :class:`RecordingError` that says what it was."""
+    """Raises every error inside the block as a :class:`RecordingError` that describes it."""
     try:
         yield
     except RecordingError:
@@ -57,7 +57,7 @@ class Recorder(Protocol):
     """Turns work into something that can be repeated."""
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Returns a function that does again, in the same memory, all that ``run`` does on the device.
+        """Returns a function that repeats, in the same memory, all that ``run`` does on the device.
 
         Raises:
             RecordingError: the work cannot be recorded. Call :meth:`discard` then.
@@ -87,9 +87,9 @@ class CudaGraphRecorder:
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         """Runs the work twice and captures it in a third run.
 
-        The first run compiles kernels and lets libraries allocate their workspaces. The second one finds out whether
-        the work waits for the device: outside a capture that is harmless. The caller's stream is current afterwards,
-        whatever happens.
+        The first run compiles kernels and lets libraries allocate their workspaces. The second one detects, outside a
+        capture, where it is harmless, whether the work waits for the device. The caller's stream is current afterwards
+        in any case.
         """
         if self._stream is None:
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -106,7 +106,7 @@ class CudaGraphRecorder:
         return replay
 
     def discard(self) -> None:
-        torch.cuda.synchronize()  # a graph may still be running; a device that is lost says so here
+        torch.cuda.synchronize()  # a graph may still be running; a lost device raises here
         for graph in self._graphs:
             graph.reset()
         self._graphs.clear()
@@ -115,13 +115,13 @@ class CudaGraphRecorder:
             _free_pool(pool)
 
     def _capture(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """On the current stream.
+        """Captures the work on the current stream.
 
-        ``torch.cuda.graph`` would do the same, but if the end of the capture fails, it hides the first error and
-        leaves the thread on the capture's stream.
+        ``torch.cuda.graph`` would do the same, but if the end of the capture fails, it hides the first error and leaves
+        the thread on the capture's stream.
         """
         torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # the graphs' pool cannot use what the warm-up left behind
+        torch.cuda.empty_cache()  # the graphs' pool cannot use memory that the warm-up left cached
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
@@ -139,7 +139,7 @@ class CudaGraphRecorder:
 
 @contextmanager
 def _waiting_refused() -> Iterator[None]:
-    """Within it, an operation that waits for the device raises a RuntimeError, in all threads."""
+    """Makes an operation that waits for the device raise a RuntimeError inside the block, in all threads."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -156,11 +156,11 @@ def _place_of(error: Exception) -> str:
 
 
 def _free_pool(pool: torch.cuda._POOL_HANDLE) -> None:
-    """Gives a pool back whose graphs are reset, also if a capture into it failed.
+    """Frees a pool whose graphs are reset, also if a capture into it failed.
 
     Up to torch 2.11 the allocator can believe that a failed capture is still under way, and then refuses to free any
     memory. Up to torch 2.13 it can keep the failed capture's reference to the pool. Later versions undo both in
-    ``CUDAGraph.reset``, so that each must be found out before it is undone.
+    ``CUDAGraph.reset``, so each is checked before it is undone.
     """
     device = torch.cuda.current_device()
     with suppress(RuntimeError, AttributeError):  # no capture is under way
@@ -168,7 +168,7 @@ def _free_pool(pool: torch.cuda._POOL_HANDLE) -> None:
     torch.cuda.empty_cache()
     segments = torch.cuda.memory_snapshot(pool, include_traces=False)  # type: ignore[no-untyped-call]
     if segments and not any(segment["active_size"] for segment in segments):
-        # Nothing lives in them and they were not freed: there is a reference left.
+        # Segments without live tensors were not freed: a reference is left.
         with suppress(RuntimeError, AttributeError):
             torch._C._cuda_releasePool(device, pool)
         torch.cuda.empty_cache()

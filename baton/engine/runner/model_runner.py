@@ -1,4 +1,4 @@
-"""Everything that happens on the device: the model, its cache, and one forward at a time."""
+"""The device side of the engine: the model, its cache, and one forward at a time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ModelRunner:
         loaded: the model.
         num_blocks: size of the cache.
         block_size: tokens per block.
-        options: what computes the model, and how.
+        options: how the model is computed.
         draft: keeps its KV in the same blocks, behind the model's layers, and reads the model's hidden states.
         recorder: records CUDA graphs; ``None`` takes CUDA's own on CUDA.
 
@@ -49,8 +49,8 @@ class ModelRunner:
 
     Raises:
         ConfigError: the attention backend is unknown, or the model was loaded with other weights.
-        UnsupportedModelError: the fused decoder, or weights that need it, was asked for and does not know the model; or
-            the cache cannot keep its vectors so.
+        UnsupportedModelError: the options require the fused decoder, which does not support the model; or the cache
+            cannot encode its vectors.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class ModelRunner:
         )
 
     def create_backend(self, cache: PagedKVCache) -> AttentionBackend:
-        """The attention of this runner's options, over a cache."""
+        """Creates the attention backend of this runner's options over a cache."""
         return create_backend(self._options.attention_backend, cache)
 
     @property
     def features(self) -> HiddenStates | None:
-        """The hidden states that the draft asked for, of the last forward; None when it asked for none."""
+        """The last forward's hidden states that the draft reads; ``None`` without such a draft."""
         return self.forward_pass.features
 
     @property
@@ -97,21 +97,21 @@ class ModelRunner:
 
     @property
     def has_tiles(self) -> bool:
-        """Whether the fused decoder computes by a CPU's matrix unit, so that a prompt costs little beside decoding."""
+        """Whether the fused decoder uses a CPU's matrix unit, so that a prompt costs little beside decoding."""
         return cast("FusedDecoder", self.forward_pass).has_tiles if self.is_fused else False
 
     def watch_stages(self) -> StageClock | None:
-        """Has all later steps note when the fused decoder's stages are done; None where something else computes."""
+        """Makes all later steps record when the fused decoder's stages end; ``None`` without the fused decoder."""
         return cast("FusedDecoder", self.forward_pass).watch_stages() if self.is_fused else None
 
     @property
     def num_graphs(self) -> int:
-        """Recorded ones."""
+        """Number of recorded graphs."""
         return self.forward_pass.num_graphs if isinstance(self.forward_pass, GraphedForward) else 0
 
     @property
     def graph_failure(self) -> GraphFailure | None:
-        """Why :meth:`capture_graphs` recorded nothing; ``None`` where it recorded all, or was not to record any."""
+        """Why :meth:`capture_graphs` recorded nothing; ``None`` where it recorded all, or was not called for any."""
         return self.forward_pass.failure if isinstance(self.forward_pass, GraphedForward) else None
 
     @property
@@ -120,24 +120,24 @@ class ModelRunner:
         return self.graph_failure is not None and self.graph_failure.forward_waits
 
     def capture_graphs(self, max_num_seqs: int, max_draft_tokens: int, max_model_len: int) -> None:
-        """Records decode and verification steps where that is possible and wanted. Takes seconds; nothing else may run.
+        """Records decode and verification steps if options and backend allow it. Takes seconds; nothing else may run.
 
         A failure is logged and kept in :attr:`graph_failure`; all steps are then computed without graphs.
 
         Args:
-            max_num_seqs: of a step.
-            max_draft_tokens: of a sequence and step.
-            max_model_len: tokens of a sequence.
+            max_num_seqs: limit of a step.
+            max_draft_tokens: limit of a sequence and step.
+            max_model_len: limit for the tokens of a sequence.
 
         Raises:
-            Exception: whatever the device raises when it is lost.
+            Exception: the device is lost; its own error is raised.
         """
         if isinstance(self.forward_pass, GraphedForward):
             self.forward_pass.capture(make_buckets(max_num_seqs, max_draft_tokens), max_model_len)
             logger.info("%d CUDA graphs are recorded", self.num_graphs)
 
     def close(self) -> None:
-        """Gives the cache's memory back. Nothing runs here afterwards; the model itself stays as usable as before."""
+        """Frees the cache's memory. Nothing may run here afterwards; the model itself stays usable."""
         self.cache.keys.clear()
         self.cache.values.clear()
         self.forward_pass.close()
@@ -155,15 +155,15 @@ class ModelRunner:
         return self.forward_pass.forward(batch)
 
     def wait_for_device(self) -> None:
-        """Returns when all is computed. Not needed after reading the step's tokens."""
+        """Returns when the device has computed everything. Not needed after reading the step's tokens."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 
     def keep_accepted(self, batch: ForwardBatch, nodes_of: Mapping[str, Sequence[int]]) -> None:
-        """Moves the KV of accepted tree nodes to where their tokens come to stand in the sequence.
+        """Moves the KV of accepted tree nodes to the final places of their tokens in the sequence.
 
         Args:
-            nodes_of: by request id, the accepted path through the sequence's draft.
+            nodes_of: the accepted path through the sequence's draft, by request id.
         """
         sources: list[int] = []
         targets: list[int] = []

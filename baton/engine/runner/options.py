@@ -1,4 +1,4 @@
-"""How a model is computed: names that the configuration section ``engine`` shares with the model runner."""
+"""Options of the model runner: names that it shares with the configuration section ``engine``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from baton.core.kv_spec import KVEncoding
 
 DECODERS = ("auto", "fused", "transformers")
 FUSED_WEIGHTS = ("native", "int8", "int4")
-"""Those that the fused decoder computes."""
+"""Formats that the fused decoder computes."""
 WEIGHTS = (*FUSED_WEIGHTS, "fp8")
 DECODER_OF_WEIGHTS = {"int8": "fused", "int4": "fused", "fp8": "transformers"}
 """The only decoder that computes them."""
@@ -19,19 +19,20 @@ KV_CACHES = tuple(KVEncoding)
 
 @dataclass(frozen=True, slots=True)
 class RunnerOptions:
-    """
+    """How the model runner computes a model.
+
     Attributes:
         attention_backend: a name of ``attention/backends.py``, or ``auto``.
-        decoder: what computes the model. ``transformers``: its own modules; ``fused``: one compiled program on the CPU,
-            for models of the Llama family; ``auto``: ``fused`` where it can, else ``transformers``.
-        weights: ``native``: as the model has them; ``int8``, ``int4``: see ``quantization``, only with ``fused``;
-            ``fp8``: for a model that was loaded so, only with ``transformers``.
-        cuda_graphs: ``auto``: record decode and verification steps on CUDA, where the model's own modules compute them
-            with a backend that reads the block table; ``off``: record nothing.
-        kv_cache: ``native``: keys and values as the model makes them; ``int8``: see ``kv_int8``.
+        decoder: ``transformers`` is the model's own modules; ``fused`` is one compiled program on the CPU, for models
+            of the Llama family; ``auto`` is ``fused`` where it can, else ``transformers``.
+        weights: ``native`` keeps the model's; ``int8`` and ``int4``, see ``quantization``, require ``fused``; ``fp8``,
+            for a model that was loaded so, requires ``transformers``.
+        cuda_graphs: ``auto`` records decode and verification steps on CUDA, where the model's own modules compute them
+            with a backend that reads the block table; ``off`` records nothing.
+        kv_cache: ``native`` stores keys and values in the model's dtype; ``int8``, see ``kv_int8``.
 
     Raises:
-        ConfigError: a name is unknown, or two do not go together.
+        ConfigError: a name is unknown, or two options contradict each other.
     """
 
     attention_backend: str = "auto"

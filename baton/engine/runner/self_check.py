@@ -14,16 +14,16 @@ from baton.engine.runner.forward_pass import TransformersForward
 from baton.engine.runner.model_runner import ModelRunner
 
 _QUANTIZED_TOLERANCE = 0.25
-"""Of quantized weights, in any dtype: what a trained model loses by them stays far below."""
+"""Tolerance for quantized weights, in any dtype; trained models stay far below."""
 _ENCODED_TOLERANCE = 0.1
-"""Of KV that was kept or has travelled in a lossy encoding, in any dtype."""
+"""Tolerance for KV that was stored or sent in a lossy encoding, in any dtype."""
 _NUM_ENCODED, _NUM_BEHIND = 56, 8
 
 
 def check_model(runner: ModelRunner) -> None:
     """Compares chunked, paged logits with those of the model's own attention over a short input.
 
-    Catches state that a layer keeps between steps besides KV, and KV that the cache loses. Costs a few short forwards
+    Detects state that a layer keeps between steps besides KV, and KV that the cache loses. Takes a few short forwards
     and overwrites the cache's first blocks.
 
     Raises:
@@ -37,7 +37,7 @@ def check_model(runner: ModelRunner) -> None:
         errors = [relative_error(loaded, runner.cache, runner.forward_pass), loaded.weights_error]
         if encoding is not KVEncoding.NATIVE:
             errors.append(_kept_error(runner))
-        # The fused decoder was compared with native weights and KV before it was taken.
+        # The fused decoder was compared with native weights and KV before it was chosen.
         native_error = errors[0] if is_lossless else 0.0 if runner.is_fused else _native_error(runner)
     except CHECK_FAILURES as failure:
         raise UnsupportedModelError(
@@ -58,7 +58,7 @@ def check_model(runner: ModelRunner) -> None:
         causes["engine.kv_cache"] = f"a KV cache of {encoding}"
     if all(error <= allowed for error in errors):
         return
-    error = max(errors, key=lambda each: (each != each, each))  # what is no number is the worst
+    error = max(errors, key=lambda each: (each != each, each))  # NaN counts as the largest error
     raise UnsupportedModelError(
         f"{name} gives other logits with {' and '.join(causes.values())} (relative error {error:.2g}, where "
         f"{allowed:.2g} is allowed). Set {' or '.join(causes)} to native, or engine.self_check to false to serve "
@@ -67,12 +67,12 @@ def check_model(runner: ModelRunner) -> None:
 
 
 def check_encoding(runner: ModelRunner, encoding: KVEncoding) -> None:
-    """Compares logits behind KV that has been encoded and decoded again with those behind the same KV as it was.
+    """Compares logits over KV that was encoded and decoded with logits over the same KV unchanged.
 
-    Costs a short forward and two shorter ones; overwrites the cache's first blocks.
+    Takes three short forwards and overwrites the cache's first blocks.
 
     Raises:
-        UnsupportedModelError: they differ by too much, as where a few numbers of a vector dwarf the others.
+        UnsupportedModelError: they differ too much, for example because a few numbers of a vector dwarf the others.
     """
     error = encoding_error(runner, encoding)
     if not error <= _ENCODED_TOLERANCE:
@@ -85,7 +85,7 @@ def check_encoding(runner: ModelRunner, encoding: KVEncoding) -> None:
 
 @torch.inference_mode()
 def encoding_error(runner: ModelRunner, encoding: KVEncoding) -> float:
-    """Of the logits of some tokens behind others, whose KV alone was encoded."""
+    """Relative error of the logits of some tokens when only the KV of the tokens before them was encoded."""
     token_ids = _tokens_for_encoding(runner)
     if token_ids is None:
         return 0.0
@@ -97,7 +97,7 @@ def encoding_error(runner: ModelRunner, encoding: KVEncoding) -> float:
 
 
 def _native_error(runner: ModelRunner) -> float:
-    """The error of the model's modules over a small cache with native KV."""
+    """Relative error of the model's modules over a small cache with native KV."""
     cache = small_cache(runner.loaded, runner.spec.block_size)
     modules = TransformersForward(runner.loaded, runner.create_backend(cache))
     try:
@@ -108,7 +108,7 @@ def _native_error(runner: ModelRunner) -> float:
 
 @torch.inference_mode()
 def _kept_error(runner: ModelRunner) -> float:
-    """The same of a cache that is encoded, against the model's own attention."""
+    """Relative error of an encoded cache, against the model's own attention."""
     token_ids = _tokens_for_encoding(runner)
     if token_ids is None:
         return 0.0
@@ -117,14 +117,14 @@ def _kept_error(runner: ModelRunner) -> float:
 
 
 def _tokens_for_encoding(runner: ModelRunner) -> list[int] | None:
-    """As many as the cache and the model have room for; None when that is too few."""
+    """As many tokens as the cache and the model have room for; ``None`` when there are too few."""
     room = min(runner.loaded.max_model_len, runner.cache.num_blocks * runner.spec.block_size)
     count = min(_NUM_ENCODED, room - _NUM_BEHIND)
     return check_tokens(count + _NUM_BEHIND, runner.loaded.vocab_size) if count > 0 else None
 
 
 def _computed_but_for_the_last(runner: ModelRunner, token_ids: list[int]) -> ScheduledSequence:
-    """Computes the first tokens; the others as a draft, since a step gives logits for all of its tokens."""
+    """Computes the first tokens; returns the others as a draft, since a step gives logits for all tokens of a draft."""
     count = len(token_ids) - _NUM_BEHIND
     request = Request("encoding-check", token_ids[: count + 1], SamplingParams())
     request.block_ids = list(range(-(-len(token_ids) // runner.spec.block_size)))

@@ -163,7 +163,7 @@ class Scheduler:
         return list(plan.sequences.values())
 
     def schedule_ahead(self, ending: Container[str]) -> list[ScheduledSequence]:
-        """Plans the step after one whose tokens are not read yet; each sequence with a sampled token gets a row for it.
+        """Plans the step after one whose tokens are not read yet; placeholders stand for these tokens in the requests.
 
         It preempts no request, since requests that end with the unread step may free the missing blocks.
 

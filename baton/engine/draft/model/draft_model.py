@@ -25,8 +25,8 @@ class DraftModel:
 
     Attributes:
         loaded: the draft.
-        num_shared_tokens: both models know the ids below this. The rows of logits from there on are padding of one
-            model, which the other neither reads nor says.
+        num_shared_tokens: both models have the ids below this. Later rows of logits are padding of one model, which is
+            neither read nor drafted.
     """
 
     loaded: LoadedModel
@@ -34,7 +34,7 @@ class DraftModel:
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """It reads tokens alone."""
+        """Empty: it reads tokens only."""
         return ()
 
     @property
@@ -43,7 +43,7 @@ class DraftModel:
 
     @property
     def max_positions(self) -> int:
-        """The draft's own context length; it never sees a token behind it."""
+        """The draft's own context length; it never sees a token beyond it."""
         return self.loaded.max_model_len
 
     def fingerprint(self) -> str:
@@ -51,11 +51,11 @@ class DraftModel:
 
 
 class PagedDraftModel:
-    """A draft model at work in the cache of its target.
+    """A draft model that runs in the cache of its target.
 
     Args:
-        draft: what runs; its attention layers belong to this cache from now on.
-        runner: of the target, built with ``draft`` as its draft.
+        draft: the draft; binds its attention layers to this cache.
+        runner: runner of the target, built with ``draft`` as its draft.
 
     Raises:
         ValueError: the runner was built without this draft, or its cache has another dtype.
@@ -85,15 +85,15 @@ class PagedDraftModel:
         """Computes rows, each of which is a token at its own position, and stores their KV.
 
         Args:
-            spans: where the rows are.
-            token_ids: of all rows, one span after the other.
+            spans: places of the rows.
+            token_ids: tokens of all rows, one span after the other.
 
         Returns:
             Logits ``[len(spans), num_shared_tokens]`` of each span's last row.
         """
         device = self._runner.device
         rows = DraftRows.build(spans, self._runner.spec.block_size, device, self._mask_dtype)
-        # A token that only the target knows is padding; whatever the draft takes it for is as good.
+        # A token that only the target has is padding; any id of the draft's can replace it.
         tokens = upload_ints(token_ids, device).clamp_max(self.draft.loaded.vocab_size - 1)
         last = upload_ints(rows.last, device)
         kwargs = {"logits_to_keep": last} if self._selects_rows else {}
@@ -117,7 +117,7 @@ def load_draft_model(
     device: torch.device,
     dtype: str = "auto",
 ) -> DraftModel:
-    """Loads a model of transformers and makes sure that its tokens are the target's.
+    """Loads a transformers model and checks that its vocabulary is the target's.
 
     Args:
         reference: anything that ``model:`` may name.
@@ -125,14 +125,14 @@ def load_draft_model(
 
     Raises:
         ConfigError: the model or its tokenizer cannot be found or read.
-        UnsupportedModelError: it cannot run on this engine, or its vocabulary is another one.
+        UnsupportedModelError: it cannot run on this engine, or its vocabulary differs.
     """
     source = resolve_model(reference)
     try:
         tokenizer = Tokenizer.load(source.path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"draft model {source.name}: its tokenizer could not be read: {error}") from error
-    # Before the weights: the comparison takes milliseconds.
+    # Before loading the weights: the comparison takes milliseconds.
     check_same_vocabulary(source.name, tokenizer, target_tokenizer)
     loaded = load_model(source, dtype, device)
     if loaded.vocab_size < min(target.vocab_size, target_tokenizer.vocab_size):
@@ -144,7 +144,7 @@ def load_draft_model(
 
 
 def check_same_vocabulary(name: str, draft: Tokenizer, target: Tokenizer) -> None:
-    """Every id stands for the same bytes in both. How many rows of padding follow in either model does not matter.
+    """Checks that every id has the same bytes in both. The number of padding rows in either model does not matter.
 
     Raises:
         UnsupportedModelError: an id differs; the message shows the first one.

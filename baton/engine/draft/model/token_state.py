@@ -1,13 +1,13 @@
-"""Keeps a draft model in step with its target: which positions of each request have the draft's KV.
+"""Tracks a draft model's KV: which positions of each request it covers.
 
-A row is a token at its position p, and what the draft makes of it is its guess at position p + 1. Rows can always be
-computed, since their tokens are known; so rows that are missing are only late. Their KV goes to the draft's layers of
-the cache, at the slot of position p.
+A row is a token at its position p, and the draft's output for it is its guess at position p + 1. Missing rows can be
+computed at any time, since their tokens are known. Their KV goes to the draft's layers of the cache, at the slot of
+position p.
 
 tokens of the request    t0 .. t6 t7 | g8 g9        t7 is the last known token, g8 g9 are guesses in its slots
 draft KV                 valid   missing             ``have`` is 7: the draft must read t7 before it guesses g8
 
-After a round the guesses that came true are tokens of the request, whose KV is there already.
+After a round, accepted guesses are tokens of the request, whose KV is there already.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from baton.engine.kv_cache.paged_cache import slots_of
 from baton.engine.runner.model_runner import ModelRunner
 
 _MAX_PASS_ROWS = 1024
-# Positions without draft KV ahead of a chunk of the prompt that are computed together with it.
+# Up to this many positions without draft KV before a prompt chunk are computed together with it.
 _MAX_GAP = 256
 _MAX_FLUSHED_ROWS = 64
 
 
 @dataclass(slots=True)
 class _Record:
-    """
+    """The draft KV of one request.
+
     Attributes:
         blocks: the request's list of blocks, by identity: a request that loses its blocks gets a new list.
         have: positions ``[0, have)`` have the draft's KV of the request's tokens.
-        guesses: tokens whose KV lies right behind the last known token, until it is known what they were worth.
+        guesses: tokens whose KV follows the last known token, until they are verified.
     """
 
     request: Request
@@ -47,12 +48,12 @@ class _Record:
 
 
 class TokenState:
-    """The draft KV of all requests on a worker. Used from the engine's thread only.
+    """The draft KV of all requests on a worker. Use only in the engine's thread.
 
     Args:
-        draft: what reads the tokens.
-        runner: of the target, built with ``draft`` as its draft.
-        ships_prompts: True where the KV of prompts leaves as soon as it is computed: the draft's is then always
+        draft: the draft model.
+        runner: runner of the target, built with ``draft`` as its draft.
+        ships_prompts: True where the KV of prompts is sent as soon as it is computed: the draft's is then always
             computed with it. False leaves long gaps, such as a cached prefix without draft KV, to :meth:`catch_up`.
 
     Attributes:
@@ -76,7 +77,7 @@ class TokenState:
         return request.num_tokens - self._record(request).have
 
     def catch_up(self, requests: Sequence[Request], max_rows: int) -> None:
-        """Reads what is missing of some requests, the nearly complete ones first; the last row of each is left."""
+        """Reads missing tokens of some requests, the nearly complete ones first; leaves the last token of each."""
         due: list[tuple[Request, int]] = []
         for request in sorted(requests, key=self.num_missing):
             count = min(self.num_missing(request) - 1, max_rows)
@@ -86,7 +87,7 @@ class TokenState:
         self._read(due)
 
     def start(self, requests: Sequence[Request]) -> torch.Tensor:
-        """Reads all that is missing, in one pass.
+        """Reads all missing tokens in one pass.
 
         Returns:
             Logits ``[len(requests), num_shared_tokens]`` of the first guesses.
@@ -96,7 +97,7 @@ class TokenState:
         return self._pass([(request, request.num_tokens) for request in requests])
 
     def extend(self, requests: Sequence[Request], token_ids: Sequence[int]) -> torch.Tensor:
-        """Reads a guess for each request, behind those read since :meth:`start`.
+        """Reads one guess for each request, after those read since :meth:`start`.
 
         Returns:
             Logits ``[len(requests), num_shared_tokens]`` of the next guesses.
@@ -110,9 +111,9 @@ class TokenState:
 
     @torch.inference_mode()
     def computed(self, batch: ForwardBatch, results: Mapping[str, VerifyResult]) -> None:
-        """Books the guesses that came true, and reads the tokens of prompts along with the target."""
+        """Records accepted guesses, and reads the tokens of prompts along with the target."""
         records = [self._record(sequence.request) for sequence in batch.sequences]
-        # The slots held KV of another request, or of guesses.
+        # The slots may hold KV of another request, or of guesses.
         self._has_kv[torch.from_numpy(batch.host_slots)] = False
         due: list[tuple[Request, int]] = []
         for sequence, record in zip(batch.sequences, records, strict=True):
@@ -137,7 +138,7 @@ class TokenState:
 
     @torch.inference_mode()
     def flush(self, request_id: str) -> None:
-        """Reads the few tokens that are missing of a request, since its blocks may become another request's prefix."""
+        """Reads a request's missing tokens if they are few, since its blocks may become another request's prefix."""
         record = self._records.get(request_id)
         if record is None or record.blocks is not record.request.block_ids:
             return
@@ -151,11 +152,11 @@ class TokenState:
         self._records.pop(request_id, None)
 
     def export_state(self, request_id: str) -> bytes:
-        """Empty: KV and tokens are enough to go on."""
+        """Empty: KV and tokens suffice to continue."""
         return b""
 
     def adopt(self, request: Request, state: bytes | None, first_new: int = 0) -> None:
-        """See :class:`baton.engine.draft.network.DraftState`."""
+        """Implements :meth:`baton.engine.draft.network.DraftState.adopt`."""
         if state:
             raise ValueError(f"a draft state of {len(state)} bytes came, but a draft model has none besides its KV")
         arrived = slots_of(request.block_ids, first_new, request.num_computed_tokens, self._block_size)
@@ -163,7 +164,7 @@ class TokenState:
         self._records.pop(request.request_id, None)
 
     def _record(self, request: Request) -> _Record:
-        """The state of a request, found anew from its blocks when it has lost those that it had."""
+        """The state of a request, derived again from its blocks when it has new ones."""
         record = self._records.get(request.request_id)
         if record is None or record.blocks is not request.block_ids:
             slots = slots_of(request.block_ids, 0, request.num_computed_tokens, self._block_size)
@@ -179,7 +180,7 @@ class TokenState:
             self._pass(part)
 
     def _pass(self, due: Sequence[tuple[Request, int]]) -> torch.Tensor:
-        """Rows of each request up to a position, at least one; logits of each one's last row."""
+        """Reads at least one row of each request, up to a position; returns the logits of each one's last row."""
         spans: list[Span] = []
         token_ids: list[int] = []
         for request, end in due:
@@ -197,9 +198,9 @@ class TokenState:
 
 
 def _num_true(guesses: Sequence[int], result: VerifyResult) -> int:
-    """How many of the guesses are the request's next tokens, with their KV still in its place.
+    """Number of guesses that are the request's next tokens and whose KV is still in its place.
 
-    That is so behind a draft of another method, too, unless its accepted nodes were moved over the guesses.
+    This also holds for a draft of another method, unless its accepted nodes were moved over the guesses.
     """
     count = 0
     for place, (guess, token) in enumerate(zip(guesses, result.token_ids, strict=False)):
@@ -211,7 +212,7 @@ def _num_true(guesses: Sequence[int], result: VerifyResult) -> int:
 
 
 def _parts(due: Sequence[tuple[Request, int, int]]) -> Iterator[list[tuple[Request, int]]]:
-    """Cuts rows ``[start, end)`` of several requests into passes of bounded size; short ones first."""
+    """Splits rows ``[start, end)`` of several requests into passes of bounded size; short ones first."""
     part: list[tuple[Request, int]] = []
     room = _MAX_PASS_ROWS
     for request, start, end in sorted(due, key=lambda rows: (rows[2] - rows[1], -rows[2])):
