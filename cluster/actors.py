@@ -19,27 +19,21 @@ class RouterActor:
         self._host = RouterHost(config, port, controller)
 
     async def start(self) -> tuple[str, int]:
-        """See :meth:`RouterHost.start`."""
         return await self._host.start()
 
     async def add_worker(self, info: dict[str, Any]) -> None:
-        """See :meth:`RouterHost.add_worker`."""
         await self._host.add_worker(info)
 
     async def drain_worker(self, worker_id: str, timeout_s: float) -> None:
-        """See :meth:`RouterHost.drain_worker`."""
         await self._host.drain_worker(worker_id, timeout_s)
 
     async def remove_worker(self, worker_id: str) -> None:
-        """See :meth:`RouterHost.remove_worker`."""
         await self._host.remove_worker(worker_id)
 
     async def wait(self) -> None:
-        """See :meth:`RouterHost.wait`."""
         await self._host.wait()
 
     async def stop(self) -> None:
-        """See :meth:`RouterHost.stop`."""
         await self._host.stop()
 
 
@@ -55,17 +49,13 @@ class WorkerActor:
         self._host = WorkerHost(worker_id, pool, role_path, config, bind_host)
 
     async def start(self) -> dict[str, Any]:
-        """See :meth:`WorkerHost.start`."""
         return await self._host.start()
 
     async def change_role(self, worker_id: str, pool: str, role_path: str) -> dict[str, Any]:
-        """See :meth:`WorkerHost.change_role`."""
         return await self._host.change_role(worker_id, pool, role_path)
 
     async def wait(self) -> None:
-        """See :meth:`WorkerHost.wait`."""
         await self._host.wait()
 
     async def stop(self) -> None:
-        """See :meth:`WorkerHost.stop`."""
         await self._host.stop()

@@ -185,7 +185,6 @@ class RouterHost:
         self._scaling = self._background.spawn(self._plane.autoscaler.run())
 
     async def status(self) -> dict[str, Any]:
-        """See :class:`AdminBackend`."""
         pools: dict[str, Any] = await self._controller.pool_status.remote()
         stats = await self._ask_workers()
         for pool in POOLS:
@@ -210,31 +209,24 @@ class RouterHost:
         }
 
     async def scale(self, targets: dict[str, int | None]) -> dict[str, Any]:
-        """See :class:`AdminBackend`."""
         return {"pools": await self._controller.scale.remote(targets)}
 
     async def change_role(self, source: str, destination: str) -> dict[str, Any]:
-        """See :class:`AdminBackend`."""
         return {"pools": await self._controller.change_role.remote(source, destination)}
 
     async def plan(self) -> dict[str, Any]:
-        """See :class:`AdminBackend`."""
         return await self._plane.autoscaler.look()
 
     async def advise(self) -> dict[str, Any]:
-        """See :class:`AdminBackend`."""
         return await self._plane.autoscaler.advise()
 
     def timeline(self, request_id: str) -> dict[str, Any]:
-        """See :class:`AdminBackend`."""
         return self._timelines.find(request_id)
 
     def requests(self, order: Order, limit: int) -> list[dict[str, Any]]:
-        """See :class:`AdminBackend`."""
         return self._timelines.listing(order, limit)
 
     async def metrics(self) -> bytes:
-        """See :class:`AdminBackend`."""
         return await self._metrics_page.get()
 
     def _add_live_figures(self, entry: dict[str, Any], stats: worker_pb2.WorkerStats | None) -> None:

@@ -1,1 +1,1 @@
-"""Which requests go, wait, or are refused: by what their route would take. See ``docs/admission.md``."""
+"""Admission control: dispatches, queues or refuses requests by predicted latency. See ``docs/admission.md``."""

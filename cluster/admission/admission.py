@@ -1,4 +1,4 @@
-"""Admission control: every sequence goes to workers at once, waits in the queue, or is refused.
+"""Admission control: every sequence is dispatched at once, waits in the queue, or is refused.
 
     admit ── forecast ──┬── room, and no more urgent request waits ── book ── go   (perhaps after a batching delay)
                         ├── the class may wait, and will get room in time ── queue ── poke … book ── go
@@ -36,17 +36,18 @@ from cluster.routing.routing_contracts import Preference, RouteDecision
 PlacementT = TypeVar("PlacementT", bound=Placement)
 
 _TICK_S = 0.5
-"""Suspects become usable and predictions change with time alone, so the queue looks at its head at least so often."""
+"""Longest time between two looks at the queue. Suspects and predictions change without an event."""
 _SHORTEST_PAUSE_S = 0.002
-"""Between two looks: tokens and ends come in bursts."""
+"""Shortest time between two looks at the queue, since tokens and ends come in bursts."""
 _MOST_AT_ONCE = 16
-"""Dispatches before other work of the event loop gets its turn."""
+"""Dispatches in one turn of the event loop."""
 
 
 class Admission(RequestObserver, Generic[PlacementT]):
-    """
+    """Decides when each request is dispatched.
+
     Args:
-        dispatcher: chooses routes and books them.
+        dispatcher: chooses and books routes.
         classes: SLO classes of the configuration.
         worker_wait_s: how long a request waits while a pool has no worker at all.
         batching_delay: ``None`` disables batching delays.
@@ -73,7 +74,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
         self._worker_wait = WorkerWait(dispatcher, worker_wait_s, clock)
         self._queue: AdmissionQueue[QueuedRequest[PlacementT]] = AdmissionQueue(config.fair_share)
         self._delayed: DelayedRequests[QueuedRequest[PlacementT]] = DelayedRequests(self._settle)
-        self._blockage = Blockage(Shortage.PREFILL, 0.0, 0.0, 0.0)  # of the last head of the queue that could not go
+        self._blockage = Blockage(Shortage.PREFILL, 0.0, 0.0, 0.0)  # of the last head of the queue that found no room
         self._shortages = Shortages()
         self._alarm = Alarm(self._look, clock)
         self._looked_s = -inf
@@ -91,9 +92,9 @@ class Admission(RequestObserver, Generic[PlacementT]):
         return self._work.in_progress.num_sequences
 
     async def admit(self, record: RequestRecord) -> PlacementT:
-        """Books a place on a route, which the caller has to release.
+        """Waits for room and books a placement, which the caller must release.
 
-        An attempt after a failure goes at once, since the request was admitted already.
+        An attempt after a failure is dispatched at once, since the request was admitted already.
 
         Raises:
             OverloadedError: there is no room, or the router is stopping.
@@ -113,22 +114,22 @@ class Admission(RequestObserver, Generic[PlacementT]):
         return await self._wait(queued) if placement is None else placement
 
     def first_token(self, record: RequestRecord) -> None:
-        """There may be room for others."""
+        """Looks at the queue, since there may be room now."""
         self._work.first_token(record)
         self.poke()
 
     def ended(self, record: RequestRecord) -> None:
-        """There may be room for others."""
+        """Looks at the queue, since there may be room now."""
         self._work.ended(record, self._clock())
         self.poke()
 
     def poke(self) -> None:
-        """There may be room now. Costs nothing while the queue is empty; a burst of calls counts as one."""
+        """Schedules a look at the queue. Does nothing while it is empty; a burst of calls causes one look."""
         if len(self._queue):
             self._alarm.set(max(self._clock(), self._looked_s + _SHORTEST_PAUSE_S))
 
     def close(self) -> None:
-        """Refuses all waiting requests, and every later one."""
+        """Refuses all waiting and all later requests."""
         self._is_closed = True
         self._worker_wait.close()
         self._alarm.cancel()
@@ -140,19 +141,19 @@ class Admission(RequestObserver, Generic[PlacementT]):
         return self._metrics.status()
 
     def _new_request(self, record: RequestRecord, now_s: float) -> QueuedRequest[PlacementT]:
-        # With the patience of workers, requests that wait here for minutes would soon go before all others.
+        # The patience of workers, the TTFT target, would let requests that wait here for minutes overtake all others.
         return QueuedRequest(record, record.queue_priority._replace(patience_s=self._config.patience), now_s)
 
     async def _first_route(self, record: RequestRecord, *, is_let_in: bool = False) -> RouteDecision:
-        """The best route, as soon as there is one. Raises the errors of :meth:`admit`."""
+        """Waits for a route and returns the best one. Raises the errors of :meth:`admit`."""
         preferred = None if is_let_in else self._with_room(record.request.slo)
         try:
             return await self._worker_wait.first_route(record, preferred)
-        except OverloadedError as error:  # the router stops
+        except OverloadedError as error:  # the router is stopping
             raise self._counted(record.request.slo, error) from None
 
     def _forecast(self, record: RequestRecord) -> RouteDecision | None:
-        """The best of the routes that have room, or else of all."""
+        """The best route with room, or the best of all if none has room."""
         return self._worker_wait.forecast(record, self._with_room(record.request.slo))
 
     def _with_room(self, slo: SloClass) -> Preference:
@@ -173,7 +174,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
         )
 
     def _judge(self, queued: QueuedRequest[PlacementT], decision: RouteDecision) -> tuple[RouteDecision, RoomCheck]:
-        """The route to book, and whether it has room. A lost request steps back, which changes the forecast."""
+        """Returns the route to book and its room check. A lost request steps back, which changes the forecast."""
         check = self._check(queued, decision)
         if check.is_lost and check.shortage is None:
             queued.step_back(self._clock())
@@ -182,10 +183,10 @@ class Admission(RequestObserver, Generic[PlacementT]):
         return decision, check
 
     def _decide(self, queued: QueuedRequest[PlacementT], decision: RouteDecision) -> PlacementT | None:
-        """A placement, or ``None`` if the request waits from now on.
+        """Returns a placement, or ``None`` if the request waits from now on.
 
         Raises:
-            OverloadedError: it is refused.
+            OverloadedError: the request is refused.
         """
         decision, check = self._judge(queued, decision)
         num_ahead = self._num_ahead(queued, check)
@@ -208,10 +209,10 @@ class Admission(RequestObserver, Generic[PlacementT]):
         return None
 
     def _num_ahead(self, queued: QueuedRequest[PlacementT], check: RoomCheck) -> int:
-        """How many requests go before this one.
+        """The number of queued requests that go before this one.
 
-        A request that may not wait, has room and can be in time overtakes requests that cannot be in time. It does not
-        while a higher class finds no room, since it would take what that class needs.
+        A request that may not wait, has room and can meet its target overtakes requests that cannot meet theirs, except
+        while a higher class finds no room.
         """
         now_s, slo = self._clock(), queued.slo
         overtakes = slo.queue_deadline_s <= 0 and check.shortage is None and not check.is_lost
@@ -227,7 +228,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
         own = Blockage.of(decision, check)
         if own is not None and not num_ahead:
             self._blockage = own
-        # A request that has room waits only for others, and they wait for what blocks the first of them.
+        # A request with room waits only for those ahead, which wait for what blocks the first of them.
         max_tokens = queued.record.request.params.max_tokens
         wait_s = self._work.in_progress.wait_s(own or self._blockage, num_ahead, max_tokens)
         if check.is_lost:
@@ -266,7 +267,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
             queued.record.timeline.record(Event.DISPATCHED, self._clock())
 
     def _leave(self, queued: QueuedRequest[PlacementT]) -> None:
-        """The client left, perhaps at the moment when the request got its place."""
+        """Withdraws a request whose client left, and releases its placement if it was just granted one."""
         placement = queued.placement()
         if placement is not None:
             self._work.ended(queued.record, self._clock())
@@ -304,7 +305,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
         return delay_ms / 1e3
 
     def _settle(self, queued: QueuedRequest[PlacementT]) -> None:
-        """The batching delay is over."""
+        """Decides about a request whose batching delay has ended."""
         if queued.is_cancelled:
             return
         self._metrics.observe_batching_delay(self._clock() - queued.queued_s)
@@ -314,7 +315,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
                 queued.wait_for_workers()
                 return
             placement = self._decide(queued, decision)
-        except Exception as error:  # noqa: BLE001 (a timer has no caller: the waiting request gets the error, others go on)
+        except Exception as error:  # noqa: BLE001 (a timer has no caller, so the waiting request gets the error)
             queued.fail(error)
         else:
             if placement is not None:
@@ -335,7 +336,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
             self._alarm.set(min(expiry_s, now_s + _TICK_S))
 
     def _dispatch_next(self) -> bool:
-        """Dispatches the next request. Returns False if none can go now."""
+        """Dispatches the next request. Returns False if none can be dispatched now."""
         owed = self._queue.owed()
         ticket = owed or self._queue.head(self._clock())
         if ticket is None:
@@ -362,7 +363,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
                 return False
             self._queue.remove(ticket)
             placement = self._dispatch(queued, decision, check, had_room=blockage is None)
-        except Exception as error:  # noqa: BLE001 (a timer has no caller: the waiting request gets the error, others go on)
+        except Exception as error:  # noqa: BLE001 (a timer has no caller, so the waiting request gets the error)
             self._queue.remove(ticket)
             queued.fail(error)
             return True
@@ -370,13 +371,13 @@ class Admission(RequestObserver, Generic[PlacementT]):
         return True
 
     def _give_up_workers(self) -> None:
-        """There is no route. After ``worker_wait_s`` without one, all waiting requests fail."""
+        """Fails all waiting requests if there has been no route for ``worker_wait_s``."""
         if self._worker_wait.is_used_up:
             for queued in self._queue.clear():
                 queued.fail(self._worker_wait.error())
 
     def _put_behind(self, queued: QueuedRequest[PlacementT], ticket: Ticket[QueuedRequest[PlacementT]]) -> None:
-        """Moves a request whose target is lost behind its class, or else all of the class would be late."""
+        """Moves a request that cannot meet its target behind its class, so that it does not delay the others."""
         self._queue.remove(ticket)
         queued.is_lost = True
         queued.queue_priority = ticket.queue_priority._replace(priority=ticket.queue_priority.priority - 1)

@@ -1,4 +1,4 @@
-"""The section ``admission`` of the configuration: who is let in when there is more work than the SLO classes allow."""
+"""The section ``admission`` of the configuration: admission control under overload."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from baton.core.config_section import Duration, PositiveInt, Section
 
 
 class AdmissionConfig(Section):
-    """Admission by what a request's route would take."""
+    """Admission by the predicted latency of a request."""
 
     mode: Literal["slo", "off"] = "slo"
-    """slo: a request goes when its targets would be kept, else it waits or is refused. off: everything goes at once,
-    and ``router.max_inflight`` is the only limit."""
+    """slo: a request is dispatched if its targets can be met, and otherwise waits or is refused. off: every request is
+    dispatched at once, and ``router.max_inflight`` is the only limit."""
     max_queued: PositiveInt = 1000
-    """Sequences that wait for room. When it is full, the least urgent one is refused."""
+    """Largest number of waiting sequences. When the queue is full, the least urgent one is refused."""
     fair_share: Annotated[float, Field(ge=0, le=0.25)] = 0.05
-    """While others of higher priority go, every class that waits gets this share of the dispatches; 0: none."""
+    """Share of the dispatches for each waiting class while classes of higher priority are served; 0 disables it."""
     patience: Duration = 300.0
-    """Whoever is later than its TTFT target by that much counts as one priority higher."""
+    """A request that is later than its TTFT target by this much is raised by one priority."""
     slack: Annotated[float, Field(ge=0, le=10)] = 0.5
-    """A target is never closer to what the request would take on an idle cluster than this, as a share of that."""
+    """Every target allows at least the predicted latency on an idle cluster plus this share of it."""
     gather: bool = True
-    """Let a prompt wait some milliseconds for company in its prefill step, when that pays."""
+    """Delay a prompt by some milliseconds to share its prefill step with others, if that lowers latency."""

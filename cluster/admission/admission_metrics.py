@@ -19,7 +19,8 @@ _LABEL = "slo_class"
 
 
 class AdmissionMetrics:
-    """
+    """Metrics of the queue, refusals and waits.
+
     Attributes:
         queued: the number of queued sequences by class; read at each scrape.
         factors: the margins by class; read at each scrape.
@@ -64,7 +65,7 @@ class AdmissionMetrics:
         self._batching_delay.observe(seconds)
 
     def status(self) -> dict[str, Any]:
-        """For ``GET /admin/status``: the queued sequences and margins of each class. JSON-ready."""
+        """The queued sequences and margins of each class for ``GET /admin/status``; JSON-ready."""
         queued, factors = self.queued(), self.factors()
         return {
             name: {
@@ -76,7 +77,7 @@ class AdmissionMetrics:
         }
 
     def families(self) -> Iterator[Metric]:
-        """The gauges."""
+        """The gauges of the queue and of the margins."""
         waiting = GaugeMetricFamily("baton_admission_queued", "Sequences that wait for room.", labels=[_LABEL])
         margin = GaugeMetricFamily(
             "baton_admission_margin_ratio",

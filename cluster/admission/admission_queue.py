@@ -1,11 +1,11 @@
-"""The queue of admission: which request is next, which is last, and which has expired. The queue is pure.
+"""The queue of admission, which knows the next, the last and the expired request. It reads no clock and does no I/O.
 
     lanes, one per SLO class          interactive  ●●●
     each in order of deadlines        standard     ●●●●●●●●
     next: the most urgent head        batch        ●●●●●●●●●●●●●●
 
-Waiting never changes the order inside a class, since all its requests become more urgent alike. So a lane stays sorted,
-and every query looks at one place of each lane: at most 16 of them, however many requests wait.
+Waiting never changes the order inside a class, since all its requests become more urgent alike. So a lane stays
+sorted, and every query looks at one place of each lane, independent of the number of waiting requests.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from cluster.requests.request_record import RequestRecord
 
 
 class Alarm:
-    """A timer that can be set several times, and goes off at the earliest of these times.
+    """A timer that can be set several times and fires at the earliest of these times.
 
     Args:
-        ring: called when it goes off.
+        ring: called when it fires.
         clock: monotonic seconds.
     """
 
@@ -38,7 +38,7 @@ class Alarm:
         self._due_s = 0.0
 
     def set(self, at_s: float) -> None:
-        """It goes off at ``at_s``, or earlier if it was set to an earlier time before."""
+        """Sets the timer to ``at_s``, unless it is set to an earlier time."""
         if self._timer is not None:
             if self._due_s <= at_s:
                 return
@@ -47,7 +47,7 @@ class Alarm:
         self._due_s = at_s
 
     def cancel(self) -> None:
-        """Prevents it from going off, unless it is set again."""
+        """Stops the timer until it is set again."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
@@ -68,10 +68,10 @@ class Ticket(Generic[T]):
     """A place in the queue.
 
     Attributes:
-        lane: of an SLO class, or of its late requests. All tickets of a lane have the same priority and patience.
-        expires_s: when it is refused.
-        account: name of the SLO class, for the fair share.
-        is_late: its target is lost. This too is the same for all tickets of a lane.
+        lane: name of the lane: an SLO class, or its late requests. Its tickets share priority and patience.
+        expires_s: time at which the request is refused.
+        account: name of the SLO class, whose fair share it uses.
+        is_late: it cannot meet its target; the same for all tickets of a lane.
         is_waiting: it is in the queue.
     """
 
@@ -84,7 +84,7 @@ class Ticket(Generic[T]):
     is_waiting: bool = False
 
     def yields(self, now_s: float) -> bool:
-        """Whether requests that can be in time may overtake it: it is late, by less than its patience."""
+        """Whether requests that can meet their target may overtake it: it is late, by less than its patience."""
         return self.is_late and now_s < self.queue_priority.deadline_s + self.queue_priority.patience_s
 
     def late(self, queue_priority: QueuePriority) -> Ticket[T]:
@@ -93,7 +93,8 @@ class Ticket(Generic[T]):
 
 
 class AdmissionQueue(Generic[T]):
-    """
+    """Waiting requests in lanes, with a fair share for lower classes.
+
     Args:
         fair_share: share of the dispatches that each waiting class of lower priority gets; in [0, 1].
     """
@@ -113,7 +114,7 @@ class AdmissionQueue(Generic[T]):
         return (ticket for lane in self._lanes.values() for ticket in lane)
 
     def add(self, ticket: Ticket[T]) -> None:
-        """Adds it behind tickets of its lane with the same deadline."""
+        """Adds a ticket after those of its lane with the same deadline."""
         lane = self._lanes.setdefault(ticket.lane, [])
         lane.insert(bisect_right(lane, ticket.queue_priority.deadline_s, key=_deadline), ticket)
         heappush(self._expiries, (ticket.expires_s, next(self._numbers), ticket))
@@ -121,7 +122,7 @@ class AdmissionQueue(Generic[T]):
         self._count += 1
 
     def remove(self, ticket: Ticket[T]) -> bool:
-        """Returns False if it is not in the queue any more."""
+        """Removes a ticket. Returns False if it is not in the queue."""
         if not ticket.is_waiting:
             return False
         lane = self._lanes[ticket.lane]
@@ -139,7 +140,7 @@ class AdmissionQueue(Generic[T]):
         return True
 
     def clear(self) -> list[T]:
-        """Removes and returns all."""
+        """Removes and returns all items."""
         tickets = list(self)
         for ticket in tickets:
             self.remove(ticket)
@@ -156,10 +157,10 @@ class AdmissionQueue(Generic[T]):
         return max(tails, key=lambda ticket: ticket.queue_priority.key(now_s), default=None)
 
     def num_ahead(self, queue_priority: QueuePriority, now_s: float, *, yielding: bool = True) -> int:
-        """How many would go before a request that arrives now.
+        """The number of tickets that go before a request that arrives now.
 
         Args:
-            yielding: count tickets that yield, too. They stand behind the others of their lane.
+            yielding: also count tickets that yield, which are the last ones of their lane.
         """
         key, total = queue_priority.key(now_s), 0
         for lane in self._lanes.values():
@@ -170,13 +171,13 @@ class AdmissionQueue(Generic[T]):
         return total
 
     def next_expiry_s(self) -> float | None:
-        """``None`` if the queue is empty."""
+        """The time of the next expiry; ``None`` if the queue is empty."""
         while self._expiries and not self._expiries[0][2].is_waiting:
             heappop(self._expiries)
         return self._expiries[0][0] if self._expiries else None
 
     def pop_expired(self, now_s: float) -> list[Ticket[T]]:
-        """Removes and returns all that have expired."""
+        """Removes and returns all expired tickets."""
         expired: list[Ticket[T]] = []
         while (next_s := self.next_expiry_s()) is not None and next_s <= now_s:
             expired.append(heappop(self._expiries)[2])
@@ -184,7 +185,7 @@ class AdmissionQueue(Generic[T]):
         return expired
 
     def note_dispatch(self, queue_priority: QueuePriority, account: str) -> None:
-        """A request was dispatched, from the queue or past it. Waiting classes of lower priority earn credit."""
+        """Counts a dispatch, queued before or not. Waiting classes of lower priority earn credit."""
         if account in self._credits:
             self._credits[account] = max(0.0, self._credits[account] - 1.0)
         passed = {
@@ -196,7 +197,7 @@ class AdmissionQueue(Generic[T]):
             self._credits[name] = min(_MOST_CREDIT, self._credits.get(name, 0.0) + self._fair_share)
 
     def owed(self) -> Ticket[T] | None:
-        """The first ticket of a class whose fair share is due, if there is one."""
+        """The first ticket of a class whose fair share is due, or ``None``."""
         due = [name for name, credit in self._credits.items() if credit >= 1.0 - _ROUNDING]
         if not due:
             return None
@@ -212,16 +213,16 @@ def _deadline(ticket: Ticket[T]) -> float:
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest(Generic[T]):
-    """A request in one call of ``Admission.admit``, which may have to wait for its placement.
+    """A request in one call of ``Admission.admit``.
 
     Attributes:
         queue_priority: its place in the queue. ``record.queue_priority`` is its place on workers.
         queued_s: when the call began; seconds of the router's clock.
-        future: gets the placement or the error if the request has to wait; ``None`` as its result means that there is
-            no route, and that a worker has to be waited for.
+        future: receives the placement or the error if the request waits. The result ``None`` means that there is no
+            route and that the request must wait for a worker.
         ticket: its place in the queue, if it has or had one.
-        was_delayed: it has had its batching delay; there is no second one.
-        is_lost: it waits among requests that cannot keep their target for the first token.
+        was_delayed: it has had its only batching delay.
+        is_lost: it waits among requests that cannot meet their TTFT target.
     """
 
     record: RequestRecord
@@ -242,13 +243,13 @@ class QueuedRequest(Generic[T]):
 
     @property
     def is_cancelled(self) -> bool:
-        """The client left, and the waiting task has not noticed yet."""
+        """True if the client left and the waiting task has not run since."""
         return self.future is not None and self.future.done()
 
     def step_back(self, now_s: float) -> None:
-        """Its target is lost: on workers it goes behind its class, and its lateness counts from now on only.
+        """Lowers the priority on workers of a request that cannot meet its target, and restarts its deadline.
 
-        Otherwise it would at once count as more urgent than requests that were admitted to be in time.
+        Otherwise it would at once be more urgent than requests that can still meet their target.
         """
         ttft_s = self.slo.ttft_s
         self.record.queue_priority = QueuePriority(self.slo.priority - 1, now_s + ttft_s, ttft_s)
@@ -264,11 +265,11 @@ class QueuedRequest(Generic[T]):
         self.result().set_result(placement)
 
     def wait_for_workers(self) -> None:
-        """Ends the wait for room of a request that is not cancelled, since there is no route at all."""
+        """Ends the wait of a request that is not cancelled, because there is no route."""
         self.result().set_result(None)
 
     def fail(self, error: Exception) -> None:
-        """Ends the wait with an error, if it is not over."""
+        """Ends the wait with an error, unless it has ended."""
         if not self.result().done():
             self.result().set_exception(error)
 

@@ -1,9 +1,9 @@
-"""Admitted requests: their work in progress, and the safety margins that their outcomes teach.
+"""Admitted requests: their work in progress, and safety margins learned from their outcomes.
 
-A prediction is no guarantee: later requests share the steps, and answers differ. So predictions have to stay below a
-target by a factor, which is learned from outcomes, one at a time: a miss raises it by much, a hit lowers it by little,
-so that it rests where the wanted share is kept. That is a stochastic approximation of a quantile (Robbins and Monro,
-1951), used for predictions as in Gibbs and Candès, *Adaptive Conformal Inference Under Distribution Shift* (2021).
+Predictions are uncertain: later requests share the steps, and answer lengths vary. So a prediction must stay below
+its target by a factor, which each outcome adjusts: a miss raises it by much, a hit lowers it by little, and it settles
+where the wanted share of targets is met. This is a stochastic approximation of a quantile (Robbins and Monro, 1951),
+used for predictions as in Gibbs and Candès, *Adaptive Conformal Inference Under Distribution Shift* (2021).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from cluster.routing.routing_contracts import RouteDecision
 LARGEST_FACTOR = 3.0
 _STEP = 0.06
 _AIM = 0.75
-"""Share of the allowed misses that is aimed at, since outcomes scatter around the aim."""
+"""Share of the allowed misses to aim at, since outcomes scatter around the aim."""
 _SMALLEST_MISS_SHARE = 0.005
 _FIRST_SD = 0.08
 """Relative standard deviation of outcomes around predictions before any outcome is known."""
 _ONE_ROUND = 1.3
-"""Outcomes come late. A miss of a request that was admitted with a factor so much smaller does not raise the factor
-further, but keeps it where it is for longer."""
+"""Outcomes arrive late. If a request missed that was admitted with a factor smaller by this ratio, the factor is not
+raised again but kept for longer."""
 _LONGEST_STAY = 2.0
 
 
@@ -64,7 +64,7 @@ class SafetyMargin:
 
 
 class ClassMargins:
-    """The margins of one class. Its percentile covers both targets, so each may use half of the misses."""
+    """The margins of one class. Its percentile covers both targets, so each gets half of the allowed misses."""
 
     def __init__(self, slo: SloClass) -> None:
         miss_share = _AIM * (1 - slo.objective) / 2
@@ -88,7 +88,7 @@ class _Admitted:
 
 
 class AdmittedWork:
-    """Sequences between dispatch and end, and what their outcomes teach.
+    """Sequences between dispatch and end, and the margins learned from their outcomes.
 
     Args:
         classes: the SLO classes of the configuration.
@@ -100,7 +100,7 @@ class AdmittedWork:
         self._admitted: dict[str, _Admitted] = {}
         self._residents: dict[str, dict[str, float]] = {}
         self._num_prompts: Counter[str] = Counter()
-        """Prompts in progress by prefill worker, without workers that have none."""
+        """Prompts in progress by prefill worker. Workers without any have no entry."""
 
     def factors(self, slo: SloClass) -> Factors:
         """The present margins of a class."""
@@ -111,7 +111,7 @@ class AdmittedWork:
         return {name: margins.factors for name, margins in self._margins.items()}
 
     def residents_tpot_ms(self, decode_id: str) -> float:
-        """The strictest allowed TPOT among the sequences on a decode worker; infinity without any."""
+        """The strictest allowed TPOT among the sequences on a decode worker; infinity if there are none."""
         return min(self._residents.get(decode_id, {}).values(), default=inf)
 
     def computes_prompts(self, prefill_id: str) -> bool:
@@ -121,10 +121,10 @@ class AdmittedWork:
     def dispatched(
         self, record: RequestRecord, decision: RouteDecision, check: RoomCheck, now_s: float, *, had_room: bool
     ) -> None:
-        """A sequence was dispatched.
+        """Counts a dispatched sequence.
 
         Args:
-            had_room: there was room, so a miss is an error of the prediction.
+            had_room: True if there was room, so that a miss is an error of the prediction.
         """
         request, prefill_id, decode_id = record.request, decision.prefill_id, decision.decode_id
         self._forget(request.request_id)
@@ -139,13 +139,13 @@ class AdmittedWork:
         self.in_progress.num_sequences += 1
 
     def first_token(self, record: RequestRecord) -> None:
-        """The first token arrived. A second call changes nothing."""
+        """Counts the first token of a sequence. Idempotent."""
         admitted = self._admitted.get(record.request.request_id)
         if admitted is not None and not admitted.has_first_token:
             self._prompt_is_over(admitted)
 
     def ended(self, record: RequestRecord, now_s: float) -> None:
-        """The sequence ended. A second call changes nothing."""
+        """Counts the end of a sequence and learns from its outcome. Idempotent."""
         admitted = self._forget(record.request.request_id)
         if admitted is None:
             return
@@ -178,9 +178,9 @@ class AdmittedWork:
     def _learn(self, record: RequestRecord, admitted: _Admitted) -> None:
         margins, timeline, check = self._of(record.request.slo), record.timeline, admitted.check
         ttft_ms, tpot_ms = timeline.ttft_ms, timeline.tpot_ms(len(record.token_ids))
-        if check.is_lost:  # it was admitted although it would miss
+        if check.is_lost:  # it was admitted with the expectation of a miss
             return
-        # A hit that was never in danger says nothing; a miss does.
+        # A hit far from the limit says nothing about the margin; a miss does.
         if ttft_ms is not None:
             kept = ttft_ms <= check.ttft_target_ms
             if check.is_near_ttft or not kept:

@@ -1,13 +1,13 @@
-"""Batching delay: whether a prompt should wait a moment for others to share its step. Times are milliseconds.
+"""Batching delay: how long a prompt waits for others to share its step. Times are milliseconds.
 
-A step costs ``fixed`` whatever is in it, and ``own`` for a prompt. Let the next prompt come ``gap`` later. One after
-the other, the first takes fixed + own and the second 2·(fixed + own) - gap; together, both take fixed + 2·own, behind
-the gap for the first. The sum of the two is less together when
+A step costs ``fixed``, plus ``own`` for each prompt. Let the next prompt come ``gap`` later. One after the other, the
+first takes fixed + own and the second 2·(fixed + own) - gap. Together, the first takes gap + fixed + 2·own and the
+second fixed + 2·own. The sum of the two is smaller together if
 
     fixed - own > 2·gap
 
-so short prompts on devices whose steps are expensive by themselves gain, if others come fast. Never a fixed sleep:
-while a step is in progress arrivals gather by themselves, and an idle worker serves the next one better than a delay.
+so short prompts gain on devices with a high fixed cost, if others come fast. There is no delay while a step is in
+progress, since arrivals gather by themselves, and none while another worker is idle, since it serves the next prompt.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ _LONG_GAP_MS = 1e3
 
 @dataclass(frozen=True, slots=True)
 class BatchingView:
-    """
+    """Inputs of the batching delay of one prompt.
+
     Attributes:
-        slack_ms: what is left of the target for the first token, after everything that is predicted.
-        gap_ms: usual time between arrivals.
-        fixed_ms: of a step on the prefill worker.
-        own_ms: what this prompt adds to it.
-        room_tokens: of the step's budget, behind this prompt.
-        prompt_tokens: of this prompt, uncached.
-        wait_ms: behind prompts that the worker has.
-        idle_workers: others that could compute the next prompt at once.
+        slack_ms: the TTFT target less the predicted TTFT.
+        gap_ms: typical time between arrivals.
+        fixed_ms: fixed cost of a step on the prefill worker.
+        own_ms: cost that this prompt adds to the step.
+        room_tokens: the step's token budget left after this prompt.
+        prompt_tokens: uncached tokens of this prompt.
+        wait_ms: predicted wait for prompts that the worker has.
+        idle_workers: other workers that could compute the next prompt at once.
     """
 
     slack_ms: float
@@ -53,10 +54,10 @@ class BatchingView:
 
 
 def batching_delay_ms(view: BatchingView) -> float:
-    """How long to wait for other prompts; 0 if the prompt should go at once."""
+    """Milliseconds to wait for other prompts; 0 if the prompt should be dispatched at once."""
     if view.wait_ms > 0 or view.idle_workers > 0:
         return 0.0
-    if view.room_tokens < view.prompt_tokens:  # one more like it would not fit
+    if view.room_tokens < view.prompt_tokens:  # a second prompt of this size would not fit
         return 0.0
     gain_ms = view.fixed_ms - view.own_ms - 2 * view.gap_ms
     if gain_ms <= 0:
@@ -68,7 +69,7 @@ def batching_delay_ms(view: BatchingView) -> float:
 
 
 class ArrivalGaps:
-    """Usual time between the last few arrivals. A pause ends a burst, and what was known of its gaps."""
+    """Typical time between the last few arrivals. A pause ends a burst and resets the estimate."""
 
     def __init__(self) -> None:
         self._last_s: float | None = None
@@ -90,7 +91,7 @@ class BatchingDelay:
     """Decides about the batching delay of each prompt.
 
     Args:
-        prefill_chunk_tokens: budget of one step of every prefill worker that takes requests, by its id.
+        prefill_chunk_tokens: returns the step budget of every prefill worker that takes requests, by its id.
     """
 
     def __init__(self, model: LatencyModel, prefill_chunk_tokens: Callable[[], dict[str, int]]) -> None:
@@ -99,7 +100,7 @@ class BatchingDelay:
         self._arrivals = ArrivalGaps()
 
     def arrived(self, now_s: float) -> None:
-        """A request came."""
+        """Counts an arrival."""
         self._arrivals.observe(now_s)
 
     def delay_ms(
@@ -111,15 +112,15 @@ class BatchingDelay:
         computes_prompts: Callable[[str], bool],
         delayed_tokens: int = 0,
     ) -> float:
-        """The batching delay of a request that could go at once.
+        """The batching delay, in milliseconds, of a request that has room.
 
         Args:
-            slack_ms: what is left of its target for the first token.
-            computes_prompts: whether a prefill worker has any.
-            delayed_tokens: tokens of prompts that are delayed already and will share its step.
+            slack_ms: its TTFT target less the predicted TTFT.
+            computes_prompts: whether a prefill worker has prompts to compute.
+            delayed_tokens: tokens of already delayed prompts that will share its step.
         """
         worker_id = decision.prefill_id
-        # Most requests end here: asking the model would cost more than it could find.
+        # Most requests return here, which saves the queries of the model.
         if worker_id is None or decision.wait_ms > 0 or self._arrivals.gap_ms > LONGEST_MS:
             return 0.0
         workers = self._prefill_chunk_tokens()
@@ -162,7 +163,7 @@ class DelayedRequests(Generic[T]):
         return iter(self._delayed)
 
     def add(self, item: T, delay_s: float) -> None:
-        """A request that joins others leaves with them."""
+        """Adds a request. If others are delayed, it leaves with them and ``delay_s`` has no effect."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.open)
         self._delayed.append(item)
@@ -172,12 +173,12 @@ class DelayedRequests(Generic[T]):
             self._delayed.remove(item)
 
     def open(self) -> None:
-        """All leave now."""
+        """Lets all requests leave now."""
         for item in self.clear():
             self._leave(item)
 
     def clear(self) -> list[T]:
-        """Removes all without calling ``leave``."""
+        """Removes and returns all requests without calling ``leave``."""
         if self._timer is not None:
             self._timer.cancel()
         delayed, self._delayed, self._timer = self._delayed, [], None

@@ -1,4 +1,4 @@
-"""Errors of refused requests: which pool is too busy, how long they would wait, when to try again."""
+"""Errors of refused requests. They name the busy pool, the predicted wait and the time to retry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LONGEST_RETRY_S = 600.0
 
 
 class Refusal(StrEnum):
-    """Why a request was refused; these are values of a metric's label."""
+    """The reason of a refusal, which is also the value of a metric's label."""
 
     PREFILL = str(Shortage.PREFILL)
     DECODE = str(Shortage.DECODE)
@@ -26,7 +26,7 @@ class Refusal(StrEnum):
 def no_room(
     slo: SloClass, check: RoomCheck, decision: RouteDecision, wait_s: float, allowed_s: float
 ) -> OverloadedError:
-    """The request would wait longer than its class and its own deadline allow.
+    """Error of a request that would wait longer than its class and its own deadline allow.
 
     Args:
         wait_s: the predicted wait.
@@ -71,7 +71,7 @@ def no_room(
 
 
 def queue_full(slo: SloClass, max_queued: int, wait_s: float) -> OverloadedError:
-    """The queue is full, and all other requests are more urgent."""
+    """Error of the least urgent request when the queue is full."""
     return _overloaded(
         f"{max_queued} requests wait for room, which is as many as admission.max_queued allows, and this one of the "
         f"SLO class {slo.name!r} is the least urgent. Try again later.",
@@ -82,7 +82,7 @@ def queue_full(slo: SloClass, max_queued: int, wait_s: float) -> OverloadedError
 
 
 def deadline_over(slo: SloClass, waited_s: float, wait_s: float) -> OverloadedError:
-    """The request has waited as long as its class or its own deadline allows."""
+    """Error of a request that has waited as long as its class or its own deadline allows."""
     return _overloaded(
         f"There was no room for this request in the {waited_s:.1f} s that it waited, which is as long as it may "
         f"(queue_deadline of the SLO class {slo.name!r}, or router.request_timeout_s). Try again later.",
@@ -93,7 +93,7 @@ def deadline_over(slo: SloClass, waited_s: float, wait_s: float) -> OverloadedEr
 
 
 def stopping() -> OverloadedError:
-    """The router is stopping."""
+    """Error of requests that wait or arrive while the router stops."""
     return OverloadedError(
         "The router is stopping, and this request ends with it. Send it again once a router is running.",
         retry_after_s=1.0,

@@ -1,11 +1,11 @@
-"""Which routes have room for a request: whether its targets would be kept there. Pure; times are milliseconds.
+"""Room: whether a route meets a request's targets. Pure functions; times are milliseconds.
 
-    feasible = what the request would take if nothing else ran · (1 + slack)
-    room     = prediction ≤ max(the class's target with a margin, feasible), but never above a target that can be kept
+    feasible = the request's latency if nothing else ran · (1 + slack)
+    room     = prediction ≤ max(the class's target with a margin, feasible), but never above a target that can be met
 
-A request that could not keep its target for the first token on an idle cluster either is *lost*: its prompt is too long
-for its class, or it has waited too long. It may go where it hardly waits for others, unless requests that can keep
-their targets find no room: then it would only take what they need.
+A request that could not meet its TTFT target even on an idle cluster is *lost*: its prompt is too long for its class,
+or it has waited too long. It is dispatched where it hardly waits for others, unless requests that can meet their
+targets find no room.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cluster.routing.routing_contracts import Bools, Candidates, RouteDecision
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """The rest of a target is divided by these before predictions are compared with it; at least 1."""
+    """Divisors, at least 1, of the remaining time to a target before predictions are compared with it."""
 
     ttft: float = 1.0
     tpot: float = 1.0
@@ -33,28 +33,29 @@ class Shortage(StrEnum):
     """The resource that is short."""
 
     PREFILL = "prefill"
-    """Too many prompts wait: the first token would be late."""
+    """Too many prompts wait, so the first token would be late."""
     DECODE = "decode"
-    """Too many sequences decode: tokens would come too slowly, for this request or for others, or the worker has no
-    place in its batch or no KV block left."""
+    """Too many sequences decode: the TPOT of this request or of others would be too high, or the worker has no place in
+    its batch or no KV block left."""
     TURN = "turn"
     """There is room, but more urgent requests wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoomCheck:
-    """
+    """The result of :func:`check_room`.
+
     Attributes:
         shortage: ``None`` if there is room.
-        over_ms: how much too late the first token would come; 0 if it would not.
+        over_ms: the predicted TTFT beyond its limit; 0 if it is within.
         ttft_target_ms, tpot_target_ms: the targets of this request. The first counts from its receipt.
         allowed_tpot_ms: the TPOT target with its margin, which later requests must respect.
-        has_capacity: the decode worker could take it at once.
+        has_capacity: the decode worker has a place and KV blocks for it.
         limit_tpot_ms: the limit for the prediction: ``allowed_tpot_ms``, or less if others on the worker are stricter.
         is_near_ttft, is_near_tpot: the prediction is near its limit, so that a hit says something about the margin.
-        is_lost: its class's target for the first token cannot be kept, whatever else runs.
-        shows_crowd: load causes the shortage. It does not if the request is lost, or has so little time to spare that
-            it is late although it would wait for others by no more than the slack.
+        is_lost: the TTFT target of its class cannot be met even on an idle cluster.
+        shows_crowd: load causes the shortage. False if the request is lost, or has so little time left that it is late
+            although it would wait for others no longer than the slack allows.
     """
 
     shortage: Shortage | None
@@ -87,7 +88,8 @@ class _Limits:
 def _limits(
     slo: SloClass, idle_ttft_ms: float, idle_tpot_ms: float, elapsed_ms: float, slack: float, factors: Factors
 ) -> _Limits:
-    """
+    """Computes the limits of a request.
+
     Args:
         idle_ttft_ms, idle_tpot_ms: the prediction for the best route if nothing else ran.
     """
@@ -101,7 +103,7 @@ def _limits(
         # The elapsed time is certain, so the margin applies to the rest.
         with_margin_ms = elapsed_ms + (target_ms - elapsed_ms) / factors.ttft
         ttft_ms = min(target_ms, max(with_margin_ms, feasible_ttft_ms))
-    # A margin protects a target that a late first token has missed already, so the bare TPOT target is enough.
+    # A lost request misses its class's targets anyway, so its TPOT needs no margin.
     tpot_ms = max(slo.tpot_s * 1e3 / (1.0 if is_lost else factors.tpot), feasible_tpot_ms)
     return _Limits(ttft_ms, tpot_ms, feasible_ttft_ms, feasible_tpot_ms, is_lost)
 
@@ -116,7 +118,7 @@ def routes_with_room(
 
     Args:
         slack, factors: as in :func:`check_room`.
-        residents_tpot_ms: the same, by decode worker.
+        residents_tpot_ms: as in :func:`check_room`, by decode worker.
     """
     request, forecasts = candidates.request, candidates.forecasts
     idle_ttft_ms, idle_tpot_ms = float(forecasts.idle_ttft_ms.min()), float(forecasts.idle_tpot_ms.min())
@@ -141,15 +143,15 @@ def check_room(
     is_idle: bool = False,
     is_crowded: bool = False,
 ) -> RoomCheck:
-    """Whether the route keeps the request's targets.
+    """Checks whether the route meets the request's targets.
 
     Args:
-        elapsed_ms: since the receipt of the request.
+        elapsed_ms: time since the receipt of the request.
         factors: margins of its class.
         max_tokens: a request for a single token has no TPOT.
         residents_tpot_ms: the strictest allowed TPOT among the sequences on the decode worker.
-        is_idle: nothing is in progress, so that load cannot cause a shortage.
-        is_crowded: other requests, which can keep their targets, find no room.
+        is_idle: nothing is in progress, so load cannot cause a shortage.
+        is_crowded: other requests that can meet their targets find no room.
     """
     limits = _limits(slo, decision.idle_ttft_ms, decision.idle_tpot_ms, elapsed_ms, slack, factors)
     limit_tpot_ms = min(limits.tpot_ms, residents_tpot_ms)
@@ -175,28 +177,27 @@ def check_room(
 
 
 _LASTS_S, _LASTS_WAITING_S = 10.0, 2.0
-"""How long lost requests step back after a request that could keep its targets found no room: new requests, and
-waiting ones, which can go as soon as the time has passed."""
+"""How long new and waiting lost requests step back after a request that could meet its targets found no room."""
 
 
 class Shortages:
-    """When requests that could keep their targets found no room, by priority. Pure; it has no clock.
+    """The last time at which a request that could meet its targets found no room, by priority. It reads no clock.
 
-    Lost requests do not count, since they find no room because others find none.
+    Lost requests do not count: they find no room because others find none.
     """
 
     def __init__(self) -> None:
         self._by_priority: dict[int, float] = {}
 
     def note(self, priority: int, now_s: float) -> None:
-        """A request of this priority found no room."""
+        """Records that a request of this priority found no room."""
         self._by_priority[priority] = now_s
 
     def lasts(self, now_s: float, *, waiting: bool, above: float = -inf) -> bool:
-        """Whether a request of a higher priority than ``above`` has recently found no room.
+        """Whether a request of a priority higher than ``above`` has recently found no room.
 
         Args:
-            waiting: the answer is for a request that waits already.
+            waiting: True if the answer is for a request that waits already.
         """
         return now_s < self._latest_s(above) + (_LASTS_WAITING_S if waiting else _LASTS_S)
 

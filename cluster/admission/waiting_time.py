@@ -1,7 +1,7 @@
-"""How long a request will wait for room. Pure.
+"""Predicts how long a request waits for room. Pure.
 
-Little's law, on the work in progress: prompts that wait for their first token, divided by how long the next one waits,
-leave the prefill pool every second; sequences that decode, divided by how long they stay, leave the decode pool.
+Little's law gives the rate at which work leaves a pool. Prefill pool: prompts without a first token, divided by the
+wait of the next one. Decode pool: sequences in progress, divided by their mean stay.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _WEIGHT = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Blockage:
-    """What kept a request from being dispatched.
+    """The shortage that kept a request from being dispatched.
 
     Attributes:
-        over_ms: how much too late its first token would have come.
+        over_ms: the predicted TTFT beyond its limit.
         wait_ms, tpot_ms: predictions of its route.
     """
 
@@ -52,20 +52,20 @@ class WorkInProgress:
     _mean_stay_s: float | None = None
 
     def observe_stay(self, seconds: float) -> None:
-        """A finished sequence took so long from its dispatch."""
+        """Counts the time from dispatch to end of a finished sequence."""
         before = seconds if self._mean_stay_s is None else self._mean_stay_s
         self._mean_stay_s = before + _WEIGHT * (seconds - before)
 
     def wait_s(self, blockage: Blockage, num_ahead: int, max_tokens: int) -> float:
-        """Seconds until a request is dispatched, behind ``num_ahead`` others and a blockage."""
+        """Predicted seconds until a request is dispatched, after ``num_ahead`` others and a blockage."""
         rate = self.leave_per_s(blockage.shortage, blockage.wait_ms, blockage.tpot_ms, max_tokens)
         return predicted_wait_s(blockage.shortage, blockage.over_ms, num_ahead, rate)
 
     def leave_per_s(self, shortage: Shortage, wait_ms: float, tpot_ms: float, max_tokens: int) -> float:
-        """Requests per second that make room for others.
+        """Requests per second that leave the pool.
 
         Args:
-            wait_ms: behind other prompts, of one that is sent now.
+            wait_ms: wait of a prompt that is sent now for other prompts.
         """
         if shortage is Shortage.DECODE:
             guess_s = tpot_ms / 1e3 * min(max_tokens, _USUAL_TOKENS)
@@ -75,10 +75,10 @@ class WorkInProgress:
 
 
 def predicted_wait_s(shortage: Shortage, over_ms: float, num_ahead: int, leave_per_s: float) -> float:
-    """Seconds until a request gets room.
+    """Predicted seconds until a request gets room.
 
     Args:
-        over_ms: how much too late its first token would come if it went at once.
+        over_ms: the predicted TTFT beyond its limit if it were dispatched at once.
         num_ahead: requests that wait before it.
     """
     own_s = over_ms / 1e3 if shortage is Shortage.PREFILL else 1 / leave_per_s

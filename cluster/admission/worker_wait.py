@@ -1,4 +1,4 @@
-"""Waiting for a worker while a pool has none to give, so that a restart is a pause and not an error."""
+"""Waiting for a worker while a pool has none, so that a restart causes a pause and no error."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from cluster.routing.routing_contracts import Preference, RouteDecision
 
 
 class Placement(Protocol):
-    """A request's place on its route."""
+    """A request's booking on the workers of its route."""
 
     def release(self) -> None:
-        """Gives it back; a second call changes nothing."""
+        """Ends the booking. Idempotent."""
         ...
 
 
@@ -25,18 +25,18 @@ PlacementT_co = TypeVar("PlacementT_co", bound=Placement, covariant=True)
 
 
 class Dispatcher(Protocol[PlacementT_co]):
-    """Chooses routes. All methods are synchronous, so that nothing can happen in between."""
+    """Chooses and books routes. All methods are synchronous, so a forecast stays valid until it is booked."""
 
     def forecast(self, record: RequestRecord, preferred: Preference | None = None) -> RouteDecision | None:
-        """The best route at present, without booking it; ``None`` if no worker may take the request.
+        """The best route at present, without booking it; ``None`` if no worker can take the request.
 
         Args:
-            preferred: routes that go before all others.
+            preferred: marks routes that take precedence over all others.
         """
         ...
 
     def book(self, record: RequestRecord, decision: RouteDecision) -> PlacementT_co:
-        """From now on the request counts as work of its route, until its place is released."""
+        """Books the request on its route until the placement is released."""
         ...
 
     def missing_pools(self) -> Sequence[str]:
@@ -49,13 +49,15 @@ class Dispatcher(Protocol[PlacementT_co]):
 
 
 _LONGEST_S = 0.5
-"""Suspects become usable again with time alone, so no wait for a change is longer than this."""
+"""Longest wait for a change of the workers, since suspects become usable without an event."""
 
 
 class WorkerWait:
-    """
+    """Waits for the first worker of a pool.
+
     Args:
-        dispatcher: knows the best route, if there is one.
+        dispatcher: chooses the route.
+        worker_wait_s: how long requests wait without a route.
         clock: monotonic seconds.
     """
 
@@ -72,10 +74,10 @@ class WorkerWait:
         self._is_closed = False
 
     def forecast(self, record: RequestRecord, preferred: Preference | None = None) -> RouteDecision | None:
-        """The best route at present, or ``None``. Notes since when there has been no route.
+        """The best route at present, or ``None``. Records since when there has been no route.
 
         Args:
-            preferred: routes that go before all others.
+            preferred: marks routes that take precedence over all others.
         """
         decision = self._dispatcher.forecast(record, preferred)
         if decision is not None:
@@ -86,7 +88,7 @@ class WorkerWait:
 
     @property
     def is_used_up(self) -> bool:
-        """There has been no route for ``worker_wait_s``, so that no request needs to wait any longer."""
+        """True if there has been no route for ``worker_wait_s``."""
         since_s = self._without_since_s
         return since_s is not None and is_over(since_s + self._worker_wait_s - self._clock())
 
@@ -99,17 +101,17 @@ class WorkerWait:
         )
 
     def close(self) -> None:
-        """Waiting requests fail within half a second."""
+        """Refuses all waiting requests within half a second, and all later ones."""
         self._is_closed = True
 
     async def first_route(self, record: RequestRecord, preferred: Preference | None = None) -> RouteDecision:
-        """Waits until there is a route.
+        """Waits until there is a route, and returns the best one.
 
         Args:
-            preferred: routes that go before all others.
+            preferred: marks routes that take precedence over all others.
 
         Raises:
-            NoWorkerError: none came in time.
+            NoWorkerError: there was no route within ``worker_wait_s``.
             OverloadedError: the router is stopping.
             DeadlineError: the request's own deadline has passed.
         """

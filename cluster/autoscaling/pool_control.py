@@ -19,10 +19,8 @@ class RayPoolControl:
         self._controller = controller
 
     async def pool_counts(self) -> tuple[Mapping[str, PoolCounts], str]:
-        """See :class:`PoolControl`."""
         counts: tuple[Mapping[str, PoolCounts], str] = await self._controller.pool_counts.remote()
         return counts
 
     async def autoscale(self, targets: dict[str, int], role_change: tuple[str, str] | None) -> None:
-        """See :class:`PoolControl`."""
         await self._controller.autoscale.remote(targets, role_change)

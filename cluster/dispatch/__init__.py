@@ -1,1 +1,1 @@
-"""Takes each request through its workers, and tries again when workers fail."""
+"""Runs each request on its workers, and retries when workers fail."""

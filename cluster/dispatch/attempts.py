@@ -1,7 +1,7 @@
 """One attempt of a request on the workers that were chosen for it.
 
 * pair: prefill → first token → (KV travels) → decode
-* alone: a decode worker computes the prompt and all tokens so far: local prefill, or after a worker was lost
+* alone: a decode worker computes the prompt and all tokens so far, for local prefill or after a worker was lost
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RETRYABLE = (
     ChecksumError,
     LayoutMismatchError,
     OutOfBlocksError,
-    # The router's own cancellations never come back as errors, so it was the worker that ended the call.
+    # The router's own cancellations never come back as errors, so the worker ended the call.
     RequestCancelledError,
 )
 """Errors after which another attempt may succeed."""
@@ -47,15 +47,15 @@ _BLAMED = (*RETRYABLE, InternalError)
 _ACCUSED = (WorkerLostError, InternalError)
 """Errors that a worker or the request may have caused."""
 _PROOF_TOKENS = 16
-"""After so many tokens, the request cannot be the reason why earlier attempts failed."""
+"""A request that has produced this many tokens did not cause the failure of earlier attempts."""
 
 
 class Attempts:
     """Runs attempts of requests.
 
     Args:
-        background: runs what outlives a request: the end of a hand-off, measurements of clocks.
-        clock: monotonic seconds; a simulation brings its own.
+        background: runs tasks that outlive a request: the end of a hand-off, measurements of clocks.
+        clock: monotonic seconds; a simulation passes virtual time.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Attempts:
         timeline.attributes["decode_worker"] = decode.info.worker_id
         if not record.token_ids:
             timeline.replace(Event.ROUTED)
-            timeline.attributes.pop("prefill_worker", None)  # of an attempt before this one
+            timeline.attributes.pop("prefill_worker", None)  # set by an earlier attempt
         try:
             async with aclosing(self._decode(record, placement, record.new_call_id())) as chunks:
                 async for chunk in chunks:
@@ -189,7 +189,7 @@ def _record_local_prefill(timeline: Timeline, worker: Worker, batch: worker_pb2.
 async def _judged(
     chunks: AsyncGenerator[TokenChunk], record: RequestRecord, placement: Placement
 ) -> AsyncGenerator[TokenChunk]:
-    """Passes on the chunks of an attempt. If it succeeds, the workers that failed before were at fault."""
+    """Passes on the chunks of an attempt. If it succeeds, the accused workers of earlier attempts count as failed."""
     num_tokens = 0
     async with aclosing(chunks):
         try:
@@ -207,7 +207,7 @@ async def _judged(
 
 
 async def _blame(record: RequestRecord, error: BatonError, *workers: Worker) -> None:
-    """The next attempt avoids these workers. All requests avoid one that does not answer, for a moment."""
+    """Makes the next attempt avoid these workers, and all requests avoid for a moment those that do not answer."""
     record.failed_on.update(worker.info.worker_id for worker in workers)
     if isinstance(error, _ACCUSED) and len(workers) == 1:
         record.accused.extend(workers)

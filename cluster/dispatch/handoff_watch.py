@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class HandoffWatch:
-    """Follows one prefill call. The worker counts as busy until the hand-off ends, not only until the first token.
+    """Follows one prefill call. The worker stays booked until the hand-off ends, beyond the first token.
 
     Args:
         background: continues the call if the request has ended and the hand-off has not.
@@ -42,7 +42,7 @@ class HandoffWatch:
         self._first: asyncio.Future[worker_pb2.TokenBatch] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[BatonError | None] | None = None
         self.is_broken = False
-        """The call itself failed, so the prefill worker is at fault; not set if it reports a failed hand-off."""
+        """The call itself failed, so the prefill worker is at fault. False if the worker reports a failed hand-off."""
 
     @property
     def is_open(self) -> bool:
@@ -66,11 +66,11 @@ class HandoffWatch:
         return self._first.result()
 
     async def guard(self, chunks: AsyncGenerator[TokenChunk]) -> AsyncGenerator[TokenChunk]:
-        """Passes a decode stream on. A failed hand-off ends it, unless it has yielded something before.
+        """Passes on a decode stream. A failed hand-off ends it, unless it has yielded a chunk before.
 
         Raises:
             TransferError: the hand-off failed.
-            BatonError: the error of the decode stream.
+            BatonError: the decode stream failed.
         """
         async with aclosing(chunks):
             first = asyncio.ensure_future(anext(chunks, None))
@@ -87,10 +87,10 @@ class HandoffWatch:
                 yield chunk
 
     async def close(self, *, keep: bool) -> None:
-        """Call this when the request has ended.
+        """Stops following the call. Must be called when the request has ended.
 
         Args:
-            keep: wait for the outcome of the hand-off in the background, instead of cancelling the call.
+            keep: continue in the background until the outcome is known, instead of cancelling the call.
         """
         if self._task is not None and not keep:
             self._task.cancel()
@@ -103,11 +103,11 @@ class HandoffWatch:
         waits: list[asyncio.Future[Any]] = [decode, self._task]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if not decode.done() and (error := self._task.result()) is not None:
-            # Whatever the error is, another attempt can continue from the tokens alone.
+            # A TransferError is retryable: another attempt can continue from the tokens alone.
             raise TransferError(f"The KV hand-off failed ({error.code}): {error.message}") from error
 
     async def _follow(self, events: AsyncGenerator[worker_pb2.PrefillEvent]) -> BatonError | None:
-        """Reads the call to its end. Returns its error, if there was one."""
+        """Reads the call to its end. Returns its error, or ``None`` if it succeeded."""
         try:
             async with aclosing(events):
                 async for event in events:

@@ -1,11 +1,11 @@
-"""The router: takes each request through a prefill and a decode worker, and tries again when workers fail.
+"""The router runs each request on a prefill and a decode worker, and retries when workers fail.
 
     generate ── place ── attempt ─┬─ nothing out yet:  prefill → first token → (KV travels) → decode
                                   │                    or a decode worker alone, where that is better
                                   └─ tokens out:       decode alone, recomputing what the client has seen
 
-Tokens already sent are a record: whatever dies, the next attempt continues behind it. Noise is keyed by (seed,
-position), so that the continuation is the one that the client would have got.
+After a failure, the next attempt continues after the tokens already sent. Sampling noise is keyed by (seed,
+position), so the continuation equals that of an undisturbed request.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Router:
     """Implements :class:`cluster.requests.generation.Generator`.
 
     Args:
-        admission: gives requests their places on workers.
-        observers: hear of every event of every request.
-        clock: monotonic seconds; a simulation brings its own.
+        admission: assigns requests to workers.
+        observers: notified of every event of every request.
+        clock: monotonic seconds; a simulation passes virtual time.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class Router:
 
     @property
     def model(self) -> ModelCard:
-        """The model within the limits of all present workers: the smallest KV cache bounds the context."""
+        """The model card under the limits of the present workers: the shortest ``max_model_len`` counts."""
         changed = self._registry.changed
-        if self._card_until is not changed:  # another event from the next change on
+        if self._card_until is not changed:  # the registry replaces the event at each change
             lengths = [worker.info.max_model_len for worker in self._registry.workers]
             self._card = replace(
                 self._model,
@@ -92,7 +92,7 @@ class Router:
         return all(self._registry.has_accepting(pool) for pool in POOLS)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk]:
-        """See :class:`Generator`.
+        """Streams the tokens of a sequence, with up to ``router.max_attempts`` attempts.
 
         Raises:
             OverloadedError: ``router.max_inflight`` sequences are in flight, or admission has no room.
@@ -152,9 +152,9 @@ class Router:
         if outcome == CANCELLED:
             outcome = str(timeline.attributes.get(ENDED_BY, CANCELLED))
             if outcome == FinishReason.STOP:
-                record.finish_reason = FinishReason.STOP  # observers that learn from answers learn from this one too
+                record.finish_reason = FinishReason.STOP  # a stop string is a regular end for observers
         if outcome == OverloadedError.code and not record.token_ids:
-            outcome = REJECTED  # not a failure, since the client has no part of an answer
+            outcome = REJECTED  # not a failure, since the client has received nothing
         self._count_end(record, outcome)
         level = logging.WARNING if outcome in _OUR_FAULTS else logging.INFO
         fields = {**timeline.attributes, "ttft_ms": timeline.ttft_ms, "duration_ms": timeline.total_ms}
@@ -190,7 +190,7 @@ class Router:
                     raise record.deadline_error() from error
                 if record.attempt >= self._config.max_attempts or not self._may_go_well(record, error):
                     raise
-                if record.state is not RequestState.QUEUED:  # it may have failed while it waited for workers
+                if record.state is not RequestState.QUEUED:  # it is, if it failed while waiting for workers
                     record.change_state(RequestState.QUEUED)
                 self._observers.attempt_failed(record, error)
                 RequestLog(logger, record.request.request_id).warning(
@@ -198,10 +198,10 @@ class Router:
                 )
 
     def _may_go_well(self, record: RequestRecord, error: BatonError) -> bool:
-        """Whether another attempt makes sense.
+        """Whether another attempt may succeed.
 
-        After an internal error, the request is tried once on another worker. If it fails there too, the request is at
-        fault, and must not reach every worker.
+        After an internal error, the request is tried once on another worker. A second internal error is blamed on the
+        request, which is then not sent to further workers.
         """
         if isinstance(error, RETRYABLE):
             return True

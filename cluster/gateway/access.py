@@ -1,9 +1,9 @@
-"""Who may use which endpoint, where the configuration has API keys, and how much: bearer keys and their limits.
+"""Access by API key: which endpoints a bearer key may use, and its limits. Without keys, access is open.
 
-A key's owner has requests and tokens per minute, and requests at the same time. Both rates are token buckets that hold
-a minute's worth, so that a burst is fine and a steady excess is not. The prompt's tokens are taken when they are known,
-those of the answer when it is over: that may leave a bucket in debt, and then its owner waits until it is paid. There
-is no charge for ``max_tokens`` that were never generated, nor for a prompt without an answer.
+The limits of a key are requests per minute, tokens per minute and concurrent requests. Both rates are token buckets
+that hold a minute's worth: bursts pass, a steady excess does not. Prompt tokens are taken when the prompt is tokenized,
+output tokens when the answer has ended. That can leave a bucket in debt, and the key is refused until it has refilled.
+Only generated tokens are charged, not ``max_tokens``; a prompt without an answer costs nothing.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ _STATE_KEY = "api_key"
 
 
 def api_key_of(request: Request) -> ApiKey | None:
-    """The key that the request came with; None where none is asked for."""
+    """The API key of the request; ``None`` if the endpoint needs no key."""
     api_key: ApiKey | None = request.scope["state"].get(_STATE_KEY)
     return api_key
 
 
 class AccessControl:
-    """Asks for keys; a dependency of the application."""
+    """Checks API keys, as a dependency of the FastAPI application."""
 
     def __init__(self, keys: ApiKeys) -> None:
         self._keys = keys
 
     async def check(self, request: Request) -> None:
-        """Remembers whose request it is.
+        """Identifies the key of a request and records it in the request's state.
 
         Raises:
-            InvalidApiKeyError: there is no key, or an unknown one.
-            PermissionDeniedError: the key is no operator's.
+            InvalidApiKeyError: the key is missing or unknown.
+            PermissionDeniedError: the path needs an admin key.
         """
         if request.scope["path"] in _OPEN_PATHS:
             return
@@ -72,7 +72,7 @@ _NO_LIMITS = KeyLimits()
 class TokenBucket:
     """
     Args:
-        per_minute: how much comes back in a minute, and how much it holds.
+        per_minute: the refill per minute, which is also the capacity.
     """
 
     def __init__(self, per_minute: int, now_s: float) -> None:
@@ -81,7 +81,7 @@ class TokenBucket:
         self._filled_s = now_s
 
     def level(self, now_s: float) -> float:
-        """The present content; negative if more was taken than there was."""
+        """The present content; negative if more was taken than it held."""
         passed_s = max(0.0, now_s - self._filled_s)
         self._level = min(self.capacity, self._level + self.capacity * passed_s / _PER_MINUTE_S)
         self._filled_s = max(self._filled_s, now_s)
@@ -91,14 +91,14 @@ class TokenBucket:
         self._level = self.level(now_s) - amount
 
     def seconds_until(self, amount: float, now_s: float) -> float:
-        """Until there is so much, or the bucket is full."""
+        """Seconds until the bucket holds ``amount``, or is full if ``amount`` exceeds its capacity."""
         missing = min(amount, self.capacity) - self.level(now_s)
         return max(0.0, missing * _PER_MINUTE_S / self.capacity)
 
 
 @dataclass(slots=True)
 class _Owner:
-    """The use of one key so far."""
+    """The buckets and running requests of one key."""
 
     limits: KeyLimits
     requests: TokenBucket | None
@@ -110,7 +110,7 @@ class Allowance:
     """One request's share of its key's limits. :meth:`release` ends it.
 
     Attributes:
-        headers: ``x-ratelimit-…``, as OpenAI names them, at the time of asking.
+        headers: the present ``x-ratelimit-…`` headers, named as OpenAI names them.
     """
 
     def __init__(self, name: str, owner: _Owner, clock: Callable[[], float]) -> None:
@@ -126,10 +126,10 @@ class Allowance:
         return _headers(self._owner, self._clock())
 
     def take_prompt(self, num_tokens: int) -> None:
-        """The prompt's tokens are known.
+        """Charges the tokens of the prompt.
 
         Raises:
-            RateLimitError: the key has not so many left. A prompt larger than a minute's worth needs all of it.
+            RateLimitError: too few tokens are left. A prompt larger than a minute's worth needs a full bucket.
         """
         bucket, now_s = self._owner.tokens, self._clock()
         if bucket is None:
@@ -148,19 +148,19 @@ class Allowance:
         self._prompt_tokens += num_tokens
 
     def settle(self, num_output_tokens: int) -> None:
-        """So many tokens were generated. Without any, the prompt's are given back."""
+        """Charges the generated tokens. If there are none, refunds those of the prompt."""
         if self._owner.tokens is not None:
             self._owner.tokens.take(num_output_tokens or -self._prompt_tokens, self._clock())
 
     def release(self) -> None:
-        """The request is over; a second call changes nothing."""
+        """Ends the request's share. Idempotent."""
         if not self._is_released:
             self._is_released = True
             self._owner.num_running -= 1
 
 
 class KeyLimiter:
-    """The books of all keys.
+    """Enforces the limits of all keys.
 
     Args:
         clock: monotonic seconds.
@@ -171,10 +171,10 @@ class KeyLimiter:
         self._owners: dict[str, _Owner] = {}
 
     def ask(self, api_key: ApiKey | None) -> Allowance | None:
-        """Call this before any work for a request. ``None`` if its key has no limits.
+        """Admits a request, before any work for it. Returns ``None`` if its key has no limits.
 
         Raises:
-            RateLimitError: the key has used up one of them. Who is refused has used nothing.
+            RateLimitError: a limit is reached. A refused request is not charged.
         """
         if api_key is None or api_key.limits == _NO_LIMITS:
             return None
@@ -227,7 +227,7 @@ def _headers(owner: _Owner, now_s: float) -> dict[str, str]:
 
 
 def _duration(seconds: float) -> str:
-    """As OpenAI writes them: ``250ms``, ``6s``, ``1m30s``."""
+    """A duration in OpenAI's notation: ``250ms``, ``6s``, ``1m30s``."""
     if seconds < 1:
         return f"{round(seconds * 1e3)}ms"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,8 +1,8 @@
-"""API keys: how they are configured, and whose key a request shows.
+"""API keys: their configuration, and the lookup of the key that a request carries.
 
-Only digests of keys are kept. A key that stands in the configuration is replaced by its digest when it is read, so that
-no copy of the configuration (the record of a running cluster, arguments of actors, logs) has it. SHA-256 without salt
-is enough for that, since keys must be long and are meant to be random.
+Only digests of keys are kept. A key in the configuration is replaced by its digest when it is read, so no copy of the
+configuration (the record of a running cluster, arguments of actors, logs) contains it. SHA-256 without salt is enough,
+since keys must be long and are meant to be random.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ApiKeyConfig(Section):
     """A key of the endpoint, named by exactly one of ``key``, ``key_env``, ``key_file`` and ``key_sha256``."""
 
     name: NonEmptyString
-    """What logs call whoever uses it."""
+    """Name of the key's owner in logs."""
     key: None = None
     """The key itself. It is replaced by ``key_sha256`` at once."""
     key_env: NonEmptyString | None = None
@@ -40,20 +40,20 @@ class ApiKeyConfig(Section):
     key_sha256: str | None = None
     """SHA-256 of the key, in hexadecimal."""
     slo_class: str | None = None
-    """SLO class of requests that choose none; null: ``slo.default``."""
+    """SLO class of requests that choose none; null means ``slo.default``."""
     admin: bool = False
-    """May use ``/admin``, as ``baton status`` and ``baton scale`` do."""
+    """Allows ``/admin``, which ``baton status`` and ``baton scale`` need."""
     requests_per_minute: PositiveInt | None = None
-    """HTTP requests for tokens; null: as many as it likes."""
+    """Limit of generation requests per minute; null means no limit."""
     tokens_per_minute: PositiveInt | None = None
-    """Of prompts and answers together, as they were, not as ``max_tokens`` allows."""
+    """Limit of prompt and generated tokens together; null means no limit. ``max_tokens`` is not charged."""
     max_concurrent: PositiveInt | None = None
-    """HTTP requests for tokens at the same time."""
+    """Limit of concurrent generation requests; null means no limit."""
 
     @model_validator(mode="before")
     @classmethod
     def _keep_the_digest_only(cls, values: Any) -> Any:
-        if not isinstance(values, dict):  # no value in these messages: it may be a key
+        if not isinstance(values, dict):  # these messages quote no value, which may be a key
             raise ValueError("each key is a section with a name and one of key, key_env, key_file and key_sha256")
         given = [name for name in _SOURCES if values.get(name) is not None]
         if len(given) != 1:
@@ -72,13 +72,13 @@ class ApiKeyConfig(Section):
         return self
 
     def sealed(self, folders: Sequence[Path] = ()) -> ApiKeyConfig:
-        """The same with the digest in place of the variable or the file.
+        """A copy with the digest in place of the variable or the file.
 
         Args:
-            folders: where a relative ``key_file`` is looked for; none: the current one.
+            folders: where a relative ``key_file`` is looked for; without any, in the current directory.
 
         Raises:
-            ConfigError: there is no such variable or file, or what it holds is no key.
+            ConfigError: the variable or file does not exist, or holds no valid key.
         """
         if self.key_sha256 is not None:
             return self
@@ -93,7 +93,7 @@ class ApiKeyConfig(Section):
 
 
 def _read(file: Path, folders: Sequence[Path]) -> tuple[str, str | None]:
-    """The name of the source and its content; ``None`` if there is none."""
+    """The name of the source and its content, or ``None`` as the content if the file does not exist."""
     expanded = file.expanduser()
     candidates = [folder / expanded for folder in folders] or [expanded]
     found = next((candidate for candidate in candidates if candidate.is_file()), None)
@@ -106,7 +106,7 @@ def _read(file: Path, folders: Sequence[Path]) -> tuple[str, str | None]:
 
 
 def digest_of(key: str) -> str:
-    """The digest by which a key is recognised."""
+    """SHA-256 of a key, in hexadecimal."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -121,11 +121,11 @@ class KeyLimits:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """The owner of a key.
+    """A key of the endpoint, without its secret.
 
     Attributes:
-        slo_class: name of the class of requests that choose none; ``None`` for the default class.
-        is_admin: may use ``/admin``.
+        slo_class: SLO class of requests that choose none; ``None`` means the default class.
+        is_admin: allows ``/admin``.
     """
 
     name: str
@@ -135,7 +135,7 @@ class ApiKey:
 
 
 class ApiKeys:
-    """All keys of the endpoint. Without any, no request needs one.
+    """All keys of the endpoint. An empty set opens the endpoint to all requests.
 
     Raises:
         ConfigError: a key cannot be read, or two of them are equal.
@@ -158,10 +158,10 @@ class ApiKeys:
         return len(self._by_digest)
 
     def find(self, authorization: str | None) -> ApiKey:
-        """Whose key an ``Authorization`` header shows.
+        """The key that an ``Authorization`` header carries.
 
         Raises:
-            InvalidApiKeyError: it shows none, or one that is not known here.
+            InvalidApiKeyError: the header carries no key, or an unknown one.
         """
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():

@@ -44,10 +44,10 @@ class AdminBackend(Protocol):
         ...
 
     async def scale(self, targets: dict[str, int | None]) -> dict[str, Any]:
-        """Sets the number of workers of the named pools and says what was begun.
+        """Sets the number of workers of the named pools and reports the changes it started.
 
         Args:
-            targets: by pool; ``None`` leaves the size to the autoscaler.
+            targets: number of workers by pool; ``None`` leaves the size to the autoscaler.
 
         Raises:
             BatonError: a pool does not exist or cannot have that size.
@@ -55,10 +55,10 @@ class AdminBackend(Protocol):
         ...
 
     async def change_role(self, source: str, destination: str) -> dict[str, Any]:
-        """Makes a worker of one pool a worker of the other, once it is drained.
+        """Moves a worker from one pool to the other, once it is drained.
 
         Raises:
-            BatonError: workers cannot change, or the pool has none to spare.
+            BatonError: the role cannot change, or the pool has no worker to spare.
         """
         ...
 
@@ -74,7 +74,7 @@ class AdminBackend(Protocol):
         """The waterfall of a request.
 
         Raises:
-            NotFoundError: it is not known, or not any more.
+            NotFoundError: the id is unknown, or its timeline is no longer kept.
         """
         ...
 
@@ -83,14 +83,14 @@ class AdminBackend(Protocol):
         ...
 
     async def metrics(self) -> bytes:
-        """Prometheus' text format."""
+        """Metrics in Prometheus' text format."""
         ...
 
 
 _MAX_LISTED = 1000
 _MAX_WORKERS = 4096
 _AUTO = "auto"
-"""Instead of a number of workers: the autoscaler decides."""
+"""Stands for a number of workers that the autoscaler chooses."""
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 ENDPOINTS = (
@@ -124,12 +124,12 @@ def create_app(
     api_keys: ApiKeys | None = None,
     is_kept: Callable[[str], bool] = lambda _: False,
 ) -> FastAPI:
-    """The application for one served model. It keeps no state outside itself.
+    """The application for one served model. It has no global state.
 
     Args:
         on_finished: called for every request that reached the generator, when its response has been sent.
         metrics: counts the requests; ``None`` disables that.
-        slo_classes: ``None`` for the built-in ones.
+        slo_classes: ``None`` means the built-in ones.
         api_keys: ``None`` or empty if requests need no key.
         is_kept: whether an id belongs to the timeline of an earlier request, so that it must not be used again.
     """
@@ -156,7 +156,7 @@ def _add_generation_routes(app: FastAPI, generator: Generator, endpoint: Generat
     async def list_models() -> Response:
         return JsonResponse({"object": "list", "data": [model_body(generator.model)]})
 
-    # A path, because hub ids have a slash.
+    # A path parameter, because hub ids contain a slash.
     @app.get("/v1/models/{name:path}", response_model=None)
     async def get_model(name: str) -> Response:
         check_model(name, generator.model)
@@ -241,7 +241,7 @@ def _parse_targets(body: dict[str, object]) -> dict[str, int | None]:
         if target == _AUTO:
             targets[pool] = None
             continue
-        # type() and not isinstance(): true is no number of workers.
+        # type() and not isinstance(), since a bool is an int.
         if type(target) is not int or not 1 <= target <= _MAX_WORKERS:
             raise InvalidRequestError(
                 f"{pool} must be an integer between 1 and {_MAX_WORKERS}, or {_AUTO}, got {shown(target)}.", param=pool
@@ -266,7 +266,7 @@ async def _on_baton_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """Errors of the framework itself: no such route, or a route that does not take this method."""
+    """Answers errors of the framework itself: an unknown route, or a method that the route does not take."""
     if not isinstance(error, HTTPException):
         return error_response(InternalError("Internal error."))
     asked = f"{request.method} {request.url.path[:100]}"

@@ -1,4 +1,4 @@
-"""The two endpoints that generate: from an HTTP request to sequences, and from their output to the response."""
+"""The two generation endpoints: an HTTP request becomes sequences, and their output becomes the response."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from cluster.gateway.sequence_runner import SequenceSpec, run_sequences
 from cluster.gateway.sse import DONE_EVENT, SseResponse, encode_event
 from cluster.requests.generation import FinishedRequest, GenerationRequest, Generator
 
-# How much of the prompt the detokenizer needs to see to know whether the output continues a word.
+# The end of the prompt tells the detokenizer whether the output continues a word.
 _NUM_CONTEXT_TOKENS = 32
 _TRACE_HEADERS = ("traceparent", "tracestate")
 
@@ -46,8 +46,8 @@ class _Job:
     """A planned HTTP request. Times are seconds of the monotonic clock.
 
     Attributes:
-        operation: its name in OpenTelemetry's conventions.
-        allowance: of its API key; None where that has no limits.
+        operation: its name in OpenTelemetry's semantic conventions.
+        allowance: its share of the API key's limits; ``None`` if the key has no limits.
     """
 
     operation: str
@@ -60,7 +60,7 @@ class _Job:
 
 
 class ActiveIds:
-    """Ids of the requests in flight and of their sequences. A request whose id is taken gets another one.
+    """Ids of the requests in flight and of their sequences. A request whose id is in use gets a new one.
 
     Args:
         is_kept: whether an id belongs to an earlier request that can still be looked up.
@@ -72,7 +72,8 @@ class ActiveIds:
 
     @contextmanager
     def claim(self, wanted: str, num_sequences: int) -> Iterator[tuple[str, list[str]]]:
-        """Reserves the request's id and the ids of its sequences: the same for one, ``<id>-<index>`` for several."""
+        """Reserves the ids of a request and of its sequences. A single sequence has the request's id, several have
+        ``<id>-<index>``."""
         request_id = wanted
         while any(map(self._is_taken, names := {request_id, *_sequence_ids(request_id, num_sequences)})):
             request_id = f"{wanted[:51]}-{uuid.uuid4().hex[:12]}"
@@ -150,7 +151,7 @@ class GenerationEndpoint:
         plan = await self._planner.plan_chat(parsed, card)
         _take_prompt(request, allowance, plan)
 
-        # As with OpenAI, only requests with a tier get one back; completions have no such field.
+        # As with OpenAI, only requests with a tier get one back. Completions have no such field.
         tier = None if parsed.service_tier is None else self._slo_classes.tier_used(slo, parsed.service_tier)
 
         def make_format(request_id: str) -> ResponseFormat:
@@ -160,7 +161,7 @@ class GenerationEndpoint:
         return await self._respond(request, job)
 
     def _ask_allowance(self, request: Request) -> Allowance | None:
-        """Called before any work for the request, but after its body was read, so that the client reads the answer."""
+        """Called before any other work, but after the body was read: a client may send it all before it reads."""
         allowance = self._key_limiter.ask(api_key_of(request))
         if allowance is not None:
             call_when_over(request, lambda _: allowance.release())
@@ -183,7 +184,7 @@ class GenerationEndpoint:
         if not job.plan.stream:
             return JsonResponse(await until_disconnect(request.receive, self._collect(request, job)))
         events = self._stream(request, job)
-        # Until the first token is there, an error can still have its own HTTP status.
+        # Before the first token, an error can still have its own HTTP status.
         first = await until_disconnect(request.receive, anext(events))
         deadline_s = arrival_of(request).accepted_s + self._limits.request_timeout_s
         return SseResponse(first, events, request_id_of(request), deadline_s)
@@ -219,7 +220,7 @@ class GenerationEndpoint:
                     elif plan.include_usage:
                         chunk["usage"] = None
                     yield encode_event(chunk)
-                    if is_first:  # the consumer has sent this before it asks for more
+                    if is_first:  # the consumer sends each event before it asks for the next one
                         specs[index].request.timeline.record(Event.FIRST_TOKEN_SENT)
             _record_response(specs)
             if plan.include_usage:
@@ -285,14 +286,14 @@ def _take_prompt(request: Request, allowance: Allowance | None, plan: Generation
 
 
 def _log_slo(request: Request, specs: list[SequenceSpec]) -> None:
-    """Whether all sequences that count kept the targets of their class."""
+    """Logs whether all sequences met the targets of their class. Excluded sequences do not count."""
     results = {spec.request.timeline.attributes.get("slo_result") for spec in specs} - {None, SloResult.EXCLUDED}
     if results:
         add_log_fields(request, slo_met=results == {SloResult.MET})
 
 
 def _record_response(specs: list[SequenceSpec]) -> None:
-    """A sequence that is alone waits for no other."""
+    """Records when the response was complete. A single sequence waits for no other and has no such event."""
     if len(specs) > 1:
         _record(specs, Event.RESPONDED)
 
@@ -311,7 +312,7 @@ def _usage(plan: GenerationPlan, specs: list[SequenceSpec]) -> Usage:
     return Usage(
         prompt_tokens=plan.num_prompt_tokens,
         completion_tokens=sum(spec.processor.num_completion_tokens for spec in specs),
-        # Further choices of a prompt find it in the cache by design; the first one says what the client saved.
+        # Further choices always find the prompt in the cache; only the first one shows what the client saved.
         cached_tokens=sum(spec.processor.num_cached_tokens for spec in specs if spec.starts_after is None),
         drafted_tokens=sum(spec.processor.num_drafted for spec in specs),
         accepted_tokens=sum(spec.processor.num_accepted for spec in specs),

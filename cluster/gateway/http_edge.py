@@ -40,7 +40,7 @@ REQUEST_ID_HEADER = "X-Request-Id"
 _POLLED_ENDPOINTS = frozenset({"/", "/health", "/ready", "/metrics"})
 _VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ID_PREFIXES = {"/v1/completions": "cmpl-", "/v1/chat/completions": "chatcmpl-"}
-# A client that is cut off while it sends may never read the answer, so this much of a refused body is read and dropped.
+# A client that is cut off while it sends may not read the answer, so up to this much of a refused body is drained.
 _MAX_DRAINED_BYTES = 64 * 1024 * 1024
 
 _T = TypeVar("_T")
@@ -68,15 +68,15 @@ def error_response(error: BatonError) -> JsonResponse:
 
 
 def error_answer(scope: Scope, error: BatonError) -> JsonResponse:
-    """:func:`error_response`, which metrics and the access log count as an error."""
+    """Like :func:`error_response`; also records the error for metrics and the access log."""
     scope["state"]["error_code"] = error.code
     return error_response(error)
 
 
 def to_baton_error(error: Exception, request_id: str) -> BatonError:
-    """``error`` itself, or for anything unforeseen an :class:`InternalError` that says nothing about it.
+    """Returns a :class:`BatonError` unchanged and any other error as an :class:`InternalError` without details.
 
-    What was unforeseen is logged with its place in the code, but without its message: that may quote a prompt.
+    Other errors are logged with their place in the code, but without their message, which may quote a prompt.
     """
     if isinstance(error, BatonError):
         return error
@@ -91,25 +91,25 @@ def request_id_of(request: Request) -> str:
 
 
 def set_request_id(request: Request, request_id: str) -> None:
-    """Replaces the id, also in the response's header, as long as that was not sent."""
+    """Replaces the id, also in the response's header unless it was sent already."""
     request.scope["state"]["request_id"] = request_id
 
 
 def add_response_headers(request: Request, headers: Mapping[str, str]) -> None:
-    """Adds to whatever is answered, as long as that was not sent."""
+    """Adds headers to the response, unless its start was sent already."""
     request.scope["state"].setdefault("response_headers", {}).update(headers)
 
 
 def add_log_fields(request: Request, **fields: str | float | bool) -> None:
-    """Adds to the request's line in the access log. Nothing that a client made up may be in it."""
+    """Adds fields to the request's line in the access log. They must not contain text chosen by a client."""
     request.scope["state"].setdefault("log_fields", {}).update(fields)
 
 
 class RequestContextMiddleware:
-    """Gives every request an id, returns it as ``X-Request-Id``, and turns whatever is unforeseen into a 500.
+    """Gives every request an id, returns it as ``X-Request-Id``, and turns unexpected errors into a 500.
 
-    The client's own ``X-Request-Id`` is used when it is 1 to 64 of ``[A-Za-z0-9_.-]``, and else ignored. A request that
-    is over is counted and, at level info, logged; at level debug, if it is of those that machines send all the time.
+    The client's own ``X-Request-Id`` is used if it consists of 1 to 64 characters of ``[A-Za-z0-9_.-]``, and ignored
+    otherwise. A finished request is counted and logged, at level info or, on polled endpoints, debug.
     """
 
     def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
@@ -137,7 +137,7 @@ class RequestContextMiddleware:
 
         try:
             await self._app(scope, receive, send_with_id)
-        except (ClientDisconnect, h11.LocalProtocolError):  # the latter: its body was invalid, and it was disconnected
+        except (ClientDisconnect, h11.LocalProtocolError):  # h11 raises it after an invalid body
             RequestLog(logger, state["request_id"]).debug("the client went away")
         except Exception as error:  # noqa: BLE001 (the outermost boundary: one request's fault must stay its own)
             response = error_answer(scope, to_baton_error(error, state["request_id"]))
@@ -150,7 +150,7 @@ class RequestContextMiddleware:
         endpoint = getattr(scope.get("route"), "path", UNKNOWN_ENDPOINT)
         error_code = scope["state"].get("error_code")
         self._metrics.observe(endpoint, status, error_code)
-        # The path as it was sent may hold anything; the route does not.
+        # The route's template, since a path may contain anything that a client sends.
         fields = {"endpoint": endpoint, "status": status, "duration_ms": round(seconds * 1e3, 1), "code": error_code}
         fields |= scope["state"].get("log_fields", {})
         level = logging.DEBUG if endpoint in _POLLED_ENDPOINTS else logging.INFO
@@ -165,7 +165,7 @@ def _choose_request_id(scope: Scope) -> str:
 
 
 async def drop_body(request: Request) -> None:
-    """Reads what a refused request sends, so that its client gets to read the answer."""
+    """Reads and drops the body of a refused request, so that its client reads the answer."""
     num_bytes = 0
     async for chunk in request.stream():
         num_bytes += len(chunk)
@@ -177,7 +177,7 @@ async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
     """The JSON object in the request's body.
 
     Raises:
-        RequestTooLargeError: the body is longer than ``max_bytes``; no more than that is ever held in memory.
+        RequestTooLargeError: the body is longer than ``max_bytes``, which also bounds the memory used.
         InvalidRequestError: it is not a JSON object.
     """
     try:
@@ -203,12 +203,12 @@ async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
-    """The result of ``work``, which is cancelled as soon as the client goes away.
+    """Returns the result of ``work``, which is cancelled as soon as the client disconnects.
 
-    Call it after the request's body was read.
+    Must be called after the request's body was read.
 
     Raises:
-        RequestCancelledError: the client went away first.
+        RequestCancelledError: the client disconnected first.
     """
     task = asyncio.create_task(work)
     watcher = asyncio.create_task(_wait_for_disconnect(receive))
@@ -229,7 +229,7 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 
 RECEIVED_KEY = "received_s"
-"""The server may write it into ``scope["state"]``: when the request reached this machine, on the monotonic clock."""
+"""Key of ``scope["state"]`` for the time at which the request reached this machine, set by servers that know it."""
 
 _ACCEPTED_KEY = "accepted_s"
 _WHEN_OVER_KEY = "when_over"
@@ -255,13 +255,13 @@ def arrival_of(request: Request) -> ArrivalTimes:
 
 
 def call_when_over(request: Request, callback: Callable[[bool], None]) -> None:
-    """``callback`` is called once: with True when the last byte of the response was handed to the connection, with
-    False when the request ended without that. Several are called in order."""
+    """Registers ``callback``, which is called once: with True when the last byte of the response was handed to the
+    connection, or with False if the request ends without that. Several callbacks are called in order."""
     request.scope["state"].setdefault(_WHEN_OVER_KEY, []).append(callback)
 
 
 class RequestTimesMiddleware:
-    """Has to be the outermost one."""
+    """Records the arrival times of requests and calls their end callbacks. It must be the outermost middleware."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -285,7 +285,7 @@ class RequestTimesMiddleware:
         async def send_and_tell(message: Message) -> None:
             await send(message)
             if message["type"] == "http.response.body" and not message.get("more_body", False):
-                _tell(state, sent=not client_left)  # what goes to a client that left is dropped in silence
+                _tell(state, sent=not client_left)  # the server drops messages to a client that left
 
         try:
             await self._app(scope, receive_and_look, send_and_tell)

@@ -1,4 +1,4 @@
-"""When each request reached this machine: a protocol around that of the HTTP server."""
+"""A protocol around uvicorn's that records when each request reached this machine."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _LAST_DATA_RECEIVED_OFFSET = 52
 def server_config(
     app: ASGIApp, observe_refusal: Callable[[int], None], *, shutdown_timeout_s: int | None = None
 ) -> uvicorn.Config:
-    """A server of ``app`` whose connections have the :class:`ArrivalProtocol`.
+    """Configures a server of ``app`` whose connections use :class:`ArrivalProtocol`.
 
     Args:
-        observe_refusal: called with the status of each answer to data that is not valid HTTP/1.1.
-        shutdown_timeout_s: for requests that still run when the server stops.
+        observe_refusal: called with the status of each answer to invalid HTTP/1.1.
+        shutdown_timeout_s: time limit of requests that still run when the server stops; ``None`` means no limit.
     """
     config = uvicorn.Config(
         app,
         http="h11",
         ws="none",
         log_config=None,
-        log_level="error",  # an upgrade is an offer, and each request that makes one would cost two lines
+        log_level="error",  # every request that offers an upgrade would log two warnings
         access_log=False,
         lifespan="off",
         timeout_graceful_shutdown=shutdown_timeout_s,
@@ -54,15 +54,15 @@ def server_config(
 class ArrivalProtocol(asyncio.Protocol):
     """Records in ``scope["state"]`` when a request arrived, and leaves everything else to uvicorn's own protocol.
 
-    While the event loop is busy, or the connection waits to be accepted, bytes lie in the kernel. The client counts
-    that time, so this protocol asks the kernel how long ago they came. Where the kernel does not say, a request arrives
-    when it is read.
+    While the event loop is busy, or the connection waits to be accepted, bytes wait in the kernel. The client counts
+    that time, so this protocol asks the kernel how long ago they came. If the kernel does not report it, the time of
+    reading counts.
 
     Args:
         inner: makes uvicorn's protocol.
-        observe_refusal: called with the status of its answer to data that is not valid HTTP/1.1.
+        observe_refusal: called with the status of its answer to invalid HTTP/1.1.
         app_state: uvicorn copies it into the scope of each request.
-        arguments: of ``inner``.
+        arguments: further arguments of ``inner``.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class ArrivalProtocol(asyncio.Protocol):
         was_closing = self._transport.is_closing()
         try:
             self._inner.data_received(data)
-        except h11.LocalProtocolError:  # invalid data after the answer has begun, which can only break off
+        except h11.LocalProtocolError:  # invalid data after the answer has begun
             self._transport.close()
             return
         if self._transport.is_closing() and not was_closing:
@@ -112,7 +112,7 @@ class ArrivalProtocol(asyncio.Protocol):
             return 0.0
         try:
             info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-        except OSError:  # not TCP, or a kernel that does not tell
+        except OSError:  # not TCP, or not supported by the kernel
             return 0.0
         if len(info) < _TCP_INFO_BYTES:
             return 0.0

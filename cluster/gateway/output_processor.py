@@ -1,4 +1,4 @@
-"""One sequence's tokens to text: detokenization, stop strings, logprobs that travel with their text, token counts."""
+"""From the tokens of a sequence to text: detokenization, stop strings, logprobs and token counts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class StopConditions:
 
     Attributes:
         strings: text that ends the output; none of them is empty.
-        include_in_output: show the stop string, or the stop token's text, at the end of the output.
-        min_tokens: a stop string that is complete before this many tokens is ordinary text.
+        include_in_output: the output ends with the stop string, or with the stop token's text.
+        min_tokens: a stop string that completes before this many tokens is ordinary text.
     """
 
     strings: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class TokenEntry:
     """A token whose text was released.
 
     Attributes:
-        text_offset: where its text begins in the sequence's output, in characters.
+        text_offset: start of its text in the sequence's output, in characters.
     """
 
     token_id: int
@@ -46,7 +46,7 @@ class OutputDelta:
 
     Attributes:
         entries: empty when the request asked for no logprobs.
-        token_ids: the chunk's tokens up to the sequence's end, whether or not their text is out already.
+        token_ids: the chunk's tokens up to the sequence's end, whether or not their text was released.
     """
 
     text: str = ""
@@ -56,10 +56,10 @@ class OutputDelta:
 
 
 class StopMatcher:
-    """Finds the first complete stop string in a stream of characters, and how much text may be the start of one.
+    """Finds the first complete stop string in a stream of characters, and how many characters may start one.
 
-    One Knuth-Morris-Pratt automaton per string, so each character costs amortised constant time per string and the
-    result does not depend on how the text is cut into pieces. Of two strings that end together the longer one wins.
+    Each string has a Knuth-Morris-Pratt automaton. Each character costs amortised constant time per string, and the
+    result does not depend on how the text is cut into pieces. If two strings end together, the longer one wins.
     """
 
     def __init__(self, strings: Iterable[str]) -> None:
@@ -68,14 +68,14 @@ class StopMatcher:
 
     @property
     def num_held_chars(self) -> int:
-        """Length of the longest end of the text so far that begins a stop string."""
+        """Length of the longest suffix of the text so far that is a prefix of a stop string."""
         return max(self._matched, default=0)
 
     def push(self, text: str, armed: bool = True) -> tuple[int, int] | None:
         """Reads ``text``. While not ``armed``, complete stop strings count as ordinary text.
 
         Returns:
-            None, or ``(end, length)`` of the match: it ends before index ``end`` of ``text`` and has ``length``
+            ``None``, or ``(end, length)`` of the match: it ends before index ``end`` of ``text`` and has ``length``
             characters, of which some may be in earlier text.
         """
         if not self._patterns:
@@ -102,7 +102,7 @@ class StopMatcher:
 
 
 def _failure_table(pattern: str) -> list[int]:
-    """For each prefix of ``pattern``, the length of its longest proper prefix that is also its end."""
+    """For each prefix of ``pattern``, the length of its longest proper prefix that is also its suffix."""
     table = [0] * len(pattern)
     length = 0
     for index in range(1, len(pattern)):
@@ -115,9 +115,9 @@ def _failure_table(pattern: str) -> list[int]:
 
 
 class OutputProcessor:
-    """The text side of one sequence.
+    """Turns the chunks of one sequence into text.
 
-    Feed it every chunk until :attr:`is_finished`; then stop pulling and close the generator, which cancels the work.
+    It takes every chunk until :attr:`is_finished`. The caller then closes the generator, which cancels the work.
     """
 
     def __init__(self, detokenizer: IncrementalDetokenizer, stop: StopConditions) -> None:
@@ -126,7 +126,7 @@ class OutputProcessor:
         self._matcher = StopMatcher(stop.strings)
         self._held = ""
         self._num_released_chars = 0
-        # (entry, end of its text); in order, not yet released.
+        # Entries that are not released yet, with the end of their text, in order.
         self._waiting: deque[tuple[TokenEntry, int]] = deque()
         self.num_completion_tokens = 0
         self.num_cached_tokens = 0
@@ -183,7 +183,7 @@ class OutputProcessor:
         return self._num_released_chars + len(self._held)
 
     def _advance(self, text: str) -> str:
-        """Takes ``text`` in and returns what cannot become part of a stop string any more."""
+        """Adds ``text`` and returns the characters that can no longer become part of a stop string."""
         if not text:
             return ""
         if not self._stop.strings:
@@ -209,7 +209,7 @@ class OutputProcessor:
         return self._release(len(self._held))
 
     def _release_entries(self) -> tuple[TokenEntry, ...]:
-        """Entries of tokens whose text is out; at the end also of the one that was cut, but of none behind the cut."""
+        """Entries of tokens whose text was released. At the end, a token whose text was cut counts too."""
         released: list[TokenEntry] = []
         while self._waiting:
             entry, end = self._waiting[0]

@@ -1,4 +1,4 @@
-"""Runs the sequences of one HTTP request side by side and merges what they produce into one stream."""
+"""Runs the sequences of one HTTP request concurrently and merges their output into one stream."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.core.timeline import Event
 from cluster.gateway.output_processor import OutputDelta, OutputProcessor
 from cluster.requests.generation import GenerationRequest, Generator, TokenChunk
 
-# Deltas that wait for a slow client before the sequences themselves are made to wait.
+# Deltas that wait for a slow client. Beyond that, the sequences wait.
 _MAX_WAITING_DELTAS = 256
 
 
@@ -37,12 +37,12 @@ class SequenceSpec:
 async def run_sequences(
     generator: Generator, specs: Sequence[SequenceSpec]
 ) -> AsyncGenerator[tuple[int, OutputDelta], None]:
-    """Yields ``(index, delta)`` as they come; those of one index are in order.
+    """Yields ``(index, delta)`` as they arrive; deltas of one index are in order.
 
-    Closing it, or the failure of one sequence, closes the generators of all.
+    Closing the iterator, or the failure of one sequence, closes the generators of all.
 
     Raises:
-        BatonError: what the first sequence that failed raised.
+        BatonError: the error of the first sequence that failed.
     """
     if len(specs) == 1:
         async with aclosing(_run_one(generator, specs[0])) as deltas:
@@ -52,7 +52,7 @@ async def run_sequences(
 
     started = {spec.index: asyncio.Event() for spec in specs}
     room = asyncio.Semaphore(_MAX_WAITING_DELTAS)
-    # A finished task is its own end marker, so that its error arrives behind its last delta.
+    # A finished task is its own end marker, so that its error arrives after its last delta.
     inbox: asyncio.Queue[tuple[int, OutputDelta] | asyncio.Task[None]] = asyncio.Queue()
 
     async def pump(spec: SequenceSpec) -> None:
@@ -78,7 +78,7 @@ async def run_sequences(
                 room.release()
                 yield item
     except Exception as error:
-        # The others are closed as if the client had left, but must not be counted as cancelled by it.
+        # The other sequences are closed like those of a client that left, but do not count as cancelled.
         for spec in specs:
             if not spec.processor.is_finished:
                 spec.request.timeline.attributes.setdefault(ENDED_BY, _code_of(error))
@@ -97,7 +97,7 @@ async def _run_one(generator: Generator, spec: SequenceSpec) -> AsyncGenerator[O
             if spec.processor.is_finished:
                 spec.request.timeline.record(Event.DETOKENIZED)
                 if chunk.finish_reason is None:
-                    # A stop string: the generator does not know, and closing it cancels the rest.
+                    # A stop string ended it. The generator does not know, and closing it cancels the rest.
                     spec.request.timeline.attributes[ENDED_BY] = str(FinishReason.STOP)
             yield delta
             if spec.processor.is_finished and chunk.finish_reason is None:

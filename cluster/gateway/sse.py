@@ -18,7 +18,7 @@ from cluster.gateway.openai.responses import error_body
 
 DONE_EVENT = b"data: [DONE]\n\n"
 _LAST_WORDS_S = 5.0
-"""Seconds to send the rest when the deadline has passed, so that a client that reads gets the error."""
+"""Seconds to send the rest after the deadline, so that a client that reads gets the error."""
 
 
 def encode_event(data: Any) -> bytes:
@@ -27,14 +27,14 @@ def encode_event(data: Any) -> bytes:
 
 
 class SseResponse(Response):
-    """Sends ``first`` at once and then ``events``, each as soon as it is there.
+    """Sends ``first`` at once and then each of ``events`` as soon as it is available.
 
-    The headers are out by then, so an error becomes an event, and the stream ends without ``[DONE]``. When the client
-    goes away, ``events`` is closed, and also when it stays and does not read: what the request holds on workers would
-    else be held for as long as it likes.
+    The headers are sent by then, so an error becomes an event, and the stream ends without ``[DONE]``. ``events`` is
+    closed when the client disconnects, and also when it does not read before the deadline, which would otherwise hold
+    resources of workers indefinitely.
 
     Args:
-        deadline_s: of the request, on the monotonic clock. A send that is not through by then is given up.
+        deadline_s: deadline of the request, on the monotonic clock. A send that has not finished by then is given up.
     """
 
     media_type = "text/event-stream"

@@ -1,1 +1,1 @@
-"""The latency model and its parts: fits, queues, calibration, and the record of its errors. No torch."""
+"""The latency model: fits, queues, calibration and prediction errors. No torch."""

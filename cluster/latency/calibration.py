@@ -19,13 +19,13 @@ _UNKNOWN_SPREAD = 0.3
 
 
 class Calibration:
-    """The usual ratio of what happened to what was predicted, over the last requests.
+    """The median ratio of actual to predicted latency over the last requests.
 
     Args:
-        elsewhere: whose factor is expected while little is known here; else it is 1.
+        elsewhere: calibration whose factor is the prior; ``None`` means a prior of 1.
 
     Attributes:
-        spread: relative; of single requests around what is predicted with the factor.
+        spread: relative standard deviation of single requests around the calibrated prediction.
     """
 
     def __init__(self, elsewhere: Calibration | None = None) -> None:
@@ -42,7 +42,7 @@ class Calibration:
         return exp(min(max(usual, -_LARGEST_LOG), _LARGEST_LOG))
 
     def observe(self, predicted_ms: float, actual_ms: float) -> None:
-        """``predicted_ms`` is the prediction without the factor."""
+        """Learns from a request. ``predicted_ms`` is the prediction without the factor."""
         if not (isfinite(predicted_ms) and isfinite(actual_ms) and predicted_ms > 0 and actual_ms > 0):
             return
         self._logs.append(log(actual_ms) - log(predicted_ms))  # a ratio could overflow
@@ -53,10 +53,10 @@ class Calibration:
 
 
 class RegimeCalibration:
-    """One calibration for workers that have their processor to themselves, and one for those that share it.
+    """Calibrations for workers with a processor of their own, for those that share one, and for local prefill.
 
-    Workers on CPUs of one node slow each other down, by as much as two to one, and no sample of a step tells. Prompts
-    that a decode worker computes itself have one of their own: there, steps are shared with sequences that decode.
+    Workers on CPUs of one node slow each other down by up to a factor of two, which step samples do not show. Local
+    prefill has its own calibration, because its steps are shared with sequences that decode.
     """
 
     def __init__(self) -> None:
@@ -65,9 +65,11 @@ class RegimeCalibration:
         self._local = Calibration(self._alone)
 
     def of(self, *, contended: bool, local: bool = False) -> Calibration:
-        """
+        """The calibration of a regime.
+
         Args:
-            local: of local prefill; whether it was contended makes no difference then.
+            contended: the two workers share a busy processor. Has no effect on local prefill.
+            local: the decode worker computes the prompt.
         """
         if local:
             return self._local
@@ -75,7 +77,7 @@ class RegimeCalibration:
 
 
 class SlidingMedian:
-    """The median of the last values; ``otherwise`` before the first."""
+    """The median of the last values; ``otherwise`` before the first one."""
 
     def __init__(self, otherwise: float, window: int = 32) -> None:
         self._values: deque[float] = deque(maxlen=window)
@@ -101,7 +103,7 @@ class ErrorWindow:
             self._errors.append(abs(predicted_ms - actual_ms) / actual_ms)
 
     def quantile(self, share: float) -> float | None:
-        """The error that ``share`` of the predictions stay under; None before the first."""
+        """The ``share`` quantile of the errors; ``None`` before the first one."""
         ordered = sorted(self._errors)
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
@@ -111,12 +113,13 @@ _OUTPUT_TOKENS = 64.0
 
 
 class RequestHabits:
-    """
+    """Medians over the last requests.
+
     Attributes:
-        delivery_ms: from the router to the prefill worker's queue, and of the first token back.
-        claim_ms: between first token and decoding, beyond what the hand-off was predicted to take.
-        output_tokens: of an answer.
-        cached_tokens: of a prompt, where it was computed.
+        delivery_ms: time from the router to the prefill worker's queue, plus that of the first token back.
+        claim_ms: time between first token and decoding beyond the predicted hand-off.
+        output_tokens: tokens of an answer.
+        cached_tokens: cached tokens of a prompt on the worker that computed it.
     """
 
     def __init__(self) -> None:
@@ -132,17 +135,17 @@ _QUANTILES = (0.5, 0.95)
 
 
 class PredictionErrors(Collector):
-    """Relative errors of the last requests' TTFT and TPOT. Quantiles are NaN before the first."""
+    """Relative errors of the predicted TTFT and TPOT of the last requests. Quantiles are NaN before the first one."""
 
     def __init__(self) -> None:
         self._windows = {TTFT: ErrorWindow(), TPOT: ErrorWindow()}
 
     def observe(self, kind: str, predicted_ms: float, actual_ms: float) -> None:
-        """Books a request. ``kind`` is :data:`TTFT` or :data:`TPOT`."""
+        """Adds the error of a request. ``kind`` is :data:`TTFT` or :data:`TPOT`."""
         self._windows[kind].observe(predicted_ms, actual_ms)
 
     def summary(self) -> dict[str, dict[str, float | int | None]]:
-        """JSON-ready: by kind the relative error's quantiles, and how many requests they are of."""
+        """The quantiles of the relative error and the number of requests, by kind; JSON-ready."""
         return {
             kind: {
                 **{f"p{100 * share:g}": _rounded(errors.quantile(share)) for share in _QUANTILES},

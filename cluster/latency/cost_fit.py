@@ -1,10 +1,10 @@
-"""A linear cost with one shape for a group of members and a scale for each: a new member predicts well at once.
+"""Linear costs fitted per member, with the group's fit as a prior, so that a new member predicts well at once.
 
     member's ms = level · (features · member's coefficients)         level follows the last half minute
     member's coefficients  ◀─ pulled towards ─  scale · group's coefficients  ◀─ pulled towards ─  a prior
 
-Robust statistics give the coefficients, and they are about the usual sample. What is wanted is the mean, since a
-request lasts many steps: the level restores it, from samples that are cut where the usual noise ends.
+The robust fit describes the typical sample. Predictions need the mean, since a request lasts many steps. The level
+restores it, from samples that are clipped at the end of the usual noise.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _CUT_SDS = 4.0
 _SMALLEST_CUT, _LARGEST_CUT = 1.3, 4.0
 _LARGEST_SCALE = 20.0
 _FIT_GROWTH = 1.15
-"""A fit is made again when there are so many times as many samples as at the last one,"""
+"""Growth of the number of samples after which a fit is repeated."""
 _FIT_EVERY_S = 5.0
-"""or after so long."""
+"""Time after which a fit is repeated."""
 _UNKNOWN_SD = 0.5
 _SMALLEST_SD = 0.03
 _SMALLEST_SHARE = 0.02
@@ -58,7 +58,7 @@ class CostFit:
 
     @property
     def num_samples(self) -> int:
-        """Ever added."""
+        """The number of all samples added so far."""
         return self._num_added
 
     def add(self, features: Features, ms: float, now_s: float) -> None:
@@ -66,7 +66,7 @@ class CostFit:
         self._window.add(features, ms, now_s)
 
     def refresh(self, now_s: float) -> bool:
-        """Fits again if enough has come since the last time; True when it did."""
+        """Repeats the fit if enough samples or time have come since the last one. Returns whether it did."""
         if self._num_added == self._num_fitted:
             return False
         if self._num_added < _FIT_GROWTH * self._num_fitted and now_s - self._fitted_s < _FIT_EVERY_S:
@@ -77,32 +77,32 @@ class CostFit:
 
 
 class CostGroup(CostFit):
-    """What members have in common. It learns from all of them, brought to the speed of the usual member."""
+    """The fit of a group, from the samples of all members, scaled to the speed of the median member."""
 
     def __init__(self, prior: Floats, prior_weight: float) -> None:
         super().__init__(prior, prior_weight)
         self._log_scales: WeakKeyDictionary[MemberCost, float] = WeakKeyDictionary()
 
     def set_scale(self, member: MemberCost, scale: float) -> None:
-        """How a member's costs compare with the group's."""
+        """Sets the ratio of a member's costs to the group's."""
         self._log_scales[member] = log(scale)
 
     def relative_scale(self, member: MemberCost) -> float:
-        """How a member's costs compare with those of the usual member; 1 for one that is alone.
+        """The ratio of a member's costs to those of the median member; 1 for a single member.
 
-        Without this the group could drift away from all of its members, and their scales the other way.
+        Without it, the group's coefficients and all scales could drift apart in opposite directions.
         """
         own = self._log_scales.get(member, 0.0)
         return exp(own - median(self._log_scales.values())) if self._log_scales else 1.0
 
 
 class MemberCost:
-    """One worker's, or one link's.
+    """The fitted cost of one worker or one link.
 
     Attributes:
-        num_samples: ever learned from.
-        coefficients: level included, as plain numbers: predictions are made from these.
-        sd: of a single sample, as a share of what is predicted.
+        num_samples: number of samples learned from so far.
+        coefficients: the coefficients for predictions, with the level included.
+        sd: standard deviation of a single sample, relative to the prediction.
     """
 
     def __init__(self, group: CostGroup) -> None:
@@ -116,9 +116,9 @@ class MemberCost:
         self._guard: OutlierGuard[tuple[Features, float]] = OutlierGuard()
 
     def observe(self, samples: Iterable[tuple[Features, float]], now_s: float) -> None:
-        """Learns from (features, milliseconds); no sample breaks it.
+        """Learns from (features, milliseconds).
 
-        Leaves out what cannot be true, and outliers that the next samples do not confirm.
+        Drops implausible samples, and outliers that the next samples do not confirm.
         """
         kept = [
             admitted for features, ms in samples if is_plausible(features, ms) for admitted in self._admit(features, ms)
@@ -141,7 +141,7 @@ class MemberCost:
         return self._guard.admit(kind, (features, ms), ms / expected_ms if is_trusted else 1.0)
 
     def follow_group(self) -> None:
-        """Before it has samples of its own, a member predicts what its group does."""
+        """Takes the group's coefficients, as long as the member has no samples of its own."""
         if not self.num_samples:
             self.coefficients = tuple(self._group.coefficients.tolist())
 
@@ -164,7 +164,7 @@ class MemberCost:
         self._group.set_scale(self, self.scale)
 
     def _measure_level(self, features: Floats, ms: Floats, weights: Floats) -> float:
-        """The mean of what was measured in terms of the fit; notes how far samples are from it."""
+        """The clipped mean ratio of measurements to the fit. Also updates ``sd``."""
         base = np.maximum(features @ self._fit.coefficients, 1e-6)
         ratios = ms / base
         middle = float(np.median(ratios))
@@ -181,23 +181,23 @@ def _blend(before: float, measured: float, count: float) -> float:
 
 
 def _floor_of(coefficients: Floats, prior: Floats) -> Floats:
-    """A coefficient that the group has found to be zero may still be something on a member."""
+    """Lower bound of a member's prior, since a coefficient that is zero for the group may be positive for a member."""
     known = float((coefficients / prior).max())
     return _SMALLEST_SHARE * known * prior
 
 
 def is_plausible(features: Features, ms: float) -> bool:
-    """Whether a sample can be true at all."""
+    """Whether the values of a sample are in a plausible range."""
     return (
         _SMALLEST_MS < ms < _LARGEST_MS and all(0.0 <= value < _LARGEST_FEATURE for value in features) and any(features)
     )
 
 
 def new_group(prior: Sequence[float], *, is_measured: bool = False) -> CostGroup:
-    """For members of one kind.
+    """Creates a group for members of one kind.
 
     Args:
-        prior: coefficients to begin with, above zero.
-        is_measured: in an earlier run, so that they are worth more than a guess.
+        prior: initial coefficients, above zero.
+        is_measured: the prior comes from an earlier run and gets more weight than a guess.
     """
     return CostGroup(np.array(prior, dtype=np.float64), _MEASURED_PRIOR_WEIGHT if is_measured else _GROUP_PRIOR_WEIGHT)

@@ -1,4 +1,4 @@
-"""What prompts and decode steps cost on many workers at once, and how many tokens a decode step yields.
+"""Costs of prompts and decode steps on many workers at once, and tokens per decode step.
 
 Costs are arrays over workers. Tokens per step are measured by batch size, since larger batches speculate less.
 """
@@ -16,7 +16,7 @@ from cluster.latency.estimates import PromptQueue
 from cluster.latency.robust_fit import Floats
 
 _KEEP = 0.985
-"""Weight of earlier steps at each further step: about the last 70 count."""
+"""Decay of the sums at each step, for a memory of about 70 steps."""
 _PRIOR_SEQUENCES = 6.0
 
 
@@ -34,16 +34,16 @@ class _Sums:
         self.drafted = _KEEP * self.drafted + drafted
 
     def blended(self, tokens: float, drafted: float) -> tuple[float, float]:
-        """Both rates, as far as they are measured; the arguments are what to expect before."""
+        """Both rates, blended with the arguments as priors."""
         known = self.decoding + _PRIOR_SEQUENCES
         return (self.emitted + _PRIOR_SEQUENCES * tokens) / known, (self.drafted + _PRIOR_SEQUENCES * drafted) / known
 
 
 class SpeculationRates:
-    """Per decoding sequence and step: tokens emitted, and tokens drafted.
+    """Tokens emitted and tokens drafted, per decoding sequence and step.
 
     Args:
-        elsewhere: rates of the worker's group, which are expected while nothing is measured here.
+        elsewhere: rates of the worker's group, used as the prior.
     """
 
     def __init__(self, elsewhere: SpeculationRates | None = None) -> None:
@@ -55,7 +55,7 @@ class SpeculationRates:
         self._asked_after = 0
 
     def observe(self, sample: StepSample) -> None:
-        """Samples that contradict themselves are left out."""
+        """Learns from a step. Inconsistent samples are dropped."""
         if not 0 < sample.decoding <= sample.sequences or not 0 <= sample.accepted_tokens <= sample.drafted_tokens:
             return
         emitted = sample.decoding + sample.accepted_tokens
@@ -66,9 +66,9 @@ class SpeculationRates:
             self._elsewhere.observe(sample)
 
     def rates(self, batch: int) -> tuple[float, float]:
-        """(tokens emitted, tokens drafted), each per sequence and step of ``batch`` sequences."""
+        """Returns (tokens emitted, tokens drafted), each per sequence and step of ``batch`` sequences."""
         size, num_observed = batch.bit_length(), (self._elsewhere or self)._num_observed
-        if self._asked_after != num_observed:  # a routing decision asks for every worker, several times
+        if self._asked_after != num_observed:  # a routing decision asks several times per worker
             self._asked.clear()
             self._asked_after = num_observed
         found = self._asked.get(size)
@@ -84,7 +84,7 @@ class SpeculationRates:
 
 
 def attention_pairs(uncached_tokens: int, context_tokens: int) -> int:
-    """(token, token before it) pairs of a prompt behind ``context_tokens`` cached ones, however it is chunked."""
+    """Number of (token, earlier token) pairs of a prompt after ``context_tokens`` cached ones, for any chunking."""
     return uncached_tokens * context_tokens + uncached_tokens * (uncached_tokens + 1) // 2
 
 
@@ -97,13 +97,15 @@ def prompt_budgets(
     rates: Floats,
     starts: Floats,
 ) -> Floats:
-    """Prompt tokens that share a step with what decodes, ``[num_workers]``, as are all arguments but two.
+    """Prompt tokens per step beside the sequences that decode, ``[num_workers]``.
+
+    All arguments are ``[num_workers]``, except ``coefficients`` and ``rates``.
 
     Args:
         coefficients: ``[num_features, num_workers]``, in the order of :class:`baton.core.step_costs.StepCosts`.
-        tpot_targets_s: the strictest of the sequences that decode; 0: none.
-        rates: ``[num_workers, 2]``: tokens per round and drafted tokens of each of them.
-        starts: prompt tokens that are computed already.
+        tpot_targets_s: the strictest TPOT target of the sequences that decode; 0 means none.
+        rates: ``[num_workers, 2]``: tokens per round of a decoding sequence, and tokens drafted for it.
+        starts: prompt tokens that were computed before.
     """
     most = np.maximum(1.0, chunk_tokens - decoding)
     fixed, per_token, per_pair, per_sequence, per_context, per_drafted = coefficients
@@ -123,12 +125,12 @@ class PromptCosts(NamedTuple):
     """Costs of one prompt on many workers: milliseconds, ``[num_workers]``, without calibration.
 
     Attributes:
-        ms: behind the worker's queue, beside what decodes there.
-        alone_ms: with nothing else on the worker.
-        work_ms: of that, what the prompt adds to steps that are made anyway.
-        num_chunks: steps that it is spread over.
-        ms_per_token: of prompts.
-        sd: of a single step, as a share of what is predicted.
+        ms: cost after the worker's queue and beside the sequences that decode there.
+        alone_ms: cost on an idle worker.
+        work_ms: the part of ``alone_ms`` without the fixed cost of steps.
+        num_chunks: number of steps for the prompt.
+        ms_per_token: cost of a prompt token.
+        sd: standard deviation of a single step, relative to the prediction.
     """
 
     ms: Floats
@@ -159,14 +161,14 @@ class CostTable(NamedTuple):
         queues: Sequence[PromptQueue],
         rates: Floats,
     ) -> PromptCosts:
-        """A prompt on each of the workers.
+        """Costs of a prompt on each of the workers.
 
-        Prompts are served in order and share steps. The step under way was put together before this prompt came, so
-        that this one cannot be in it; the first step after it has room for all that fits into its budget. Beside
-        sequences that decode, that is what their targets leave.
+        Prompts are served in order and share steps. The step in progress was composed before this prompt came, so the
+        prompt can join the next step at the earliest. The budget of a step is what the targets of the sequences that
+        decode leave.
 
         Args:
-            rates: ``[num_workers, 2]``: tokens per round of a sequence that decodes, and tokens drafted for it.
+            rates: ``[num_workers, 2]``: tokens per round of a decoding sequence, and drafted tokens per round.
         """
         c, uncached, cached = self.coefficients, np.asarray(uncached_tokens, float), np.asarray(context_tokens, float)
         ahead, pairs, prompts, elapsed, decoding, context, targets = np.array(
@@ -192,7 +194,7 @@ class CostTable(NamedTuple):
     def step_ms(
         self, batches: Sequence[int] | Floats, context_tokens: Sequence[int] | Floats, drafted_per_sequence: Floats
     ) -> Floats:
-        """``[num_workers]``: a step that decodes."""
+        """``[num_workers]``: milliseconds of a decode step."""
         c, batch = self.coefficients, np.asarray(batches, float)
         context = np.asarray(context_tokens, float)
         return np.asarray(c[0] + c[3] * batch + c[4] * context + c[5] * drafted_per_sequence * batch)

@@ -1,4 +1,4 @@
-"""Inputs and answers of the latency model."""
+"""Inputs and outputs of the latency model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Estimate(NamedTuple):
-    """Milliseconds, and how far a single outcome lies from them (one standard deviation)."""
+    """Predicted milliseconds, and the standard deviation of a single outcome."""
 
     ms: float
     sd_ms: float
@@ -18,7 +18,7 @@ class WorkerTraits:
     """The traits of a worker that predictions depend on.
 
     Attributes:
-        kind: of its group: workers of one pool, model, dtype, device and number of threads cost about the same.
+        kind: key of its group. Workers of one pool, model, dtype, device and number of threads have similar costs.
         chunk_tokens: token budget of one step.
     """
 
@@ -31,13 +31,13 @@ class PromptQueue:
     """The work in front of a new prompt on a worker.
 
     Attributes:
-        tokens: uncached prompt tokens ahead, those in the step under way included.
-        attention_pairs: of these tokens, as in :class:`baton.core.step_samples.StepSample`.
-        prompts: how many prompts they belong to.
-        elapsed_ms: since the step under way began, as far as one knows.
-        decoding: sequences that decode on the worker; each of them takes a token of every step's budget.
-        context_tokens: of these sequences together.
-        tpot_target_s: the strictest of theirs, to which the worker cuts prompts; 0: none.
+        tokens: uncached prompt tokens ahead, including those of the step in progress.
+        attention_pairs: attention pairs of these tokens, as in :class:`baton.core.step_samples.StepSample`.
+        prompts: number of prompts that they belong to.
+        elapsed_ms: estimated time since the step in progress began.
+        decoding: sequences that decode on the worker. Each takes one token of every step's budget.
+        context_tokens: tokens of these sequences together.
+        tpot_target_s: their strictest TPOT target, to which the worker adapts prompt chunks; 0 means none.
     """
 
     tokens: int = 0
@@ -57,9 +57,9 @@ class RouteForecast:
     """The prediction for a request on its route, with and without calibration; milliseconds.
 
     Attributes:
-        before_ms: of the TTFT: what was over when the request was routed, and its way there and back.
+        before_ms: the part of the TTFT before routing, plus the delivery to and from the worker.
         model_ttft_ms, model_tpot_ms: without calibration and, for the TTFT, without ``before_ms``.
-        exposed_ms: of the hand-off, what is left when the prompt is computed; as transfers go, nothing added.
+        exposed_ms: the part of the KV transfer after the prompt is computed.
         contended: another worker computes on the same processor.
         local: the decode worker computes the prompt.
     """
@@ -75,4 +75,4 @@ class RouteForecast:
 
 
 UNKNOWN_FORECAST = RouteForecast(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, contended=False, local=False)
-"""For a route without a prediction, from which nothing is learned."""
+"""Forecast of a route without a prediction. The model does not learn from it."""

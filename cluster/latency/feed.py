@@ -1,4 +1,4 @@
-"""Brings the workers' step samples to the model, and the model's fits to the disk."""
+"""Feeds the model with the workers' step samples, and saves its fits."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
 _SPREAD = 0.9
-"""Share of it in which the workers are asked."""
+"""Share of the interval over which the polls of workers are spread."""
 _SAVE_EVERY_S = 60.0
 _TIMEOUT_S = 2.0
 
 
 class SampleFeed:
-    """Asks every worker that was added for its new samples, once a second.
+    """Polls every added worker for its new samples once a second.
 
     Args:
-        store: ``None`` if fits are neither read nor kept.
+        store: ``None`` disables loading and saving of fits.
     """
 
     def __init__(self, registry: WorkerRegistry, model: LatencyModel, store: FitStore | None = None) -> None:
@@ -35,13 +35,13 @@ class SampleFeed:
         self._model = model
         self._store = store
         self._seen: dict[str, int] = {}
-        """Last sample's index by worker, of all that the model knows: it ignores what it is told of others."""
+        """Index of the last sample by worker, for all workers that the model knows."""
         self._asking: set[Worker] = set()
         self._kinds: set[tuple[str, ...]] = set()
         self._save_due_s = time.monotonic() + _SAVE_EVERY_S
 
     async def add(self, worker: Worker) -> None:
-        """Begins with what an earlier run knew, and with what the worker measured when it started."""
+        """Adds a worker, with the fit of an earlier run as its prior, and polls it."""
         traits = traits_of(worker.info)
         prior = () if self._store is None else await asyncio.to_thread(self._store.load, traits.kind)
         if self._registry.get(worker.info.worker_id) is not worker:
@@ -56,22 +56,22 @@ class SampleFeed:
         self._model.remove_worker(worker_id)
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Polls and saves until cancelled."""
         while True:
             await asyncio.sleep((1 - _SPREAD) * POLL_S)
             try:
                 await self.poll(_SPREAD * POLL_S)
                 if time.monotonic() >= self._save_due_s:
                     await self.save()
-            except Exception:  # predictions may be stale; requests go on
+            except Exception:  # predictions become stale, but requests go on
                 logger.exception("a round of samples failed; the next one begins anew")
 
     async def poll(self, over_s: float = 0.0) -> None:
-        """One round.
+        """Polls all workers once.
 
         Args:
-            over_s: asks one worker after the other in so many seconds, since tokens wait while the model learns from an
-                answer, which takes a millisecond or two.
+            over_s: seconds over which the polls are spread. Learning from an answer blocks the loop for a millisecond
+                or two.
         """
         workers = [worker for worker in self._registry.workers if worker.info.worker_id in self._seen]
         async with asyncio.TaskGroup() as group:
@@ -80,7 +80,7 @@ class SampleFeed:
                 await asyncio.sleep(over_s / len(workers))
 
     async def save(self) -> None:
-        """Keeps what is known of every kind of worker."""
+        """Saves the fit of every kind of worker."""
         self._save_due_s = time.monotonic() + _SAVE_EVERY_S
         if self._store is None:
             return
@@ -92,7 +92,7 @@ class SampleFeed:
     async def _poll_one(self, worker: Worker) -> None:
         worker_id = worker.info.worker_id
         if worker in self._asking or worker_id not in self._seen:
-            return  # two answers could hold the same samples
+            return  # concurrent polls could return the same samples
         self._asking.add(worker)
         try:
             stats = await worker.client.stats(_TIMEOUT_S, samples_after=self._seen[worker_id])
@@ -113,6 +113,6 @@ def traits_of(info: WorkerInfo) -> WorkerTraits:
 
 
 def unpack_step_samples(message: worker_pb2.StepSamples) -> list[StepSample]:
-    """Columns as rows; as many as the shortest column has, since a worker's word is not to be trusted blindly."""
+    """Converts columns to rows. Columns of unequal lengths are cut to the shortest."""
     columns = [getattr(message, name) for name in StepSample._fields]
     return [StepSample._make(row) for row in zip(*columns, strict=False)]

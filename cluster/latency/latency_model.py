@@ -1,15 +1,13 @@
-"""One latency model for every decision: what a prompt, a step and a hand-off will take, on which worker.
+"""One latency model for all decisions: it predicts prompts, steps and hand-offs on each worker.
 
     step_ms    = c0 + c1·prompt tokens + c2·attention pairs + c3·sequences + c4·context tokens + c5·drafted tokens
-    prefill_ms = as many such steps as the prompt has chunks; chunking repeats c0 and c3, and nothing else
+    prefill_ms = sum of these steps over the chunks of the prompt; chunking repeats only c0 and c3
     transfer_ms = d0 + d1·bytes
 
-Where the samples come from: workers keep a ring of what their steps cost (``step_samples``), and the router
-asks for the new ones every second with the figures that it asks for anyway. The step records that ride in token batches
-would do as well, but each step comes once with every sequence in it, lacks the others' contexts, never comes when its
-requests were cancelled, and costs work between two tokens: a second of a worker is one message of a few kilobytes
-this way, and one vectorised fit. Transfers are fitted from the parts of hand-offs, which the router gets anyway, and
-which alone tell both ends.
+Workers keep a ring of the costs of their steps (``step_samples``), and the router polls the new samples every second
+together with the workers' statistics. Step records in token batches are not used: they repeat each step for every
+sequence in it, lack the other sequences' contexts, are missing for cancelled requests, and cost time between tokens.
+Transfers are fitted from the parts of hand-offs that the router receives, which name both ends.
 
 See ``docs/latency-model.md``.
 """
@@ -37,7 +35,7 @@ Link = tuple[str, str]
 """(prefill worker, decode worker)."""
 
 TRANSFER_PRIOR = (5.0, 2e-6)
-"""Milliseconds, and milliseconds per byte: 500 MB/s."""
+"""Fixed milliseconds, and milliseconds per byte (500 MB/s)."""
 _MAX_WAITING_TRANSFERS = 64
 _TRANSFER_FIT_EVERY_S = 0.03
 _UNKNOWN = WorkerTraits(("unknown",), 512)
@@ -56,19 +54,19 @@ class _WorkerCost:
         self.rates = SpeculationRates(rates)
 
     def snapshot(self) -> _WorkerCost:
-        """A copy of the present state, which does not change any more."""
+        """An independent copy of the present state."""
         taken = copy.copy(self)
         taken.cost, taken.rates = copy.copy(self.cost), copy.deepcopy(self.rates)
         return taken
 
 
 class LatencyModel:
-    """Learns from samples and predicts. Not for several threads. A prediction takes some microseconds.
+    """Learns from samples and predicts. Not thread-safe. A prediction takes some microseconds.
 
-    A worker that was never added is predicted as an unknown one is, so that asking never fails.
+    A worker that was never added gets the prior's predictions.
 
     Args:
-        clock: monotonic seconds, for the age of samples; a simulation brings its own.
+        clock: monotonic seconds, for the age of samples; a simulation passes virtual time.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -87,7 +85,7 @@ class LatencyModel:
         self.tpot_calibration = RegimeCalibration()
 
     def add_worker(self, worker_id: str, traits: WorkerTraits, prior: Sequence[float] = ()) -> None:
-        """A worker is there; adding it again changes nothing.
+        """Adds a worker. Idempotent.
 
         Args:
             prior: coefficients of an earlier run, above zero, for the first worker of its kind.
@@ -102,7 +100,7 @@ class LatencyModel:
         self._tables.clear()
 
     def remove_worker(self, worker_id: str) -> None:
-        """Its kind stays known."""
+        """Removes a worker. The fit of its kind is kept."""
         self._workers.pop(worker_id, None)
         self._tables.clear()
         self._link_tables.clear()
@@ -112,7 +110,7 @@ class LatencyModel:
                 self._transfers.pop(link, None)
 
     def observe_steps(self, worker_id: str, samples: Iterable[StepSample]) -> None:
-        """Learns what steps of a worker cost. Samples that cannot be true are left out."""
+        """Learns from the steps of a worker. Implausible samples are dropped."""
         worker = self._workers.get(worker_id)
         if worker is None:
             return
@@ -127,12 +125,12 @@ class LatencyModel:
         self._tables.clear()
 
     def observe_transfer(self, link: Link, num_bytes: int, ms: float) -> None:
-        """Learns what a hand-off took while at least one part of it was on its way.
+        """Learns from a hand-off. ``ms`` counts the time in which at least one of its parts was in transit.
 
-        Fits take part of a millisecond and hand-offs end many times a second: a link's new samples wait for its turn.
+        New samples of a link wait for its turn, since hand-offs end often and a fit takes part of a millisecond.
         """
         if not all(worker_id in self._workers for worker_id in link):
-            return  # hand-offs are reported when decoding ends, and one of the two workers may have left by then
+            return  # a worker may have left before the hand-off is reported, at the end of decoding
         waiting = self._transfers.setdefault(link, deque(maxlen=_MAX_WAITING_TRANSFERS))
         waiting.append(((1.0, float(num_bytes)), ms))
         now_s = self._clock()
@@ -143,7 +141,7 @@ class LatencyModel:
             self._link_tables.clear()
 
     def snapshot(self, worker_ids: Iterable[str], link: Link) -> LatencyModel:
-        """What is known now of some workers and the link between two, for whom another thread may ask."""
+        """A copy of the model for some workers and one link, for use in another thread."""
         taken = LatencyModel(self._clock)
         taken._workers = {name: self._workers[name].snapshot() for name in worker_ids if name in self._workers}
         taken._links = {link: copy.copy(self._links.get(link) or MemberCost(self._link_group))}
@@ -152,16 +150,16 @@ class LatencyModel:
         return taken
 
     def coefficients(self, kind: tuple[str, ...]) -> tuple[float, ...] | None:
-        """Of a kind of workers, as :meth:`add_worker` takes them; None while there are no samples."""
+        """Coefficients of a kind of workers, as :meth:`add_worker` takes them; ``None`` without samples."""
         group = self._groups.get(kind)
         return tuple(group.coefficients.tolist()) if group is not None and group.num_samples else None
 
     def num_samples(self, worker_id: str) -> int:
-        """Step samples that were ever learned from."""
+        """The number of step samples of a worker learned from so far."""
         return self._worker(worker_id).cost.num_samples
 
     def prefill_ms(self, worker_id: str, uncached_tokens: int, context_tokens: int = 0) -> Estimate:
-        """A prompt alone on a worker.
+        """Predicts a prompt on an idle worker.
 
         Args:
             context_tokens: prompt tokens that the worker's cache holds.
@@ -174,12 +172,12 @@ class LatencyModel:
         return Estimate(ms, worker.cost.sd * ms)
 
     def step_ms(self, worker_id: str, batch: int, context_tokens: int, drafted_tokens: float = 0.0) -> Estimate:
-        """A step that decodes.
+        """Predicts a decode step.
 
         Args:
-            batch: sequences in it.
+            batch: number of sequences in it.
             context_tokens: of all of them together.
-            drafted_tokens: that it verifies, of all of them together.
+            drafted_tokens: drafted tokens that it verifies, for all sequences together.
         """
         cost = self._worker(worker_id).cost
         fixed, _, _, sequence, context, drafted = cost.coefficients
@@ -187,11 +185,11 @@ class LatencyModel:
         return Estimate(ms, cost.sd * ms)
 
     def tokens_per_round(self, worker_id: str, batch: int) -> float:
-        """Tokens that a sequence gets from a step of ``batch`` sequences, as measured; 1 without speculation."""
+        """Measured tokens per sequence from a step of ``batch`` sequences; 1 without speculation."""
         return self._worker(worker_id).rates.rates(batch)[0]
 
     def transfer_ms(self, num_bytes: int, link: Link) -> Estimate:
-        """A hand-off, from its first part to the last acknowledgement."""
+        """Predicts a hand-off, from its first part to the last acknowledgement."""
         cost = self._links.get(link) or MemberCost(self._link_group)
         fixed, per_byte = cost.coefficients
         ms = fixed + per_byte * num_bytes
@@ -207,13 +205,13 @@ class LatencyModel:
         *,
         contended: bool = False,
     ) -> Estimate:
-        """Mean time per output token after the first, calibrated by what requests really took.
+        """Predicts the mean time per output token after the first, calibrated with finished requests.
 
         Args:
             batch: sequences that will decode on the worker, this one included.
             context_tokens: of all of them together.
-            output_tokens: expected of this one.
-            handoff_ms: between the first token and the first step that decodes, spread over the tokens.
+            output_tokens: expected output tokens of this sequence.
+            handoff_ms: time between the first token and the first decode step, spread over the tokens.
             contended: another worker computes on the same processor.
         """
         worker = self._worker(worker_id)
@@ -230,7 +228,7 @@ class LatencyModel:
         context_tokens: Sequence[int] | Floats,
         queues: Sequence[PromptQueue],
     ) -> PromptCosts:
-        """A prompt on each of many workers, without calibration."""
+        """Costs of a prompt on each of many workers, without calibration."""
         rates = [
             self._worker(name).rates.rates(queue.decoding) if queue.decoding else (1.0, 0.0)
             for name, queue in zip(worker_ids, queues, strict=True)
@@ -240,17 +238,17 @@ class LatencyModel:
     def token_ms(
         self, worker_ids: Sequence[str], batches: Sequence[int] | Floats, context_tokens: Sequence[int] | Floats
     ) -> Floats:
-        """Between two tokens of a sequence that decodes, ``[num_workers]``, without calibration."""
+        """Milliseconds between two tokens of a decoding sequence, ``[num_workers]``, without calibration."""
         rates = [self._worker(name).rates.rates(int(count)) for name, count in zip(worker_ids, batches, strict=True)]
         tokens, drafted = np.array(rates).T
         return np.asarray(self._table(worker_ids).step_ms(batches, context_tokens, drafted) / tokens)
 
     def step_sds(self, worker_ids: Sequence[str]) -> Floats:
-        """``[num_workers]``: of a single step, as a share of what is predicted."""
+        """``[num_workers]``: standard deviation of a single step, relative to the prediction."""
         return self._table(worker_ids).sd
 
     def transfer_costs(self, prefill_ids: Sequence[str], decode_ids: Sequence[str]) -> tuple[Floats, Floats]:
-        """Milliseconds of a hand-off and for each byte of it, each ``[num_prefill, num_decode]``."""
+        """Fixed milliseconds and milliseconds per byte of a hand-off, each ``[num_prefill, num_decode]``."""
         key = (tuple(prefill_ids), tuple(decode_ids))
         cached = self._link_tables.get(key)
         if cached is None:
@@ -291,7 +289,7 @@ class LatencyModel:
 
 
 def _remember(tables: dict[_Key, _Table], key: _Key, table: _Table) -> None:
-    """Pools change seldom, so a few are enough; with sampled candidates none is asked for twice."""
+    """Keeps a table. A few are enough, since pools change seldom and sampled candidates do not repeat."""
     if len(tables) >= _MAX_TABLES:
         tables.clear()
     tables[key] = table

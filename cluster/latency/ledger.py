@@ -1,7 +1,7 @@
-"""The work in progress on each worker: the queue that the next request would find there.
+"""The ledger of work in progress on each worker, which gives the queue ahead of the next request.
 
-Sums are kept as requests come and go: a routing decision asks every worker, thousands of streams may be open, and the
-answer must not take longer for them.
+Sums are updated as requests come and go, so the time of a routing decision does not grow with the number of open
+streams.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from cluster.latency.estimates import EMPTY_QUEUE, PromptQueue
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Prompt:
-    """
+    """A prompt in progress.
+
     Attributes:
-        rank: sorts prompts by their queue priority while none is late, then in the order of sending.
+        rank: sort key: the queue priority while no prompt is late, then the order of sending.
     """
 
     uncached_tokens: int
@@ -57,7 +58,7 @@ class _Prompts:
         self.attention_pairs -= prompt.attention_pairs
 
     def behind(self, key: tuple[float, float], now_s: float) -> Iterator[_Prompt]:
-        """The prompts that go behind this key. Lateness moves prompts forwards only."""
+        """The prompts that go after this key. Lateness only moves prompts forwards."""
         for index in range(bisect_right(self.by_rank, (*key, inf), key=_rank), len(self.by_rank)):
             prompt = self.by_rank[index]
             if prompt.queue_priority.key(now_s) > key:
@@ -70,8 +71,8 @@ def _rank(prompt: _Prompt) -> tuple[float, float, float]:
 
 @dataclass(slots=True)
 class _Sequences:
-    """That decode on one worker: tokens of each and of all, the same as expected in the end, and how many have which
-    target."""
+    """The sequences that decode on one worker: tokens of each and in total, now and expected at the end, and the number
+    of sequences by TPOT target."""
 
     tokens: dict[str, int] = field(default_factory=dict)
     context_tokens: int = 0
@@ -97,16 +98,16 @@ class WorkLedger:
         now_s: float,
         queue_priority: QueuePriority = NO_PRIORITY,
     ) -> None:
-        """A prompt was sent to a worker."""
+        """Adds a prompt that was sent to a worker."""
         prompts = self._prompts.setdefault(worker_id, _Prompts())
         pairs = attention_pairs(uncached_tokens, cached_tokens)
         prompts.add(name, uncached_tokens, pairs, now_s, queue_priority)
 
     def end_prompt(self, worker_id: str, name: str, now_s: float, *, is_computed: bool = True) -> None:
-        """Its first token came, or it never will.
+        """Removes a prompt, whose first token came or which was given up. Idempotent.
 
         Args:
-            is_computed: False: it was given up. The one at work has been so for as long as before, if it is another.
+            is_computed: False if it was given up. Then the progress of another prompt in progress is not reset.
         """
         prompts = self._prompts.get(worker_id)
         if prompts is None or name not in prompts.waiting:
@@ -120,11 +121,11 @@ class WorkLedger:
     def begin_decoding(
         self, worker_id: str, name: str, num_tokens: int, tpot_target_s: float = inf, expected_tokens: int = 0
     ) -> None:
-        """A sequence decodes on a worker, or will as soon as its prompt is computed.
+        """Adds a sequence that decodes on a worker, or will do so as soon as its prompt is computed.
 
         Args:
-            num_tokens: of the sequence at present, its prompt included; :meth:`grow` adds to them.
-            expected_tokens: that will be added.
+            num_tokens: present tokens of the sequence, including its prompt; :meth:`grow` adds to them.
+            expected_tokens: number of tokens expected to be added.
         """
         sequences = self._decoding.setdefault(worker_id, _Sequences())
         sequences.tokens[name] = num_tokens
@@ -135,7 +136,7 @@ class WorkLedger:
         sequences.num_with_target[tpot_target_s] += 1
 
     def grow(self, worker_id: str, name: str, num_tokens: int) -> None:
-        """A sequence has got more tokens."""
+        """Adds new tokens of a sequence."""
         sequences = self._decoding.get(worker_id)
         if sequences is not None and name in sequences.tokens:
             sequences.tokens[name] += num_tokens
@@ -160,13 +161,13 @@ class WorkLedger:
     def queue(
         self, worker_id: str, now_s: float, queue_priority: QueuePriority | None = NO_PRIORITY, chunk_tokens: int = 512
     ) -> PromptQueue:
-        """The work in front of a new prompt: the step in progress, and all prompts that go before it.
+        """The work ahead of a new prompt: the step in progress, and all prompts that go before it.
 
         Among equals, the prompt that was sent first goes first.
 
         Args:
-            queue_priority: ``None`` if the worker serves in order of arrival, so that all its prompts go before.
-            chunk_tokens: of a prompt that is at work but does not go before, so many are computed before it gives way.
+            queue_priority: ``None`` means that the worker serves in order of arrival, so all its prompts go before.
+            chunk_tokens: tokens that a prompt in progress of lower priority still computes before it gives way.
         """
         batch, context = self.batch(worker_id)
         strictest_s = self.tpot_target_s(worker_id)
@@ -175,7 +176,7 @@ class WorkLedger:
         if prompts is None:
             return PromptQueue(decoding=batch, context_tokens=context, tpot_target_s=target_s) if batch else EMPTY_QUEUE
         tokens, pairs, count, head = _ahead(prompts, now_s, queue_priority, chunk_tokens)
-        # Of a head that gives way only its next chunk is counted: what it has had before takes nothing off the others.
+        # A head that gives way counts with its next chunk only, so its elapsed time shortens nothing.
         gives_way = queue_priority is not None and head.queue_priority.key(now_s) > queue_priority.key(now_s)
         elapsed_s = 0.0 if gives_way else max(0.0, now_s - max(head.sent_s, prompts.progress_s))
         return PromptQueue(
@@ -189,7 +190,7 @@ class WorkLedger:
         )
 
     def backlog_tokens(self, worker_id: str) -> int:
-        """Uncached tokens of all prompts that the worker has still to compute."""
+        """Uncached tokens of all prompts that the worker still has to compute."""
         prompts = self._prompts.get(worker_id)
         return prompts.tokens if prompts is not None else 0
 
@@ -203,17 +204,17 @@ class WorkLedger:
         return worker_id in self._prompts
 
     def batch(self, worker_id: str) -> tuple[int, int]:
-        """(sequences that decode there or will, tokens of all of them together)."""
+        """Returns (sequences that decode on the worker or will do so, tokens of all of them together)."""
         sequences = self._decoding.get(worker_id)
         return (len(sequences.tokens), sequences.context_tokens) if sequences is not None else (0, 0)
 
     def final_tokens(self, worker_id: str) -> int:
-        """Tokens that the sequences which decode there are expected to have in the end, all together."""
+        """Expected tokens at the end of all sequences that decode on the worker, together."""
         sequences = self._decoding.get(worker_id)
         return sequences.final_tokens if sequences is not None else 0
 
     def tpot_target_s(self, worker_id: str) -> float:
-        """The strictest target of those that decode on the worker; infinity without any."""
+        """The strictest TPOT target of the sequences that decode on the worker; infinity if there are none."""
         sequences = self._decoding.get(worker_id)
         return min(sequences.num_with_target) if sequences is not None else inf
 
@@ -221,7 +222,7 @@ class WorkLedger:
 def _ahead(
     prompts: _Prompts, now_s: float, queue_priority: QueuePriority | None, chunk_tokens: int
 ) -> tuple[int, int, int, _Prompt]:
-    """(tokens, attention pairs, prompts, the prompt at work) of what a prompt of that queue priority would wait for."""
+    """Returns (tokens, attention pairs, prompts, prompt in progress) of the work ahead of a queue priority."""
     head = next(iter(prompts.waiting.values()))
     tokens, pairs, count = prompts.tokens, prompts.attention_pairs, len(prompts.waiting)
     if queue_priority is None:

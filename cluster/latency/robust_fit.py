@@ -1,10 +1,10 @@
-"""Robust least squares, and the samples that a fit is made from.
+"""Robust least squares, and the window of samples for a fit.
 
 ``ms ≈ features · coefficients``, with no coefficient below zero. Residuals are relative to the prediction, so short
-steps count as much as long ones. Iteratively reweighted with Huber's weights (P. J. Huber, Robust Estimation of a
-Location Parameter, 1964), pulled towards a prior.
+steps count as much as long ones. The fit is iteratively reweighted with Huber's weights (P. J. Huber, Robust Estimation
+of a Location Parameter, 1964) and regularised towards a prior.
 
-The samples are the newest of every kind, so that rare kinds outlive a thousand common ones.
+The window keeps the newest samples of every kind, so common kinds do not displace rare ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from baton.core.non_negative import solve_non_negative
 Floats = npt.NDArray[np.float64]
 
 _HUBER = 1.345
-"""Standard deviations beyond which a residual counts less; 95 % efficient where nothing is wrong with the noise."""
+"""Standard deviations beyond which a residual counts less; 95 % efficient for normal noise."""
 _MAD_TO_SD = 1.4826
 _SMALLEST_SD, _LARGEST_SD = 0.02, 0.5
 _ROUNDS = 5
@@ -31,14 +31,14 @@ _SMALLEST_MS = 1e-4
 
 
 def fit(features: Floats, ms: Floats, weights: Floats, prior: Floats, prior_weight: float) -> Floats:
-    """The coefficients.
+    """Fits the coefficients, ``[num_features]``.
 
     Args:
         features: ``[num_samples, num_features]``, not negative.
         ms: ``[num_samples]``, above zero.
-        weights: ``[num_samples]``, above zero; 1 for a sample that counts in full.
+        weights: ``[num_samples]``, above zero; 1 is full weight.
         prior: ``[num_features]``, above zero.
-        prior_weight: how many samples the prior is worth, for each coefficient.
+        prior_weight: weight of the prior for each coefficient, in samples.
     """
     coefficients = prior
     for _ in range(_ROUNDS):
@@ -46,7 +46,7 @@ def fit(features: Floats, ms: Floats, weights: Floats, prior: Floats, prior_weig
         residuals = ms / predicted - 1.0
         sd = min(max(_MAD_TO_SD * float(np.median(np.abs(residuals))), _SMALLEST_SD), _LARGEST_SD)
         huber = np.minimum(1.0, _HUBER * sd / np.maximum(np.abs(residuals), 1e-12))
-        # In units of the prior, so that a coefficient's size says nothing about how hard it is to move.
+        # In units of the prior, so that regularisation does not depend on a coefficient's scale.
         rows = features * prior / predicted[:, None]
         weighted = rows * (weights * huber)[:, None]
         matrix = rows.T @ weighted + prior_weight * np.eye(len(prior))
@@ -57,11 +57,11 @@ def fit(features: Floats, ms: Floats, weights: Floats, prior: Floats, prior_weig
 
 _PER_CELL = 12
 _MAX_CELLS = 24
-"""For each mixture of features that are not zero: prompts alone, decoding alone, and so on."""
+"""Limit for each set of nonzero features, such as prompts alone or decoding alone."""
 _HALF_LIFE_S = 120.0
 _HALF_LIFE_SAMPLES = 96.0
 _SMALLEST_WEIGHT = 0.02
-"""Weight of old samples. Some kinds have no others, and they still show how kinds compare."""
+"""Minimum weight of old samples, since rare kinds may have no newer ones."""
 
 Features = tuple[float, ...]
 
@@ -75,20 +75,20 @@ class _Row(NamedTuple):
 
 @dataclass(slots=True)
 class _Mixture:
-    """Samples of which the same features are above zero."""
+    """Samples with the same set of nonzero features."""
 
     cells: OrderedDict[tuple[int, ...], deque[_Row]] = field(default_factory=OrderedDict)
     num_added: int = 0
 
     def rows(self) -> Iterator[tuple[float, int, float, Features]]:
-        """Of each sample: when it came, how many came after it, milliseconds and features."""
+        """Yields (time added, number of newer samples, milliseconds, features) of each sample."""
         for cell in self.cells.values():
             for row in cell:
                 yield row.added_s, self.num_added - row.number, row.ms, row.features
 
 
 class SampleWindow:
-    """Samples by the sizes of their features, in powers of two: a few of each cell, and the cells used last."""
+    """Keeps a few samples per cell of feature sizes in powers of two, and the most recently used cells."""
 
     def __init__(self) -> None:
         self._mixtures: dict[tuple[bool, ...], _Mixture] = {}

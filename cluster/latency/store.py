@@ -1,4 +1,4 @@
-"""Keeps the fit of each kind of worker in the cache folder, so that the next start begins with it."""
+"""Stores the fit of each kind of worker in the cache folder, as the prior of the next start."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ logger = logging.getLogger(__name__)
 
 _VERSION = 1
 _SMALLEST = 1e-3
-"""Share of the usual prior that a coefficient has at least, so that a fit can begin with it."""
+"""Lower bound of a loaded coefficient as a share of the default prior, since priors must be above zero."""
 
 Kind = tuple[str, ...]
 
 
 class FitStore:
-    """One small file per kind of worker. Whatever is wrong with a file, it costs a warning and no more.
+    """One small file per kind of worker. An invalid file is ignored with a warning.
 
     Args:
-        folder: default: ``latency`` in :func:`baton.engine.models.model_cache.cache_dir`.
+        folder: ``None`` means ``latency`` in :func:`baton.engine.models.model_cache.cache_dir`.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or cache_dir() / "latency"
 
     def load(self, kind: Kind) -> tuple[float, ...]:
-        """Coefficients for :meth:`cluster.latency.latency_model.LatencyModel.add_worker`; empty when there are none."""
+        """Coefficients for :meth:`cluster.latency.latency_model.LatencyModel.add_worker`; empty if there are none."""
         file = self._file(kind)
         try:
             return _read(json.loads(file.read_text(encoding="utf-8")), kind)
@@ -45,7 +45,7 @@ class FitStore:
             return ()
 
     def save(self, kind: Kind, coefficients: Sequence[float]) -> None:
-        """Replaces the file in one step: a reader sees the old one or the new one."""
+        """Replaces the file atomically. A failure is logged as a warning."""
         document = {"version": _VERSION, "kind": list(kind), "coefficients": [float(value) for value in coefficients]}
         temporary: Path | None = None
         try:
@@ -66,7 +66,7 @@ class FitStore:
 
 
 def _read(document: object, kind: Kind) -> tuple[float, ...]:
-    """Raises ValueError when the document is no fit of that kind of worker."""
+    """Parses the coefficients. Raises :class:`ValueError` if the document is not a fit of that kind of worker."""
     if not isinstance(document, dict) or document.get("version") != _VERSION or document.get("kind") != list(kind):
         raise ValueError("it is of another version or another kind of worker")
     values = [float(value) for value in document["coefficients"]]

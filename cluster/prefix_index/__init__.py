@@ -1,1 +1,1 @@
-"""Which worker holds how much of a prompt."""
+"""The router's index of the workers' prefix caches."""

@@ -1,4 +1,4 @@
-"""Brings what workers say of their prefix caches to the index: a stream for each worker, for as long as it is there."""
+"""Feeds the index with the events of the workers' prefix caches: one stream for each present worker."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 5.0
 _MOST_DOUBLINGS = 10
 _WARN_AT = 3
-"""Failures in a row. A worker that ended breaks its stream too, a moment before its pool says so."""
+"""Consecutive failures before a warning. A worker that ends also breaks its stream, before its pool reports it."""
 
 
 class _NonsenseError(Exception):
-    """A worker says what cannot be."""
+    """A worker sent impossible events."""
 
 
 class PrefixFeed:
-    """Call it in the event loop of the router."""
+    """Follows the prefix caches of all added workers, in the event loop of the router."""
 
     def __init__(self, index: PrefixIndex, metrics: PrefixMetrics | None = None) -> None:
         self._index = index
@@ -39,9 +39,9 @@ class PrefixFeed:
             metrics.sizes = index.sizes
 
     def add(self, worker: Worker) -> None:
-        """Begins to listen to a worker; one that is listened to already is fine.
+        """Starts the stream of a worker. Idempotent.
 
-        A worker with blocks of another size cannot be compared with others. It counts as holding nothing.
+        A worker with another block size gets no stream, so its cache counts as empty.
         """
         info = worker.info
         if info.worker_id in self._streams:
@@ -58,7 +58,7 @@ class PrefixFeed:
         self._streams[info.worker_id] = self._background.spawn(self._follow(worker))
 
     def remove(self, worker_id: str) -> None:
-        """Ends a worker's stream and forgets what it said; one that is unknown is fine."""
+        """Ends a worker's stream and forgets its blocks. Unknown workers are ignored."""
         stream = self._streams.pop(worker_id, None)
         if stream is not None:
             stream.cancel()
@@ -72,10 +72,10 @@ class PrefixFeed:
         await asyncio.gather(*streams, return_exceptions=True)
 
     async def _follow(self, worker: Worker) -> None:
-        """Until it is cancelled.
+        """Follows a worker until cancelled, and reconnects after failures.
 
-        What is known outlives a stream that broke, since most of it is still true and the next stream begins with a
-        snapshot. When there is no next stream at once, it is too old to be believed.
+        The known blocks outlive a broken stream, since most are still cached and the next stream begins with a
+        snapshot. If the next stream fails too, they are forgotten.
         """
         worker_id, num_failures = worker.info.worker_id, 0
         while True:
@@ -89,7 +89,7 @@ class PrefixFeed:
                 reason = error.message
             except _NonsenseError as error:
                 reason, said_something = str(error), False
-            except Exception:  # routing may know less; requests go on
+            except Exception:  # routing knows less, but requests go on
                 logger.exception("prefix cache events could not be read", extra={"worker": worker_id})
                 reason = "see above"
             if said_something:

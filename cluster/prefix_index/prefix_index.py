@@ -1,8 +1,8 @@
-"""Which worker holds how much of a prompt, according to the events of the workers' prefix caches.
+"""Index of the prompt blocks that each worker's prefix cache holds, according to the workers' events.
 
-One dictionary for all workers, hash → bit mask, so that a prompt costs one look-up per block for any number of workers.
-Hashes are chained, so a worker holds a prompt up to the first hash that it lacks. A prompt's hashes are computed once,
-however often they are asked for.
+One dictionary maps hashes to bit masks of workers, so a prompt costs one look-up per block for any number of workers.
+Hashes are chained, so a worker holds a prompt up to the first hash that it lacks. The hashes of recent prompts are
+kept.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ _KEPT_TOKENS = 262_144
 
 @dataclass(frozen=True, slots=True)
 class PromptHashes:
-    """
+    """The block hashes of a prompt.
+
     Attributes:
         blocks: hashes of the prompt's full blocks, first to last.
-        num_usable: blocks that a cache may provide. At least one token is computed, because its logits are needed.
+        num_usable: blocks that a cache can provide. At least one token is computed, because its logits are needed.
     """
 
     block_size: int
@@ -35,20 +36,20 @@ class PromptHashes:
 
 
 def prompt_hashes(prompt_token_ids: Sequence[int], block_size: int) -> PromptHashes:
-    """0.6 µs a block."""
+    """Hashes the full blocks of a prompt."""
     num_tokens = len(prompt_token_ids)
     blocks = hash_blocks(prompt_token_ids, block_size, num_tokens // block_size)
     return PromptHashes(block_size, tuple(blocks), max(0, num_tokens - 1) // block_size)
 
 
 class PromptHasher:
-    """:func:`prompt_hashes`, and a memory of the newest prompts. These are known by identity and must not change."""
+    """Caches :func:`prompt_hashes` of the newest prompts, by identity. A prompt object must not change."""
 
     def __init__(self, block_size: int, kept_tokens: int = _KEPT_TOKENS) -> None:
         self.block_size = block_size
         self._kept_tokens = kept_tokens
         self._num_tokens = 0
-        self._newest: OrderedDict[int, tuple[Sequence[int], PromptHashes]] = OrderedDict()  # holds on to what it names
+        self._newest: OrderedDict[int, tuple[Sequence[int], PromptHashes]] = OrderedDict()  # by id
 
     def hash(self, prompt_token_ids: Sequence[int]) -> PromptHashes:
         key = id(prompt_token_ids)
@@ -66,26 +67,26 @@ class PromptHasher:
 
 
 _SWEEP_BLOCKS = 4096
-"""Removed at a time from what is void; some milliseconds at most."""
+"""Blocks of removed caches to sweep at a time, which takes some milliseconds at most."""
 
 
 _Expectation = tuple[str, float]
-"""Worker, and until when. All blocks of a prompt share one object, since there may be many."""
+"""(worker, end of validity). All blocks of a prompt share one object to save memory."""
 
 
 @dataclass(slots=True)
 class _Cache:
-    """A worker's, as far as it is known. ``mask`` has one bit set, the worker's."""
+    """The known blocks of one worker. ``mask`` has exactly the worker's bit set."""
 
     mask: int
     hashes: set[bytes] = field(default_factory=set)
 
 
 class PrefixIndex:
-    """Not for several threads, but for :meth:`sizes`.
+    """The prefix caches of all workers. Not thread-safe, except :meth:`sizes`.
 
     Args:
-        block_size: tokens a block, in the caches of all workers.
+        block_size: tokens per block, in the caches of all workers.
         clock: monotonic seconds.
     """
 
@@ -95,17 +96,17 @@ class PrefixIndex:
         self._hasher = PromptHasher(block_size)
         self._holders: dict[bytes, int] = {}
         self._caches: dict[str, _Cache] = {}
-        self._void: list[_Cache] = []  # nobody asks about their bits; they are given back when all is swept out
+        self._void: list[_Cache] = []  # removed; their bits are reused once swept
         self._num_masks = 0
         self._free_masks: list[int] = []
-        self._expected: dict[bytes, tuple[_Expectation, ...]] = {}  # at most one of each worker
+        self._expected: dict[bytes, tuple[_Expectation, ...]] = {}  # at most one per worker
         self._expiries: list[tuple[float, str, Sequence[bytes]]] = []
 
     def apply(self, worker_id: str, events: worker_pb2.CacheEvents) -> None:
-        """Takes what a worker says.
+        """Applies the cache events of a worker.
 
         Raises:
-            ValueError: this is no message of hashes; nothing was taken.
+            ValueError: the message does not consist of hashes; nothing is applied.
         """
         stored, evicted = unpack_hashes(events.stored), unpack_hashes(events.evicted)
         if events.is_snapshot:
@@ -120,23 +121,23 @@ class PrefixIndex:
         self._drop(evicted, mask)
         cache.hashes.difference_update(evicted)
         if self._expected:
-            self._withdraw(stored, worker_id)  # from here on its word counts
+            self._withdraw(stored, worker_id)  # the event replaces the expectation
         self._sweep()
 
     def remove(self, worker_id: str) -> None:
-        """Forgets a worker; one that is unknown is fine."""
+        """Forgets a worker. Unknown workers are ignored."""
         self._make_void(worker_id)
         self._withdraw(tuple(self._expected), worker_id)
         self._expiries = [expiry for expiry in self._expiries if expiry[1] != worker_id]
         heapq.heapify(self._expiries)
 
     def expect(self, worker_id: str, prompt: PromptHashes | Sequence[int], until_s: float) -> None:
-        """A prompt is on its way to a worker: until its blocks are stored they count as if they were.
+        """Counts the blocks of a prompt that is sent to a worker as stored, until the worker reports them.
 
-        So a burst of prompts with one beginning stays together, though the first of them is not computed yet.
+        So a burst of prompts with a common prefix stays on one worker before the first of them is computed.
 
         Args:
-            until_s: when to stop believing it, on the clock; the request may fail.
+            until_s: end of validity on the clock, since the request may fail.
         """
         now_s = self._clock()
         while self._expiries and self._expiries[0][0] <= now_s:
@@ -144,7 +145,7 @@ class PrefixIndex:
             self._withdraw(blocks, name, over_s)
         cache = self._caches.get(worker_id)
         if cache is None:
-            return  # nothing is known of it, so nothing would ever take its place
+            return  # its cache is not followed, so no event would replace the expectation
         coming = [block_hash for block_hash in self.hashes(prompt).blocks if block_hash not in cache.hashes]
         expectation = (worker_id, until_s)
         alone = (expectation,)
@@ -155,10 +156,10 @@ class PrefixIndex:
             heapq.heappush(self._expiries, (until_s, worker_id, coming))
 
     def cached_tokens(self, worker_ids: Iterable[str], prompt: PromptHashes | Sequence[int]) -> dict[str, int]:
-        """Leading tokens of a prompt that each worker holds, or will soon (:meth:`expect`); 0 for one that is unknown.
+        """Leading tokens of a prompt that each worker holds or is expected to hold (:meth:`expect`); 0 if unknown.
 
         Args:
-            prompt: its token ids, in an object that does not change, or their hashes.
+            prompt: its token ids, in an object that does not change, or its hashes.
         """
         tokens = dict.fromkeys(worker_ids, 0)
         worker_of = {cache.mask: name for name in tokens if (cache := self._caches.get(name)) is not None}
@@ -181,10 +182,10 @@ class PrefixIndex:
         return tokens
 
     def hashes(self, prompt: PromptHashes | Sequence[int]) -> PromptHashes:
-        """Of a prompt; taken from memory when it was asked about just now.
+        """The hashes of a prompt, cached for recent prompts.
 
         Raises:
-            ValueError: it was hashed in blocks of another size.
+            ValueError: the prompt was hashed with another block size.
         """
         if not isinstance(prompt, PromptHashes):
             return self._hasher.hash(prompt)
@@ -198,7 +199,7 @@ class PrefixIndex:
         return len(cache.hashes) if cache is not None else 0
 
     def sizes(self) -> dict[str, int]:
-        """:meth:`num_blocks` by worker. Any thread may ask."""
+        """:meth:`num_blocks` by worker. Thread-safe."""
         return {worker_id: len(cache.hashes) for worker_id, cache in self._caches.copy().items()}
 
     def _take_mask(self) -> int:
@@ -214,7 +215,7 @@ class PrefixIndex:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Some of what is void, so that no message and no removal takes long, however large caches are."""
+        """Sweeps some blocks of removed caches. Small portions keep each message and removal fast."""
         if not self._void:
             return
         cache = self._void[-1]
@@ -236,7 +237,7 @@ class PrefixIndex:
         return sum(self._caches[worker_id].mask for worker_id, until_s in expectations if until_s > now_s)
 
     def _withdraw(self, hashes: Iterable[bytes], worker_id: str, until_s: float = inf) -> None:
-        """Nothing is expected of the worker any more, but for what is expected beyond ``until_s``."""
+        """Removes the worker's expectations for these hashes, except those valid beyond ``until_s``."""
         for block_hash in hashes:
             expectations = self._expected.get(block_hash)
             if expectations is None:
@@ -249,14 +250,14 @@ class PrefixIndex:
 
 
 def _merge(others: tuple[_Expectation, ...], new: _Expectation) -> tuple[_Expectation, ...]:
-    """Of one worker the longer one counts."""
+    """Adds an expectation. Of two for the same worker, the one valid longer is kept."""
     if any(worker_id == new[0] and until_s >= new[1] for worker_id, until_s in others):
         return others
     return (*(found for found in others if found[0] != new[0]), new)
 
 
 def _set(tokens: dict[str, int], worker_of: dict[int, str], masks: int, value: int) -> None:
-    """Of the workers whose bits are in ``masks``."""
+    """Sets the value of all workers whose bits are in ``masks``."""
     while masks:
         lowest = masks & -masks
         tokens[worker_of[lowest]] = value

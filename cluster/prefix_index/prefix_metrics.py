@@ -14,10 +14,10 @@ EVICTED = "evicted"
 
 
 class PrefixMetrics(Collector):
-    """Series of a worker vanish with it.
+    """Metrics of the prefix index. The series of a worker end with it.
 
     Attributes:
-        sizes: blocks known by worker; may be called in any thread.
+        sizes: returns the known blocks by worker. Must be thread-safe.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -41,13 +41,13 @@ class PrefixMetrics(Collector):
         registry.register(self)
 
     def observe(self, num_stored: int, num_evicted: int, *, is_snapshot: bool) -> None:
-        """Books a message of a worker."""
+        """Counts a message of a worker."""
         self._snapshots.inc(is_snapshot)
         self._events.labels(STORED).inc(num_stored)
         self._events.labels(EVICTED).inc(num_evicted)
 
     def observe_restart(self) -> None:
-        """Books a stream that broke."""
+        """Counts a broken stream."""
         self._restarts.inc()
 
     def describe(self) -> Iterable[Metric]:

@@ -1,4 +1,4 @@
-"""The contract between gateway and router: requests and chunks of tokens. Text is the gateway's business."""
+"""The contract between gateway and router: requests and chunks of token ids. Only the gateway handles text."""
 
 from __future__ import annotations
 

@@ -20,31 +20,31 @@ logger = logging.getLogger(__name__)
 
 
 class RequestObserver:
-    """Follows requests. Subclasses override the events that they need. Methods are synchronous and fast."""
+    """Base class of observers. Subclasses override the events that they need. Methods are synchronous and fast."""
 
     def arrived(self, record: RequestRecord) -> None:
         """The router received a request, which it may turn away."""
 
     def accepted(self, record: RequestRecord) -> None:
-        """The request counts as in flight and waits for workers."""
+        """The request is in flight and waits for workers."""
 
     def placed(self, record: RequestRecord) -> None:
-        """An attempt has its workers; ``record.booking`` names them."""
+        """Workers were chosen for an attempt; ``record.booking`` names them."""
 
     def first_token(self, record: RequestRecord) -> None:
-        """The prompt is computed. At most once per request, before ``tokens``."""
+        """The first token arrived. Called at most once per request, before ``tokens``."""
 
     def tokens(self, record: RequestRecord, num_tokens: int) -> None:
         """Tokens arrived at ``record.last_tokens_s``; ``record.token_ids`` ends with them."""
 
     def handed_off(self, record: RequestRecord, result: worker_pb2.HandoffResult) -> None:
-        """The KV transfer succeeded or failed. May come after ``ended``."""
+        """The KV transfer succeeded or failed. May be called after ``ended``."""
 
     def attempt_failed(self, record: RequestRecord, error: BatonError) -> None:
-        """Another attempt follows."""
+        """An attempt failed, and another one follows."""
 
     def ended(self, record: RequestRecord) -> None:
-        """The request is over; ``record.outcome`` says how."""
+        """The request ended; ``record.outcome`` says how."""
 
 
 class RequestObservers:

@@ -1,4 +1,4 @@
-"""What the router knows about a request, from its arrival to its end. Only the router changes its state."""
+"""The router's record of a request, from its arrival to its end. Only the router changes its state."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Booking:
     """The work that one attempt adds to its workers, and what was predicted for it.
 
     Attributes:
-        name: of its entries in the :class:`~cluster.latency.ledger.WorkLedger`.
+        name: the name of its entries in the :class:`~cluster.latency.ledger.WorkLedger`.
         prefill_id: empty if the decode worker computes the prompt.
         decodes: False if the prefill worker of a pair generates the only token.
         is_computed: the prompt is computed; the first token has arrived.
@@ -69,12 +69,12 @@ class Booking:
 
 
 class RequestRecord:
-    """One sequence over all of its attempts: its state, its tokens, and what the next attempt needs to know.
+    """One sequence over all of its attempts: its state, its tokens, and the facts that the next attempt needs.
 
     Tokens that the client already has stay in ``token_ids``. If an attempt fails, the next one continues after them.
 
     Args:
-        timeout_s: for all attempts together.
+        timeout_s: time limit for all attempts together.
         clock: monotonic seconds.
 
     Attributes:
@@ -83,11 +83,11 @@ class RequestRecord:
         failed_on: ids of the workers on which attempts failed.
         accused: workers that failed at this request for no stated reason. The request itself may be the cause until
             another worker has served it.
-        booking: the last attempt's.
+        booking: the booking of the last attempt.
         queue_priority: its place among waiting requests, in the router and on workers.
         outcome: how it ended: a finish reason, ``cancelled``, ``rejected``, or an error code; ``None`` until then.
         was_accepted: False if ``router.max_inflight`` turned it away on arrival.
-        last_tokens_s, previous_tokens_s: when the last tokens and those before them arrived; ``None`` if none did.
+        last_tokens_s, previous_tokens_s: arrival times of the last two batches of tokens; ``None`` before they arrive.
     """
 
     def __init__(
@@ -132,20 +132,20 @@ class RequestRecord:
 
     @property
     def time_left_s(self) -> float:
-        """Raises :class:`DeadlineError` when there is none."""
+        """Seconds until the deadline. Raises :class:`DeadlineError` after it."""
         left = self._deadline_s - self._clock()
         if is_over(left):
             raise self.deadline_error()
         return left
 
     def change_state(self, state: RequestState) -> None:
-        """Raises :class:`RuntimeError` if the state does not follow the present one."""
+        """Raises :class:`RuntimeError` if the present state does not allow the change."""
         if state not in _NEXT[self.state]:
             raise RuntimeError(f"request {self.request.request_id} cannot go from {self.state} to {state}")
         self.state = state
 
     def note_tokens(self, now_s: float) -> None:
-        """Tokens arrived."""
+        """Records the arrival time of tokens."""
         self.previous_tokens_s, self.last_tokens_s = self.last_tokens_s, now_s
 
     def deadline_error(self) -> DeadlineError:
@@ -155,11 +155,11 @@ class RequestRecord:
         )
 
     def new_call_id(self) -> str:
-        """A name for the request on the workers of one attempt."""
+        """A new name for the request on the workers of one attempt."""
         return new_call_id(self.request.request_id)
 
     def take(self, batch: worker_pb2.TokenBatch) -> TokenChunk:
-        """Adds a worker's tokens. Returns them in the form that the client gets."""
+        """Adds a worker's tokens. Returns the chunk for the client."""
         token_ids, num_drafted, num_accepted = tuple(batch.token_ids), batch.num_drafted, batch.num_accepted
         self.token_ids.extend(token_ids)
         self.finish_reason = unpack_finish_reason(batch)

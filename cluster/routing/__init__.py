@@ -1,1 +1,1 @@
-"""Which worker serves a request: filters, weighted scorers, a picker. One file each; no torch, no gRPC."""
+"""Routing: filters, weighted scorers and a picker choose the workers of a request. No torch, no gRPC."""

@@ -1,7 +1,7 @@
-"""Chooses the workers of a request, and counts it as theirs from that moment on.
+"""Chooses the workers of a request and books it on them.
 
-Both steps are synchronous: nothing can come between looking at the workers and taking them, so that a worker that
-starts to drain either has a request or does not get it.
+Both steps are synchronous, so no worker changes its state between forecast and booking: a worker that starts to drain
+either has the request already or does not get it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ _DECISION_SECONDS = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
 
 
 class RoutingMetrics:
-    """
+    """Metrics of routing decisions.
+
     Attributes:
-        decisions: seconds that looking at all workers and choosing among their routes took.
+        decisions: seconds to take snapshots of all workers and to choose a route.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -54,32 +55,32 @@ class RoutingMetrics:
             self._routes.labels(kind)
 
     def observe_scorer(self, name: str, seconds: float) -> None:
-        """Books what one of the known scorers took."""
+        """Counts the time of a scorer."""
         self._scorers[name].observe(seconds)
 
     def observe_route(self, *, local: bool) -> None:
-        """Books a route that is taken."""
+        """Counts a booked route."""
         self._routes.labels(LOCAL if local else PAIR).inc()
 
 
 _EXPECTED_FOR_S = 5.0
-"""After its first token is due, a prompt that is not in a cache yet will not be."""
+"""How long after its predicted first token a prompt is still expected in the cache."""
 
 
 class PrefixIndex(Protocol):
-    """Which worker holds how much of a prompt; see :class:`cluster.prefix_index.prefix_index.PrefixIndex`."""
+    """The part of :class:`cluster.prefix_index.prefix_index.PrefixIndex` that the dispatcher needs."""
 
     def cached_tokens(self, worker_ids: Iterable[str], prompt: Sequence[int]) -> Mapping[str, int]:
-        """Leading tokens of the prompt that each worker need not compute."""
+        """Leading tokens of the prompt that each worker holds."""
         ...
 
     def expect(self, worker_id: str, prompt: Sequence[int], until_s: float) -> None:
-        """A prompt is on its way to a worker."""
+        """Announces a prompt that is sent to a worker."""
         ...
 
 
 class Placement:
-    """A request's place on its workers. Use it as a context, or call :meth:`release`; both may happen."""
+    """A request's booking on its workers. Leaving its context or calling :meth:`release` ends it."""
 
     def __init__(
         self,
@@ -105,14 +106,14 @@ class Placement:
         return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
 
     def keep_prefill(self) -> Callable[[], None]:
-        """The prefill worker stays busy beyond :meth:`release`, until what this gives is called; call it once."""
+        """Keeps the prefill worker booked beyond :meth:`release`, until the returned function is called once."""
         if self.prefill is None or not self._holds_prefill:
             raise RuntimeError("there is no prefill worker to keep, or somebody keeps it already")
         self._holds_prefill = False
         return self.prefill.end
 
     def release(self) -> None:
-        """The workers have nothing to do with the request any more; a second call changes nothing."""
+        """Ends the booking. Idempotent."""
         if self._is_released:
             return
         self._is_released = True
@@ -132,12 +133,14 @@ class Placement:
 
 
 class Dispatcher:
-    """
+    """Forecasts and books routes over the registered workers.
+
     Args:
-        prefix_index: without one, prefill workers hold as much of a prompt as usual, and decode workers nothing.
+        prefix_index: ``None`` means that prefill workers are assumed to hold the usual part of a prompt, and decode
+            workers nothing.
         metrics: ``None`` disables metrics.
         prefill_ordering: order of prompts on prefill workers, ``edf`` or ``fcfs``. Decode workers use ``edf``.
-        clock: monotonic seconds; a simulation brings its own.
+        clock: monotonic seconds; a simulation passes virtual time.
     """
 
     def __init__(
@@ -176,10 +179,10 @@ class Dispatcher:
         return decision
 
     def book(self, record: RequestRecord, decision: RouteDecision) -> Placement:
-        """From now on the request counts as work of its route, until its place is released.
+        """Books the request on its route until the placement is released.
 
         Raises:
-            NoWorkerError: a worker of the route has left since; ask for another one.
+            NoWorkerError: a worker of the route has left since the forecast.
         """
         prefill = self._find(decision.prefill_id) if decision.prefill_id is not None else None
         decode = self._find(decision.decode_id)

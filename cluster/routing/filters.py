@@ -1,4 +1,4 @@
-"""Filters: which workers may serve a request at all."""
+"""Filters: they drop the workers that cannot or should not serve a request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Accepting:
 
 
 class Untried:
-    """Leaves out workers on which the request has failed before, unless no others are left."""
+    """Drops workers on which the request has failed before, unless no others are left."""
 
     def filter(self, workers: Sequence[WorkerSnapshot], request: RoutingRequest) -> list[WorkerSnapshot]:
         if not request.failed_on:
@@ -24,9 +24,9 @@ class Untried:
 
 
 class HasRoom:
-    """Leaves out workers with a full batch or too few KV blocks for the request, unless that is all of them.
+    """Drops workers with a full batch or too few KV blocks for the request, unless no others are left.
 
-    A request that fits nowhere waits on a worker as well as it would anywhere else.
+    A request that fits nowhere waits on a worker.
     """
 
     def filter(self, workers: Sequence[WorkerSnapshot], request: RoutingRequest) -> list[WorkerSnapshot]:
@@ -38,4 +38,4 @@ FILTERS: Mapping[str, Callable[[], Filter]] = {
     "untried": Untried,
     "has_room": HasRoom,
 }
-"""By their names in the configuration, in the order in which they run. Add a new filter here."""
+"""Filters by their names in the configuration, in the order in which they run. Add a new filter here."""

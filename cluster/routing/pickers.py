@@ -13,7 +13,7 @@ _EQUAL = 1e-9
 
 
 class BestScore:
-    """The best score; among equals, the workers that have had the fewest requests so far."""
+    """Picks the route with the best score; ties go to the workers that have had the fewest requests."""
 
     needs_scores = True
 
@@ -22,7 +22,7 @@ class BestScore:
 
 
 def best_of(candidates: Candidates, scores: Floats, indices: Ints) -> int:
-    """The best of some routes. A local one has one worker; its requests count twice against those of a pair."""
+    """The best of some routes. The requests of a local route's worker count twice, to compare with pairs."""
     equal = indices[scores[indices] >= scores[indices].max() - _EQUAL]
     if len(equal) > 1:
         decode = candidates.by_decode([worker.assigned for worker in candidates.decode_workers])
@@ -38,7 +38,7 @@ def _name(candidates: Candidates, index: int) -> tuple[str, str]:
 
 
 class PowerOfTwo:
-    """The better of two routes drawn at random, which keeps requests that come together from all taking the best one.
+    """Picks the better of two random routes, which spreads requests that arrive together.
 
     M. Mitzenmacher, The Power of Two Choices in Randomized Load Balancing (2001).
     """
@@ -54,10 +54,10 @@ class PowerOfTwo:
 
 
 class RoundRobin:
-    """The workers of each pool in turn, whatever they do: the usual baseline.
+    """Picks the workers of each pool in turn, regardless of their load, as a baseline.
 
-    Whose turn it is follows from when workers last got a request, so that nothing is remembered here, and a worker that
-    joins gets its turn and no more. Pairs go before local routes.
+    The worker whose last request is oldest is next, so the picker has no state and a joining worker gets one turn.
+    Pairs take precedence over local routes.
     """
 
     needs_scores = False
@@ -74,7 +74,7 @@ class RoundRobin:
 
 
 def _longest_unused(workers: Sequence[WorkerSnapshot], indices: Ints, among: Ints) -> Ints:
-    """The routes whose worker has waited longest for a request."""
+    """The routes whose worker has gone longest without a new request."""
     present = {int(index) for index in indices[among]}
     if LOCAL in present:
         return among
@@ -83,7 +83,7 @@ def _longest_unused(workers: Sequence[WorkerSnapshot], indices: Ints, among: Int
 
 
 class RandomRoute:
-    """Any route: what a policy must beat to be worth anything."""
+    """Picks a random route, as the lowest baseline."""
 
     needs_scores = False
 
@@ -100,4 +100,4 @@ PICKERS: Mapping[str, Callable[[random.Random], Picker]] = {
     "round_robin": lambda _: RoundRobin(),
     "random": RandomRoute,
 }
-"""By their names in the configuration; each gets the source of its randomness. Add a new picker here."""
+"""Pickers by their names in the configuration; each gets a random generator. Add a new picker here."""

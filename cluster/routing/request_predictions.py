@@ -1,4 +1,4 @@
-"""Predicts what each route would give a request, counts its work while it is in progress, and learns from the outcome.
+"""Predicts the latency of each route for a request, tracks its work in progress, and learns from the outcome.
 
 The formulas are in ``docs/routing.md``.
 """
@@ -27,14 +27,14 @@ _FINISHED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class RequestPredictions(RequestObserver):
-    """Keeps the ledger of work in progress, and teaches the model how its predictions turned out.
+    """Keeps the ledger of work in progress, and calibrates the model with the outcomes of its predictions.
 
     Args:
-        errors: gets those of every finished request.
-        clock: monotonic seconds; that of the timelines.
+        errors: collects the prediction errors of finished requests.
+        clock: monotonic seconds, as in the timelines.
 
     Attributes:
-        forecaster: of routes, from what was learned so far.
+        forecaster: predicts routes with the present model.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class RequestPredictions(RequestObserver):
         self._names = itertools.count(1)
 
     def begin(self, record: RequestRecord, decision: RouteDecision) -> Booking:
-        """Counts the work of an attempt from now on, until :meth:`end`."""
+        """Counts the work of an attempt until :meth:`end`."""
         name = f"{record.request.request_id}#{next(self._names)}"
         decodes = decision.prefill_id is None or record.request.params.max_tokens > 1
         booking = Booking(name, decision.prefill_id or "", decision.decode_id, decision.forecast, decodes)
@@ -71,7 +71,7 @@ class RequestPredictions(RequestObserver):
         return booking
 
     def tokens(self, record: RequestRecord, num_tokens: int) -> None:
-        """The first tokens of an attempt mean that its prompt is computed."""
+        """Updates the ledger. The first tokens of an attempt mean that its prompt is computed."""
         booking = record.booking
         if booking is None:
             return
@@ -81,7 +81,7 @@ class RequestPredictions(RequestObserver):
         self.ledger.grow(booking.decode_id, booking.name, num_tokens)
 
     def end(self, booking: Booking) -> None:
-        """The attempt is over, or will never begin; a second time changes nothing."""
+        """Removes the work of an attempt. Idempotent."""
         self.ledger.end_prompt(booking.computing_id, booking.name, self._clock(), is_computed=False)
         self.ledger.end_decoding(booking.decode_id, booking.name)
 
@@ -124,13 +124,13 @@ class RequestPredictions(RequestObserver):
 
 
 def _native_share(attributes: Mapping[str, str | int | float | bool]) -> float:
-    """Bytes of KV in a worker's cache per byte on the wire. Predictions count the former."""
+    """Bytes of KV in a worker's cache per byte on the wire. Predictions use bytes in the cache."""
     moved, spared = (attributes.get(name, 0) for name in ("kv_bytes", "kv_spared_bytes"))
     return 1 + float(spared) / float(moved) if moved else 1.0
 
 
 def busy_s(parts: list[TransferPart]) -> float:
-    """Seconds in which at least one of the parts, which come in order, was on its way."""
+    """Seconds in which at least one part was in transit. The parts are in order of their start."""
     total, until_s = 0.0, float("-inf")
     for part in parts:
         total += max(0.0, part.acknowledged_s - max(part.started_s, until_s))
@@ -139,7 +139,7 @@ def busy_s(parts: list[TransferPart]) -> float:
 
 
 class RouteForecaster:
-    """Predicts what each of many routes would give a request, and what it would cost others."""
+    """Predicts the latency of many routes for a request, and their effect on other requests."""
 
     def __init__(self, model: LatencyModel, habits: RequestHabits) -> None:
         self._model = model
@@ -153,7 +153,7 @@ class RouteForecaster:
         decode: Ints,
         request: RoutingRequest,
     ) -> RouteForecasts:
-        """Forecasts of routes, which are given as in :class:`~cluster.routing.routing_contracts.Candidates`."""
+        """Forecasts of routes, in the index form of :class:`~cluster.routing.routing_contracts.Candidates`."""
         local = prefill < 0
         computing = np.where(local, len(prefill_workers) + decode, prefill)
         contended = _contended(prefill_workers, decode_workers, prefill, decode)
@@ -170,10 +170,10 @@ class RouteForecaster:
         tpot_factor, tpot_spread = _calibration(self._model.tpot_calibration, contended, local)
         before_ms = request.elapsed_ms + self._habits.delivery_ms.value
         behind, alone = prompt.ms[computing] * ttft_factor, prompt.alone_ms[computing] * ttft_factor
-        # Prompts that the decode worker has still to compute come before a local one, and between the tokens of others.
+        # Prompts that the decode worker still has to compute precede a local prompt, or delay the tokens of others.
         between = np.where(local, 0.0, stall[decode] / gaps)
         tpot = (token[decode] + between + handoff / gaps) * tpot_factor
-        # Theirs are usual answers, however few tokens this request may have.
+        # The neighbours have answers of the usual length, whatever this request's max_tokens.
         usual_tokens = max(1.0, self._habits.output_tokens.value)
         neighbours = (token[decode] + between + 2 * work / usual_tokens) * tpot_factor
         sd = self._model.step_sds([worker.worker_id for worker in decode_workers])[decode]
@@ -205,7 +205,7 @@ class RouteForecaster:
     def _token_ms(
         self, workers: Sequence[WorkerSnapshot], prompt: PromptCosts, request: RoutingRequest
     ) -> tuple[Floats, Floats, Floats]:
-        """For each decode worker: ms between two tokens with its load and without, and ms of its waiting prompts."""
+        """For each decode worker, ms between two tokens under load and idle, and ms of its waiting prompts."""
         ids = [worker.worker_id for worker in workers]
         own = request.num_prompt_tokens + request.output_tokens / 2
         loaded = self._model.token_ms(
@@ -224,7 +224,7 @@ class RouteForecaster:
         prompt: PromptCosts,
         request: RoutingRequest,
     ) -> Floats:
-        """For each hand-off, the part after the prompt is computed. KV of earlier chunks has travelled before."""
+        """For each hand-off, the ms after the prompt is computed. KV of earlier chunks was sent before."""
         if not prefill_workers or request.max_tokens == 1:
             return np.zeros(len(decode))
         fixed, per_byte = self._model.transfer_costs(
@@ -245,13 +245,13 @@ class RouteForecaster:
 def _contended(
     prefill_workers: Sequence[WorkerSnapshot], decode_workers: Sequence[WorkerSnapshot], prefill: Ints, decode: Ints
 ) -> Bools:
-    """Whether the two would compute for others on the same processor at the same time."""
+    """``[num_routes]``: whether the two workers share a processor and one of them is busy."""
     if not prefill_workers:
         return np.zeros(len(decode), dtype=bool)
     numbers: dict[str, int] = {}
 
     def processor(worker: WorkerSnapshot) -> int:
-        """Equal for workers that share it; negative for one that has its own."""
+        """A number shared by workers on the same processor; -1 for a worker with its own device."""
         return numbers.setdefault(worker.node, len(numbers)) if worker.device == "cpu" else -1
 
     places = np.array([processor(worker) for worker in prefill_workers])[prefill]

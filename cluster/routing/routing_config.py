@@ -1,4 +1,4 @@
-"""The section ``routing`` of the configuration: how the workers of a request are chosen."""
+"""The section ``routing`` of the configuration: the choice of workers for a request."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class RoutingConfig(Section):
     """Filters, weighted scorers and a picker. See ``docs/routing.md``."""
 
     scorers: dict[str, Weight] = Field(default_factory=lambda: dict(DEFAULT_WEIGHTS))
-    """Weights, laid over these; 0 leaves a scorer out."""
+    """Weights by scorer, merged into the defaults; 0 disables a scorer."""
     filters: list[str] = Field(default_factory=lambda: list(FILTERS))
     picker: str = "best_score"
     local_prefill: Literal["auto", "never", "always"] = "auto"
-    """Decode workers compute prompts themselves: where the scores say so, never, or always."""
+    """Whether decode workers compute prompts themselves: if the scores prefer it, never, or always."""
     scan_limit: PositiveInt = 1024
-    """Pairs of workers up to which every route is weighed."""
+    """Largest number of worker pairs for which every route is scored."""
     sample: PositiveInt = 12
-    """Beyond, so many workers of each pool are drawn for every request."""
+    """Number of workers of each pool to draw for a request beyond ``scan_limit``."""
 
     @field_validator("scorers", mode="before")
     @classmethod
@@ -59,7 +59,7 @@ class RoutingConfig(Section):
         if len(set(filters)) < len(filters):
             twice = next(name for name in FILTERS if filters.count(name) > 1)
             raise ValueError(f"the filter {twice} is there more than once; name it once")
-        # A filter that spares the last workers has to see only those that the ones before it have left.
+        # Always in the same order: a filter that keeps the last workers must see only those that earlier filters left.
         return [name for name in FILTERS if name in filters]
 
     @field_validator("picker")

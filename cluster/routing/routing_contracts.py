@@ -1,7 +1,8 @@
-"""The routing contracts. Policies see snapshots, never workers, and so run against simulations as well.
+"""The routing contracts. Policies see snapshots instead of workers, so they also run against simulations.
 
-A *route* is the way of one request: a prefill worker and a decode worker, chosen together, or a decode worker alone
-that computes the prompt itself (local prefill). Filters look at the workers of a pool, scorers and pickers at routes.
+A *route* is the set of workers for one request: a prefill worker and a decode worker, chosen together, or a decode
+worker alone that computes the prompt itself (local prefill). Filters take the workers of a pool, scorers and pickers
+take routes.
 """
 
 from __future__ import annotations
@@ -23,29 +24,29 @@ Ints = npt.NDArray[np.intp]
 Bools = npt.NDArray[np.bool_]
 
 LOCAL = -1
-"""In place of a prefill worker's index."""
+"""Index of the prefill worker in local routes."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSnapshot:
-    """A worker as the router knows it at one moment, in view of one request.
+    """The router's view of a worker at one moment, for one request.
 
     Attributes:
         accepting: healthy, and not about to leave.
-        in_flight: requests assigned to it that are not over.
+        in_flight: requests assigned to it that have not ended.
         assigned: requests ever assigned to it.
-        queue: prompts that it would compute before this request's.
-        batch: sequences that decode there or will.
-        context_tokens: of these sequences together, at present.
-        final_tokens: the same in the end, as far as answers have their usual lengths.
-        cached_tokens: of this request's prompt, as far as the worker's prefix cache holds it.
-        kv_tokens: size of its KV cache; 0 when that is not known.
-        max_num_seqs: sequences that one of its steps may have.
-        kv_bytes_per_token: that a hand-off from or to it moves.
+        queue: prompts that it would compute before this request's prompt.
+        batch: sequences that decode there or will do so.
+        context_tokens: present tokens of these sequences together.
+        final_tokens: expected tokens of these sequences together at their ends, for answers of the usual length.
+        cached_tokens: tokens of this request's prompt that the worker's prefix cache holds.
+        kv_tokens: size of its KV cache in tokens; 0 if unknown.
+        max_num_seqs: largest number of sequences in one step.
+        kv_bytes_per_token: KV bytes per token of a hand-off from or to it.
         device, node: workers of one node and the device ``cpu`` compute on the same processor.
-        backlog_tokens: uncached tokens of all prompts that it has still to compute, in whatever order.
-        tpot_target_s: the strictest target among the sequences that decode there.
-        last_assigned_s: when it last got a request, on the router's clock.
+        backlog_tokens: uncached tokens of all prompts that it still has to compute.
+        tpot_target_s: the strictest TPOT target of the sequences that decode there.
+        last_assigned_s: time of its last assigned request, on the router's clock.
     """
 
     worker_id: str
@@ -69,10 +70,10 @@ class WorkerSnapshot:
     last_assigned_s: float = -inf
 
     def has_capacity(self, num_tokens: float) -> bool:
-        """Whether its steps have a place for one more sequence, and its KV cache room for so many more tokens when all
-        sequences that are there have come to their ends as well.
+        """Whether its batch has a place for one more sequence, and its KV cache room for ``num_tokens`` beyond the
+        expected final tokens of all sequences on it.
 
-        With less room some would soon be preempted, and later requests would wait behind them.
+        With less room some sequences would soon be preempted, and later requests would wait behind them.
         """
         has_kv = not self.kv_tokens or max(self.context_tokens, self.final_tokens) + num_tokens <= self.kv_tokens
         return has_kv and self.batch < self.max_num_seqs
@@ -80,17 +81,17 @@ class WorkerSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class RoutingRequest:
-    """A request as policies see it.
+    """The policies' view of a request.
 
     Attributes:
-        num_prompt_tokens: tokens to compute before the next one; those that a lost worker had generated are among them.
+        num_prompt_tokens: tokens to compute before the next one, including those that earlier attempts generated.
         failed_on: workers on which an attempt of this request has failed.
-        slo: what the request was promised.
-        max_tokens: the most that it may generate.
-        output_tokens: that it is expected to generate.
-        elapsed_ms: since its receipt.
-        queue_priority: its place among others that wait.
-        is_resumed: the client has tokens already, so that a decode worker must go on alone.
+        slo: its SLO class.
+        max_tokens: limit of the tokens it may generate.
+        output_tokens: expected number of generated tokens.
+        elapsed_ms: time since its receipt.
+        queue_priority: its place among waiting requests.
+        is_resumed: the client has tokens already, so a decode worker must continue alone.
     """
 
     request_id: str
@@ -111,7 +112,8 @@ class RoutingRequest:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """
+    """The workers of a request.
+
     Attributes:
         prefill: ``None`` if the decode worker computes the prompt itself.
     """
@@ -122,17 +124,17 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class RouteDecision:
-    """The route chosen for a request, and what is expected of it.
+    """The route chosen for a request, and the predictions for it.
 
     Attributes:
-        cached_tokens: of the prompt, on the worker that computes it.
-        ttft_ms: predicted, from the receipt of the request.
+        cached_tokens: prompt tokens cached on the worker that computes the prompt.
+        ttft_ms: predicted TTFT, from the receipt of the request.
         tpot_ms: predicted mean time per output token.
-        idle_ttft_ms, idle_tpot_ms: what the best route would take if nothing else ran: no load can be blamed for it.
-        wait_ms: of ``ttft_ms``, behind prompts of others.
-        has_capacity: the decode worker could take it at once.
-        record: JSON-ready, for the timeline: the candidates with scores and predictions.
-        forecast: what the latency model needs to learn from the outcome.
+        idle_ttft_ms, idle_tpot_ms: predictions for the best route if nothing else ran.
+        wait_ms: the part of ``ttft_ms`` spent waiting for other prompts.
+        has_capacity: the decode worker has a place and KV blocks for it.
+        record: the candidates with scores and predictions for the timeline; JSON-ready.
+        forecast: the prediction from which the latency model learns when the outcome is known.
     """
 
     prefill_id: str | None
@@ -153,18 +155,18 @@ class RouteForecasts:
     """The predictions for each route: arrays ``[num_routes]``, milliseconds.
 
     Attributes:
-        ttft_ms: from the receipt of the request.
+        ttft_ms: TTFT from the receipt of the request.
         ttft_sd_ms, tpot_sd_ms: standard deviation of a single outcome.
-        wait_ms: of the TTFT, behind prompts of others.
+        wait_ms: the part of the TTFT spent waiting for other prompts.
         tpot_ms: mean time per output token of the request, hand-off included.
-        neighbour_tpot_ms: of the sequences that decode on the same worker, with the request among them; 0 without any.
-        disturbance_ms: by which computing the prompt there delays these sequences, summed over them.
-        transfer_ms: between first token and decoding.
-        exposed_ms: of that, what the transfer takes that computing the prompt does not hide.
-        idle_ttft_ms, idle_tpot_ms: if nothing else ran.
-        ttft_factor, tpot_factor: calibration, which is contained in the predictions.
+        neighbour_tpot_ms: TPOT of the sequences that decode on the same worker, with the request added; 0 if none do.
+        disturbance_ms: delay of these sequences by computing the prompt there, summed over them.
+        transfer_ms: time between first token and decoding.
+        exposed_ms: the part of the KV transfer that does not overlap with computing the prompt.
+        idle_ttft_ms, idle_tpot_ms: predictions if nothing else ran.
+        ttft_factor, tpot_factor: calibration factors, which the predictions include.
         contended: the two workers would compute on the same processor at the same time.
-        before_ms: of every TTFT, what is over already and the way there and back.
+        before_ms: the part of every TTFT for the elapsed time and the delivery to and from the worker.
     """
 
     ttft_ms: Floats
@@ -186,12 +188,11 @@ class RouteForecasts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """Routes of one request. Nobody changes the arrays.
+    """Routes of one request. The arrays must not be changed.
 
     Attributes:
-        prefill_workers, decode_workers: that passed the filters.
-        prefill: ``[num_routes]`` indices into ``prefill_workers``; :data:`LOCAL` where the decode worker computes the
-            prompt itself.
+        prefill_workers, decode_workers: the workers that passed the filters.
+        prefill: ``[num_routes]`` indices into ``prefill_workers``; :data:`LOCAL` for local prefill.
         decode: ``[num_routes]`` indices into ``decode_workers``.
     """
 
@@ -207,7 +208,7 @@ class Candidates:
 
     @property
     def is_local(self) -> Bools:
-        """``[num_routes]``"""
+        """``[num_routes]``: whether the route is local."""
         return np.asarray(self.prefill == LOCAL)
 
     def route(self, index: int) -> Route:
@@ -225,17 +226,17 @@ class Candidates:
         return np.array(values, dtype=np.float64)[self.decode]
 
     def by_computing(self, prefill: Sequence[float], decode: Sequence[float]) -> Floats:
-        """``[num_routes]``: of the worker that computes the prompt."""
+        """``[num_routes]``: the value of the worker that computes the prompt."""
         return np.where(self.is_local, self.by_decode(decode), self.by_prefill(prefill))
 
 
 Preference = Callable[[Candidates], Bools]
-"""``[num_routes]``: routes that go before all others, whatever their scores."""
+"""Returns ``[num_routes]``: whether a route takes precedence over all others, regardless of scores."""
 
 
 class Filter(Protocol):
     def filter(self, workers: Sequence[WorkerSnapshot], request: RoutingRequest) -> list[WorkerSnapshot]:
-        """Those of one pool that may serve the request, in the same order."""
+        """The workers of one pool that may serve the request, in the same order."""
         ...
 
 
@@ -247,20 +248,20 @@ class Scorer(Protocol):
 
 class Picker(Protocol):
     needs_scores: bool
-    """Without need, scorers are not run."""
+    """False skips the scorers."""
 
     def pick(self, candidates: Candidates, scores: Floats, among: Ints) -> int:
-        """Index of one of the routes.
+        """Picks the index of one of the routes.
 
         Args:
             scores: ``[num_routes]``, weighted sums.
-            among: indices of the routes to pick from, at least one, rising.
+            among: indices of the routes to pick from, at least one, in ascending order.
         """
         ...
 
 
 class RouteChooser(Protocol):
-    """Filters, scorers and a picker, put together."""
+    """Chooses a route with filters, scorers and a picker."""
 
     def choose(
         self,
@@ -269,9 +270,9 @@ class RouteChooser(Protocol):
         request: RoutingRequest,
         preferred: Preference | None = None,
     ) -> RouteDecision | None:
-        """The best route at present; None when no worker that is needed may take the request.
+        """The best route at present; ``None`` if a pool has no worker for the request.
 
         Args:
-            preferred: routes that go before all others; ``None`` if only scores count.
+            preferred: marks routes that take precedence over all others; ``None`` if only scores count.
         """
         ...

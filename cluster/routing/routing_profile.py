@@ -1,7 +1,7 @@
 """A routing profile: filters for each pool, then weighted scorers and a picker for the routes between them.
 
-All routes are weighed while they are few, else those of some workers of each pool. Every decision leaves a record in
-the request's timeline, which takes some ten microseconds.
+All routes are scored while they are few, otherwise those between a sample of each pool. Every decision leaves a record
+in the request's timeline.
 """
 
 from __future__ import annotations
@@ -41,19 +41,20 @@ class LocalPrefill(StrEnum):
     """Whether decode workers may compute prompts themselves."""
 
     AUTO = "auto"
-    """If the scores prefer it."""
+    """Decode workers compute a prompt if the scores prefer it."""
     NEVER = "never"
-    """Only to go on with a request whose worker was lost."""
+    """Decode workers compute prompts only to continue requests whose worker was lost."""
     ALWAYS = "always"
-    """Nothing is handed over."""
+    """Decode workers compute all prompts, and there are no hand-offs."""
 
 
 class Scan:
-    """
+    """Limits the number of routes to score.
+
     Args:
-        limit: pairs up to which every route is weighed.
-        sample: beyond, workers of each pool: drawn at random, but those that hold most of the prompt are always among
-            them.
+        limit: largest number of worker pairs for which every route is scored.
+        sample: workers of each pool beyond that limit. They are drawn at random, but always include the workers that
+            hold most of the prompt.
     """
 
     def __init__(self, limit: int, sample: int, rng: random.Random) -> None:
@@ -64,7 +65,7 @@ class Scan:
     def narrow(
         self, prefill: Sequence[WorkerSnapshot], decode: Sequence[WorkerSnapshot]
     ) -> tuple[Sequence[WorkerSnapshot], Sequence[WorkerSnapshot]]:
-        """The workers whose routes are weighed."""
+        """The workers whose routes are scored."""
         if len(prefill) * len(decode) <= self._limit:
             return prefill, decode
         return self._draw(prefill), self._draw(decode)
@@ -79,7 +80,7 @@ class Scan:
 
 
 def count_routes(num_prefill: int, num_decode: int, local: LocalPrefill) -> int:
-    """The number of routes."""
+    """The number of pairs and local routes."""
     num_pairs = 0 if local is LocalPrefill.ALWAYS else num_prefill * num_decode
     return num_pairs + (0 if local is LocalPrefill.NEVER else num_decode)
 
@@ -101,9 +102,9 @@ class RoutingProfile:
 
     Args:
         scorers: by name.
-        weights: of each of the scorers.
-        observe: is told how many seconds a scorer took.
-        timer: seconds, for that.
+        weights: weight of each scorer.
+        observe: called with the name and the seconds of each scorer.
+        timer: seconds, to time the scorers.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class RoutingProfile:
         request: RoutingRequest,
         preferred: Preference | None = None,
     ) -> RouteDecision | None:
-        """Chooses a route; see :meth:`RouteChooser.choose`."""
+        """Chooses a route; ``None`` if a pool has no worker for the request."""
         local = LocalPrefill.ALWAYS if request.is_resumed else self._local_prefill
         prefill = [] if local is LocalPrefill.ALWAYS else self._filter(prefill, request)
         decode = self._filter(decode, request)
@@ -172,7 +173,7 @@ class RoutingProfile:
 
 
 def _those(preferred: Preference | None, candidates: Candidates) -> Ints:
-    """Indices of the routes that are preferred, or of all if none is."""
+    """Indices of the preferred routes, or of all routes if none is preferred."""
     found = np.flatnonzero(preferred(candidates)) if preferred is not None else None
     return np.arange(len(candidates)) if found is None or not len(found) else found
 
@@ -211,11 +212,11 @@ def build_profile(
     observe: Callable[[str, float], None] | None = None,
     seed: int = 0,
 ) -> RoutingProfile:
-    """The profile that the configuration describes.
+    """Builds the configured profile.
 
     Args:
-        observe: see :class:`RoutingProfile`.
-        seed: of whatever is drawn at random.
+        observe: called with the name and the seconds of each scorer.
+        seed: seed of all random draws.
     """
     rng = random.Random(seed)
     weights = {name: weight for name, weight in config.scorers.items() if weight > 0}
@@ -233,7 +234,7 @@ def build_profile(
 
 _SHOWN = 5
 _ROOM = "room"
-"""Marks routes that go behind others whatever their scores. No scorer has this name."""
+"""Marks routes that had no room, in place of a scorer's name."""
 
 
 def routing_record(
@@ -245,13 +246,13 @@ def routing_record(
     num_routes: int,
     among: Ints,
 ) -> dict[str, Any]:
-    """JSON-ready: the best candidates, and the one that was chosen, with scores and predictions.
+    """The best candidates and the chosen one, with scores and predictions; JSON-ready.
 
     Args:
         scores: by scorer, each ``[num_candidates]``.
         totals: weighted sums of these.
-        num_routes: that there were, weighed or not.
-        among: indices of those that could be taken; the others had no room.
+        num_routes: number of routes, scored or not.
+        among: indices of the routes that could be taken; the others had no room.
     """
     count = len(candidates)
     best: Sequence[int] = range(count)
@@ -291,7 +292,7 @@ def _candidate(
         "transfer_ms": round(float(forecasts.transfer_ms[index]), 2),
     }
     if index != chosen and scores:
-        # What spoke most for the one that was chosen instead.
+        # The scorer that most favoured the chosen route.
         gaps = {name: weights[name] * float(values[chosen] - values[index]) for name, values in scores.items()}
         worst = max(gaps, key=lambda name: gaps[name])
         if gaps[worst] > 0:

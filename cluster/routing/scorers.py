@@ -9,16 +9,16 @@ import numpy as np
 from cluster.routing.routing_contracts import Candidates, Floats, Scorer, WorkerSnapshot
 
 _SLOPE = 1.702
-"""The logistic function of so many times x is within 0.01 of the normal distribution's (Camilli, 1994)."""
+"""The logistic function of 1.702·x is within 0.01 of the normal distribution function of x (Camilli, 1994)."""
 _FARTHEST = 30.0
 _SMALLEST_SD_MS = 1e-3
 
 
 class SLOHeadroom:
-    """The probability that targets are kept: the request's TTFT, and the TPOT of it and of those that it decodes with.
+    """The probability of meeting the request's TTFT target, and the TPOT targets of it and of its decode neighbours.
 
-    Outcomes are taken to be normal around the predictions. The request and its neighbours share the worker's steps, so
-    the less probable of their TPOTs counts, and not the product.
+    Outcomes are assumed to be normal around the predictions. The request and its neighbours share the worker's steps,
+    so the smaller of their TPOT probabilities counts instead of the product.
     """
 
     def score(self, candidates: Candidates) -> Floats:
@@ -35,15 +35,15 @@ class SLOHeadroom:
 
 
 def probability_below(limit_ms: Floats | float, mean_ms: Floats, sd_ms: Floats) -> Floats:
-    """The probability that a normal outcome is not above a limit, which may be infinite."""
+    """The probability that a normal outcome is at most ``limit_ms``, which may be infinite."""
     distance = (np.asarray(limit_ms) - mean_ms) / np.maximum(sd_ms, _SMALLEST_SD_MS)
     return np.asarray(1 / (1 + np.exp(-_SLOPE * np.clip(distance, -_FARTHEST, _FARTHEST))))
 
 
 class PredictedTTFT:
-    """Prefers an early first token: ``1 / (1 + TTFT / target)``, one half when the target is just met.
+    """Prefers an early first token: ``1 / (1 + TTFT / target)``, which is one half at the target.
 
-    Measured by the target, what is far too late or early anyway makes little difference.
+    Relative to the target, differences far above or below it matter little.
     """
 
     def score(self, candidates: Candidates) -> Floats:
@@ -54,8 +54,8 @@ class PredictedTTFT:
 class PredictedTPOT:
     """Prefers fast decoding: ``1 / (1 + TPOT / target)``.
 
-    The delay that a local prefill brings to sequences on its decode worker is charged to the request, as if it were its
-    own. A local prefill is worth it as long as it delays others by less than the hand-off would take.
+    The delay of other sequences by a local prefill is charged to the request as if it were its own. So a local prefill
+    wins as long as it delays others by less than the hand-off would take.
     """
 
     def score(self, candidates: Candidates) -> Floats:
@@ -65,10 +65,10 @@ class PredictedTPOT:
 
 
 class PrefixAffinity:
-    """Prefers workers that hold the prompt's beginning: the share of the prompt that need not be computed.
+    """Prefers workers that hold the prompt's beginning: the cached share of the prompt.
 
-    Predictions contain what that saves this request. What it saves those behind it, and that pieces of one conversation
-    stay together, is what this adds.
+    Predictions include the time saved for this request. This scorer adds the time saved for later requests, and keeps a
+    conversation on one worker.
     """
 
     def score(self, candidates: Candidates) -> Floats:
@@ -94,9 +94,9 @@ class QueueDepth:
 
 
 class KVUse:
-    """Prefers decode workers with room: the share of the KV cache that is free with the request in it.
+    """Prefers decode workers with room: the free share of the KV cache once the request is added.
 
-    Where the cache's size is not known, the free share of ``max_num_seqs`` stands for it.
+    If the cache's size is unknown, the free share of ``max_num_seqs`` is used.
     """
 
     def score(self, candidates: Candidates) -> Floats:
@@ -134,4 +134,4 @@ SCORERS: Mapping[str, Callable[[], Scorer]] = {
     "kv_use": KVUse,
     "least_loaded": LeastLoaded,
 }
-"""By their names in the configuration. Add a new scorer here, and its weight to ``DEFAULT_WEIGHTS``."""
+"""Scorers by their names in the configuration. A new one also needs a weight in ``DEFAULT_WEIGHTS``."""

@@ -1,4 +1,4 @@
-"""Attainment and goodput of SLO classes over sliding windows, in memory that does not grow with traffic or time."""
+"""Attainment and goodput of SLO classes over sliding windows, in constant memory."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 WINDOWS: Mapping[str, float] = {"1m": 60.0, "5m": 300.0, "1h": 3600.0}
-"""Name → length in seconds."""
+"""Window names and lengths in seconds."""
 
 _NUM_BUCKETS = 60
-# A rate over less than that would say more about the moment than about the service.
+# A rate over a shorter span would be noise.
 _MIN_SPAN_S = 1.0
 
 
@@ -19,8 +19,8 @@ class WindowFigures:
     """The requests of a window.
 
     Attributes:
-        num_met: of ``num_requests``, those that kept both targets of their class.
-        span_s: what the window covers, which is less than its length while it is new.
+        num_met: the requests among ``num_requests`` that met both targets of their class.
+        span_s: time that the window covers, which is less than its length at first.
     """
 
     num_requests: int
@@ -29,23 +29,23 @@ class WindowFigures:
 
     @property
     def attainment(self) -> float | None:
-        """Share of requests that kept their targets; None without requests."""
+        """Share of requests that met their targets; ``None`` without requests."""
         return self.num_met / self.num_requests if self.num_requests else None
 
     @property
     def goodput(self) -> float:
-        """Requests per second that kept their targets."""
+        """Requests per second that met their targets."""
         return self.num_met / self.span_s
 
 
 class SlidingWindow:
     """Counts requests of the last ``window_s`` seconds in a ring of buckets.
 
-    It forgets a bucket at a time, so it covers the window less at most one bucket (a sixtieth by default). Reading
-    changes nothing, and may happen in another thread than counting.
+    It drops a bucket at a time, so it covers the window less at most one bucket (a sixtieth by default). Reading has no
+    side effects and may happen in another thread than counting.
 
     Args:
-        clock: seconds that never go back.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class SlidingWindow:
         self._num_buckets = num_buckets
         self._bucket_s = window_s / num_buckets
         self._began_s = clock()
-        # Which stretch of time a bucket counts: its number since the clock's zero.
+        # The index since the clock's zero of the interval that each bucket counts.
         self._numbers = [-1] * num_buckets
         self._requests = [0] * num_buckets
         self._met = [0] * num_buckets
@@ -65,7 +65,7 @@ class SlidingWindow:
         number = int(self._clock() // self._bucket_s)
         index = number % self._num_buckets
         if self._numbers[index] != number:
-            # Emptied before it is renamed: a reader sees an old bucket, which it skips, or an empty new one.
+            # Cleared before its number changes, so a concurrent reader skips it as old or finds it empty.
             self._requests[index] = self._met[index] = 0
             self._numbers[index] = number
         self._requests[index] += 1
@@ -76,7 +76,7 @@ class SlidingWindow:
         oldest = int(now_s // self._bucket_s) - self._num_buckets + 1
         kept = [index for index, number in enumerate(self._numbers) if number >= oldest]
         span_s = now_s - max(self._began_s, oldest * self._bucket_s)
-        # In the opposite order of `add`, which may go on in another thread: never more met than there were.
+        # In the opposite order of a concurrent `add`, so that num_met never exceeds num_requests.
         num_met = sum(self._met[index] for index in kept)
         return WindowFigures(
             sum(self._requests[index] for index in kept),
@@ -89,8 +89,8 @@ class AttainmentTracker:
     """The windows of every class.
 
     Args:
-        names: of the classes.
-        clock: seconds that never go back.
+        names: names of the classes.
+        clock: monotonic seconds.
     """
 
     def __init__(self, names: Iterable[str], clock: Callable[[], float] = time.monotonic) -> None:
@@ -99,12 +99,12 @@ class AttainmentTracker:
         }
 
     def add(self, name: str, *, met: bool) -> None:
-        """Counts a request of the class ``name`` that ends now. KeyError for a class that is not there."""
+        """Counts a request of the class ``name`` that ends now. Raises :class:`KeyError` for an unknown class."""
         for window in self._windows[name].values():
             window.add(met=met)
 
     def read(self) -> dict[str, dict[str, WindowFigures]]:
-        """Class → window → figures."""
+        """The figures by class and window."""
         return {
             name: {window: counts.read() for window, counts in windows.items()}
             for name, windows in self._windows.items()

@@ -1,4 +1,4 @@
-"""Prometheus series that workers and pools report. The series of a worker vanish with it."""
+"""Prometheus series that workers and pools report. The series of a worker end with it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class PoolFigures:
     Attributes:
         states: number of workers by state.
         scale_events: changes of the target, by direction.
-        failures: workers that ended without being asked to, by what they were doing.
-        role_changes: workers taken over from the other pool, by who asked for it.
+        failures: workers that ended unexpectedly, by phase (starting or serving).
+        role_changes: workers taken over from the other pool, by origin of the request.
     """
 
     target: int
@@ -38,11 +38,11 @@ class PoolFigures:
 
 @dataclass(frozen=True, slots=True)
 class ClusterFigures:
-    """One round of questions.
+    """The answers of workers and controller to one poll.
 
     Attributes:
-        workers: by (pool, worker id); None for a worker that did not answer.
-        pools: by name; empty when the controller did not answer.
+        workers: statistics by (pool, worker id); ``None`` for a worker that did not answer.
+        pools: figures by pool; empty if the controller did not answer.
     """
 
     workers: Mapping[tuple[str, str], worker_pb2.WorkerStats | None] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class ClusterFigures:
 
 @dataclass(frozen=True, slots=True)
 class _Series:
-    """A figure of a worker: the metric's name, the field of its statistics, and what it is."""
+    """A series of a worker: the metric's name, the field of its statistics, and the help text."""
 
     name: str
     field: str
@@ -109,11 +109,11 @@ _METHOD_SERIES = (
 
 
 class ClusterCollector(Collector):
-    """Shows the newest :class:`ClusterFigures`. Workers that are gone have no series any more."""
+    """Exports the newest :class:`ClusterFigures`. Only present workers have series."""
 
     def __init__(self) -> None:
         self.figures = ClusterFigures()
-        """Replaced as a whole, so that a rendering in another thread never sees half of it."""
+        """Replaced as a whole, so that rendering in another thread is consistent."""
 
     def describe(self) -> Iterable[Metric]:
         """Empty, so that registering does not collect."""
@@ -141,7 +141,7 @@ class ClusterCollector(Collector):
 
 
 def _by_method(stats: worker_pb2.WorkerStats, field_name: str) -> dict[str, float]:
-    """A worker's word is no bound: what no configuration names is counted together."""
+    """Values by method. Unknown methods are counted together, to bound the number of series."""
     values: dict[str, float] = {}
     for entry in stats.methods:
         method = entry.method if entry.method in _METHODS else _OTHER_METHOD

@@ -1,7 +1,7 @@
 """Prometheus metrics of the whole cluster, served by the router. Names begin with ``baton_``; units are base units.
 
-Every value that a label can take is known beforehand or is the id of a present worker, never what a client sent. Series
-whose labels are known begin at zero, so that the first increase shows as one.
+Every label value is known beforehand or is the id of a present worker, never text from a client. Series with known
+labels begin at zero, so that their first increase is visible.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ UNKNOWN_ENDPOINT = "other"
 
 
 class HttpMetrics:
-    """HTTP requests as the gateway saw them; sequences are the router's."""
+    """Metrics of HTTP requests. :class:`RouterMetrics` counts sequences."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
@@ -57,11 +57,11 @@ class HttpMetrics:
                 self._rejections.labels(code)
 
     def observe(self, endpoint: str, status: int, error_code: str | None) -> None:
-        """Books a request that is over.
+        """Counts a finished request.
 
         Args:
-            endpoint: the route's own path, or ``UNKNOWN_ENDPOINT``; never the path as it was sent.
-            error_code: of the error that is the response's body, if one is.
+            endpoint: the route's path template, or ``UNKNOWN_ENDPOINT``; never the path from the client.
+            error_code: code of the error in the response's body; ``None`` means no error.
         """
         self._requests.labels(endpoint, str(status)).inc()
         if error_code is not None and error_code != RequestCancelledError.code and endpoint in GENERATION_ENDPOINTS:
@@ -75,25 +75,25 @@ class HttpMetrics:
 CHOSEN = "chosen"
 RECOVERY = "recovery"
 LOCAL_PREFILL_REASONS = (CHOSEN, RECOVERY)
-"""The model preferred it; a worker was lost, and another goes on alone."""
+"""Routing preferred local prefill, or a worker was lost and a decode worker continues alone."""
 
 
 class RouterMetrics(RequestObserver):
-    """All metrics, in a registry of their own. Follows requests for those about requests.
+    """All metrics, in a registry of their own. As an observer, it counts requests.
 
     Args:
-        slo_classes: those of the configuration.
-        clock: of timelines and sliding windows; seconds that never go back.
+        slo_classes: the SLO classes of the configuration.
+        clock: monotonic seconds, for timelines and sliding windows.
 
     Attributes:
-        http: of the gateway.
-        cluster: what workers and pools said when they were last asked.
-        slo: by class.
-        prediction_errors: of the latency model.
-        prefixes: of what the router knows of prefix caches.
-        routing: of how workers are chosen.
-        admission: of admission control.
-        autoscaler: of what the pools should be like.
+        http: metrics of the gateway.
+        cluster: the last polled figures of workers and pools.
+        slo: metrics by SLO class.
+        prediction_errors: errors of the latency model.
+        prefixes: metrics of the prefix index.
+        routing: metrics of routing decisions.
+        admission: metrics of admission control.
+        autoscaler: metrics of the autoscaler.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class RouterMetrics(RequestObserver):
             self.local_prefills.labels(RECOVERY if record.token_ids else CHOSEN).inc()
 
     def tokens(self, record: RequestRecord, num_tokens: int) -> None:
-        """Time to the first token, and the gaps between deliveries after it."""
+        """Observes the time to the first token, and the gaps between later deliveries."""
         arrived_s, before_s = record.last_tokens_s, record.previous_tokens_s
         if arrived_s is None:
             return
@@ -204,7 +204,7 @@ class RouterMetrics(RequestObserver):
         self.retries.labels(error.code).inc()
 
     def ended(self, record: RequestRecord) -> None:
-        """Only requests that finished count towards the durations."""
+        """Counts the end of a sequence. Only finished sequences count towards the durations."""
         timeline, outcome, num_output_tokens = record.timeline, str(record.outcome), len(record.token_ids)
         if record.was_accepted:
             self.in_flight.dec()
@@ -238,7 +238,7 @@ class RouterMetrics(RequestObserver):
             self.transfer_seconds.observe(result.seconds)
 
     def render(self) -> bytes:
-        """Prometheus' text format. Takes milliseconds with many workers, and may run in any thread."""
+        """Renders Prometheus' text format, which takes milliseconds with many workers. Thread-safe."""
         return generate_latest(_WithoutCreated(self.registry))
 
     def _counter(self, name: str, text: str) -> Counter:
@@ -255,7 +255,7 @@ class RouterMetrics(RequestObserver):
 
 
 class _WithoutCreated(Collector):
-    """Leaves out the moments at which series began: they would double the counters, and Prometheus needs none."""
+    """Omits the ``_created`` samples, which double the counters and which Prometheus does not need."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -267,10 +267,10 @@ class _WithoutCreated(Collector):
 
 
 class MetricsPage:
-    """Scrapes that come at once share one page, so that many of them cost workers and router no more than one.
+    """Renders the metrics page. Concurrent scrapes share one page, which bounds the load on workers and router.
 
     Args:
-        ask_cluster: asks workers and controller for their figures.
+        ask_cluster: polls workers and controller for their figures.
     """
 
     def __init__(self, metrics: RouterMetrics, ask_cluster: Callable[[], Awaitable[ClusterFigures]]) -> None:
@@ -279,12 +279,12 @@ class MetricsPage:
         self._task: asyncio.Task[bytes] | None = None
 
     async def get(self) -> bytes:
-        """Prometheus' text format."""
+        """The page in Prometheus' text format."""
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._make())
-        return await asyncio.shield(self._task)  # others may wait for it when this scrape is given up
+        return await asyncio.shield(self._task)  # other scrapes may wait for it if this one is cancelled
 
     async def _make(self) -> bytes:
         self._metrics.cluster.figures = await self._ask_cluster()
-        # A thread: with many workers the text takes milliseconds, in which no token would go out.
+        # In a thread, because it takes milliseconds with many workers and would delay tokens.
         return await asyncio.to_thread(self._metrics.render)

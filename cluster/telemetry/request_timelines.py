@@ -1,4 +1,4 @@
-"""Writes what the router knows about each request into its timeline, and keeps the timelines."""
+"""Completes the timeline of each request with the router's record, and stores the timelines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cluster.requests.request_record import RequestRecord
 
 
 class RequestTimelines(RequestObserver):
-    """Comes first among observers, since others read the timeline of a request that is over.
+    """Completes and stores timelines. It must be the first observer, since others read finished timelines.
 
     Args:
         store: keeps the timelines of requests that were accepted.
@@ -55,7 +55,7 @@ class RequestTimelines(RequestObserver):
 
 
 def _add_outcome(record: RequestRecord) -> None:
-    """Adds to the routing record of the timeline what came of the decision; JSON-ready."""
+    """Adds the outcome of the decision to the routing record of the timeline; JSON-ready."""
     timeline = record.timeline
     if not timeline.routing:
         return

@@ -1,4 +1,4 @@
-"""Metrics by SLO class: latencies, what became of requests, attainment and goodput."""
+"""Metrics by SLO class: latencies, results of requests, attainment and goodput."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _LABEL = "slo_class"
 
 
 class SloMetrics(RequestObserver):
-    """Judges requests that are over, and holds everything with the label ``slo_class``.
+    """Judges finished requests, and holds the metrics with the label ``slo_class``.
 
-    The label's values are the classes of the configuration and no others.
+    The label's values are the classes of the configuration.
 
     Args:
-        clock: of the sliding windows; seconds that never go back.
+        clock: monotonic seconds, for the sliding windows.
     """
 
     def __init__(
@@ -94,13 +94,13 @@ class SloMetrics(RequestObserver):
         self.observe(slo, verdict)
 
     def observe(self, slo: SloClass, verdict: SloVerdict) -> None:
-        """Counts a request that is over."""
+        """Counts a finished request."""
         self._requests.labels(slo.name, str(verdict.result)).inc()
         if verdict.is_met is not None:
             self._attainment.add(slo.name, met=verdict.is_met)
 
     def status(self) -> dict[str, Any]:
-        """For ``GET /admin/status``: class → targets, and figures by window. JSON-ready."""
+        """Targets, and figures by window, of each class for ``GET /admin/status``; JSON-ready."""
         figures = self._attainment.read()
         return {
             slo.name: {
@@ -123,7 +123,7 @@ def _window_status(figures: WindowFigures) -> Mapping[str, float | None]:
 
 
 class _AttainmentCollector(Collector):
-    """Reads the windows when Prometheus asks. Without requests, attainment is NaN: neither good nor bad."""
+    """Reads the windows at each scrape. Without requests, attainment is NaN."""
 
     def __init__(self, attainment: AttainmentTracker) -> None:
         self._attainment = attainment

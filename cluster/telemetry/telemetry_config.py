@@ -13,9 +13,9 @@ class TelemetryConfig(Section):
     """Traces of finished requests for an OpenTelemetry collector."""
 
     otlp_endpoint: NonEmptyString | None = None
-    """Base URL of a collector that takes OTLP over HTTP; null: no traces."""
+    """Base URL of a collector that takes OTLP over HTTP; null disables traces."""
     otlp_timeout_s: PositiveSeconds = 10.0
-    """For one batch of spans; what the collector does not take is dropped."""
+    """Time limit for one batch of spans; spans that the collector does not accept are dropped."""
     service_name: NonEmptyString = "baton"
 
     @field_validator("otlp_endpoint")

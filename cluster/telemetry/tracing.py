@@ -1,8 +1,8 @@
 """Finished requests as OpenTelemetry traces, sent to an OTLP endpoint in the background.
 
-One span per HTTP request, below it the stages of ``critical_path`` and the hand-off of its KV; with several
-sequences, a span for each of them in between. Attributes follow OpenTelemetry's conventions for generative AI. Prompts
-and answers never leave the cluster this way.
+There is one span per HTTP request, with the stages of ``critical_path`` and the KV hand-off below it. Several sequences
+each have a span in between. Attributes follow OpenTelemetry's conventions for generative AI. Traces contain no prompts
+and no answers.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ logger = logging.getLogger(__name__)
 
 _EXPORT_LOGGERS = ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.sdk._shared_internal")
 _QUIET_S = 300.0
-"""Between two words of one of them about a collector that cannot be reached."""
+"""Shortest time between two log lines of an exporter about an unreachable collector."""
 _SETTLE_S = 1.0
-"""The last word of a hand-off may come behind the answer that did not need it."""
+"""Delay of an export, since a hand-off may be reported after the answer."""
 _SHUTDOWN_S = 2.0
 _TRACES_PATH = "/v1/traces"
 _STREAMED = "gen_ai.request.stream"
 
 
 class RequestTracer(Protocol):
-    """Receives finished requests. Never raises and never waits."""
+    """Receives finished requests. Submitting never raises and never waits."""
 
     def submit(self, request: FinishedRequest) -> None: ...
 
     async def stop(self) -> None:
-        """Sends what is left, as far as that goes quickly."""
+        """Sends the remaining spans, within a short time limit."""
         ...
 
 
 class NoTracer:
-    """For clusters without a trace collector."""
+    """Discards requests, for clusters without a trace collector."""
 
     def submit(self, request: FinishedRequest) -> None:
         return
@@ -59,7 +59,7 @@ class NoTracer:
 
 
 def create_tracer(config: TelemetryConfig) -> RequestTracer:
-    """Raises :class:`ConfigError` when an endpoint is configured and OpenTelemetry is not installed."""
+    """Creates the configured tracer. Raises :class:`ConfigError` if it needs OpenTelemetry and that is missing."""
     if config.otlp_endpoint is None:
         return NoTracer()
     try:
@@ -89,7 +89,7 @@ def _create_provider(config: TelemetryConfig, endpoint: str) -> TracerProvider:
 
 
 class SeldomFilter(logging.Filter):
-    """Lets a record through when the last one is ``pause_s`` ago: the exporter says of every batch that it failed."""
+    """Passes at most one log record per ``pause_s``, since the exporter logs the failure of every batch."""
 
     def __init__(self, pause_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -106,8 +106,8 @@ class SeldomFilter(logging.Filter):
 
 
 class OtlpTracer:
-    """Implements :class:`RequestTracer`. Spans go through a bounded queue to a thread of their own; what a collector
-    that is slow or gone does not take is dropped."""
+    """Implements :class:`RequestTracer`. Spans go through a bounded queue to a thread of their own. Spans that a slow
+    or unreachable collector does not accept are dropped."""
 
     def __init__(self, provider: TracerProvider) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -118,7 +118,7 @@ class OtlpTracer:
         self._settling: dict[asyncio.TimerHandle, FinishedRequest] = {}
 
     def submit(self, request: FinishedRequest) -> None:
-        """Call it inside the event loop."""
+        """Exports a request a moment later. Must be called in the event loop."""
 
         def export() -> None:
             del self._settling[handle]
@@ -132,7 +132,7 @@ class OtlpTracer:
             handle.cancel()
             self._export(request)
         self._settling.clear()
-        # The provider's own shutdown waits much longer for a collector that does not answer.
+        # The provider's own shutdown waits much longer for an unreachable collector.
         flushing = asyncio.create_task(asyncio.to_thread(self._provider.force_flush, int(_SHUTDOWN_S * 1e3)))
         await asyncio.wait({flushing}, timeout=_SHUTDOWN_S)
 
@@ -143,7 +143,7 @@ class OtlpTracer:
             logger.exception("the trace of request %s could not be built", request.request_id)
 
     def _write(self, request: FinishedRequest, unix_shift_s: float) -> None:
-        """``unix_shift_s``: from the monotonic clock to Unix time."""
+        """Writes the spans of a request. ``unix_shift_s`` converts the monotonic clock to Unix time."""
         from opentelemetry.trace import SpanKind, set_span_in_context
 
         timelines = [sequence.timeline for sequence in request.sequences]
@@ -170,7 +170,7 @@ class OtlpTracer:
         segments = critical_path(timeline)
         ends = {segment.stage: segment.end_s for segment in segments}
         for stage in stage_times(segments):
-            # Decode steps and the waits between them are hundreds: one span for each kind, and how much of it was busy.
+            # There are hundreds of decode steps and waits, so each stage gets one span and its busy time.
             attributes = {"baton.stage.busy_ms": stage.seconds * 1e3, "baton.stage.count": stage.num_segments}
             self._span(str(stage.stage), parent, stage.start_s, ends[stage.stage], shift_s, attributes)
         started_s = timeline.events.get(Event.TRANSFER_STARTED)
@@ -191,7 +191,7 @@ class OtlpTracer:
 
 
 def request_attributes(request: FinishedRequest) -> dict[str, Any]:
-    """Attributes from the conventions for generative AI, and baton's own."""
+    """Attributes from OpenTelemetry's conventions for generative AI, and baton's own."""
     first = request.sequences[0]
     timelines = [sequence.timeline for sequence in request.sequences]
     values: dict[str, Any] = {
@@ -239,7 +239,7 @@ def _sampling_attributes(sequence: GenerationRequest) -> dict[str, Any]:
 
 
 def _prompt_tokens(sequences: tuple[GenerationRequest, ...]) -> int:
-    """Each prompt once, whatever the number of its choices, which stand side by side."""
+    """Prompt tokens of all sequences. A prompt counts once, since its choices are adjacent and share it."""
     total, before = 0, None
     for sequence in sequences:
         if sequence.prompt_token_ids is not before:

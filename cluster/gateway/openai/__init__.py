@@ -1,1 +1,1 @@
-"""OpenAI's HTTP API: what requests may say, what they mean for the engine, and what responses look like."""
+"""OpenAI's HTTP API: schemas of requests, their meaning for the engine, and the format of responses."""

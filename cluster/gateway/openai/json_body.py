@@ -1,4 +1,4 @@
-"""Strict JSON: bytes from the network to one JSON object, or a 400 that says what is wrong with them."""
+"""Strict JSON: parses a request body into one JSON object, or raises a 400 that names the problem."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_content_headers(content_type: str | None, content_encoding: str | None
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """The JSON object that ``body`` holds.
+    """The JSON object in ``body``.
 
     Raises:
         InvalidRequestError: not UTF-8, not JSON (NaN, Infinity and lone surrogates are not JSON), nested too deeply,
@@ -41,7 +41,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     """
     try:
         value = orjson.loads(body)
-        # orjson keeps the last of two equal keys; which one the client meant is unknown.
+        # orjson silently keeps the last of two equal keys.
         json.loads(body, object_pairs_hook=_refuse_duplicates)
     except orjson.JSONDecodeError as error:
         raise InvalidRequestError(f"The request body is not valid JSON: {error}.") from error
@@ -62,7 +62,7 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
 
 
 def json_type(value: object) -> str:
-    """JSON's name of the type of ``value``, with an article, for messages."""
+    """JSON's name of the type of ``value`` with an article, for error messages."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -79,7 +79,7 @@ def json_type(value: object) -> str:
 
 
 def shown(value: object, max_chars: int = 60) -> str:
-    """``value`` for an error message: scalars as they are, cut; containers as their type, since they may be huge."""
+    """``value`` for an error message: scalars are shown, long strings cut; containers only appear as their type."""
     if value is None or isinstance(value, (bool, int, float)):
         text = json.dumps(value) if not isinstance(value, int) or abs(value) < 10**40 else "a huge integer"
         return text

@@ -22,7 +22,7 @@ _EMPTY_ONLY = ("refusal", "audio", "function_call", "tool_calls", "annotations")
 
 
 def split_prompts(prompt: Any) -> list[str | list[int]]:
-    """The single prompts of ``prompt``, each a string or token ids.
+    """Splits ``prompt`` into single prompts, each a string or token ids.
 
     Raises:
         InvalidRequestError: it is none of the four forms that OpenAI allows, or empty.
@@ -54,15 +54,15 @@ def split_prompts(prompt: Any) -> list[str | list[int]]:
 
 
 def _is_token_ids(value: Any) -> bool:
-    # type() and not isinstance(): true is no token id.
+    # type() and not isinstance(), since a bool is an int.
     return isinstance(value, list) and bool(value) and set(map(type, value)) == {int}
 
 
 def check_messages(messages: Sequence[Any]) -> list[dict[str, str]]:
-    """The conversation as chat templates want it: plain strings, and ``developer`` called ``system``.
+    """The conversation in the form that chat templates expect: plain strings, with ``developer`` renamed ``system``.
 
     Raises:
-        InvalidRequestError: no messages, or one that is malformed; the message says which.
+        InvalidRequestError: there are no messages, or one is malformed; the error text names it.
         UnsupportedParameterError: roles or content parts that need tools, images or sound.
     """
     if not messages:
@@ -141,7 +141,7 @@ def build_sampling_params(
     params = SamplingParams(
         max_tokens=max_tokens,
         temperature=request.temperature,
-        # A limit that no vocabulary reaches is none; it may also be too large for the wire.
+        # A limit above the vocabulary's size has no effect and may be too large for the wire format.
         top_k=0 if request.top_k >= card.vocab_size else request.top_k,
         top_p=request.top_p,
         min_p=request.min_p,
@@ -166,9 +166,9 @@ def resolve_max_tokens(
     card: ModelCard,
     params: tuple[str, str],
 ) -> int:
-    """How many tokens may be generated: as ``requested``, else ``default``, else whatever the context has room for.
+    """The number of tokens that may be generated: ``requested``, else ``default``, else the room left in the context.
 
-    ``params`` are the request's names of the prompt and of the bound, for messages.
+    ``params`` are the request's names of the prompt and of the bound, for error messages.
 
     Raises:
         InvalidRequestError: the bound is not positive, or the prompt has no tokens.
@@ -199,10 +199,10 @@ def resolve_max_tokens(
 
 
 def resolve_seed(seed: int | None) -> int:
-    """The engine's seed: random when none was given, else the given one modulo 2^63.
+    """The engine's seed: random if ``seed`` is ``None``, else ``seed`` modulo 2^63.
 
     Raises:
-        InvalidRequestError: the seed does not fit into 64 bits with a sign.
+        InvalidRequestError: the seed does not fit into a signed 64-bit integer.
     """
     if seed is None:
         return secrets.randbelow(SEED_LIMIT)
@@ -212,7 +212,7 @@ def resolve_seed(seed: int | None) -> int:
 
 
 def choice_seed(seed: int, choice: int) -> int:
-    """The seed of one of ``n`` choices: choice 0 has the request's own, the others have one derived from it."""
+    """The seed of one of ``n`` choices: choice 0 uses the request's seed, the others one derived from it."""
     if choice == 0:
         return seed
     digest = hashlib.blake2b(f"{seed}:{choice}".encode(), digest_size=8).digest()

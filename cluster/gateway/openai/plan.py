@@ -1,4 +1,4 @@
-"""A checked request together with the model: token ids, sampling parameters and output options of every sequence."""
+"""Plans: a request checked against the model, with token ids, sampling parameters and output options."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class GatewayLimits:
     max_stop_strings: highest number of ``stop`` entries.
     max_stop_chars: longest ``stop`` entry, in characters.
     inline_text_chars: longer texts are tokenized in a thread, off the event loop.
-    request_timeout_s: a client that has not read its stream by then is cut off.
+    request_timeout_s: a client that has not read its stream by then is disconnected.
     """
 
     max_body_bytes: int = 8 * MEBIBYTE
@@ -59,14 +59,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class PromptPlan:
-    """One prompt and how to go on from it. ``params.seed`` is the seed of choice 0."""
+    """One prompt and its sampling parameters. ``params.seed`` is the seed of choice 0."""
 
     token_ids: tuple[int, ...]
     params: SamplingParams
     echo_text: str = ""
     """Text that the response repeats before the output."""
     is_continued: bool = True
-    """The output continues the prompt's last word, as opposed to starting a new turn."""
+    """True if the output continues the prompt's last word, False if it starts a new turn."""
 
     def params_of_choice(self, choice: int) -> SamplingParams:
         return dataclasses.replace(self.params, seed=choice_seed(self.params.seed, choice))
@@ -74,7 +74,7 @@ class PromptPlan:
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """Everything that one HTTP request asks for. Its sequences are ``len(prompts) * num_choices``."""
+    """The checked content of one HTTP request, which has ``len(prompts) * num_choices`` sequences."""
 
     prompts: tuple[PromptPlan, ...]
     num_choices: int
@@ -99,7 +99,7 @@ class Planner:
         self._limits = limits
 
     async def plan_completion(self, request: CompletionRequest, card: ModelCard) -> GenerationPlan:
-        """Raises :class:`~baton.core.errors.BatonError` for whatever the model or the limits do not allow."""
+        """Raises :class:`~baton.core.errors.BatonError` if the model or the limits do not allow the request."""
         check_model(request.model, card)
         _check_completion_options(request)
         prompts = split_prompts(request.prompt)
@@ -109,13 +109,13 @@ class Planner:
                 self._check_text_length(len(prompt), card, "prompt")
             else:
                 check_token_ids(prompt, card.vocab_size, "prompt")
-        # Many short prompts are as much work as a long one.
+        # Many short prompts take as long as a long one.
         size = sum(len(prompt) for prompt in prompts if request.echo or isinstance(prompt, str))
         encoded = await self._off_loop(size, self._encode, prompts, request)
         return self._plan(request, [_plan_prompt(*found, request, card) for found in encoded], card)
 
     def _encode(self, prompts: Sequence[str | list[int]], request: CompletionRequest) -> list[tuple[list[int], str]]:
-        """(token ids, text to echo) of each prompt."""
+        """Returns (token ids, text to echo) of each prompt."""
         encoded = []
         for prompt in prompts:
             if isinstance(prompt, str):
@@ -126,7 +126,7 @@ class Planner:
         return encoded
 
     async def plan_chat(self, request: ChatCompletionRequest, card: ModelCard) -> GenerationPlan:
-        """Raises :class:`~baton.core.errors.BatonError` for whatever the model or the limits do not allow."""
+        """Raises :class:`~baton.core.errors.BatonError` if the model or the limits do not allow the request."""
         check_model(request.model, card)
         self._check_shared(request, num_prompts=1)
         max_tokens_param, requested = _agreed_max_tokens(request)
@@ -168,7 +168,7 @@ class Planner:
         )
 
     def _check_shared(self, request: BaseRequest, num_prompts: int) -> None:
-        """The checks of both endpoints that come before tokenizing."""
+        """Runs the checks of both endpoints that come before tokenization."""
         self._check_counts(request.n, num_prompts)
         self._check_stop(request.stop_strings)
         options = request.stream_options
@@ -207,7 +207,7 @@ class Planner:
             )
 
     def _check_text_length(self, num_chars: int, card: ModelCard, param: str) -> None:
-        """Refuses at once what cannot fit whatever the tokens are, before time is spent on tokenizing it.
+        """Refuses text that is too long for the context before it is tokenized.
 
         The factor 4 leaves room for normalizers that shorten the text.
         """
@@ -219,7 +219,7 @@ class Planner:
             )
 
     async def _off_loop(self, size: int, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Calls ``function``, in a thread when there is much text: tokenizing it would hold up every other stream."""
+        """Calls ``function``, in a thread if the text is long, since tokenizing it would delay all other streams."""
         if size > self._limits.inline_text_chars:
             return await asyncio.to_thread(function, *args, **kwargs)
         return function(*args, **kwargs)
@@ -242,7 +242,7 @@ def check_model(name: str, card: ModelCard) -> None:
 
 
 def _speculation_method(request: BaseRequest, card: ModelCard) -> str | None:
-    """Raises :class:`InvalidRequestError` for a method whose draft the cluster does not have."""
+    """Raises :class:`InvalidRequestError` if the method needs a draft that the cluster does not have."""
     method = request.speculation.method if request.speculation else None
     if method in DRAFT_METHODS and method not in card.draft_methods:
         loaded = ", ".join(sorted(card.draft_methods))

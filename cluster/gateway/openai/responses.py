@@ -16,7 +16,7 @@ from cluster.requests.generation import ModelCard
 Json = dict[str, Any]
 
 MIN_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON cannot say; OpenAI uses the same number."""
+"""Stands for minus infinity, which JSON cannot express. OpenAI uses the same number."""
 
 
 @dataclass(slots=True)
@@ -24,9 +24,9 @@ class Usage:
     """Token counts of one HTTP request so far.
 
     Attributes:
-        prompt_tokens: each prompt once, however many choices it has.
+        prompt_tokens: each prompt counts once, regardless of its choices.
         cached_tokens: prompt tokens that came from the prefix cache.
-        drafted_tokens: tokens that speculation guessed; ``accepted_tokens`` of them were right.
+        drafted_tokens: tokens proposed by speculation; ``accepted_tokens`` of them were accepted.
     """
 
     prompt_tokens: int
@@ -50,7 +50,7 @@ class Usage:
 
 @dataclass(slots=True)
 class ChoiceOutput:
-    """Everything that one sequence produced, for a response that is not streamed."""
+    """The whole output of one sequence, for a response that is not streamed."""
 
     index: int
     texts: list[str] = field(default_factory=list)
@@ -73,11 +73,11 @@ class ResponseFormat(Protocol):
     """The format of one endpoint's responses."""
 
     def choice_chunk(self, index: int, delta: OutputDelta, *, is_first: bool) -> Json:
-        """A stream event with news of choice ``index``."""
+        """A stream event with new output of choice ``index``."""
         ...
 
     def usage_chunk(self, usage: Usage) -> Json:
-        """The last stream event, without choices."""
+        """The last stream event, which has usage and no choices."""
         ...
 
     def whole(self, choices: Sequence[ChoiceOutput], usage: Usage) -> Json:
@@ -167,14 +167,14 @@ class CompletionFormat(_Format):
         }
 
     def _top(self, entry: TokenEntry) -> dict[str, float]:
-        """The likeliest tokens and the chosen one. Of tokens with equal text the likeliest counts."""
+        """The most likely tokens and the chosen one. If tokens have equal text, the most likely one counts."""
         top: dict[str, float] = {}
         for token_id, logprob in (*entry.logprobs.top, (entry.token_id, entry.logprobs.logprob)):
             top.setdefault(self._token_key(token_id), _finite(logprob))
         return top
 
     def _token_key(self, token_id: int) -> str:
-        """The token's text; OpenAI writes bytes that are no whole character as ``bytes:\\xe2\\x82``."""
+        """The token's text, or ``bytes:\\xe2\\x82`` as OpenAI writes incomplete UTF-8."""
         raw = self._tokenizer.token_bytes(token_id)
         try:
             return raw.decode("utf-8")
@@ -183,7 +183,7 @@ class CompletionFormat(_Format):
 
 
 class ChatFormat(_Format):
-    """``/v1/chat/completions``. ``service_tier`` is the one that serves the request, where the client asked for one."""
+    """``/v1/chat/completions``. ``service_tier`` is the tier that serves the request, or ``None``."""
 
     object_whole = "chat.completion"
     object_chunk = "chat.completion.chunk"
@@ -235,7 +235,7 @@ class ChatFormat(_Format):
 
 
 def _finite(logprob: float) -> float:
-    # The comparison is false for NaN, which JSON cannot say either.
+    # The comparison is false for NaN, which JSON cannot express either.
     return logprob if logprob > MIN_LOGPROB else MIN_LOGPROB
 
 
@@ -251,7 +251,7 @@ def model_body(card: ModelCard) -> Json:
 
 
 def error_body(error: BatonError) -> Json:
-    """OpenAI's error shape. What there is too little of has fields of its own."""
+    """OpenAI's error shape. Overload errors add ``reason`` and ``predicted_wait_ms``."""
     body: Json = {"message": error.message, "type": error.error_type, "param": error.param, "code": error.code}
     if isinstance(error, OverloadedError):
         if error.reason:

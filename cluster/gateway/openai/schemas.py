@@ -1,8 +1,8 @@
-"""Request schemas: which parameters each endpoint has, with strict types, and what happens to all others.
+"""Request schemas: the parameters of each endpoint with strict types, and the handling of all others.
 
-A parameter is *honoured* (a field of a request schema), *accepted* (it changes nothing here, so any value of the right
-type will do), or *refused by name* unless its value asks for nothing. Any other parameter is unknown: 400. What values
-mean together with the model is decided in :mod:`cluster.gateway.openai.plan`.
+A parameter is *honoured* (a field of a request schema), *accepted* (it has no effect, so any value of the right type is
+allowed), or *refused by name* unless its value is neutral. Any other parameter is unknown and gets a 400.
+:mod:`cluster.gateway.openai.plan` checks values against the model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Rule:
     """The allowed values of a parameter that the engine never sees.
 
     Attributes:
-        allows: True for a value that asks for nothing special. Null is always allowed and never gets here.
+        allows: True for an allowed value. Null is always allowed and not passed.
         expected: the allowed values, in words.
     """
 
@@ -51,7 +51,7 @@ ACCEPTED: Mapping[str, Rule] = {
     "safety_identifier": _ANY_STRING,
     "user": _ANY_STRING,
 }
-"""Documented parameters without any effect on tokens."""
+"""Documented parameters that do not affect tokens."""
 
 REFUSED_UNLESS: Mapping[str, Rule] = {
     "audio": _NOTHING,
@@ -74,21 +74,21 @@ REFUSED_UNLESS: Mapping[str, Rule] = {
     "verbosity": Rule(_one_of("medium"), '"medium"; say in the prompt how long the answer should be'),
     "web_search_options": _NOTHING,
 }
-"""Documented parameters that ask for what is not supported, unless the value is neutral."""
+"""Documented parameters of unsupported features; only neutral values are allowed."""
 
 # Ignored parameters of each endpoint; together with the schema's fields they are all that OpenAI documents.
 CHAT_IGNORED = frozenset(ACCEPTED) | (frozenset(REFUSED_UNLESS) - {"suffix"})
-# OpenAI documents only `user` and `suffix` here; the rest is sent by clients that share one set of parameters.
+# OpenAI documents only `user` and `suffix` here. Clients that share one set of parameters send the rest.
 COMPLETION_IGNORED = frozenset({"user", "suffix", "metadata", "store", "prompt_cache_key", "safety_identifier"})
 
 MISNOMERS = {
     "slo_class": "an SLO class is chosen by 'service_tier', by the header X-Baton-SLO-Class or by the API key.",
 }
-"""Names that look like others than those that are meant."""
+"""Hints for unknown names whose closest match would mislead."""
 
 
 def check_known(names: Iterable[str], known: Iterable[str], what: str = "parameter") -> None:
-    """Raises :class:`InvalidRequestError` on the first of ``names`` that is not ``known``, with the nearest that is."""
+    """Raises :class:`InvalidRequestError` for the first of ``names`` that is not ``known``, with the closest match."""
     known = sorted(known)
     for name in names:
         if name in known:
@@ -101,7 +101,7 @@ def check_known(names: Iterable[str], known: Iterable[str], what: str = "paramet
 
 
 def check_ignored(values: Mapping[str, Any]) -> None:
-    """Checks the parameters that the engine never sees. Those that are not in the tables are left alone.
+    """Checks the parameters that are not passed to the engine. Other parameters are not checked.
 
     Raises:
         UnsupportedParameterError: a value asks for something that is not supported.
@@ -127,7 +127,7 @@ class StreamOptions(BaseModel):
 
 
 class SpeculationOptions(BaseModel):
-    """baton's extension: how to draft for this request."""
+    """baton's extension: the speculation method of this request."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -135,7 +135,7 @@ class SpeculationOptions(BaseModel):
 
 
 class BaseRequest(BaseModel):
-    """The parameters of both endpoints. Null means absent, as with OpenAI."""
+    """The parameters that both endpoints share. Null means absent, as with OpenAI."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     ignored: ClassVar[frozenset[str]]
@@ -155,7 +155,7 @@ class BaseRequest(BaseModel):
     service_tier: str | None = None
     """Names the SLO class; see :meth:`baton.core.slo.SloClasses.choose`."""
 
-    # Extensions that other servers made common.
+    # Extensions that are common among servers.
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
@@ -215,10 +215,10 @@ _EXPECTED_TYPES = {
 
 
 def parse_request(schema: type[RequestT], body: Mapping[str, Any]) -> RequestT:
-    """The request that ``body`` describes.
+    """Parses ``body`` into a request.
 
     Raises:
-        InvalidRequestError: an unknown, missing or mistyped parameter, or one whose value is not supported.
+        InvalidRequestError: a parameter is unknown, missing or mistyped, or its value is not supported.
     """
     check_known(body, schema.model_fields.keys() | schema.ignored)
     given = {name: value for name, value in body.items() if value is not None}
@@ -235,7 +235,7 @@ def parse_request(schema: type[RequestT], body: Mapping[str, Any]) -> RequestT:
 
 
 def _explain(error: ValidationError) -> InvalidRequestError:
-    """The first complaint in words; pydantic's own text would speak of its classes."""
+    """Describes the first validation error without pydantic's class names."""
     details = error.errors(include_url=False, include_context=False)
     first = details[0]
     name = str(first["loc"][0])
@@ -259,5 +259,5 @@ def _explain(error: ValidationError) -> InvalidRequestError:
 
 
 def _is_huge_integer(value: object) -> bool:
-    """Whether ``value`` is what orjson makes of an integer beyond 64 bits: a float."""
+    """Whether ``value`` is a float that orjson made of an integer beyond 64 bits."""
     return isinstance(value, float) and abs(value) >= 2.0**63
