@@ -1,1 +1,1 @@
-"""The control plane and everything distributed: router, pools, KV hand-off, command line."""
+"""The control plane: router, pools, simulation and command line."""

@@ -1,4 +1,4 @@
-"""The actors that Ray starts. Importing this module costs neither torch nor the web framework."""
+"""The actors that Ray starts. Importing this module loads neither torch nor the web framework."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from baton.process.without_torch import do_without_torch
 
 
 class RouterActor:
-    """Passes everything on to a :class:`cluster.router_process.RouterHost`, in a process that never loads torch."""
+    """Delegates to a :class:`cluster.router_process.RouterHost`, in a process that never loads torch."""
 
     def __init__(self, config: dict[str, Any], port: int, controller: Any) -> None:
         do_without_torch()
@@ -38,7 +38,7 @@ class RouterActor:
 
 
 class WorkerActor:
-    """Passes everything on to a :class:`cluster.worker.worker_host.WorkerHost`, which takes seconds to import."""
+    """Delegates to a :class:`cluster.worker.worker_host.WorkerHost`, which takes seconds to import."""
 
     def __init__(
         self, worker_id: str, pool: str, role_path: str, config: dict[str, Any], bind_host: str | None

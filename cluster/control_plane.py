@@ -1,4 +1,4 @@
-"""The assembly of everything that decides, for a live router and for one in virtual time.
+"""Assembles the decision-making parts of a router, for live clusters and for simulations in virtual time.
 
     router ── admission ── dispatcher ── routing ── predictions ◀── samples of workers
       │                        └─────── prefix index ◀───────────── events of their caches
@@ -38,16 +38,17 @@ from cluster.telemetry.request_timelines import RequestTimelines
 
 
 class ControlPlane:
-    """
+    """The router's decision-making parts, connected to each other.
+
     Args:
         registry: the workers, on the same clock.
         pools: sets the sizes of the pools.
         store: keeps latency fits across restarts; ``None`` disables that.
-        clock: monotonic seconds; a simulation brings its own.
-        offload: see :class:`AutoscalerLoop`.
+        clock: monotonic seconds; a simulation passes virtual time.
+        offload: as in :class:`AutoscalerLoop`.
 
     Attributes:
-        samples, prefixes: follow workers. Call their ``add`` and ``remove`` when workers come and go.
+        samples, prefixes: follow workers. Their ``add`` and ``remove`` must be called when workers come and go.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class ControlPlane:
         )
 
     def create_router(self, model: ModelCard, timelines: TimelineStore) -> Router:
-        """The router of the whole plane. Call this once."""
+        """Creates the router. Must be called once."""
         observers = request_observers(
             self.metrics, timelines, self.predictions, self.admission, self._traffic, self._clock
         )
@@ -108,7 +109,7 @@ def request_observers(
     clock: Callable[[], float] = time.monotonic,
     more: Sequence[RequestObserver] = (),
 ) -> RequestObservers:
-    """Everything that follows requests, in the order in which events are reported; ``more`` comes last."""
+    """All observers of requests, in the order in which events are reported; ``more`` comes last."""
     recorder = RequestTimelines(timelines, clock)
     return RequestObservers([recorder, predictions, traffic, admission, metrics, metrics.slo, *more])
 
@@ -126,7 +127,7 @@ def create_admission(
     Args:
         dispatcher: chooses among the workers of ``registry``.
         model: predicts the latency of these workers.
-        clock: monotonic seconds; a simulation brings its own.
+        clock: monotonic seconds; a simulation passes virtual time.
     """
 
     def prefill_chunk_tokens() -> dict[str, int]:

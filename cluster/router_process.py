@@ -40,16 +40,16 @@ logger = logging.getLogger(__name__)
 
 _STATS_TIMEOUT_S = 2.0
 _SHUTDOWN_GRACE_S = 3
-"""So long requests may go on when the router stops; those that still run then end with an error."""
+"""Time limit of running requests when the router stops; later they end with an error."""
 _GOODBYE_S = 2
-"""For these errors to reach their clients."""
+"""Time for these errors to reach their clients."""
 
 
 class RouterHost:
     """Hosts gateway and router; implements :class:`cluster.gateway.gateway.AdminBackend` for them.
 
     Args:
-        port: to listen on; 0 takes any.
+        port: port to listen on; 0 means any free one.
         controller: handle of the controller actor, which owns the pools.
     """
 
@@ -99,7 +99,7 @@ class RouterHost:
         return f"http://{_url_host(self._config.router.host)}:{port}", port
 
     async def add_worker(self, info: dict[str, Any]) -> None:
-        """A worker is ready. The first one tells what the model is like, and opens the endpoint."""
+        """Adds a ready worker. The first one describes the model and opens the endpoint."""
         worker = self._registry.add(WorkerInfo.from_dict(info))
         self._plane.prefixes.add(worker)
         await worker.sync_clock()
@@ -108,7 +108,7 @@ class RouterHost:
             self._serve(worker.info)
 
     async def drain_worker(self, worker_id: str, timeout_s: float) -> None:
-        """Returns when no request uses the worker any more, or after ``timeout_s``."""
+        """Drains a worker. Returns when no request uses it, or after ``timeout_s``."""
         worker = self._registry.drain(worker_id)
         if worker is None:
             return
@@ -125,7 +125,7 @@ class RouterHost:
         self._plane.samples.remove(worker_id)
 
     async def wait(self) -> None:
-        """Returns after :meth:`stop`. Raises what ended the HTTP server, if it ends before."""
+        """Returns after :meth:`stop`. Raises the HTTP server's error if the server ends before."""
         await self._stopped.wait()
         if self._serving is not None and self._serving.done() and not self._is_stopping:
             self._serving.result()
@@ -144,7 +144,7 @@ class RouterHost:
             self._server.should_exit = True
             _, running = await asyncio.wait({self._serving}, timeout=_SHUTDOWN_GRACE_S)
             if running:
-                # Their calls fail, no other attempt is let in, and that is what the clients hear.
+                # Their calls fail and no further attempt is admitted, so the clients get an error.
                 await asyncio.gather(*(worker.client.close() for worker in self._registry.workers))
                 await asyncio.wait({self._serving}, timeout=_GOODBYE_S + 1)
         await self._tracer.stop()
@@ -250,7 +250,7 @@ class RouterHost:
         return ClusterFigures(workers, pools, num_router_restarts)
 
     async def _ask_controller(self) -> tuple[dict[str, PoolFigures], int] | None:
-        """None when it does not answer; requests are served without it."""
+        """The controller's figures; ``None`` if it does not answer, since requests do not depend on it."""
         try:
             async with asyncio.timeout(_STATS_TIMEOUT_S):
                 figures: tuple[dict[str, PoolFigures], int] = await self._controller.figures.remote()
@@ -260,7 +260,7 @@ class RouterHost:
             return None
 
     async def _ask_workers(self) -> dict[tuple[str, str], worker_pb2.WorkerStats | None]:
-        """What every worker says; None for one that does not answer."""
+        """The statistics of every worker; ``None`` for a worker that does not answer."""
         workers = self._registry.workers
         results = await asyncio.gather(
             *(worker.client.stats(_STATS_TIMEOUT_S) for worker in workers), return_exceptions=True
@@ -274,7 +274,7 @@ class RouterHost:
 
 
 def _load_tokenizer(path: str) -> Tokenizer:
-    """With what it would else look up, for a tenth of a second, while the first request waits."""
+    """Loads the tokenizer and a cached property, which would delay the first request by a tenth of a second."""
     tokenizer = Tokenizer.load(path)
     _ = tokenizer.max_token_chars
     return tokenizer

@@ -1,1 +1,1 @@
-"""Capacity of the pools, and when to change it. Pure arithmetic, so that simulations use it too."""
+"""Capacity of the pools, and rules for changing it. Pure arithmetic, shared with simulations."""

@@ -1,6 +1,6 @@
-"""What would serve the traffic seen better with the same workers: another ratio, other prompts local, no drafts.
+"""Advice on a better use of the same workers for the observed traffic: pool ratio, local prompts and drafts.
 
-Options are compared by their capacity: the highest rate of this mix at which both targets are still kept.
+Options are compared by their capacity: the highest rate of this mix at which both targets are met.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from cluster.autoscaling.prefill_capacity import prefill_forecast
 ENOUGH_REQUESTS = 50
 LOCAL_SHARES = (0.0, 0.1, 0.25, 0.5, 0.75)
 _BETTER = 1.05
-"""Less of a gain is within what a model can tell."""
+"""Smallest gain that exceeds the accuracy of the model."""
 _HALVINGS = 12
 _MOST_FACTOR = 1024.0
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Workers put to use in one way.
+    """One way to use the workers.
 
     Attributes:
-        prefill: 0: aggregated, every worker does both.
-        capacity: requests per second that keep the promises; 0: not even few do.
+        prefill: number of prefill workers; 0 means aggregated, with every worker doing both.
+        capacity: requests per second that meet the targets; 0 means that not even a low rate does.
     """
 
     prefill: int
@@ -40,7 +40,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class DraftFigures:
-    """Speculation at one batch size: tokens of a sequence per step, and the time of a token with drafts and without."""
+    """Speculation at one batch size: tokens of a sequence per step, and TPOT with and without drafts."""
 
     batch: int
     tokens_per_round: float
@@ -49,17 +49,20 @@ class DraftFigures:
 
     @property
     def gain(self) -> float:
-        """Above 1: drafts pay."""
+        """Speed-up by drafts; above 1 if they pay."""
         return self.plain_tpot_ms / self.tpot_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """
+    """The result of :func:`advise`.
+
     Attributes:
-        rate: requests per second that were seen.
-        missing: what is not known yet; nothing else is filled in then.
-        best: of all pairs of pools with as many workers.
+        rate: observed requests per second.
+        missing: the data that is missing; if it is not empty, the later attributes are unset.
+        now: the present use of the workers.
+        best: the best pair of pools with as many workers.
+        aggregated: all workers doing both.
     """
 
     rate: float
@@ -76,10 +79,10 @@ class Advice:
 
 
 def advise(demand: Demand, costs: Mapping[str, PoolCosts], sizes: Mapping[str, int]) -> Advice:
-    """Compares the present use of the workers with others.
+    """Compares the present use of the workers with other options.
 
     Args:
-        demand: with the share of prompts that is local now.
+        demand: the demand, with the present share of local prompts.
         sizes: workers by pool.
     """
     missing = _missing(demand, costs)
@@ -94,7 +97,7 @@ def advise(demand: Demand, costs: Mapping[str, PoolCosts], sizes: Mapping[str, i
     )
     options = _splits(demand, costs, total)
     most = max(option.capacity for option in [now, *options])
-    # Of those that carry about as much, the one whose decode steps have the fewest prompts among them.
+    # Among options of similar capacity, the one with the fewest prompts in decode steps.
     good = [option for option in options if option.capacity * _BETTER >= most]
     best = min(good, key=lambda option: (option.local_share, -option.capacity), default=now)
     if best.capacity < _BETTER * now.capacity:
@@ -129,7 +132,7 @@ def _splits(demand: Demand, costs: Mapping[str, PoolCosts], total: int) -> list[
     options = []
     for share in dict.fromkeys((demand.local_share, *LOCAL_SHARES)):
         asked = demand.with_local_share(share)
-        # More prefill workers help prefill and take from decode: the best is where the two curves cross.
+        # More prefill workers raise prefill capacity and lower decode capacity: the best ratio is at the crossing.
         low, high = 1, max(1, total - 1)
         while low < high:
             middle = (low + high) // 2
@@ -143,7 +146,7 @@ def _splits(demand: Demand, costs: Mapping[str, PoolCosts], total: int) -> list[
 
 
 def _aggregated(demand: Demand, costs: Mapping[str, PoolCosts], total: int) -> Option:
-    """Every worker computes its own prompts between the steps of those that decode there."""
+    """The option in which every worker computes the prompts of the sequences that decode on it."""
     factor = _decode_factor(demand.with_local_share(1.0), costs, total)
     return Option(0, total, 1.0, demand.rate * factor)
 
@@ -162,7 +165,7 @@ def _decode_factor(demand: Demand, costs: Mapping[str, PoolCosts], workers: int)
 
 
 def _largest_factor(keeps: Callable[[float], bool]) -> float:
-    """By how much the rate may grow; 0: not even a thousandth of it is served in time."""
+    """The factor by which the rate may grow; 0 if not even a thousandth of the rate meets the targets."""
     low, high = 1.0 / _MOST_FACTOR, _MOST_FACTOR
     if not keeps(low):
         return 0.0
@@ -173,12 +176,12 @@ def _largest_factor(keeps: Callable[[float], bool]) -> float:
 
 
 def _mean(demand: Demand, of: Callable[[ClassDemand], float]) -> float:
-    """Over all requests."""
+    """Mean of a value over all requests."""
     return sum(part.rate * of(part) for part in demand.present) / demand.rate
 
 
 def _drafts(demand: Demand, costs: Mapping[str, PoolCosts], sizes: Mapping[str, int]) -> tuple[DraftFigures, ...]:
-    """At the present batch, and at the largest one that keeps the targets."""
+    """Figures at the present batch size, and at the largest one that meets the targets."""
     own = costs[DECODE]
     forecast = decode_forecast(demand, own, sizes[DECODE])
     context = _mean(demand, lambda part: part.prompt_tokens)

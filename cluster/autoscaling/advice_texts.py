@@ -6,11 +6,11 @@ from cluster.autoscaling.advice import Advice, DraftFigures, Option
 
 _MUCH_BETTER = 1.05
 _DRAFTS_SEEN = 1.02
-"""Tokens per round, from which on there are drafts."""
+"""Tokens per round above which there are drafts to judge."""
 
 
 def advice_texts(advice: Advice) -> list[str]:
-    """What to change, and what to leave."""
+    """Sentences on what to change and what to keep."""
     if advice.missing or advice.now is None or advice.best is None or advice.aggregated is None:
         return [f"No advice: {advice.missing or 'nothing is known'}"]
     return [

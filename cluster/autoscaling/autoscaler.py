@@ -1,4 +1,4 @@
-"""How many workers each pool shall have: a pure function of what is seen, what is allowed and what was before.
+"""The target size of each pool: a pure function of observation, limits and previous state.
 
     demand, costs ── local share ── requirement ── pool rules ── role change ── plan ── sentences
 
@@ -24,18 +24,19 @@ from cluster.autoscaling.wording import explain_pool, explain_role_change
 
 @dataclass(frozen=True, slots=True)
 class AutoscalerState:
-    """What :func:`plan` must be given back the next time."""
+    """State to pass to the next call of :func:`plan`."""
 
     pools: Mapping[str, PoolState] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """
+    """The plan for one pool.
+
     Attributes:
-        before, target: what the pool was asked to have, and what it shall have now.
-        wanted: what the load asks for, whether or not it can be had and is allowed.
-        predicted: with ``before`` workers.
+        before, target: previous and new target size.
+        wanted: size that the load needs, regardless of limits and free nodes.
+        predicted: forecast with ``before`` workers.
         texts: the reason in sentences, with the numbers.
     """
 
@@ -67,11 +68,12 @@ class PoolPlan:
 
 @dataclass(frozen=True, slots=True)
 class ScalingPlan:
-    """
+    """The plan for both pools.
+
     Attributes:
-        pools: by name, both; targets with the role change in them.
-        role_change: of one worker, if the plan has one.
-        state: for the next plan.
+        pools: both pools by name. The targets include the role change.
+        role_change: the role change of a worker, or ``None``.
+        state: state for the next plan.
     """
 
     pools: Mapping[str, PoolPlan]
@@ -80,7 +82,7 @@ class ScalingPlan:
 
     @property
     def changes(self) -> bool:
-        """Whether there is something to do."""
+        """Whether a target changes."""
         return any(pool.target != pool.before for pool in self.pools.values())
 
     def to_dict(self) -> dict[str, Any]:
@@ -92,7 +94,7 @@ class ScalingPlan:
 
 
 def plan(observation: Observation, limits: ScalingLimits, state: AutoscalerState) -> ScalingPlan:
-    """The next step of both pools."""
+    """Plans the next sizes of both pools."""
     observation = replace(observation, demand=with_best_share(observation, limits))
     needs = {name: requirement_of(name, observation, limits) for name in POOLS}
     sizings = {
@@ -125,7 +127,7 @@ def _pool_plan(
     if role_change is not None and name == role_change.source:
         target, reason = counts.target - 1, Reason.ROLE_CHANGE
     elif role_change is not None:
-        # One that could not be placed is not asked for again: the other pool's worker is in its place.
+        # The other pool's worker replaces one that could not be placed.
         target = max(target, counts.target + 1) if reason is not Reason.UNPLACED else target + 1
         reason = Reason.ROLE_CHANGE
     if role_change is not None:

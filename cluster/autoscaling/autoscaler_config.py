@@ -1,4 +1,4 @@
-"""The section ``autoscaler`` of the configuration: whether pools change their sizes by themselves, and how far."""
+"""The section ``autoscaler`` of the configuration: automatic pool sizes and their limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cluster.autoscaling.scaling_limits import PoolLimits, ScalingLimits
 
 
 class PoolLimitsConfig(Section):
-    """How small and how large a pool may become, in workers."""
+    """The smallest and the largest size of a pool, in workers."""
 
     min: PositiveInt = 1
     max: PositiveInt = 8
@@ -24,21 +24,21 @@ class PoolLimitsConfig(Section):
 
 
 class AutoscalerConfig(Section):
-    """See ``docs/autoscaling.md``. ``baton plan`` tells what it would do even while it is off."""
+    """The autoscaler; see ``docs/autoscaling.md``. ``baton plan`` shows its next step even while it is off."""
 
     enabled: bool = False
     prefill: PoolLimitsConfig = PoolLimitsConfig()
     decode: PoolLimitsConfig = PoolLimitsConfig()
     interval: Duration = 5.0
-    """Between two plans."""
+    """Time between two plans."""
     calm: Duration = 30.0
-    """How long a pool must have had a worker too many before the first one goes."""
+    """How long a pool must have a surplus worker before the first one is removed."""
     headroom: Annotated[float, Field(ge=0, le=4)] = 0.06
-    """Growth of the load that a pool must bear after a worker was taken away, as a share of it."""
+    """Growth of the load that a pool must handle after a worker is removed, as a share of the load."""
     role_change: bool = True
-    """A worker may change to the other pool where that is quicker than a new one, or no node has room for one."""
+    """Lets a worker change to the other pool if that is faster than starting one, or no node has room for one."""
     place_timeout: Duration = 60.0
-    """How long Ray may look for a place before the wish for another worker is given up, for a while."""
+    """How long Ray may look for a place for a new worker before the autoscaler backs off."""
 
     def to_limits(self) -> ScalingLimits:
         pools = {

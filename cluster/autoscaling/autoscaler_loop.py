@@ -1,4 +1,4 @@
-"""Plans again and again, from what the router sees, and tells the owner of the pools."""
+"""Plans the pool sizes periodically from the router's observations, and applies them."""
 
 from __future__ import annotations
 
@@ -32,27 +32,28 @@ class PoolControl(Protocol):
     """The owner of the pools."""
 
     async def pool_counts(self) -> tuple[Mapping[str, PoolCounts], str]:
-        """(the pools by name, what keeps workers from changing their role; empty: nothing)."""
+        """Returns (counts by pool, obstacle to role changes; empty if there is none)."""
         ...
 
     async def autoscale(self, targets: dict[str, int], role_change: tuple[str, str] | None) -> None:
-        """Sets the sizes; ``role_change`` is (from, to) of a worker, and part of the targets."""
+        """Sets the sizes. ``role_change`` is (source, destination) of a worker; the targets include it."""
         ...
 
 
 class Offload(Protocol):
-    """Runs work of many milliseconds, which touches nothing that others change, where tokens do not wait for it."""
+    """Runs work of many milliseconds outside the event loop. The work must not touch shared mutable state."""
 
     async def __call__(self, work: Callable[[], T], /) -> T: ...
 
 
 class AutoscalerLoop:
-    """
+    """Observes, plans and applies plans periodically.
+
     Args:
-        num_waiting: requests that wait in the router for room on workers.
-        is_enabled: False: it looks and plans, and changes nothing.
+        num_waiting: returns the number of requests that wait in the router for room on workers.
+        is_enabled: False makes plans without applying them.
         clock: monotonic seconds; sleeps follow the event loop.
-        offload: gets plans and advice; a simulation, in which no time passes meanwhile, makes them in place.
+        offload: runs plans and advice. A simulation runs them in place, where no time passes.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class AutoscalerLoop:
         self._state = AutoscalerState()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Samples the load and plans until cancelled."""
         due_s = self._clock() + self._limits.interval_s
         while True:
             await asyncio.sleep(min(_SAMPLE_S, self._limits.interval_s))
@@ -92,20 +93,20 @@ class AutoscalerLoop:
             if self._clock() < due_s:
                 continue
             due_s += self._limits.interval_s
-            if due_s <= self._clock():  # it was held up, and makes up for nothing
+            if due_s <= self._clock():  # it was delayed; missed plans are skipped
                 due_s = self._clock() + self._limits.interval_s
             try:
                 await self.step()
-            except Exception:  # pools keep their sizes; requests go on
+            except Exception:  # pools keep their sizes, and requests go on
                 logger.exception("a plan failed; the next one begins anew")
 
     async def step(self) -> ScalingPlan:
-        """One plan, carried out if the autoscaler is on."""
+        """Makes one plan, and applies it if the autoscaler is enabled."""
         decided = await self._plan(await self.observe())
         self._metrics.observe(decided)
         if self._is_enabled and decided.changes:
             await self._apply(decided)
-        self._state = decided.state  # not before: it remembers changes, which may have failed
+        self._state = decided.state  # only now, since applying the changes may fail
         return decided
 
     async def _apply(self, decided: ScalingPlan) -> None:
@@ -118,7 +119,7 @@ class AutoscalerLoop:
         self._metrics.applied(decided)
 
     async def look(self) -> dict[str, Any]:
-        """What the next step would be, for ``GET /admin/plan``; JSON-ready. Changes nothing."""
+        """The plan of the next step for ``GET /admin/plan``, without applying it; JSON-ready."""
         observation = await self.observe()
         decided = await self._plan(observation)
         return {
@@ -130,7 +131,7 @@ class AutoscalerLoop:
         }
 
     async def advise(self) -> dict[str, Any]:
-        """What would serve the traffic seen better, for ``GET /admin/advise``; JSON-ready."""
+        """Advice on a better use of the workers for ``GET /admin/advise``; JSON-ready."""
         observation = await self.observe()
         costs = {name: seen.costs for name, seen in observation.pools.items() if seen.costs is not None}
         sizes = {name: max(1, seen.counts.target) for name, seen in observation.pools.items()}
@@ -139,7 +140,7 @@ class AutoscalerLoop:
         return {**advice.to_dict(), "texts": advice_texts(advice), "traffic": traffic}
 
     async def observe(self) -> Observation:
-        """Everything that a plan is made from, as it is now. Nothing changes it any more."""
+        """An immutable snapshot of all inputs of a plan."""
         counts, obstacle = await self._control.pool_counts()
         costs, seen = self._costs(), self._traffic.seen()
         pools = {name: PoolObservation(counts[name], costs.get(name), *self._traffic.load(name)) for name in POOLS}
@@ -147,7 +148,7 @@ class AutoscalerLoop:
         return Observation(now_s, await self._offload(seen.demand), pools, waiting, obstacle)
 
     def sample(self) -> None:
-        """Notes the work at hand. Sequences whose prompts are not computed yet do not decode."""
+        """Samples the load of both pools. Sequences whose prompts are not computed yet do not count as decoding."""
         prompts, sequences = dict.fromkeys(POOLS, 0), 0
         for worker in self._registry.workers:
             worker_id = worker.info.worker_id
@@ -161,7 +162,7 @@ class AutoscalerLoop:
         return await self._offload(lambda: plan(observation, limits, state))
 
     def _costs(self) -> dict[str, ModelCosts]:
-        """By pool, as they are now."""
+        """A snapshot of the costs by pool."""
         costs = costs_of(self._model, self._infos(PREFILL), self._infos(DECODE))
         names = [own.info.worker_id for own in costs.values()]
         return {pool: replace(own, model=self._model.snapshot(names, own.link)) for pool, own in costs.items()}

@@ -1,4 +1,4 @@
-"""What the autoscaler thinks and does, as Prometheus series."""
+"""Prometheus series of the autoscaler's plans and actions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _DIRECTIONS = ("up", "down")
 
 
 class AutoscalerMetrics:
-    """Gauges follow every plan, also while the autoscaler is off, and are NaN before the first; counters count what was
-    done."""
+    """Metrics of the autoscaler. Gauges follow every plan, even while it is off, and are NaN before the first one.
+    Counters count applied changes."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, text: str) -> Gauge:
@@ -41,14 +41,14 @@ class AutoscalerMetrics:
                     self._decisions.labels(pool, direction, str(reason))
 
     def observe(self, plan: ScalingPlan) -> None:
-        """Shows what a plan is based on."""
+        """Sets the gauges to the figures of a plan."""
         for name, pool in plan.pools.items():
             self._wanted.labels(name).set(pool.wanted)
             self._utilisation.labels(name).set(pool.predicted.utilisation)
             self._attainment.labels(name).set(pool.predicted.lowest_attainment)
 
     def applied(self, plan: ScalingPlan) -> None:
-        """Counts a plan that was carried out."""
+        """Counts an applied plan."""
         for name, pool in plan.pools.items():
             if pool.direction in _DIRECTIONS:
                 self._decisions.labels(name, pool.direction, str(pool.reason)).inc()

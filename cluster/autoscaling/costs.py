@@ -1,4 +1,4 @@
-"""What work costs on a worker of a pool, as the latency model knows it."""
+"""Costs of work on a typical worker of a pool, from the latency model."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from cluster.registry.workers import WorkerInfo
 _REFERENCE_TOKENS = 256
 _REFERENCE_BATCH = 8
 MIN_STEP_SAMPLES = 8
-"""A slow worker's profile at its start brings more than that too, and it may be all that an idle pool has."""
+"""Smallest number of samples to trust. Even the profile of a slow worker at its start gives more than this."""
 
 
 class PoolCosts(Protocol):
-    """Of the usual worker of a pool.
+    """Costs of the typical worker of a pool.
 
     Attributes:
         chunk_tokens: token budget of one step.
-        max_num_seqs: sequences that one step may have.
-        kv_tokens: size of the KV cache; 0 when that is not known.
+        max_num_seqs: largest number of sequences in one step.
+        kv_tokens: size of the KV cache in tokens; 0 if unknown.
     """
 
     @property
@@ -36,46 +36,45 @@ class PoolCosts(Protocol):
 
     @property
     def is_measured(self) -> bool:
-        """Whether there are samples enough to go by; a guess must not start workers."""
+        """Whether there are enough samples. The autoscaler must not start workers on a guess."""
         ...
 
     def prefill_ms(self, uncached_tokens: float, cached_tokens: float) -> float:
-        """A prompt alone, until its first token is out."""
+        """Milliseconds of a prompt on an idle worker, until its first token."""
         ...
 
     def tpot_ms(self, batch: int, context_tokens: float) -> float:
-        """Time per output token of a sequence among ``batch`` that decode; drafts as usual.
+        """Milliseconds per output token in a batch of ``batch`` sequences, with the usual drafts.
 
         Args:
-            context_tokens: of one sequence, mean.
+            context_tokens: mean context of one sequence.
         """
         ...
 
     def plain_tpot_ms(self, batch: int, context_tokens: float) -> float:
-        """The same without drafts."""
+        """Milliseconds per output token without drafts; arguments as for :meth:`tpot_ms`."""
         ...
 
     def tokens_per_round(self, batch: int) -> float:
-        """Tokens that a sequence gets from a step of ``batch`` sequences."""
+        """Tokens per sequence from a step of ``batch`` sequences."""
         ...
 
     def handoff_ms(self, tokens: float) -> float:
-        """Until the KV of so many prompt tokens has arrived here."""
+        """Milliseconds to transfer the KV of ``tokens`` prompt tokens."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCosts:
-    """Implements :class:`PoolCosts` with the worker in the middle of its pool, so that one odd worker moves nothing.
+    """Implements :class:`PoolCosts` with the median worker of a pool, so that outliers have no effect.
 
-    Costs are those of its steps. How requests have fared beside that (the model's calibration) has their queues in it
-    and the prompts in between, which are what a forecast is made for: counted twice, a busy pool would look slower and
-    slower. Only what workers lose to others on their processors shows nowhere else.
+    Costs are those of its steps, without the model's calibration. The calibration includes queueing and interleaved
+    prompts, which the forecasts compute themselves and would count twice. Only the slowdown of workers that share a
+    processor is taken from it, since step samples do not show it.
 
     Attributes:
-        kv_bytes_per_token: that a hand-off moves.
-        link: of the usual hand-off.
-        contended: workers of both pools share processors.
+        link: (prefill worker, decode worker) of the typical hand-off.
+        contended: True if workers of both pools share processors.
     """
 
     model: LatencyModel
@@ -124,7 +123,7 @@ class ModelCosts:
 
 
 def costs_of(model: LatencyModel, prefill: Sequence[WorkerInfo], decode: Sequence[WorkerInfo]) -> dict[str, ModelCosts]:
-    """Of each pool that has workers, by its name."""
+    """Costs of each pool that has workers, by pool."""
     shared = {(info.node, info.device) for info in prefill} & {(info.node, info.device) for info in decode}
     contended = any(device == "cpu" for _, device in shared)
     middles = [_middle(model, workers) for workers in (prefill, decode) if workers]
@@ -137,6 +136,6 @@ def _middle(model: LatencyModel, workers: Sequence[WorkerInfo]) -> WorkerInfo:
         prompt = model.prefill_ms(info.worker_id, _REFERENCE_TOKENS).ms
         return prompt + model.step_ms(info.worker_id, _REFERENCE_BATCH, _REFERENCE_BATCH * _REFERENCE_TOKENS).ms
 
-    # One that has just started knows less than those that work.
+    # A worker that has just started has too few samples.
     known = [info for info in workers if model.num_samples(info.worker_id) >= MIN_STEP_SAMPLES] or workers
     return sorted(known, key=speed)[len(known) // 2]

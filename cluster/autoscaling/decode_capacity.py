@@ -1,7 +1,7 @@
-"""A decode pool as seats: how many sequences may share its steps before tokens come too slowly?
+"""Capacity of a decode pool: the number of sequences that can share its steps within their TPOT targets.
 
-By Little's law, the sequences that decode at the same time are their rate times how long each of them decodes. Prompts
-that stay here slow their steps, and are slowed by them; a step that decodes anyway they need not pay for.
+By Little's law, the number of concurrent sequences is their rate times the duration of decoding. Local prompts slow the
+steps of sequences and are slowed by them, but share the fixed cost of decode steps.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from cluster.autoscaling.prefill_capacity import prefill_forecast
 from cluster.autoscaling.queueing import poisson_at_most
 
 _TOLERANCE = 1.5
-"""A class whose target even a sequence alone misses is planned for so many times what that one takes."""
+"""If a class misses its target even alone, the plan uses this multiple of its TPOT alone as the target."""
 _MOST_PROMPT_TIME = 0.95
 
 
 def decode_forecast(demand: Demand, costs: PoolCosts, workers: int) -> PoolForecast:
-    """Attainment of the TPOT targets by ``workers`` of a pool, which compute ``demand.local_share`` of prompts too.
+    """Attainment of the TPOT targets by ``workers`` of a pool, which also compute ``demand.local_share`` of prompts.
 
-    Those prompts have their TTFT targets: attainment is that of the target which fewer requests keep.
+    Local prompts have TTFT targets. The attainment of a class is the lower of the two.
     """
     parts = [part for part in demand.present if part.output_tokens > 1]
     token_rate = sum(part.rate * (part.output_tokens - 1) for part in parts)
     local = demand.split()[1] if demand.local_share > 0 else Demand()
-    if token_rate <= 0:  # answers of one token end where their prompts do
+    if token_rate <= 0:  # requests for one token do not decode
         return prefill_forecast(local, costs, workers)
     alone_s, added_s = _prompts_s(local, costs)
     context = sum(part.rate * (part.output_tokens - 1) * _context(part) for part in parts) / token_rate
@@ -45,7 +45,7 @@ def decode_forecast(demand: Demand, costs: PoolCosts, workers: int) -> PoolForec
     per_worker = min(batch for batch, _ in attainable)
     concurrency = _concurrency(token_rate, workers, seats, tpot_s)
     at_work = token_rate * tpot_s(per_worker) if concurrency is None else concurrency
-    # How often a worker has no sequence, so that a prompt's steps are its own.
+    # Probability that a worker has no sequence, so that a prompt pays for its steps alone.
     idle = exp(-at_work / workers)
     prompt_time = (added_s + idle * (alone_s - added_s)) / workers
     slowed = _prompt_slowdown(local, costs, at_work / workers, context)
@@ -58,7 +58,7 @@ def decode_forecast(demand: Demand, costs: PoolCosts, workers: int) -> PoolForec
         keeps = keeps and share >= pool_objective(part.slo)
         if not possible:
             hopeless.append(part.slo.name)
-    attainment = {**kept_prompts, **attainment}  # only the former: classes whose answers are one token
+    attainment = {**kept_prompts, **attainment}  # classes whose answers are one token have only a TTFT
     hopeless += [name for name in prompts.hopeless if name not in hopeless]
     most_tokens = workers * per_worker / tpot_s(per_worker)
     utilisation = max(token_rate / most_tokens, prompt_time)
@@ -68,12 +68,12 @@ def decode_forecast(demand: Demand, costs: PoolCosts, workers: int) -> PoolForec
 
 
 def _context(part: ClassDemand) -> float:
-    """Tokens of a sequence half-way through its answer."""
+    """Context tokens of a sequence half-way through its answer."""
     return part.prompt_tokens + part.output_tokens / 2
 
 
 def _prompts_s(local: Demand, costs: PoolCosts) -> tuple[float, float]:
-    """Seconds of prompts a second, all workers together: (alone, in steps that decode anyway)."""
+    """Prompt seconds per second for all workers together, (in steps of their own, in shared decode steps)."""
     step_ms = costs.prefill_ms(1, 0)
     alone_ms = added_ms = 0.0
     for part in local.present:
@@ -86,7 +86,7 @@ def _prompts_s(local: Demand, costs: PoolCosts) -> tuple[float, float]:
 
 
 def _prompt_slowdown(local: Demand, costs: PoolCosts, batch: float, context: float) -> float:
-    """Of a prompt by the sequences of which each step has a token, too."""
+    """Slowdown factor of a prompt by the sequences that decode in its steps."""
     if not local.present:
         return 1.0
     batch = max(1, min(costs.max_num_seqs, round(batch)))
@@ -96,9 +96,9 @@ def _prompt_slowdown(local: Demand, costs: PoolCosts, batch: float, context: flo
 
 
 def _seats(costs: PoolCosts, parts: list[ClassDemand]) -> int:
-    """Sequences that fit into a worker: into its steps, and into its cache with their whole answers.
+    """Sequences that fit into a worker's steps, and into its cache with their whole answers.
 
-    Who decodes for long is found there more often than requests of that kind come.
+    Classes are weighted by decode time, since long answers occupy the cache for longer.
     """
     decoding = sum(part.rate * (part.output_tokens - 1) for part in parts)
     tokens = sum(
@@ -111,7 +111,7 @@ def _seats(costs: PoolCosts, parts: list[ClassDemand]) -> int:
 def _largest_batch(
     part: ClassDemand, costs: PoolCosts, seats: int, tpot_s: Callable[[int], float], hands_off: bool
 ) -> tuple[int, bool]:
-    """(the largest batch in which the class keeps its target, whether it can keep it at all)."""
+    """Returns (the largest batch in which the class meets its target, whether it can meet the target at all)."""
     handoff_s = costs.handoff_ms(min(part.prompt_tokens, costs.chunk_tokens)) / 1e3 if hands_off else 0.0
     limit_s = part.slo.tpot_s - handoff_s / (part.output_tokens - 1)
     possible = tpot_s(1) <= limit_s
@@ -121,7 +121,7 @@ def _largest_batch(
 
 
 def _concurrency(token_rate: float, workers: int, seats: int, tpot_s: Callable[[int], float]) -> float | None:
-    """Sequences that decode, mean of the pool; None when it cannot keep up."""
+    """Mean number of sequences that decode in the pool; ``None`` if it cannot keep up."""
 
     def keeps_up(batch: int) -> bool:
         return workers * batch / tpot_s(batch) >= token_rate

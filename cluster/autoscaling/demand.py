@@ -1,4 +1,4 @@
-"""What is asked of the cluster: how many requests a second, and what they are like."""
+"""The demand on the cluster: the rate of requests and their sizes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from baton.core.slo import SloClass
 
 _NOTHING = 1e-9
-"""Requests per second that are none: one in thirty years, or what rounding leaves."""
+"""Requests per second that count as zero, such as rounding errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +15,9 @@ class PromptGroup:
     """Prompts of about one size.
 
     Attributes:
-        share: of the requests of their class.
-        uncached_tokens: that a worker has to compute, mean.
-        cached_tokens: that its prefix cache holds, mean.
+        share: share of the requests of their class.
+        uncached_tokens: mean tokens that a worker has to compute.
+        cached_tokens: mean tokens that its prefix cache holds.
     """
 
     share: float
@@ -31,8 +31,8 @@ class ClassDemand:
 
     Attributes:
         rate: requests per second.
-        prompts: shares add up to 1.
-        output_tokens: mean.
+        prompts: prompts by size; their shares add up to 1.
+        output_tokens: mean tokens of an answer.
     """
 
     slo: SloClass
@@ -42,22 +42,22 @@ class ClassDemand:
 
     @property
     def prompt_tokens(self) -> float:
-        """Mean, cached ones included."""
+        """Mean prompt tokens, including cached ones."""
         return sum(group.share * (group.uncached_tokens + group.cached_tokens) for group in self.prompts)
 
     @property
     def uncached_tokens(self) -> float:
-        """Mean."""
+        """Mean uncached prompt tokens."""
         return sum(group.share * group.uncached_tokens for group in self.prompts)
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """All of them.
+    """The requests of all SLO classes.
 
     Attributes:
-        num_requests, seen_s: how many were seen, and for how long somebody has looked: what there is to go by.
-        local_share: of the uncached prompt tokens, those that decode workers compute themselves.
+        num_requests, seen_s: number of observed requests, and time of observation.
+        local_share: share of the uncached prompt tokens that decode workers compute themselves.
     """
 
     classes: tuple[ClassDemand, ...] = ()
@@ -76,14 +76,14 @@ class Demand:
         return sum(part.rate for part in self.present)
 
     def scaled(self, factor: float) -> Demand:
-        """The same mix, ``factor`` times as often."""
+        """The same mix at ``factor`` times the rate."""
         return replace(self, classes=tuple(replace(part, rate=part.rate * factor) for part in self.classes))
 
     def with_local_share(self, share: float) -> Demand:
         return replace(self, local_share=share)
 
     def split(self) -> tuple[Demand, Demand]:
-        """(what prefill workers compute, what decode workers compute): the shortest prompts stay local."""
+        """Splits into (demand on prefill workers, demand on decode workers). The shortest prompts are local."""
         left = self.local_share * sum(part.rate * part.uncached_tokens for part in self.classes)
         rates: dict[tuple[int, int], float] = {}
         order = sorted(

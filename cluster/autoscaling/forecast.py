@@ -1,4 +1,4 @@
-"""What a pool of a given size would make of a demand, and the smallest size that keeps the promises."""
+"""Forecast of a pool of a given size for a demand, and the smallest size that meets the targets."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from math import sqrt
 from baton.core.slo import SloClass
 
 MAX_UTILISATION = 0.9
-"""Beyond it, queues grow faster than any forecast: arrivals come in bursts."""
+"""Limit of planned utilisation, since arrivals come in bursts and queues grow fast beyond it."""
 LEAST_ADDED = 0.02
-"""A prompt that shares its steps adds at least this share of what it takes alone."""
+"""Smallest cost of a prompt in shared steps, as a share of its cost alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolForecast:
-    """
+    """The forecast of a pool of ``workers`` workers.
+
     Attributes:
-        utilisation: demand as a share of what the pool can do within the targets; above 1: the queue grows for ever.
-        attainment: share of requests that would keep the pool's target, by class.
-        keeps: every class with a rate gets what it was promised, as far as an idle worker could give it.
-        work_s: what a request takes: computing its prompt, or decoding its answer.
-        concurrency: requests at work, mean of the whole pool.
-        per_worker: of these, the most that one worker can have within the targets.
-        hopeless: classes that have requests which miss the target even on an idle worker.
+        utilisation: demand as a share of the pool's capacity within the targets; above 1 the queue grows without bound.
+        attainment: share of requests that meet the pool's target, by class.
+        keeps: True if every class with a rate meets its objective, as far as an idle worker could.
+        work_s: mean seconds to compute a prompt, or to decode an answer.
+        concurrency: mean number of requests in progress in the whole pool.
+        per_worker: largest number of requests in progress on one worker within the targets.
+        hopeless: classes with requests that miss the target even on an idle worker.
     """
 
     workers: int
@@ -38,17 +39,17 @@ class PoolForecast:
 
     @property
     def lowest_attainment(self) -> float:
-        """Of the classes; 1 without any."""
+        """The lowest attainment of all classes; 1 without classes."""
         return min((self.attainment or {}).values(), default=1.0)
 
 
 def pool_objective(slo: SloClass) -> float:
-    """Share of requests that each pool must serve in time, so that as many as were promised keep both targets."""
+    """Share of requests that each pool must serve in time so that the class's objective holds for both targets."""
     return sqrt(slo.objective)
 
 
 def fewest_workers(forecast: Callable[[int], PoolForecast], least: int, most: int) -> PoolForecast:
-    """The smallest pool from ``least`` to ``most`` workers that keeps the promises; ``most`` when none does."""
+    """The smallest pool from ``least`` to ``most`` workers that meets the targets; ``most`` if none does."""
     low, high = least, most
     while low < high:
         middle = (low + high) // 2

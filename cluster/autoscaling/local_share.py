@@ -1,6 +1,6 @@
-"""Which prompts decode workers shall compute themselves: as many as let both pools together have the fewest workers.
+"""The share of local prompts to plan for: the one with which both pools together need the fewest workers.
 
-The router weighs that anew for every prompt, by the workers that there are; here it is for workers that there might be.
+The router decides for every prompt with the present workers. The plan decides for workers that may be started.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from cluster.autoscaling.prefill_capacity import prefill_forecast
 from cluster.autoscaling.scaling_limits import PoolLimits, ScalingLimits
 
 _SEEN = 0.02
-"""A router that keeps less of the prompts local than that has been told not to: what it recovers is computed so."""
+"""Local share below which local prefill counts as disabled, since recovered requests are always computed locally."""
 _STEPS = 64
-"""Shares are multiples of one in so many."""
+"""Shares are multiples of 1/64."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Pools:
-    """What keeps the targets with a share of the prompts computed by decode workers; ``keeps``: it really does."""
+    """Pool sizes for a share of local prompts. ``keeps`` tells whether they meet the targets."""
 
     share: float
     prefill: int
@@ -36,10 +36,10 @@ class _Pools:
 
 
 def with_best_share(observation: Observation, limits: ScalingLimits) -> Demand:
-    """The demand with the share of prompts to size both pools for.
+    """The demand with the local share for which to size both pools.
 
-    What must be started comes first, then what is needed at all: pools that keep the targets one way are not changed
-    for another way with as many workers. A router that never computes prompts on decode workers is not expected to.
+    Fewer workers to start take precedence over fewer workers in total, so pools that meet the targets are not changed
+    for an equal alternative. If the router has local prefill disabled, the share is 0.
     """
     demand = observation.demand
     prefill, decode = (observation.pools[pool].costs for pool in (PREFILL, DECODE))
@@ -51,13 +51,13 @@ def with_best_share(observation: Observation, limits: ScalingLimits) -> Demand:
     present = {pool: observation.pools[pool].counts for pool in (PREFILL, DECODE)}
 
     def costs(pools: _Pools) -> tuple[int, bool, float, int, int]:
-        """(workers that cannot be had, whether that is too few, prompts left to those, workers to be started, all)."""
+        """Sort key: (missing workers of pinned pools, targets missed, local share then, workers to start, total)."""
         pinned = started = 0
         for pool, size in ((PREFILL, pools.prefill), (DECODE, pools.decode)):
             missing = max(0, size - present[pool].target)
             pinned += missing * present[pool].pinned
             started += missing
-        # Where no way keeps the targets, the one that asks the least of the decode pool misses them by least.
+        # If no option meets the targets, the one with the least load on the decode pool is the closest.
         left = 0.0 if pools.keeps else pools.share
         return pinned, not pools.keeps, left, started, pools.prefill + pools.decode
 
@@ -68,16 +68,16 @@ def with_best_share(observation: Observation, limits: ScalingLimits) -> Demand:
 def _ways(
     demand: Demand, prefill: PoolCosts, decode: PoolCosts, fewer: PoolLimits, more: PoolLimits, present: int
 ) -> Iterator[_Pools]:
-    """From the fewest prefill workers with the largest share to the most with none.
+    """Yields options from the fewest prefill workers with the largest share to the most workers with none.
 
     Args:
         fewer, more: limits of the prefill pool and of the decode pool.
-        present: prefill workers that there are.
+        present: present number of prefill workers.
     """
 
     size, most, steps = fewer.min, more.max, _STEPS
     while True:
-        # The more prefill workers there are, the fewer prompts are left, and the fewer decode workers those need.
+        # More prefill workers leave fewer local prompts, which need fewer decode workers.
         steps = bisect_left(range(steps), True, key=partial(_keeps, demand, prefill, size))
         asked = demand.with_local_share(steps / _STEPS)
         found = fewest_workers(partial(decode_forecast, asked, decode), more.min, most)
@@ -90,6 +90,6 @@ def _ways(
 
 
 def _keeps(demand: Demand, costs: PoolCosts, size: int, steps: int) -> bool:
-    """Whether so many prefill workers keep the targets of what decode workers leave them."""
+    """Whether ``size`` prefill workers meet the targets of the prompts that are not local."""
     away = demand.with_local_share(steps / _STEPS).split()[0]
     return prefill_forecast(away, costs, size, spills=steps > 0).keeps

@@ -1,4 +1,4 @@
-"""What the autoscaler sees."""
+"""The inputs of the autoscaler."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from cluster.autoscaling.demand import Demand
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """A pool's workers, as their owner knows them.
+    """The owner's counts of a pool's workers.
 
     Attributes:
-        target: how many there shall be.
-        starting: those without a place included.
-        pending: asked for, and no node has taken them yet.
-        pending_s: how long the one that waits longest has done so.
+        target: target size.
+        starting: starting workers, including those without a place.
+        pending: requested workers that no node has taken yet.
+        pending_s: longest waiting time of a pending worker.
         reason: why it waits.
-        start_s: what a start usually takes; None: none was seen.
-        role_change_s: what a drained worker of the other pool takes to change to this one; None: none did.
-        pinned: somebody has set the size by hand.
+        start_s: typical duration of a start; ``None`` before the first one.
+        role_change_s: typical duration of a drained worker's change to this pool; ``None`` before the first one.
+        pinned: True if the size was set by hand.
     """
 
     target: int
@@ -38,11 +38,12 @@ class PoolCounts:
 
 @dataclass(frozen=True, slots=True)
 class PoolObservation:
-    """
+    """The observation of one pool.
+
     Attributes:
-        costs: None while no worker was ever ready.
-        load: prefill: prompts that wait or are computed; decode: sequences that decode. Mean of the last seconds.
-        growth_per_s: of ``load``; 0 when it is no more than chance.
+        costs: ``None`` without ready workers.
+        load: mean of the last seconds of the prompts that wait or are computed (prefill), or the sequences that decode.
+        growth_per_s: growth of ``load``; 0 if it is not significant.
     """
 
     counts: PoolCounts
@@ -53,12 +54,13 @@ class PoolObservation:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """
+    """All inputs of a plan.
+
     Attributes:
-        now_s: on any clock that never goes back.
-        pools: both, by name.
+        now_s: time on a monotonic clock.
+        pools: both pools by name.
         waiting: requests that wait in the router for room on workers.
-        role_change_obstacle: why no worker can change its role; empty: it can.
+        role_change_obstacle: why no worker can change its role; empty if workers can.
     """
 
     now_s: float

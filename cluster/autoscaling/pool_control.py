@@ -1,4 +1,4 @@
-"""The autoscaler's hand on the pools: calls to the controller actor."""
+"""The autoscaler's access to the pools through the controller actor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a pool changes its size: up at once, down slowly, and not again and again for a place that nobody has."""
+"""Rules for the size of a pool: it grows at once, shrinks slowly, and backs off if no node has room."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ _MAX_BACKOFF_S = 900.0
 
 
 class Reason(StrEnum):
-    """Why a pool gets the size that it gets."""
+    """The reason for a pool's new size."""
 
     LOAD = "load"
-    """More requests than it can serve in time."""
+    """There are more requests than the pool can serve in time."""
     QUEUE = "queue"
     """Work has piled up."""
     CALM = "calm"
-    """One worker less would do, with headroom, and has for a while."""
+    """One worker less has been enough, with headroom, for a while."""
     IDLE = "idle"
-    """Nothing comes."""
+    """There are no requests."""
     LIMITS = "limits"
-    """It is outside of its minimum and maximum, or would have to be."""
+    """The size, or the size that the load needs, is outside of the limits."""
     UNPLACED = "unplaced"
-    """No node takes another worker."""
+    """No node has room for another worker."""
     ROLE_CHANGE = "move"
     """A worker changes its role."""
     PINNED = "pinned"
-    """Somebody has set it by hand."""
+    """The size was set by hand."""
     COLD = "cold"
-    """Too little is known yet."""
+    """There is too little data."""
     ENOUGH = "enough"
-    """It is as it should be."""
+    """The size is right."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """What must be remembered of a pool from one plan to the next.
+    """State of a pool from one plan to the next.
 
     Attributes:
-        calm_since_s: since when it has had a worker too many; None: it has not.
-        shrunk_s: when the last one was taken away.
-        stuck_at: the size beyond which no worker found a place; 0: none was refused.
-        backoff_s: how long it is not asked again.
-        retry_s: from then on it may be asked for one more.
+        calm_since_s: since when it has had a surplus worker; ``None`` if it has none.
+        shrunk_s: time at which the last worker was removed.
+        stuck_at: the size beyond which no worker found a place; 0 if none failed to.
+        backoff_s: pause before the next attempt.
+        retry_s: time from which one more worker may be requested.
     """
 
     calm_since_s: float | None = None
@@ -59,10 +59,11 @@ class PoolState:
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """
+    """The result of :func:`size_pool`.
+
     Attributes:
-        wanted: what the load asks for, whether or not it can be had.
-        has_spare: one worker could go, and that has been so for long enough.
+        wanted: size that the load needs, regardless of free nodes.
+        has_spare: True if the pool has had a surplus worker for long enough.
     """
 
     target: int
@@ -75,7 +76,7 @@ class Sizing:
 def size_pool(
     counts: PoolCounts, needs: Requirement, bounds: PoolLimits, limits: ScalingLimits, state: PoolState, now_s: float
 ) -> Sizing:
-    """The next size of a pool, and why."""
+    """Chooses the next size of a pool, with its reason."""
     state = _watch_calm(counts, needs, bounds, state, now_s)
     state = _watch_places(counts, state)
     if counts.pinned:
@@ -90,7 +91,7 @@ def size_pool(
     if needs.needed > counts.target:
         return _grow(counts, needs, state, now_s)
     has_spare = state.calm_since_s is not None and now_s - state.calm_since_s >= limits.calm_s
-    # A large pool may go faster: nobody gives back more than a whole pool in one calm period.
+    # A large pool shrinks faster, but by at most its whole size in one calm period.
     pause_s = max(limits.interval_s * 0.5, limits.calm_s / counts.target)
     if has_spare and now_s - state.shrunk_s >= pause_s:
         smaller = counts.target - 1
@@ -112,7 +113,7 @@ def _watch_calm(
 
 
 def _watch_places(counts: PoolCounts, state: PoolState) -> PoolState:
-    """A worker that found its place ends the waiting."""
+    """Resets the back-off once another worker has found a place."""
     if state.stuck_at and counts.ready > state.stuck_at:
         return replace(state, stuck_at=0, backoff_s=0.0, retry_s=float("-inf"))
     return state

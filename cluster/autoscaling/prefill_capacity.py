@@ -1,4 +1,4 @@
-"""A prefill pool as a queue: do prompts get their first token in time?"""
+"""Capacity of a prefill pool, modelled as a queue: the attainment of the TTFT targets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cluster.autoscaling.forecast import LEAST_ADDED, MAX_UTILISATION, PoolForec
 from cluster.autoscaling.queueing import wait_exceeds
 
 _SPILLING = 0.8
-"""Utilisation up to which the prompts that go over to decode workers are about those that were planned for them."""
+"""Utilisation up to which late prompts may spill to decode workers, about as many as were planned for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +19,9 @@ class _Group:
     """Prompts of one size and class.
 
     Attributes:
-        alone_s: on a worker that does nothing else.
-        fixed_s: of that, what a step costs without tokens.
-        most_mates: prompts of this size that fit into a step.
+        alone_s: seconds on an idle worker.
+        fixed_s: the part of ``alone_s`` that is the fixed cost of a step.
+        most_mates: number of prompts of this size that fit into a step.
     """
 
     rate: float
@@ -30,12 +30,12 @@ class _Group:
     most_mates: float
 
     def load_s(self, mates: float) -> float:
-        """What one of them adds to a worker's work when ``mates`` prompts share a step."""
+        """Seconds that a prompt adds to a worker's work if ``mates`` prompts share a step."""
         shared = min(mates, self.most_mates)
         return max(self.alone_s - self.fixed_s * (1.0 - 1.0 / shared), LEAST_ADDED * self.alone_s)
 
     def until_token_s(self, mates: float) -> float:
-        """From the start of its steps to its first token: those who share them are computed too."""
+        """Seconds from the start of its steps to its first token, including the prompts that share them."""
         return self.alone_s + (min(mates, self.most_mates) - 1.0) * max(0.0, self.alone_s - self.fixed_s)
 
 
@@ -44,12 +44,12 @@ def prefill_forecast(
 ) -> PoolForecast:
     """Attainment of the TTFT targets by ``workers`` of a pool.
 
-    Short prompts share steps when there are many of them: each adds less work then, and waits for the others' too. How
-    many do so is what serves the demand best.
+    Many short prompts share steps, where each adds less work and waits for the others. The forecast uses the number of
+    prompts per step that serves the demand best.
 
     Args:
-        spills: decode workers compute prompts too, so that one which would be late here goes there instead.
-        slowdown: of prompts, by what else the worker computes.
+        spills: True if prompts that would be late here go to decode workers instead.
+        slowdown: slowdown factor of prompts by other work on the worker.
     """
     parts = sorted(demand.present, key=_turn)
     if not parts:
@@ -66,7 +66,7 @@ def prefill_forecast(
 
 
 def _turn(part: ClassDemand) -> tuple[float, float]:
-    """Lower ones are computed first; equal ones as they come."""
+    """Sort key of the order of service. Equal keys are served in order of arrival."""
     return -part.slo.priority, part.slo.ttft_s
 
 
@@ -111,12 +111,12 @@ def _groups(part: ClassDemand, costs: PoolCosts, slowdown: float) -> list[_Group
 
 
 def _offered(groups: Sequence[_Group], mates: float) -> float:
-    """Work that comes in, in workers."""
+    """Offered load, in workers."""
     return sum(group.rate * group.load_s(mates) for group in groups)
 
 
 def _service_times(groups: Sequence[_Group], mates: float) -> tuple[float, float]:
-    """(mean seconds that a worker is busy before it can begin another prompt, their squared variation)."""
+    """Returns (mean service seconds, their squared coefficient of variation)."""
     rate = sum(group.rate for group in groups)
     mean_s = sum(group.rate * group.until_token_s(mates) for group in groups) / rate
     alone_s = sum(group.rate * group.alone_s for group in groups) / rate

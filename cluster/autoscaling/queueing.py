@@ -1,10 +1,9 @@
-"""Waiting times of a pool as a queue with several servers and any service times (M/G/c).
+"""Waiting times of a pool, modelled as a queue with several servers and general service times (M/G/c).
 
-Allen and Cunneen's approximation: the probability of waiting at all is Erlang's, the wait of those who do is
-exponential and stretched by the variation of service times. Non-preemptive priorities as in Cobham's formula: a class
-is slowed by those before it twice, since they are served first and keep coming while it waits. Sources: A. O. Allen,
-*Probability, Statistics, and Queueing Theory* (1990), chapter 5; A. Cobham, *Priority Assignment in Waiting Line
-Problems* (1954).
+Allen and Cunneen's approximation: the probability of waiting is Erlang's, and the wait is exponential, stretched by the
+variation of service times. Non-preemptive priorities follow Cobham's formula: higher classes slow a class twice, since
+they are served first and keep arriving while it waits. Sources: A. O. Allen, *Probability, Statistics, and Queueing
+Theory* (1990), chapter 5; A. Cobham, *Priority Assignment in Waiting Line Problems* (1954).
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ def wait_exceeds(
     """Probability that a request waits longer than ``limit_s``.
 
     Args:
-        offered: by all classes, in servers.
-        ahead: of that, by classes that go first.
-        upto: ``ahead`` and the request's own class.
+        offered: offered load of all classes, in servers.
+        ahead: the part of ``offered`` by classes that are served first.
+        upto: ``ahead`` plus the load of the request's own class.
         service_s: mean service time.
         variation: squared coefficient of variation of service times.
     """
@@ -51,7 +50,7 @@ def wait_exceeds(
 
 
 def poisson_at_most(limit: float, mean: float) -> float:
-    """Probability that a Poisson number is ``limit`` or less, by the normal curve: smooth, and near enough."""
+    """Probability that a Poisson variable is at most ``limit``, by the smooth normal approximation."""
     if mean <= 0:
         return 1.0
     return 0.5 * (1.0 + erf((limit + 0.5 - mean) / sqrt(2.0 * mean)))

@@ -1,4 +1,4 @@
-"""How many workers each pool needs: by what the model predicts, and by the work that has piled up already."""
+"""The number of workers that each pool needs, by the model's prediction and by the queued work."""
 
 from __future__ import annotations
 
@@ -16,34 +16,35 @@ from cluster.autoscaling.scaling_limits import PoolLimits, ScalingLimits
 
 MIN_REQUESTS = 8
 ENOUGH_S = 120.0
-"""Fewer requests say nothing of a rate, unless they are all that came in so long."""
+"""Time after which fewer than ``MIN_REQUESTS`` requests also count as a measured rate."""
 _CLEAR_S = 15.0
-"""What has piled up shall be gone after so long."""
+"""Time in which queued work is to be cleared."""
 _LONGEST_LOOK_AHEAD_S = 30.0
 _CHANCE = 0.14
-"""Growth a second that is no more than chance, in square roots of the load: two standard deviations in 14 s."""
+"""Insignificant growth per second, in square roots of the load: two standard deviations in 14 s."""
 _QUEUE_SHARE = 0.5
-"""Of the most urgent TTFT target: a queue that takes longer than that is more than the usual ups and downs."""
+"""Share of the most urgent TTFT target. A queue that takes longer is more than a fluctuation."""
 _FAR = 16
-"""Times the largest allowed size: so far it is told what the load would need."""
+"""Multiple of the largest allowed size up to which the needed size is computed."""
 _CROWDED = 2.0
-"""Prompts for each worker, from which on a queue is one even while nothing is known of costs."""
+"""Prompts per worker above which there is a queue, if costs are unknown."""
 
 Forecast = Callable[[Demand, int], PoolForecast]
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """
+    """The number of workers that a pool needs.
+
     Attributes:
         needed: workers for the present load.
         roomy: workers for a load that has grown by the headroom.
-        asked: ``needed``; where the largest allowed pool is too small: what would be ``roomy`` without that limit.
-        by_queue: the work that has piled up asks for more than the rate does.
-        now: what the pool makes of the present load with the size that it shall have.
-        fewer: what one worker less would make of a load grown by the headroom; None: there is none less.
-        is_known: there is enough to go by. Otherwise ``needed`` and ``roomy`` come from the queue alone.
-        is_idle: nothing comes and nothing waits.
+        asked: ``needed``, or if the largest allowed pool is too small, the size for the load with headroom.
+        by_queue: True if the queued work needs more workers than the rate does.
+        now: forecast of the present load with the pool's target size.
+        fewer: forecast of the load with headroom and one worker less; ``None`` if there is only one.
+        is_known: True if there is enough data. Otherwise ``needed`` and ``roomy`` come from the queue alone.
+        is_idle: True if no requests arrive or wait.
     """
 
     needed: int
@@ -57,7 +58,7 @@ class Requirement:
 
 
 def requirement_of(pool: str, observation: Observation, limits: ScalingLimits) -> Requirement:
-    """Of one pool, within its limits but for ``asked``."""
+    """The requirement of one pool, within its limits except for ``asked``."""
     seen, bounds = observation.pools[pool], limits.pools[pool]
     size = max(1, seen.counts.target)
     demand = observation.demand
@@ -93,7 +94,7 @@ def _forecast(pool: str, seen: PoolObservation) -> Forecast | None:
 
 
 def _by_queue_alone(pool: str, seen: PoolObservation, bounds: PoolLimits, size: int) -> Requirement:
-    """First samples are no base for a forecast: a queue that grows is worth one worker, and nobody leaves."""
+    """The requirement without a forecast: one more worker if the queue grows, and never fewer."""
     grows = pool == PREFILL and seen.load > _CROWDED * size and seen.growth_per_s > 0 and not seen.counts.starting
     needed = min(bounds.max, max(bounds.min, size + grows))
     return Requirement(needed, max(needed, size), needed, grows, PoolForecast(size), None, False, False)
@@ -107,22 +108,22 @@ def _for_queue(
     enough: PoolForecast,
     forecast: Forecast,
 ) -> int:
-    """Workers that the work at hand asks for; 1 when there is no more of it than usual.
+    """Workers that the queued work needs; 1 if there is no more of it than usual.
 
     Args:
-        enough: the smallest pool that keeps the targets at this rate.
+        enough: forecast of the smallest pool that meets the targets at this rate.
     """
     seen, demand = observation.pools[pool], observation.demand
     held = observation.waiting if _is_bottleneck(pool, observation, now) else 0.0
     if demand.rate <= 0:
-        return now.workers if held else 1  # those that are at work end by themselves
+        return now.workers if held else 1  # requests in progress end by themselves
     if pool == DECODE:
-        # How long answers get shows only when they end. That more of them are open shows at once, and by the time that
-        # a new worker is there, there are more still.
+        # The length of answers shows only at their end, but the number of open answers shows at once. It is
+        # extrapolated to the time at which a new worker is ready.
         ahead_s = limits.interval_s + min(seen.counts.start_s or 0.0, _LONGEST_LOOK_AHEAD_S)
         if seen.counts.starting or seen.load + held <= now.concurrency:
-            # More of them come because workers are missing that have been asked for, or the rate has grown and answers
-            # have not ended yet: what that leads to is known, and going on like that for so long it would not.
+            # The growth is expected: requested workers are still starting, or the load has not yet reached the
+            # forecast's concurrency. It must not be extrapolated.
             ahead_s = 0.0
         growth = max(0.0, seen.growth_per_s - _CHANCE * sqrt(seen.load + 1.0))
         return ceil((seen.load + growth * ahead_s + held) / enough.per_worker)
@@ -135,7 +136,7 @@ def _for_queue(
 
 
 def _is_bottleneck(pool: str, observation: Observation, now: PoolForecast) -> bool:
-    """Whether requests wait in the router because of this pool: the busier one of the two."""
+    """Whether requests wait in the router because of this pool, which is the busier one of the two."""
     (other,) = (name for name in POOLS if name != pool)
     seen = observation.pools[other]
     forecast = _forecast(other, seen)

@@ -1,4 +1,4 @@
-"""When a worker goes to the other pool instead of ending there and starting here."""
+"""Role changes: a worker moves to the other pool instead of one ending and another one starting."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from cluster.autoscaling.requirement import Requirement
 from cluster.autoscaling.scaling_limits import ScalingLimits
 
 _DRAIN_FACTOR = 2.0
-"""Requests end one after another; the last one takes longer than the usual one."""
+"""Ratio of the drain time to the mean work of a request, since a drain ends with the longest request."""
 
 _ROLE_CHANGE_S = 3.0
-"""Expected before the first one."""
+"""Expected duration before the first role change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class RoleChange:
     """A worker of the pool ``source`` becomes one of ``destination``.
 
     Attributes:
-        cost_s: drain and change, expected.
-        start_s: what a new worker takes; None: there is no place for one, or nobody knows.
+        cost_s: expected seconds of drain and change.
+        start_s: expected seconds to start a new worker; ``None`` if there is no place for one.
     """
 
     source: str
@@ -36,7 +36,7 @@ class RoleChange:
 def choose_role_change(
     observation: Observation, limits: ScalingLimits, sizings: Mapping[str, Sizing], needs: Mapping[str, Requirement]
 ) -> RoleChange | None:
-    """One of them, if a pool needs a worker, the other can spare one, and a new one would be later or never there."""
+    """A role change, if a pool needs a worker, the other can spare one, and starting one is slower or impossible."""
     if not limits.role_change or observation.role_change_obstacle:
         return None
     for destination in POOLS:
@@ -56,6 +56,6 @@ def _needs_more(pool: str, observation: Observation, limits: ScalingLimits, sizi
 
 
 def _can_spare(pool: str, observation: Observation, sizings: Mapping[str, Sizing]) -> bool:
-    """A worker that serves: one that still starts has no weights to keep."""
+    """Whether the pool can spare a ready worker. A starting worker has no loaded weights to keep."""
     counts = observation.pools[pool].counts
     return sizings[pool].has_spare and counts.ready > 1 and not counts.pinned

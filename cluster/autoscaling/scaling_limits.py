@@ -1,4 +1,4 @@
-"""What the autoscaler may do."""
+"""Limits of the autoscaler."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class PoolLimits:
 
 @dataclass(frozen=True, slots=True)
 class ScalingLimits:
-    """Their defaults are those of the configuration's section ``autoscaler``.
+    """Limits of the autoscaler, from the configuration's section ``autoscaler``.
 
     Attributes:
-        interval_s: between two plans.
-        calm_s: how long a pool must have had a worker too many before the first one goes.
-        headroom: growth of the load that a pool must bear after a worker was taken away, as a share of it.
-        role_change: a worker may go to the other pool.
-        place_timeout_s: after which a worker without a place is given up.
+        interval_s: time between two plans.
+        calm_s: how long a pool must have a surplus worker before the first one is removed.
+        headroom: growth of the load that a pool must handle after a worker is removed, as a share of the load.
+        role_change: True if workers may move to the other pool.
+        place_timeout_s: time after which a worker without a place is given up.
     """
 
     pools: Mapping[str, PoolLimits]

@@ -1,7 +1,7 @@
-"""The traffic and its cost over sliding windows: the demand that pools are sized for.
+"""Traffic over sliding windows: the demand for which pools are sized.
 
-Rates are those of the longest window whose last ten seconds look like the rest of it: a swing is seen within seconds,
-and chance does not look like one.
+Rates are those of the longest window whose last ten seconds do not differ significantly from the rest. So a change is
+seen within seconds, and noise is averaged out.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _KEPT_S = 300
 _WINDOWS_S = (60, 30, 20)
 _RECENT_S = 10
 _SIGNIFICANT = 3.0
-"""Standard deviations between the recent rate and the one before it, from which on they differ."""
+"""Standard deviations beyond which the recent rate and the one before it differ."""
 _ENOUGH_ENDED = 20
 _OUTPUT_TOKENS = 64.0
-"""Expected of an answer before the first one has ended."""
+"""Expected tokens of an answer before the first one has ended."""
 _LOAD_SAMPLES = 15
 _REAL_GROWTH = 2.0
 
@@ -55,7 +55,7 @@ class _Sums:
 
 @dataclass(slots=True)
 class _Second:
-    """Or a part of one: what somebody has seen does not change any more."""
+    """The counts of a second, or a part of one, since counts in a snapshot must not change."""
 
     number: int
     arrived: dict[_Key, _Sums] = field(default_factory=dict)
@@ -64,12 +64,12 @@ class _Second:
 
 
 class TrafficMeter(RequestObserver):
-    """Counts requests by class and size, a second at a time, for five minutes.
+    """Counts requests by class and size per second, for five minutes.
 
-    Requests that are turned away count as well: the pools should have served them.
+    Refused requests count as well, since the pools should have served them.
 
     Args:
-        clock: seconds that never go back.
+        clock: monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -88,7 +88,7 @@ class TrafficMeter(RequestObserver):
     def ended(self, record: RequestRecord) -> None:
         num_output = len(record.token_ids)
         if not num_output:
-            return  # nothing was computed for it, as far as one can see
+            return  # no tokens, so its cost is unknown
         request = record.request
         num_prompt, num_cached = len(request.prompt_token_ids), record.num_cached_tokens
         sums = self._second().ended.setdefault((request.slo.name, _size(num_prompt)), _Sums())
@@ -97,11 +97,11 @@ class TrafficMeter(RequestObserver):
         sums.add(_Sums(1, num_prompt, 0, num_cached, num_output, rounds, local))
 
     def sample_load(self, pool: str, load: float) -> None:
-        """Call it every second with the work at hand of a pool; see :class:`PoolObservation`."""
+        """Adds a sample of a pool's load, as in :class:`PoolObservation`. Must be called every second."""
         self._loads.setdefault(pool, deque(maxlen=_LOAD_SAMPLES)).append((self._clock(), load))
 
     def load(self, pool: str) -> tuple[float, float]:
-        """(mean of the last samples, growth a second as far as it is more than chance)."""
+        """Returns (mean of the last samples, growth per second, or 0 if it is not significant)."""
         samples = self._loads.get(pool)
         if not samples:
             return 0.0, 0.0
@@ -115,7 +115,7 @@ class TrafficMeter(RequestObserver):
         return mean, slope if abs(grown) > _REAL_GROWTH * sqrt(mean + 1.0) else 0.0
 
     def seen(self) -> SeenTraffic:
-        """A snapshot of all counts, which another thread may evaluate."""
+        """A snapshot of all counts, which another thread may read."""
         self._forget()
         if self._seconds:
             self._seconds[-1].is_seen = True
@@ -136,11 +136,11 @@ class TrafficMeter(RequestObserver):
 
 @dataclass(frozen=True, slots=True)
 class SeenTraffic:
-    """The counts of a meter at one moment. They never change, so any thread may read them, which takes milliseconds.
+    """An immutable snapshot of a meter's counts. Its methods take milliseconds and may run in any thread.
 
     Attributes:
-        classes: of which there were requests.
-        age_s: of the meter.
+        classes: SLO classes that had requests.
+        age_s: age of the meter.
     """
 
     classes: tuple[SloClass, ...]
@@ -168,7 +168,7 @@ class SeenTraffic:
         return Demand(tuple(classes), num_requests, local_share, self.age_s)
 
     def summary(self) -> dict[str, Any]:
-        """Rates of the last minute, JSON-ready."""
+        """Rates of the last minute; JSON-ready."""
         arrived, ended = _total(self._arrived(60).values()), _total(self._ended(60).values())
         span_s = self._span(60)
         uncached = ended.prompt_tokens - ended.cached_tokens
@@ -182,7 +182,7 @@ class SeenTraffic:
         }
 
     def _span(self, window_s: float) -> float:
-        """What a window covers. The first seconds are no rate yet, so it is never less than the shortest window."""
+        """Seconds that a window covers, at least the shortest window, since the first seconds give no useful rate."""
         return max(_RECENT_S, self.age_s - _first(self.age_s, window_s))
 
     def _window_s(self) -> int:
@@ -210,7 +210,7 @@ class SeenTraffic:
 
 
 def _first(age_s: float, window_s: float) -> int:
-    """The number of a window's first second."""
+    """The number of the first second in a window."""
     return max(0, floor(age_s - window_s))
 
 
@@ -234,7 +234,7 @@ def _total(parts: Iterable[_Sums]) -> _Sums:
 
 
 def _differ(first: _Sums, first_s: float, second: _Sums, second_s: float) -> bool:
-    """Whether two stretches of time have different rates, of requests or of prompt tokens (compound Poisson)."""
+    """Whether the rates of requests or prompt tokens in two intervals differ significantly (compound Poisson)."""
     for one, one_squares, other, other_squares in (
         (first.requests, first.requests, second.requests, second.requests),
         (first.prompt_tokens, first.squared_tokens, second.prompt_tokens, second.squared_tokens),
@@ -252,7 +252,7 @@ def _group(sums: _Sums, count: int, cached_share: float) -> PromptGroup:
 
 
 def _cached_share(ended: dict[_Key, _Sums], name: str, size: int) -> float:
-    """The cached share of prompts of this size, or of this class, or of all."""
+    """The cached share of prompts of this size, else of this class, else of all."""
     own = ended.get((name, size))
     for sums in (own, _total(part for key, part in ended.items() if key[0] == name), _total(ended.values())):
         if sums is not None and sums.prompt_tokens:
@@ -261,7 +261,7 @@ def _cached_share(ended: dict[_Key, _Sums], name: str, size: int) -> float:
 
 
 def _output_tokens(recent: dict[_Key, _Sums], ended: dict[_Key, _Sums], name: str) -> float:
-    """Mean of the class in the last minute if that is enough to go by, else of what there is."""
+    """Mean output tokens of the class in the last minute if enough requests ended, else over all data."""
     newest = _total(part for key, part in recent.items() if key[0] == name)
     if newest.requests >= _ENOUGH_ENDED:
         return newest.output_tokens / newest.requests

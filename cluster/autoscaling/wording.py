@@ -1,4 +1,4 @@
-"""A plan in sentences, with the numbers that led to it."""
+"""A plan in sentences, with its numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cluster.autoscaling.scaling_limits import PoolLimits, ScalingLimits
 def explain_pool(
     pool: str, observation: Observation, limits: ScalingLimits, needs: Requirement, sizing: Sizing
 ) -> tuple[str, ...]:
-    """Why a pool gets the size that it gets, role changes aside."""
+    """Explains a pool's new size, without role changes."""
     counts = observation.pools[pool].counts
     texts = [f"{pool} {_change(counts.target, sizing.target)}: {_because(pool, observation, limits, needs, sizing)}"]
     if needs.is_known and not needs.is_idle:
@@ -74,20 +74,20 @@ def _because(pool: str, observation: Observation, limits: ScalingLimits, needs: 
 
 
 def _too_many(needs: Requirement, bounds: PoolLimits, limits: ScalingLimits) -> str:
-    """What would do and is not allowed; empty when enough is allowed."""
+    """The needed size, if it exceeds the limit; empty otherwise."""
     if needs.asked <= bounds.max:
         return ""
     return f"It takes {_workers(needs.asked)} to keep the targets with {_percent(limits.headroom)} to spare. "
 
 
 def _load(pool: str, observation: Observation, needs: Requirement) -> str:
-    """What comes, and what the pool as it is makes of it."""
+    """The load, and the forecast of the pool's present size."""
     if needs.is_idle:
         return "nothing comes and nothing waits."
     if not needs.is_known:
         return _what_is_missing(pool, observation)
     now = needs.now
-    rate = now.concurrency / now.work_s if now.work_s else 0.0  # of the pool: what the other one does is left out
+    rate = now.concurrency / now.work_s if now.work_s else 0.0  # the rate on this pool only
     work = f"{_number(rate)} requests/s × {_seconds(now.work_s)} each"
     if pool == DECODE:
         part = (
@@ -103,7 +103,7 @@ def _load(pool: str, observation: Observation, needs: Requirement) -> str:
 
 
 def _kept(now: PoolForecast) -> str:
-    """The lowest attainment; where workers cannot help a class, also that of the others, which decides."""
+    """The lowest attainment and, if some classes are hopeless, the lowest of the others, which decides."""
     lowest = _percent(now.lowest_attainment)
     others = [share for name, share in (now.attainment or {}).items() if name not in now.hopeless]
     if not now.hopeless or not others:
@@ -134,7 +134,7 @@ def _what_is_missing(pool: str, observation: Observation) -> str:
 
 
 def _targets(pool: str, observation: Observation) -> str:
-    """Those that are up to a pool."""
+    """The targets that depend on a pool."""
     if pool == PREFILL:
         return "TTFT"
     return "TPOT" if observation.demand.local_share <= 0 else "TPOT, and TTFT of its own prompts"
@@ -152,7 +152,7 @@ def _workers(number: int) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits, without an exponent."""
+    """A number with three digits, without an exponent."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 

@@ -1,4 +1,4 @@
-"""The router's connection to one worker, and the shift between their clocks."""
+"""The router's connection to one worker, and the offset between their clocks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RETRY_SYNC_AFTER_S = 2.0
 
 
 class WorkerClient:
-    """Streams of typed messages; every failure is a ``BatonError``."""
+    """Calls one worker over gRPC. Every failure is raised as a ``BatonError``."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -37,21 +37,21 @@ class WorkerClient:
         self._closed = False
 
     def prefill(self, request: worker_pb2.PrefillRequest, timeout_s: float) -> AsyncGenerator[worker_pb2.PrefillEvent]:
-        """Closing the iterator cancels the call."""
+        """Computes a prompt on the worker. Closing the iterator cancels the call."""
         return self._stream(lambda: self._prefill.Prefill(request, timeout=timeout_s))
 
     def generate(self, request: worker_pb2.GenerateRequest, timeout_s: float) -> AsyncGenerator[worker_pb2.TokenBatch]:
-        """Closing the iterator cancels the call."""
+        """Generates tokens on the worker. Closing the iterator cancels the call."""
         return self._stream(lambda: self._decode.Generate(request, timeout=timeout_s))
 
     async def abandon(self, transfer_id: str) -> None:
-        """Has the worker forget KV that nobody will come for. Who cannot be reached forgets it by itself, in time."""
+        """Makes the worker free KV that no request will claim. Errors are ignored, since it expires on the worker."""
         request = worker_pb2.AbandonRequest(transfer_id=transfer_id)
         with suppress(BatonError):
             await self._ask(lambda: self._decode.Abandon(request, timeout=_ABANDON_TIMEOUT_S))
 
     def watch_cache(self) -> AsyncGenerator[worker_pb2.CacheEvents]:
-        """What the worker's prefix cache holds, and then its changes. Closing the iterator cancels the call."""
+        """The content of the worker's prefix cache, and then its changes. Closing the iterator cancels the call."""
         return self._stream(lambda: self._worker.WatchCache(worker_pb2.WatchCacheRequest()))
 
     async def _stream(self, begin: Callable[[], Any]) -> AsyncGenerator[Any]:
@@ -61,7 +61,7 @@ class WorkerClient:
                 while (message := await call.read()) is not grpc.aio.EOF:
                     yield message
             finally:
-                call.cancel()  # nothing happens to a call that is over
+                call.cancel()  # no effect on a finished call
 
     @contextmanager
     def _typed_errors(self) -> Iterator[None]:
@@ -84,7 +84,7 @@ class WorkerClient:
         return WorkerLostError(f"the worker at {self.address} has left the cluster")
 
     async def stats(self, timeout_s: float = 2.0, samples_after: int | None = None) -> worker_pb2.WorkerStats:
-        """The worker's figures, and its step samples behind number ``samples_after`` if one is given.
+        """The worker's statistics, and its step samples after number ``samples_after`` if one is given.
 
         Raises:
             BatonError: the worker does not answer.
@@ -102,7 +102,7 @@ class WorkerClient:
         return time.monotonic() >= self._sync_due_s
 
     async def sync_clock(self) -> None:
-        """Measures the worker's clock: of some round trips the fastest, assuming that both ways took equally long.
+        """Measures the offset of the worker's clock with the fastest of some round trips, assuming symmetric delays.
 
         Raises:
             BatonError: the worker does not answer.
@@ -119,22 +119,22 @@ class WorkerClient:
         except BatonError:
             self._sync_due_s = time.monotonic() + _RETRY_SYNC_AFTER_S
             raise
-        # Processes of one host share the clock: what the measurement cannot tell from zero is zero.
+        # Processes of one host share the clock, so an offset within the error of the measurement counts as zero.
         self._clock_offset_s = 0.0 if abs(offset_s) <= best_s / 2 else offset_s
         self._sync_due_s = time.monotonic() + _RESYNC_AFTER_S
 
     def record(self, timeline: Timeline, events: Mapping[Event, float]) -> None:
-        """Adds a worker's events to a timeline, on this process's clock; drops them while the shift is unknown."""
+        """Adds a worker's events to a timeline, on this process's clock. Drops them while the offset is unknown."""
         if self._clock_offset_s is None:
             return
         for event, at_s in events.items():
             timeline.replace(event, at_s + self._clock_offset_s)
 
     def record_steps(self, log: StepLog, batch: worker_pb2.TokenBatch, first_token: int) -> None:
-        """Adds the steps that made a batch to one of its sequence's logs, as :meth:`record` does.
+        """Adds the steps of a batch to one of its sequence's logs, on this process's clock.
 
         Args:
-            first_token: how many tokens the sequence had before the batch.
+            first_token: number of tokens that the sequence had before the batch.
         """
         shift_s = self._clock_offset_s
         if shift_s is None:
@@ -142,7 +142,7 @@ class WorkerClient:
         received_s, left = time.monotonic(), len(batch.steps)
         for step in batch.steps:
             left -= 1
-            is_last = not left  # the steps before it made no token
+            is_last = not left  # earlier steps emitted no token
             log.add(
                 step_index=step.index,
                 started_s=step.started_s + shift_s,
@@ -162,7 +162,7 @@ class WorkerClient:
             )
 
     def record_parts(self, timeline: Timeline, parts: Iterable[worker_pb2.TransferPart]) -> None:
-        """Replaces the hand-off's parts, as :meth:`record` does."""
+        """Replaces the parts of the hand-off in a timeline, on this process's clock."""
         shift_s = self._clock_offset_s
         if shift_s is None:
             return
@@ -185,6 +185,6 @@ class WorkerClient:
         return True
 
     async def close(self) -> None:
-        """Ends every call that is open; its reader gets :class:`WorkerLostError`."""
+        """Ends every open call. Its reader gets a :class:`WorkerLostError`."""
         self._closed = True
         await self._channel.close()

@@ -1,4 +1,4 @@
-"""The router's table of workers: who is there, how loaded, and whether to send more."""
+"""The router's table of workers: their description, load and availability."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class WorkerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """What a worker says of itself when it is ready.
+    """A worker's description of itself when it is ready.
 
     Attributes:
-        address: of its gRPC server, ``host:port``.
-        kv_fingerprint: of its KV layout; equal across both pools.
-        draft_method: the speculation method that its draft is for; empty without a draft.
-        num_threads: of its engine; 0 when that is not known.
+        address: address of its gRPC server, ``host:port``.
+        kv_fingerprint: fingerprint of its KV layout; equal across both pools.
+        draft_method: the speculation method of its draft; empty without a draft.
+        num_threads: threads of its engine; 0 if unknown.
         chunk_tokens: token budget of one of its steps.
-        max_num_seqs: sequences that one of its steps may have.
-        kv_blocks: size of its KV cache; 0 when that is not known.
-        memory: what its memory is for; ``None`` when that is not known.
-        graph_failure: why it computes every step eagerly although CUDA graphs were wanted; empty otherwise.
+        max_num_seqs: largest number of sequences in one of its steps.
+        kv_blocks: size of its KV cache in blocks; 0 if unknown.
+        memory: the budget of its memory; ``None`` if unknown.
+        graph_failure: why it runs every step eagerly although CUDA graphs were configured; empty otherwise.
     """
 
     worker_id: str
@@ -83,7 +83,7 @@ class WorkerInfo:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """A worker that the router may use."""
+    """A worker in the router's table."""
 
     info: WorkerInfo
     client: WorkerClient
@@ -100,7 +100,7 @@ class Worker:
         self.idle.set()
 
     def begin(self) -> None:
-        """Counts one more request as this worker's, until :meth:`end`."""
+        """Counts one more request on this worker, until :meth:`end`."""
         self.in_flight += 1
         self.assigned += 1
         self.last_assigned_s = self.clock()
@@ -112,15 +112,15 @@ class Worker:
             self.idle.set()
 
     def suspect(self) -> None:
-        """The worker did not answer: leave it alone for a moment. If it is dead, its pool will say so."""
+        """Takes a worker that did not answer out of use for a moment. If it is dead, its pool removes it."""
         self.suspect_until_s = self.clock() + _SUSPECT_S
 
     def failed(self) -> None:
-        """Counts a request that failed here and went well on another worker.
+        """Counts a request that failed here and succeeded on another worker.
 
         A worker that fails at once is always the least loaded one, so it would attract every request. After a few
-        failures in a row it is left alone, for twice as long after each further one. Requests that were under way when
-        that began tell nothing new.
+        failures in a row it gets no requests for a while, and for twice as long after each further one. Failures
+        during that time are requests sent before, and do not count.
         """
         if self.clock() < self.suspect_until_s:
             return
@@ -138,7 +138,7 @@ class Worker:
         )
 
     def succeeded(self) -> None:
-        """Counts a request that went well here, which ends a row of failures."""
+        """Counts a request that succeeded here, which ends a row of failures."""
         self.failures_in_a_row = 0
 
     async def sync_clock(self) -> None:
@@ -150,15 +150,15 @@ class Worker:
 
     @property
     def is_accepting(self) -> bool:
-        """Whether it may get new requests."""
+        """Whether the worker may get new requests."""
         return not self.draining and self.clock() >= self.suspect_until_s
 
 
 class WorkerRegistry:
-    """Workers by id. ``changed`` is replaced and set on every change, so that waiters never miss one.
+    """Workers by id. ``changed`` is replaced and set on every change, so that waiters never miss a change.
 
     Args:
-        connect: address → client; a simulation brings its own, and its own clock.
+        connect: creates the client of an address.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class WorkerRegistry:
 
     @property
     def changed(self) -> asyncio.Event:
-        """Take it before looking; it is set at the next change."""
+        """An event that is set at the next change. Take it before reading the table."""
         return self._changed
 
     @property
@@ -187,7 +187,7 @@ class WorkerRegistry:
         return self._workers.get(worker_id)
 
     def add(self, info: WorkerInfo) -> Worker:
-        """Adding a worker that is here already changes nothing."""
+        """Adds a worker. Idempotent."""
         if (known := self._workers.get(info.worker_id)) is not None:
             return known
         worker = Worker(info, self._connect(info.address), clock=self._clock)
@@ -196,7 +196,7 @@ class WorkerRegistry:
         return worker
 
     def drain(self, worker_id: str) -> Worker | None:
-        """No new requests for this worker."""
+        """Stops new requests to a worker. Returns ``None`` if it is unknown."""
         worker = self._workers.get(worker_id)
         if worker is not None:
             worker.draining = True
