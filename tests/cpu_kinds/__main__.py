@@ -26,7 +26,8 @@ PIECES = [
 ]  # fmt: skip
 """Tests of functions that are compiled by themselves."""
 PROGRAMS = [
-    *(f"{_FUSED}/test_{name}.py" for name in ("decoder", "eagle_head", "int8_cache", "quantization", "subnormals")),
+    *(f"{_FUSED}/test_{name}.py" for name in ("decoder", "int8_cache", "quantization", "subnormals")),
+    "tests/unit/baton/engine/draft/eagle/test_eagle_head.py",
     "tests/unit/baton/engine/test_niceness.py",
     "tests/unit/baton/engine/runner/test_served_model.py",
     "tests/unit/baton/engine/test_encoding_check.py",

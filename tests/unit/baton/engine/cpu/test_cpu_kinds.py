@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cpu_kinds.__main__ import PIECES, PROGRAMS
 from tests.cpu_kinds.compile_only import INSTRUCTIONS
 from tests.cpu_kinds.kinds import KINDS, environment_of, host_features, how_to_run
 from tests.cpu_kinds.process import VARIABLE
@@ -44,6 +45,11 @@ def test_the_compiler_takes_the_instructions_of_kinds_that_this_cpu_is_not(name:
     ended = subprocess.run(command, cwd=Path(__file__).parents[5], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
     assert set(ended.stdout.split()) >= INSTRUCTIONS[name]
+
+
+def test_every_listed_file_of_tests_exists() -> None:
+    root = Path(__file__).parents[5]
+    assert [name for name in (*PIECES, *PROGRAMS) if not (root / name).exists()] == []
 
 
 def test_a_cpu_stands_in_for_kinds_that_have_less_and_for_more_by_emulation(monkeypatch: pytest.MonkeyPatch) -> None:
