@@ -1,4 +1,4 @@
-"""The tensors of draft checkpoints: reading and comparing them, and what tells two drafts apart."""
+"""Tensors of draft checkpoints: reads, writes, compares and fingerprints them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from baton.engine.draft.tensor_names import FileNames
 
 
 def read_tensors(folder: Path, names: Iterable[str] = WEIGHT_NAMES) -> dict[str, torch.Tensor]:
-    """All tensors of the checkpoint, on the CPU, from the first of ``names`` that the folder has.
+    """Reads all tensors of the checkpoint to the CPU, from the first file of ``names`` that the folder has.
 
     Pickled files are read without running code from them.
 
     Raises:
-        ConfigError: no weights, a file that cannot be read, a missing shard, or numbers that are not finite.
+        ConfigError: there are no weights, a file cannot be read, a shard is missing, or a value is not finite.
     """
     path = weights_file(folder, names)
     tensors = _read_shards(path) if is_index(path) else _read_file(path)
@@ -44,7 +44,7 @@ def read_tensors(folder: Path, names: Iterable[str] = WEIGHT_NAMES) -> dict[str,
 
 
 def write_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Writes a safetensors file that those may read who may read other new files.
+    """Writes a safetensors file with the permissions of any new file.
 
     Args:
         tensors: contiguous, on the CPU.
@@ -57,8 +57,8 @@ def write_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[s
 
 
 def let_others_read(path: Path) -> None:
-    """Gives a file the mode of any new one; safetensors makes its own readable for the owner alone."""
-    ordinary = path.with_name(f".{path.name}.mode")  # the umask itself can be asked for only by changing it
+    """Gives a file the mode of any new one; safetensors makes its own readable only for the owner."""
+    ordinary = path.with_name(f".{path.name}.mode")  # the umask itself can only be read by changing it
     ordinary.touch()
     try:
         path.chmod(stat.S_IMODE(ordinary.stat().st_mode))
@@ -73,16 +73,16 @@ def check_tensors(
     kind: str,
     in_file: FileNames,
 ) -> None:
-    """Compares names and shapes, and tells numbers from ids.
+    """Compares names and shapes, and floating-point with integer dtypes.
 
     Args:
-        expected: what the network has; values do not matter, and may lie on the meta device.
-        where: what the message calls the checkpoint.
+        expected: the network's tensors; their values are ignored, and they may be on the meta device.
+        where: name of the checkpoint in messages.
         kind: what it was read as, ``"an EAGLE-3 head"`` for example.
-        in_file: how the message calls tensors.
+        in_file: maps names for messages.
 
     Raises:
-        UnsupportedModelError: it lacks tensors, has others, or has them in another shape; the message names them.
+        UnsupportedModelError: it lacks tensors, has others, or has other shapes or dtypes; the message names them.
     """
     problems = []
     if missing := sorted(expected.keys() - found.keys()):
@@ -109,7 +109,7 @@ def check_tensors(
 def fingerprint(settings: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> str:
     """Hex digest over settings, and over every tensor's name, dtype, shape and bytes.
 
-    Two workers whose drafts have the same one compute the same draft KV.
+    Two workers whose drafts have equal fingerprints compute the same draft KV.
     """
     digest = hashlib.blake2b(json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=16)
     for name, tensor in sorted(tensors.items()):

@@ -1,4 +1,4 @@
-"""Draft checkpoints as files: where they lie, their config, names and shapes of their tensors. No torch here."""
+"""Files of draft checkpoints: their location, config, and names and shapes of their tensors. No torch here."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ WEIGHT_NAMES = (
     "pytorch_model.bin",
 )
 FETCH_AGAIN = "Copy or download the checkpoint again."
-"""What helps where files do not hold what they should."""
+"""Advice for files that do not hold what they should."""
 _NAMES_SHOWN = 4
-# Of a safetensors file: the length of its header, little-endian, then the header as JSON, then the numbers.
+# A safetensors file is the length of its header, little-endian, then the header as JSON, then the numbers.
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor that was not read.
+    """Shape and dtype of a tensor that was not read.
 
     Attributes:
-        dtype: as safetensors calls it, ``BF16`` for example.
+        dtype: in safetensors' notation, ``BF16`` for example.
     """
 
     shape: tuple[int, ...]
@@ -46,10 +46,10 @@ class StoredTensor:
 
 
 def find_checkpoint(reference: str | Path) -> Path:
-    """The folder of a draft checkpoint; a hub id is fetched first.
+    """Returns the folder of a draft checkpoint; fetches a hub id first.
 
     Raises:
-        ConfigError: it is neither a folder nor a hub id that can be reached.
+        ConfigError: it is neither a folder nor a reachable hub id.
     """
     path = Path(reference).expanduser()
     if path.is_dir():
@@ -70,10 +70,10 @@ def find_checkpoint(reference: str | Path) -> Path:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """``config.json`` as it is written.
+    """Returns the content of ``config.json``.
 
     Raises:
-        ConfigError: it is missing or no JSON object.
+        ConfigError: it is missing or not a JSON object.
     """
     path = folder / CONFIG_NAME
     if not path.is_file():
@@ -84,7 +84,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def weights_file(folder: Path, names: Iterable[str] = WEIGHT_NAMES) -> Path:
-    """The first of ``names`` that the folder has.
+    """The first file of ``names`` that the folder has.
 
     Raises:
         ConfigError: it has none.
@@ -97,7 +97,7 @@ def weights_file(folder: Path, names: Iterable[str] = WEIGHT_NAMES) -> Path:
 
 
 def is_index(path: Path) -> bool:
-    """Whether the file names those that hold the tensors."""
+    """Whether the file is an index of the files that hold the tensors."""
     return path.name.endswith(".index.json")
 
 
@@ -119,7 +119,7 @@ def shards_of(index: Path) -> dict[str, Path]:
 
 
 def check_shards(index: Path, files: Mapping[str, Path], found: Container[str]) -> None:
-    """Raises :class:`ConfigError` when tensors that the index promises are in none of its files."""
+    """Raises :class:`ConfigError` when none of the files holds a tensor that the index lists."""
     if absent := sorted(name for name in files if name not in found):
         raise ConfigError(
             f"draft checkpoint: {index} promises tensors that its files lack: {shortened(absent)}. {FETCH_AGAIN}"
@@ -129,17 +129,17 @@ def check_shards(index: Path, files: Mapping[str, Path], found: Container[str]) 
 def read_shapes(
     folder: Path, names: Iterable[str] = WEIGHT_NAMES, *, is_whole: bool = True
 ) -> dict[str, StoredTensor] | None:
-    """All tensors of the checkpoint, without their numbers. Reads kilobytes.
+    """Shapes and dtypes of all tensors of the checkpoint. Reads kilobytes.
 
     Args:
-        names: of the files, in order of preference.
-        is_whole: what an index promises has to be there.
+        names: names of the weight files, in order of preference.
+        is_whole: requires all tensors that an index lists.
 
     Returns:
-        None when the weights are pickled: then they cannot be looked at without being read.
+        ``None`` for pickled weights, whose shapes cannot be known without reading them.
 
     Raises:
-        ConfigError: no weights, a missing shard, or a file that is broken or was cut off.
+        ConfigError: there are no weights, a shard is missing, or a file is broken or truncated.
     """
     path = weights_file(folder, names)
     files = shards_of(path) if is_index(path) else {}

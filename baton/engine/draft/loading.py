@@ -27,7 +27,7 @@ from baton.engine.runner.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 
-# Any text will do: what counts is how often head and target agree on it.
+# Any text works: only the agreement of head and target on it counts.
 _PROBE_TEXT = """
 A library lends books, and a reader brings them back. In the morning the doors open, people come in from the rain, and
 someone asks for a map of the old town. The librarian walks to the third shelf, takes a thin green volume and says that
@@ -39,10 +39,11 @@ finds the way to the river without asking anyone. That is what maps are for.
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """
+    """A draft network with its method.
+
     Attributes:
         method: name of the speculation method that uses it.
-        name: what was asked for.
+        name: the reference from which it was loaded.
     """
 
     method: str
@@ -51,15 +52,15 @@ class LoadedDraft:
 
 
 def load_draft(reference: str, model: str, model_path: str, target: LoadedModel) -> LoadedDraft | None:
-    """Loads what ``speculation.draft`` names, in the target's dtype and on its device.
+    """Loads the draft of ``speculation.draft`` in the target's dtype and on its device.
 
     Args:
         reference: ``auto``, ``none``, a folder or a hub id.
         model: the target, as the configuration names it.
-        model_path: where its tokenizer is.
+        model_path: location of the target's tokenizer.
 
     Returns:
-        None when there is nothing to load.
+        ``None`` when there is nothing to load.
 
     Raises:
         ConfigError: the checkpoint is missing or broken.
@@ -86,14 +87,14 @@ def load_draft(reference: str, model: str, model_path: str, target: LoadedModel)
 
 
 def create_draft_state(network: DraftNetwork, runner: ModelRunner, *, ships_prompts: bool = False) -> DraftState:
-    """The state of a network on one worker.
+    """Creates the state of a network on one worker.
 
     Args:
-        runner: of the target, built with ``network`` as its draft.
-        ships_prompts: True on a worker that hands the KV of prompts over as soon as it is computed.
+        runner: runner of the target, built with ``network`` as its draft.
+        ships_prompts: True on a worker that sends the KV of prompts as soon as it is computed.
 
     Raises:
-        TypeError: a network of an unknown kind.
+        TypeError: the network is of an unknown kind.
     """
     if isinstance(network, EagleHead):
         return FeatureState(network, runner)
@@ -106,12 +107,12 @@ def create_draft_state(network: DraftNetwork, runner: ModelRunner, *, ships_prom
 
 @torch.inference_mode()
 def _settle(head: EagleHead, target: LoadedModel, tokenizer: Tokenizer, name: str) -> None:
-    """Finds out what the checkpoint's layer ids mean. The target must not have been given to a runner yet."""
+    """Determines the meaning of the checkpoint's layer ids. No runner may have the target yet."""
     known = [token for token in tokenizer.encode(_PROBE_TEXT.strip().replace("\n", " ")) if token < target.vocab_size]
     token_ids = torch.tensor(known, device=target.model.device)
     if len(token_ids) < 2:
         raise ConfigError(f"draft checkpoint {name}: the target's tokenizer makes nothing of a plain English text.")
-    target.model.set_attn_implementation("eager")  # which one was set before, a runner changes anyway
+    target.model.set_attn_implementation("eager")  # need not be restored, since a runner sets its own
     output: Any = target.model(input_ids=token_ids[None], output_hidden_states=True, use_cache=False)
     states = {layer: state[0] for layer, state in enumerate(output.hidden_states)}
     agreement = settle_feature_layers(head, states, token_ids, output.logits[0].argmax(dim=-1))

@@ -1,4 +1,4 @@
-"""What both roles need for a draft network: its state beside the target's, and whose fault an error is."""
+"""Interface of a draft network's state on a worker, and the handling of a draft's errors. Both roles use them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from baton.engine.device.device_errors import is_device_lost, is_out_of_memory
 
 
 class DraftState(Protocol):
-    """What a worker keeps for a network between steps, request by request. Used from the engine's thread only."""
+    """A worker's state of a draft network between steps, by request. Use only in the engine's thread."""
 
     def computed(self, batch: ForwardBatch, results: Mapping[str, VerifyResult]) -> None:
-        """Sees a forward of the target; see :meth:`baton.engine.contracts.Proposer.computed`."""
+        """Reads a forward of the target; see :meth:`baton.engine.contracts.Proposer.computed`."""
         ...
 
     def keep(self, num_rows: int | None) -> None:
-        """Lets a state fall behind while its method rests: later drafts may see less.
+        """Lets the state fall behind while its method pauses; later drafts may see less.
 
         Args:
             num_rows: latest tokens of each request that drafts must see at least; ``None`` for all of them.
@@ -27,24 +27,24 @@ class DraftState(Protocol):
         ...
 
     def flush(self, request_id: str) -> None:
-        """Brings a request's draft KV up to date before its blocks are given away or sent."""
+        """Brings a request's draft KV up to date before its blocks are freed or sent."""
         ...
 
     def release(self, request_id: str) -> None:
-        """Forgets a request, whose blocks may stay as another's prefix: its draft KV is brought up to date first."""
+        """Forgets a request; first brings its draft KV up to date, since its blocks may become another's prefix."""
         ...
 
     def export_state(self, request_id: str) -> bytes:
-        """State that another worker needs to go on with the request, besides the draft KV of its blocks."""
+        """State that another worker needs to continue the request, besides the draft KV of its blocks."""
         ...
 
     def adopt(self, request: Request, state: bytes | None, first_new: int = 0) -> None:
-        """Takes over a request whose KV was computed elsewhere, before its first step here.
+        """Takes over a request whose KV was computed on another worker, before its first step here.
 
         Args:
             request: has the KV of its prompt in its blocks, and its first token.
-            state: from :meth:`export_state` there; None when no draft KV came with the target's.
-            first_new: first position whose KV came; that of the ones before was here.
+            state: from :meth:`export_state` on the other worker; ``None`` when no draft KV came with the target's.
+            first_new: first position whose KV was received; earlier positions were cached here.
 
         Raises:
             ValueError: the state is not one of this network's.
@@ -53,10 +53,10 @@ class DraftState(Protocol):
 
 
 class DraftFaults:
-    """Tells errors that the engine must see from those for which a draft is switched off.
+    """Separates errors that the engine must see from those for which a draft is switched off.
 
-    The engine ends when the device is lost. When a step runs out of memory, the engine frees some and tries the step
-    again, so a draft is at fault only if it runs out of memory twice in a row.
+    The engine ends when the device is lost. When a step runs out of memory, the engine frees some and retries the step,
+    so a draft is switched off only if it runs out of memory twice in a row.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class DraftFaults:
         """Whether an error of the draft ``name`` must be raised.
 
         Args:
-            in_step: the engine tries the step again in which the error occurred.
+            in_step: whether the error occurred in a step that the engine retries.
         """
         if is_device_lost(error):
             return True
@@ -76,5 +76,5 @@ class DraftFaults:
         return True
 
     def went_well(self, name: str) -> None:
-        """Ends a row of failures. Call it when the draft's part of a step has worked."""
+        """Ends a row of failures. Call it when the draft's part of a step has succeeded."""
         self._lacked_memory.discard(name)

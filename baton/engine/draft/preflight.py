@@ -1,6 +1,6 @@
 """Refuses a draft that does not fit its target before any weights are loaded. No torch here.
 
-The loaders check everything; what config, names and shapes tell is checked here too, by the same functions.
+The loaders check everything; checks of config, names and shapes run here first, by the same functions.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ _TOKENIZER_NAME = "tokenizer.json"
 
 
 def check_draft(reference: str, method: str, model: str, model_folder: Path) -> None:
-    """Fetches what ``speculation.draft`` names, if need be, and compares it with the target. Reads no weights.
+    """Fetches the draft of ``speculation.draft`` if needed, and compares it with the target. Reads no weights.
 
     Args:
         reference: ``auto``, ``none``, a folder or a hub id.
         method: the configured ``speculation.method``.
         model: the target, as the configuration names it.
-        model_folder: where the target is.
+        model_folder: folder of the target.
 
     Raises:
         ConfigError: the draft is missing or broken, or the method needs another one.
         UnsupportedModelError: it belongs to another target or is of a kind that baton does not support.
-        ModelUnavailableError: a model that drafts cannot be fetched or converted.
+        ModelUnavailableError: a draft model cannot be fetched or converted.
     """
     found = resolve_draft(reference, model)
     if found is None:
@@ -71,7 +71,7 @@ def check_draft(reference: str, method: str, model: str, model_folder: Path) -> 
 
 
 def _check_eagle(reference: str | Path, target: TargetShape | None) -> str | None:
-    """The method that the head is for, as far as the weights' names can be read."""
+    """The method that the head is for; ``None`` if the weights' names cannot be read."""
     folder, where = find_checkpoint(reference), str(reference)
     config = read_config(folder)
     stored = read_shapes(folder)
@@ -107,7 +107,7 @@ def _check_medusa(reference: str | Path, target: TargetShape | None) -> None:
 
 
 def _cut(name: str, tensor: StoredTensor, size: int) -> StoredTensor:
-    """An lm_head stored for all tokens, as it is when only the rows of a truncated vocabulary are left."""
+    """Reduces an lm_head for all tokens to the rows of a truncated vocabulary."""
     if not name.startswith("lm_heads.") or tensor.shape[0] <= size:
         return tensor
     return StoredTensor((size, *tensor.shape[1:]), tensor.dtype)
@@ -119,14 +119,14 @@ def _check_draft_model(reference: str, model_folder: Path) -> None:
         return
     resolve_model(reference)
     if any((folder / name).is_file() for name in WEIGHT_NAMES):
-        # As transformers does, which loads it: one file comes before an index, which may be left over from what it was
-        # merged of, and tensors that are tied to others need not be there.
+        # In the order of transformers, which loads it: a single file comes before an index, which may be left over from
+        # the shards that were merged into it, and tied tensors may be absent.
         read_shapes(folder, sorted(WEIGHT_NAMES, key=lambda name: (".bin" in name, "index" in name)), is_whole=False)
     elif not any(path.suffix in (".safetensors", ".bin") for path in folder.iterdir()):
-        weights_file(folder)  # names what it looks for; transformers knows others that are stored so
+        weights_file(folder)  # raises; transformers knows other names with these suffixes
     ours, theirs = _vocabulary(model_folder), _vocabulary(folder)
     if ours is None or theirs is None or ours.spelling != theirs.spelling:
-        return  # only the tokenizers themselves can say which bytes their tokens stand for
+        return  # only the tokenizers themselves know the bytes of their tokens
     for token_id in sorted(ours.tokens.keys() & theirs.tokens.keys()):
         if ours.tokens[token_id] != theirs.tokens[token_id]:
             raise UnsupportedModelError(
@@ -138,11 +138,11 @@ def _check_draft_model(reference: str, model_folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Vocabulary:
-    """Of a ``tokenizer.json``.
+    """Vocabulary of a ``tokenizer.json``.
 
     Attributes:
-        spelling: how text becomes of tokens; two that are equal mean the same by the same token.
-        tokens: by id, without those that were added, which other files may rename.
+        spelling: how tokens become text; with equal spellings, equal tokens mean the same text.
+        tokens: by id, without added ones, which other files may rename.
     """
 
     spelling: str
@@ -166,11 +166,11 @@ def _vocabulary(folder: Path) -> _Vocabulary | None:
         for entry in added:
             tokens.pop(int(entry["id"]), None)
     except (ValueError, TypeError, LookupError):
-        return None  # a tokenizer that cannot be read is refused where it is loaded
+        return None  # an unreadable tokenizer is refused where it is loaded
     return _Vocabulary(json.dumps([content.get("decoder"), model.get("type")], sort_keys=True), tokens)
 
 
 def _size(config: Mapping[str, Any], name: str) -> int | None:
-    """None when it is not stated; values of another type are refused where the config is read as a whole."""
+    """``None`` when it is not stated; values of another type are refused where the whole config is read."""
     value = config.get(name)
     return value if type(value) is int else None

@@ -1,4 +1,4 @@
-"""What ``speculation.draft`` may name, and which kind of draft that is. No torch here."""
+"""Resolves ``speculation.draft`` and determines the kind of the draft. No torch here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EAGLE_KEYS = ("draft_vocab_size", "speculators_model_type", "eagle_config")
 
 
 def default_draft(model: str) -> Path | None:
-    """The draft that comes with baton for the model that a configuration names; None for others."""
+    """The draft that baton contains for the configured model; ``None`` for other models."""
     if not is_default_model(model):
         return None
     folder = Path(str(resources.files("baton.engine.draft") / "assets" / _DEFAULT_HEAD))
@@ -29,14 +29,14 @@ def default_draft(model: str) -> Path | None:
 
 
 def resolve_draft(reference: str, model: str) -> str | Path | None:
-    """What to load for a reference.
+    """Resolves a reference to what is loaded.
 
     Args:
         reference: ``auto``, ``none``, a folder or a hub id.
         model: the target, as the configuration names it.
 
     Returns:
-        None when there is nothing to load.
+        ``None`` when there is nothing to load.
     """
     if reference == NONE:
         return None
@@ -44,7 +44,7 @@ def resolve_draft(reference: str, model: str) -> str | Path | None:
 
 
 def kind_of(reference: str | Path) -> Literal["draft_model", "eagle", "medusa"]:
-    """Tells the kinds apart by what only one of them has; whether it is sound, its loader finds out.
+    """Determines the kind by features that only one of them has; the loader validates the draft.
 
     Raises:
         ConfigError: there is no such draft, or its config cannot be read.
@@ -62,10 +62,10 @@ def kind_of(reference: str | Path) -> Literal["draft_model", "eagle", "medusa"]:
 
 
 def draft_folder(reference: str | Path) -> Path | None:
-    """The folder of a draft, fetched first if need be.
+    """Returns the folder of a draft, fetched first if needed.
 
     Returns:
-        None for what only ``resolve_model`` knows: the default model and GGUF files.
+        ``None`` for references that only ``resolve_model`` knows: the default model and GGUF files.
 
     Raises:
         ConfigError: there is no such folder, file or hub id.
@@ -78,15 +78,15 @@ def draft_folder(reference: str | Path) -> Path | None:
 
 
 def check_method(method: str, draft: str | None, name: str | None) -> None:
-    """A method that needs a draft has one of its kind.
+    """Checks that a method that needs a draft has one of its kind.
 
     Args:
-        method: of requests that do not choose.
-        draft: the method that the loaded draft is for; None without a draft.
-        name: what the draft is called.
+        method: the configured method, for requests that do not choose one.
+        draft: the method that the loaded draft is for; ``None`` without a draft.
+        name: name of the draft.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: the method needs a draft of another kind.
     """
     if method in DRAFT_METHODS and draft != method:
         loaded = "no draft is loaded" if draft is None else f"{name} is for the method {draft}"

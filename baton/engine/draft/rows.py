@@ -1,4 +1,4 @@
-"""Rows of several sequences for one pass of a draft network, and the attention that they take part in."""
+"""Rows of several sequences for one pass of a draft network, and their attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from baton.engine.kv_cache.paged_cache import slot_array
 
 @dataclass(frozen=True, slots=True)
 class DraftRows:
-    """Rows lie flat, one sequence after the other.
+    """Rows of a pass, one sequence after the other.
 
     Attributes:
         positions, slots: int64 ``[num_rows]``.
@@ -45,7 +45,7 @@ class DraftRows:
 
 @dataclass(frozen=True, slots=True)
 class PagedAttend:
-    """Attention of a draft's layers over what the sequences of ``rows`` hold in the cache.
+    """Attention of a draft's layers over the cached tokens of the sequences of ``rows``.
 
     Attributes:
         first_layer: index of the draft's first layer in the cache.

@@ -1,4 +1,4 @@
-"""The sizes of a target that its drafts depend on. No torch here."""
+"""Sizes of a target that its drafts depend on. No torch here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from baton.core.errors import UnsupportedModelError
 from baton.engine.models.model_config import text_config
 
-# As the architectures call them in config.json.
+# Names in config.json across architectures.
 _HIDDEN_SIZE = ("hidden_size", "n_embd", "d_model")
 _NUM_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 
@@ -24,7 +24,7 @@ class TargetShape:
 
     @classmethod
     def of(cls, target: Any) -> TargetShape:
-        """Of a ``transformers.PreTrainedModel``.
+        """The sizes of a ``transformers.PreTrainedModel``.
 
         Raises:
             UnsupportedModelError: it has no language model head.
@@ -37,7 +37,7 @@ class TargetShape:
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> TargetShape | None:
-        """As ``config.json`` of a model states it; None where only the architecture's own code could tell."""
+        """The sizes in a model's ``config.json``; ``None`` where only the architecture's own code knows them."""
         text = text_config(config)
         if text is None:
             return None

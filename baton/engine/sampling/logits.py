@@ -1,10 +1,10 @@
-"""The one place where logits are processed. Plain decoding and verification call the same function, row by row.
+"""Processes logits. Plain decoding and verification call the same function, row by row.
 
 Order: logit bias → min_tokens → penalties → temperature → top-k → top-p → min-p. Each later filter sees the
-distribution that the earlier ones left, as transformers' warpers do.
+distribution that the earlier ones left, as in transformers' warpers.
 
-Nothing here waits for a device: what to do is known from the rows alone. On the CPU, where a look costs nothing, it
-may spare work.
+Nothing here waits for a device: the rows alone determine the work. On the CPU, where reading a value is free, values
+may be read to skip work.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from baton.engine.device.uploads import upload, upload_ints
 
 _NEG_INF = float("-inf")
 _LEAST_TEMPERATURE = 1e-30
-# Where these hold enough probability, top-p needs no sorted vocabulary.
+# If these hold enough probability, top-p needs no sorted vocabulary.
 _LIKELY_TOKENS = (256, 4096)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """What one row of logits needs to know of its sequence.
+    """Sampling state of the sequence of one row of logits.
 
     Attributes:
         position: index in the sequence of the token that the row chooses.
-        prompt_token_ids, output_token_ids: everything before that token; for a draft's row, the accepted path to it.
-        forbidden: tokens that must not come while fewer than ``min_tokens`` are out.
+        prompt_token_ids, output_token_ids: all tokens before that token; for a draft's row, including the path to it.
+        forbidden: tokens that are excluded until there are ``min_tokens``.
     """
 
     params: SamplingParams
@@ -51,7 +51,7 @@ def process_logits(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.T
         rows: one per row.
 
     Returns:
-        Float32 ``[num_rows, vocab_size]``; the tokens that may not be chosen are ``-inf``. Greedy rows are not scaled.
+            Float32 ``[num_rows, vocab_size]``; excluded tokens are ``-inf``. Greedy rows are not scaled.
     """
     is_edited = any(_is_edited(row) for row in rows)
     if is_edited:
@@ -72,7 +72,7 @@ def process_logits(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.T
 
 
 def _is_edited(row: SamplingRow) -> bool:
-    """Whether single tokens' logits change, which greedy rows feel as well."""
+    """Whether single tokens' logits change, which affects greedy rows too."""
     return row.params.needs_penalties or bool(row.params.logit_bias) or _is_held_back(row)
 
 
@@ -81,7 +81,7 @@ def _is_held_back(row: SamplingRow) -> bool:
 
 
 def _add_biases(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
-    """In place, as the other edits."""
+    """Adds the biases in place."""
     biases = [(index, token, bias) for index, row in enumerate(rows) for token, bias in row.params.logit_bias]
     if biases:
         indices, tokens, values = zip(*biases, strict=True)
@@ -97,7 +97,7 @@ def _hold_back(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
 
 
 def _penalise(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
-    """Tokens are counted on the host: a device would first have to say how many different ones there are."""
+    """Applies penalties in place. Tokens are counted on the host; on a device, the count's size would need a wait."""
     penalised = [(index, _penalties(row)) for index, row in enumerate(rows) if row.params.needs_penalties]
     if not penalised:
         return
@@ -112,12 +112,12 @@ def _penalise(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Penalties:
-    """Of one row, by token that came before.
+    """Penalties of one row, for each distinct earlier token.
 
     Attributes:
-        token_ids: int64, each once.
-        factors: what positive logits are divided by and negative ones multiplied with.
-        amounts: what is taken away then.
+        token_ids: int64, without duplicates.
+        factors: positive logits are divided by them, negative ones multiplied.
+        amounts: subtracted afterwards.
     """
 
     token_ids: npt.NDArray[np.int64]
@@ -126,7 +126,7 @@ class _Penalties:
 
 
 def _penalties(row: SamplingRow) -> _Penalties:
-    """Repetition counts the prompt as well; presence and frequency go by the output alone."""
+    """Repetition counts prompt and output; presence and frequency count only the output."""
     params = row.params
     output = np.array(row.output_token_ids, dtype=np.int64)
     prompt = np.array(row.prompt_token_ids if params.repetition_penalty != 1 else (), dtype=np.int64)
@@ -140,16 +140,16 @@ def _penalties(row: SamplingRow) -> _Penalties:
 def _places(
     indices: Sequence[int] | npt.NDArray[np.int64], tokens: Sequence[int] | npt.NDArray[np.int64], device: torch.device
 ) -> tuple[torch.Tensor, ...]:
-    """Elements of a matrix by row and column."""
+    """Index of matrix elements by row and column."""
     return upload(np.array([indices, tokens], dtype=np.int64), device).unbind()
 
 
 def _filter(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Temperature, top-k, top-p and min-p on rows that are sampled."""
+    """Applies temperature, top-k, top-p and min-p to rows that are sampled."""
     names = ("temperature", "top_p", "min_p")
     settings = upload(np.array([[getattr(p, name) for p in params] for name in names]), logits.device).to(logits.dtype)
     column = dict(zip(names, settings.unsqueeze(-1), strict=True))
-    # A temperature that float32 cannot divide by means the likeliest token, not infinity.
+    # A temperature too small for a float32 division means the likeliest token, not infinity.
     logits = logits / column["temperature"].clamp_min(_LEAST_TEMPERATURE)
     vocab_size = logits.shape[-1]
     limits = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
@@ -165,7 +165,7 @@ def _filter(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Ten
 
 
 def _keep_top_k(logits: torch.Tensor, limits: list[int]) -> torch.Tensor:
-    """Tokens as likely as the k-th one stay too, so that the result does not depend on the order of ties."""
+    """Keeps the k likeliest tokens, and ties with the k-th one, so that the result does not depend on their order."""
     largest = max(limit for limit in limits if limit < logits.shape[-1])
     top = torch.topk(logits, largest, dim=-1).values
     ranks = upload(np.array([[min(limit, largest) - 1] for limit in limits]), logits.device)
@@ -175,10 +175,10 @@ def _keep_top_k(logits: torch.Tensor, limits: list[int]) -> torch.Tensor:
 
 
 def _keep_top_p(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """The smallest set of most likely tokens whose probability reaches ``top_p``; at least one, of equals the first.
+    """Keeps the smallest set of likeliest tokens whose probability reaches ``top_p``; at least one, the first of equals.
 
-    Sorting a whole vocabulary costs more than everything else in sampling, and few rows need it; on a device, it costs
-    less than waiting to see whether they do.
+    Sorting a whole vocabulary costs more than everything else in sampling, and few rows need it; on a device it costs
+    less than waiting to find out.
     """
     may_look = is_on_host(logits)
     vocab_size = logits.shape[-1]

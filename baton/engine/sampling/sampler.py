@@ -1,8 +1,8 @@
-"""Chooses tokens. Noise is counter-based: a function of the request's seed and the token's position alone, so that a
-seeded request draws the same noise whatever it is batched with, wherever it runs and whether or not it speculates.
+"""Samples tokens. Noise is counter-based, a function of the request's seed and the token's position only: a seeded
+request draws the same noise in any batch, on any worker, with or without speculation.
 
-What may still differ is the logits themselves: kernels sum in another order for another batch shape. In float32 that
-is some 1e-6 and almost never shows; in bfloat16 a near tie can fall the other way.
+Only the logits may still differ: kernels sum in another order for another batch shape. In float32 the difference is
+about 1e-6 and almost never visible; in bfloat16 a near tie can change.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def uniform(seed: int, position: int, stream: int = 0) -> float:
     """A number in [0, 1) with 53 random bits.
 
     Args:
-        seed: of the request.
-        position: of the token in its sequence.
-        stream: keeps draws for different purposes at one position independent.
+        seed: seed of the request.
+        position: position of the token in its sequence.
+        stream: makes draws for different purposes at one position independent.
     """
     state = _mix((seed + _GOLDEN_GAMMA) & _MASK)
     state = _mix((state ^ _mix((position + 1) * _GOLDEN_GAMMA & _MASK)) & _MASK)
@@ -47,18 +47,18 @@ def uniform(seed: int, position: int, stream: int = 0) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A row's outcome; ``token_id`` is None when the logits were not numbers."""
+    """Outcome of a row; ``token_id`` is ``None`` when the logits were not finite."""
 
     token_id: int | None
     logprobs: TokenLogprobs | None = None
 
 
 class QueuedSample:
-    """One token per row, chosen on the device and on its way to the host.
+    """One token per row, chosen on the device and in flight to the host.
 
     Args:
         token_ids: int64 ``[num_rows]``, on the device.
-        is_valid: bool ``[num_rows]``: whether the row was made of numbers.
+        is_valid: bool ``[num_rows]``, whether the row's logits were finite.
         logprobs: by row, for the rows that ask for any.
     """
 
@@ -70,7 +70,7 @@ class QueuedSample:
         self._logprobs = logprobs
 
     def read(self) -> list[SampledToken]:
-        """Here a step waits for the device, once."""
+        """Returns the tokens. The only place where a step waits for the device."""
         valid, token_ids = self._outcome.read().tolist()
         logprobs = {index: queued.read() for index, queued in self._logprobs.items()}
         return [
@@ -80,17 +80,17 @@ class QueuedSample:
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
-    """One token per row.
+    """Samples one token per row.
 
     Args:
-        logits: float32 ``[num_rows, vocab_size]``, straight from the model.
+        logits: float32 ``[num_rows, vocab_size]``, unprocessed.
         rows: one per row.
     """
     return queue_sample(logits, rows).read()
 
 
 def queue_sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> QueuedSample:
-    """:func:`sample` without waiting for its outcome. The logits may be overwritten by what is queued behind it."""
+    """Like :func:`sample`, without waiting. Work that is queued afterwards may overwrite the logits."""
     if not rows:
         nothing = torch.empty(0, dtype=torch.int64, device=logits.device)
         return QueuedSample(nothing, nothing, {})
@@ -110,7 +110,7 @@ def queue_sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> QueuedSam
 
 
 def _largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each row the highest logit, or NaN if there is one, and its column: the first one of several."""
+    """Each row's highest logit, or NaN if it has one, and its column; of equals the first."""
     if not is_on_host(logits):
         best, choice = logits.max(dim=-1)
         return best, choice
@@ -119,23 +119,23 @@ def _largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _draw_rows(processed: torch.Tensor, rows: Sequence[SamplingRow]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens of rows that are not greedy, int64 ``[num_rows]``, and whether each row was made of numbers."""
-    probs = torch.softmax(processed, dim=-1)  # float32: its error is that of the logits, at half the memory
-    is_valid = torch.isfinite(probs[:, 0])  # one bad logit spoils its whole row
-    if not is_on_host(probs) or not bool(is_valid.all()):  # a look at it would cost more there
+    """Tokens of rows that are not greedy, int64 ``[num_rows]``, and whether each row's logits were finite."""
+    probs = torch.softmax(processed, dim=-1)  # float32 is as precise as the logits, at half the memory of float64
+    is_valid = torch.isfinite(probs[:, 0])  # one bad logit makes its whole row NaN
+    if not is_on_host(probs) or not bool(is_valid.all()):  # on a device, the check would cost more than the repair
         probs = torch.nan_to_num(probs)
     return draw(probs, [uniform(row.params.seed, row.position) for row in rows]), is_valid
 
 
 def probabilities(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """What :func:`sample` draws from but for float32's rounding, for rows that are not greedy.
+    """The distribution that :func:`sample` draws from, up to float32's rounding, for rows that are not greedy.
 
     Args:
-        logits: float32 ``[num_rows, vocab_size]``, straight from the model.
+        logits: float32 ``[num_rows, vocab_size]``, unprocessed.
         rows: one per row.
 
     Returns:
-        Float64 ``[num_rows, vocab_size]``; all 0 where the logits were not numbers.
+        Float64 ``[num_rows, vocab_size]``; all 0 where the logits were not finite.
     """
     processed = process_logits(logits, rows)
     valid = torch.isfinite(processed.amax(dim=-1, keepdim=True))
@@ -173,11 +173,11 @@ def draw(probs: torch.Tensor, noise: Sequence[float]) -> torch.Tensor:
 
 
 def _first_beyond(cumulative: torch.Tensor, weights: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Index of the first sum above ``wanted``, ``[num_rows, 1]``; never one without weight, whatever rounding does."""
+    """Index of the first sum above ``wanted``, ``[num_rows, 1]``; never one of weight 0, whatever the rounding."""
     places = torch.arange(weights.shape[-1], device=weights.device)
     last = torch.where(weights > 0, places, 0).amax(dim=-1, keepdim=True)
     index = torch.minimum(torch.searchsorted(cumulative, wanted, right=True), last)
-    # A difference of sums may come out below 0, where the first place need not have any weight.
+    # A difference of sums may round to below 0, and the first place may have weight 0.
     first = torch.where(weights > 0, places, weights.shape[-1]).amin(dim=-1, keepdim=True)
     return torch.maximum(index, torch.minimum(first, last))
 
@@ -188,7 +188,7 @@ def logprobs_at(
     """Log probabilities of chosen tokens, by row, for the rows that ask for any.
 
     Args:
-        logits: float32 ``[num_rows, vocab_size]``, straight from the model.
+        logits: float32 ``[num_rows, vocab_size]``, unprocessed.
         rows, token_ids: one per row.
     """
     queued = _queue_logprobs(logits, rows, upload_ints(token_ids, logits.device))
@@ -196,7 +196,7 @@ def logprobs_at(
 
 
 class _QueuedLogprobs:
-    """Of one row: the chosen token's, then those of the ``count`` likeliest tokens."""
+    """Log probabilities of one row: the chosen token's, then those of the ``count`` likeliest tokens."""
 
     def __init__(self, log_probs: torch.Tensor, token_id: torch.Tensor, count: int) -> None:
         values, self._tokens = log_probs.index_select(0, token_id), None

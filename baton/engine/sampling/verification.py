@@ -1,5 +1,5 @@
-"""From a step's logits to each sequence's new tokens. The contracts of speculation live here; the methods and the
-verifier that handles drafts belong to the decode role, which injects them.
+"""Samples each sequence's new tokens from a step's logits, without drafts. The decode role injects the verifier for
+drafts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from baton.engine.sampling.sampler import QueuedSample, SampledToken, queue_samp
 
 
 def sampling_row(request: Request, drafts: Sequence[int] = ()) -> SamplingRow:
-    """The row that follows the request's known tokens and then the drafted tokens ``drafts``."""
+    """The sampling row after the request's known tokens and then the drafted tokens ``drafts``."""
     forbidden: frozenset[int] = frozenset()
     if request.params.min_tokens:
         forbidden = frozenset(request.params.stop_token_ids)
@@ -33,10 +33,10 @@ def sampling_row(request: Request, drafts: Sequence[int] = ()) -> SamplingRow:
 
 
 class ChosenTokens:
-    """A step's tokens without drafts, chosen on the device and on their way to the host.
+    """A step's tokens without drafts, chosen on the device and in flight to the host.
 
     Attributes:
-        sequences: those that get one each.
+        sequences: the sequences that get one token each.
         token_ids: int64 ``[num_sequences]``, on the device.
     """
 
@@ -46,7 +46,7 @@ class ChosenTokens:
         self._queued = queued
 
     def read(self) -> list[VerifyResult]:
-        """Waits for the step, also for one that chooses none; for nothing that was queued behind it."""
+        """Waits for the step, even without any tokens, but not for work queued after it; returns the results."""
         return [
             VerifyResult(sequence, (), token.token_id, logprobs=logprobs_of([token]))
             for sequence, token in zip(self.sequences, self._queued.read(), strict=True)
@@ -54,19 +54,19 @@ class ChosenTokens:
 
 
 def choose_tokens(batch: ForwardBatch, logits: torch.Tensor) -> ChosenTokens:
-    """What every verifier makes of a step without drafts, as soon as its logits are queued."""
+    """Samples a step without drafts, as all verifiers do, once its logits are queued."""
     ready = [sequence for sequence, rows in zip(batch.sequences, batch.rows_of, strict=True) if len(rows)]
     return ChosenTokens(ready, queue_sample(logits, [sampling_row(sequence.request) for sequence in ready]))
 
 
 class PlainSampling:
-    """Verification with no drafts: every row is sampled and is the next token."""
+    """Verification without drafts: every row is sampled and yields the next token."""
 
     def verify(self, batch: ForwardBatch, logits: torch.Tensor) -> list[VerifyResult]:
         return choose_tokens(batch, logits).read()
 
 
 def logprobs_of(tokens: Sequence[SampledToken]) -> tuple[TokenLogprobs, ...] | None:
-    """The tokens' log probabilities, or None when the request did not ask for any."""
+    """The tokens' log probabilities, or ``None`` when the request did not ask for any."""
     found = tuple(token.logprobs for token in tokens if token.logprobs is not None)
     return found or None

@@ -16,9 +16,9 @@ from baton.engine.step.step import Step
 logger = logging.getLogger(__name__)
 
 AheadRule = Callable[[Sequence[ScheduledSequence]], bool]
-"""Whether the step behind this plan may be launched before the plan's tokens are known: no draft needs them."""
+"""Whether the step after this plan may be launched before the plan's tokens are known: no draft needs them."""
 
-_UNREAD = 0  # stands for a token that is on the device alone
+_UNREAD = 0  # placeholder for a token that is only on the device
 
 
 def never(plan: Sequence[ScheduledSequence]) -> bool:
@@ -32,16 +32,16 @@ def always(plan: Sequence[ScheduledSequence]) -> bool:
 
 
 class Overlap:
-    """Launches the step behind one whose tokens are still on the device, which so never waits for the host.
+    """Launches the next step while a step's tokens are on the device, so that the device never waits for the host.
 
         step k          forward ─ tokens ──────────────── read ─ emit
         step k + 1               schedule ─ forward              tokens ─ …
 
-    The next step computes in vain for requests that end with the tokens which it did not wait for.
+    The next step's work is wasted for requests that end with the unread tokens.
 
     Args:
-        rule: asked in each step.
-        launch: queues the forward of a planned step that goes on from the given tokens.
+        rule: called in each step.
+        launch: queues the forward of a planned step that continues from the given tokens.
     """
 
     def __init__(
@@ -53,17 +53,17 @@ class Overlap:
         self.suits = rule
 
     def take(self) -> Step | None:
-        """The step that was launched ahead, unless there is none or all of its requests have ended since."""
+        """Returns the step that was launched ahead; ``None`` if there is none or all of its requests have ended."""
         step, self._next = self._next, None
         return step if step is not None and step.living() else None
 
     def launch_behind(self, chosen: ChosenTokens) -> None:
-        """Launches the step behind a booked one, with that one's tokens as they are on the device.
+        """Launches the step after a booked one, from the booked step's tokens on the device.
 
         A step that cannot be launched is scheduled again after these tokens are read.
 
         Raises:
-            Exception: whatever the device raises when it is lost.
+            Exception: the device is lost; its own error is raised.
         """
         requests = [s.request for s in chosen.sequences if not s.request.is_finished]
         for request in requests:
@@ -87,5 +87,5 @@ class Overlap:
 
 
 def _ends_with_next_token(request: Request) -> bool:
-    """Whether any token in the last place of ``output_token_ids`` would end the request."""
+    """Whether the request ends with the last token of ``output_token_ids``, whatever that token is."""
     return request.hands_off or len(request.output_token_ids) >= request.params.max_tokens

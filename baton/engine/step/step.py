@@ -25,13 +25,14 @@ class Launched:
 
 @dataclass(slots=True)
 class Step:
-    """
+    """The state of one step.
+
     Attributes:
         plan: sequences of the step, with their drafts once these are proposed.
         started_s, scheduled_s, proposed_s: monotonic seconds at which scheduling began, the plan was complete, and the
             drafts were.
         launched: ``None`` until the forward is queued.
-        is_booked: the scheduler counts the plan's tokens as computed, so the step cannot be tried again.
+        is_booked: the scheduler counts the plan's tokens as computed, so the step cannot be retried.
     """
 
     plan: list[ScheduledSequence]
@@ -54,6 +55,6 @@ class Step:
                 self.plan[index] = ScheduledSequence(sequence.request, sequence.num_tokens, draft)
 
     def restart(self) -> None:
-        """Makes the step plannable as it was before its forward, without drafts and without ended requests."""
+        """Resets the step to before its forward, without drafts and without ended requests."""
         self.plan = [ScheduledSequence(sequence.request, sequence.num_tokens) for sequence in self.living()]
         self.launched = None

@@ -1,4 +1,4 @@
-"""Measures steps, and reports what they cost to requests, observers and the speculation method."""
+"""Measures steps, and reports their cost to requests, observers and the speculation method."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class MeasuredStep(NamedTuple):
     """One step, for cost models that learn from it.
 
     Attributes:
-        forward: the forward and sampling alone, without drafting.
+        forward: cost of the forward and sampling only, without drafting.
     """
 
     sample: StepSample
@@ -33,7 +33,7 @@ class MeasuredStep(NamedTuple):
 
 
 def count_work(plan: Sequence[ScheduledSequence]) -> StepSample:
-    """Counts of a planned step, with no time and nothing accepted. Call before ``Scheduler.advance``."""
+    """Work counts of a planned step, with no time and nothing accepted. Call before ``Scheduler.advance``."""
     prompt_tokens = pairs = decoding = context = drafted = 0
     for sequence in plan:
         start, count = sequence.request.num_computed_tokens, sequence.num_tokens
@@ -48,14 +48,14 @@ def count_work(plan: Sequence[ScheduledSequence]) -> StepSample:
 
 
 class StepMeter:
-    """Belongs to the engine's thread. For each step: begin → tokens_read, booking → end; or failed.
+    """Measures the engine's steps: begin → tokens_read, booking → end; or failed. Use only in the engine's thread.
 
     Args:
         observers: their ``measured`` gets every sample.
-        proposer: learns what forwards cost.
+        proposer: its ``observe_step`` gets the cost of every forward.
 
     Attributes:
-        samples: of the last steps.
+        samples: samples of the last steps.
     """
 
     def __init__(self, observers: Sequence[StepObserver], proposer: Proposer | None) -> None:
@@ -69,18 +69,19 @@ class StepMeter:
         self._forward = ForwardCost(0, 0, 0.0)
 
     def begin(self, step: Step, *, follows_step: bool) -> None:
-        """
+        """Starts the measurement of a step.
+
         Args:
-            follows_step: the engine did not sleep since the last step, so what lies between is part of this one's cost.
+            follows_step: the engine did not sleep since the last step, so the time between them counts for this one.
         """
         self._due_s = self._ended_s if follows_step else step.started_s
 
     def booking(self, plan: Sequence[ScheduledSequence]) -> None:
-        """Call just before the scheduler advances the plan's requests."""
+        """Counts the step's work. Call just before the scheduler advances the plan's requests."""
         self._work = count_work(plan)
 
     def tokens_read(self, step: Step, num_tokens: int) -> None:
-        """Call when the step's tokens are on the host.
+        """Reports the forward's cost. Call when the step's tokens are on the host.
 
         Args:
             num_tokens: rows of the forward.
@@ -103,20 +104,20 @@ class StepMeter:
         self._observe(self._work._replace(ms=ms, accepted_tokens=num_accepted))
 
     def failed(self) -> None:
-        """Call instead of :meth:`end`: nothing learns from a step that failed."""
+        """Ends a failed step, from which nothing learns. Call instead of :meth:`end`."""
         self._ended_s = time.monotonic()
 
     def hold(self) -> None:
-        """From now on nothing learns from steps; :meth:`take` returns them."""
+        """Keeps later steps for :meth:`take` instead of reporting them."""
         self._held = []
 
     def take(self) -> list[MeasuredStep]:
-        """The steps since :meth:`hold`, or since the last call; oldest first."""
+        """Returns the steps since :meth:`hold`, or since the last call; oldest first."""
         taken, self._held = self._held or [], []
         return taken
 
     def resume(self, steps: Iterable[MeasuredStep] = ()) -> None:
-        """Ends :meth:`hold`, and has everything learn from ``steps``."""
+        """Ends :meth:`hold`, and reports ``steps``."""
         self._held = None
         for step in steps:
             self._observe_forward(step.forward)

@@ -1,7 +1,7 @@
 """EAGLE-3 heads as a compiled program: the decoder's, for one layer that reads a hidden state beside each token.
 
-Without a matrix unit its linear layers, but for keys and values, are computed as int8: half as much to read for every
-pass, and a guess need not be exact.
+Without a matrix unit, its linear layers except keys and values are int8: each pass reads half as much, and a guess need
+not be exact.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class FusedHeadPass:
     """Implements ``HeadPass``; fusing the target's features stays with the head itself.
 
     Args:
-        cache: has the head's layer behind the model's; it must outlive all passes.
-        layer: its index there.
-        weights: ``int8``, or ``native`` for those of the head itself; ``auto``: native where the CPU has a matrix unit
-            for them, which computes many rows in the time of one, else int8.
+        cache: has the head's layer after the model's; it must outlive all passes.
+        layer: index of the head's layer in the cache.
+        weights: ``int8``, or ``native`` for those of the head itself; ``auto`` is native where the CPU has a matrix
+            unit for them, which computes many rows in the time of one, else int8.
 
     Raises:
-        NotFusableError: the head has a part that the program does not know, or it cannot be compiled.
+        NotFusableError: the program does not support a part of the head, or it cannot be compiled.
     """
 
     def __init__(self, head: EagleHead, cache: PagedKVCache, layer: int, weights: str = "auto") -> None:
@@ -51,7 +51,8 @@ class FusedHeadPass:
         if weights == "auto":
             weights = "native" if has_tiles() and self._dtype == torch.bfloat16 else "int8"
         if weights != "native":
-            # Keys and values stay: those in the cache are the same whether this pass wrote them or the head's modules.
+            # Keys and values stay native, so that the cache is the same whether this pass or the head's modules wrote
+            # it.
             (own,) = decoder.layers
             decoder = quantize(decoder, weights)
             decoder = replace(decoder, layers=(replace(decoder.layers[0], k=own.k, v=own.v),))
@@ -66,7 +67,7 @@ class FusedHeadPass:
     def run(
         self, spans: Sequence[Span], token_ids: Sequence[int], hidden: torch.Tensor, *, only_last: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See :meth:`baton.engine.draft.eagle.head_pass.HeadPass.run`."""
+        """Implements :meth:`baton.engine.draft.eagle.head_pass.HeadPass.run`."""
         positions: list[int] = []
         slots: list[int] = []
         last: list[int] = []

@@ -1,4 +1,4 @@
-"""EAGLE heads from and to disk."""
+"""Loads and saves EAGLE heads."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from baton.engine.draft.tensor_names import FileNames, eagle_file_names
 
 
 def load_eagle(reference: str | Path, target: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> EagleHead:
-    """Loads an EAGLE-1, EAGLE-2 or EAGLE-3 head, whatever format it is written in.
+    """Loads an EAGLE-1, EAGLE-2 or EAGLE-3 head in any supported format.
 
     Args:
         reference: a folder or a hub id.
-        target: the model that the head drafts for; lends its embedding and lm_head where the head has none.
-        dtype: what the head computes in.
+        target: the model that the head drafts for; its embedding and lm_head are used where the head has none.
+        dtype: dtype of the head's weights and computation.
 
     Raises:
         ConfigError: the checkpoint is missing or broken.
@@ -56,15 +56,15 @@ def load_eagle(reference: str | Path, target: PreTrainedModel, dtype: torch.dtyp
 def settle_feature_layers(
     head: EagleHead, hidden_states: Mapping[int, torch.Tensor], token_ids: torch.Tensor, target_choices: torch.Tensor
 ) -> dict[tuple[int, ...], float]:
-    """Settles what a checkpoint's layer ids mean, where its format leaves that open, by trying.
+    """Determines the meaning of a checkpoint's layer ids by trial, where its format is ambiguous.
 
-    The head gets the reading with which it agrees most often with the target. Some 200 tokens suffice.
+    The head gets the reading with which it agrees most often with the target. About 200 tokens suffice.
 
     Args:
         head: its ``feature_layers`` become the best of its ``feature_layer_choices``, the first of equals.
         hidden_states: by layer as in ``feature_layers``, each ``[num_tokens, target_hidden_size]``, of one sequence.
         token_ids: the sequence, int64 ``[num_tokens]``.
-        target_choices: the token that the target finds likeliest behind each of them, int64 ``[num_tokens]``.
+        target_choices: the target's likeliest token after each of them, int64 ``[num_tokens]``.
 
     Returns:
         The share of agreement by reading.
@@ -81,7 +81,7 @@ def settle_feature_layers(
 def top1_agreement(
     head: EagleHead, features: torch.Tensor, token_ids: torch.Tensor, target_choices: torch.Tensor
 ) -> float:
-    """How often the head's first guess is the target's own choice, over one sequence of at least two tokens.
+    """Share of positions where the head's first guess is the target's choice, over a sequence of at least two tokens.
 
     Args:
         features: ``[num_tokens, num_features * target_hidden_size]``
@@ -95,12 +95,12 @@ def top1_agreement(
 def save_eagle3(head: EagleHead, folder: Path, target_name: str) -> None:
     """Writes ``config.json`` and ``model.safetensors`` in the flat format of SafeAILab, SpecForge and SGLang.
 
-    vLLM reads it too. Layer ids are left out when they are the usual ones, since servers read them differently;
+    vLLM reads it too. Layer ids are omitted when they are the usual ones, since servers read them differently;
     otherwise they are written as inputs at the top level (vLLM) and as outputs in ``eagle_config`` (SGLang).
 
     Args:
-        folder: is created; files of an earlier checkpoint in it are replaced.
-        target_name: what the card calls the target, a hub id for example.
+        folder: created if missing; files of an earlier checkpoint in it are replaced.
+        target_name: the target's name in the config, a hub id for example.
 
     Raises:
         UnsupportedModelError: the format cannot express this head.
@@ -122,7 +122,7 @@ def save_eagle3(head: EagleHead, folder: Path, target_name: str) -> None:
 def _check_vocabulary_map(
     d2t: torch.Tensor, mask: torch.Tensor | None, settings: EagleSettings, where: str, in_file: FileNames
 ) -> None:
-    """Raises :class:`UnsupportedModelError` unless every draft id stands for another token of the target."""
+    """Raises :class:`UnsupportedModelError` unless the draft ids map to distinct tokens of the target."""
     size = settings.target.vocab_size
     ids_name, mask_name = in_file("d2t"), in_file("t2d")
     problem = None

@@ -1,4 +1,4 @@
-"""From an EAGLE checkpoint to the network to build. What names and shapes tell is in ``eagle_layout.py``."""
+"""Derives the network to build from an EAGLE checkpoint. ``eagle_layout.py`` covers names and shapes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from baton.engine.draft.layers import LayerSettings, RotaryTable
 from baton.engine.draft.target_shape import TargetShape
 from baton.engine.draft.tensor_names import FileNames
 
-# With the others, frequencies change with the length of the longest sequence, and cached keys would be wrong.
+# Other types change frequencies with the length of the longest sequence, so cached keys would be wrong.
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-# What transformers raises for values of the wrong kind or size.
+# Errors of transformers for values of the wrong kind or size.
 _CONFIG_FAULTS = (StrictDataclassError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 
 
@@ -40,15 +40,15 @@ def read_settings(
     where: str,
     in_file: FileNames,
 ) -> tuple[EagleSettings, tuple[tuple[int, ...], ...]]:
-    """What to build for this checkpoint and target, and the possible readings of its layer ids, likeliest first.
+    """Returns the settings for this checkpoint and target, and possible readings of its layer ids, likeliest first.
 
     Args:
         tensors: by canonical name.
-        in_file: how messages call tensors.
+        in_file: maps tensor names for messages.
 
     Raises:
-        ConfigError: the config cannot be used.
-        UnsupportedModelError: the head belongs to another target, or has what baton does not support.
+        ConfigError: the config is invalid.
+        UnsupportedModelError: the head belongs to another target, or has a feature that baton does not support.
     """
     layer_config = layer_config_of(config, tensors, kind, where)
     parsed = _transformers_config(layer_config, where)
@@ -78,7 +78,7 @@ def read_settings(
         norm_before_fc=flag(config, "norm_before_fc", False, where),
         fc_norm=flag(config, "fc_norm", False, where),
         norm_before_residual=flag(config, "norm_before_residual", kind is EagleFormat.SPECULATORS, where),
-        # As servers read it: what is fed back. Whether SpecForge trained it so cannot be seen from the file.
+        # As servers read it: which output is fed back. The file does not show whether SpecForge trained it that way.
         norm_output=flag(config, "norm_output", False, where),
         maps_vocabulary=layout.draft_vocab_size < target.vocab_size or _moves_ids(tensors),
         own_embedding=layout.own_embedding,
@@ -94,7 +94,7 @@ def _moves_ids(tensors: Mapping[str, torch.Tensor]) -> bool:
 
 
 def _transformers_config(raw: Mapping[str, Any], where: str) -> Any:
-    """The layer's config as transformers reads it, which fills in what a diff-only config leaves out."""
+    """The layer's config as transformers reads it, with defaults for what a diff-only config omits."""
     try:
         return CONFIG_MAPPING[layer_type_of(raw)](**{key: value for key, value in raw.items() if key != "model_type"})
     except _CONFIG_FAULTS as error:
@@ -127,7 +127,7 @@ def _layer_settings(
         rope=rope,
         max_positions=parsed.max_position_embeddings,
         windows=_windows(raw, parsed, where),
-        # Formats name these switches differently, but a bias that is stored is always one to add.
+        # Formats name these switches differently, but a stored bias is always used.
         qkv_bias=bias or bool(raw.get("qkv_bias")) or f"{attention}.q_proj.bias" in tensors,
         output_bias=bias or f"{attention}.o_proj.bias" in tensors,
         mlp_bias=bool(getattr(parsed, "mlp_bias", False)) or "layers.0.mlp.gate_proj.bias" in tensors,
@@ -153,7 +153,7 @@ def _layer_settings(
 
 
 def _windows(raw: Mapping[str, Any], parsed: Any, where: str) -> tuple[int | None, ...]:
-    """Of each layer. Without ``layer_types`` only Mistral's window counts, which is what the peers do."""
+    """The window of each layer. Without ``layer_types`` only Mistral's window is used, as in other servers."""
     count = int(parsed.num_hidden_layers)
     window = raw.get("sliding_window") or getattr(parsed, "sliding_window", None)
     types = getattr(parsed, "layer_types", None)

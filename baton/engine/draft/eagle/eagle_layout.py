@@ -1,11 +1,11 @@
-"""The formats of EAGLE checkpoints, as far as config, names and shapes tell. No torch here.
+"""Formats of EAGLE checkpoints, determined from config, names and shapes. No torch here.
 
 ``EAGLE``       SafeAILab's first heads: a Llama config, ``fc`` over embedding and hidden state.
 ``EAGLE3``      SafeAILab, SpecForge and SGLang: a flat config with ``draft_vocab_size``, ``midlayer.*``.
 ``SPECULATORS`` speculators and vLLM: the decoder layer's config nested in ``transformer_layer_config``, ``layers.*``.
 
-Formats disagree on what a missing flag or a layer id means; these rules stand here, and those of the decoder layer in
-``eagle_formats.py``.
+Formats disagree on the meaning of a missing flag or a layer id. Their rules are here; those for the decoder layer are
+in ``eagle_formats.py``.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from baton.core.errors import ConfigError, UnsupportedModelError
 from baton.engine.draft.target_shape import TargetShape
 from baton.engine.draft.tensor_names import FileNames, Shaped, canonical_eagle_name
 
-# What draft layers are written as. Mistral's is Llama's with a window, Qwen2's is Llama's with biases.
+# Types of draft layers. Mistral's is Llama's with a window, Qwen2's is Llama's with biases.
 _LAYER_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-# Of the target, stored beside the head for training only; rotary tables follow from the config.
+# Tensors of the target, stored for training only.
 _IGNORED_TENSORS = ("verifier_lm_head.weight", "verifier_norm.weight")
 
 AnyTensor = TypeVar("AnyTensor")
 
 
 class EagleFormat(StrEnum):
-    """A way of writing EAGLE heads."""
+    """A file format of EAGLE heads."""
 
     EAGLE = "an EAGLE-1/2 head"
     EAGLE3 = "an EAGLE-3 head"
@@ -38,10 +38,10 @@ class EagleFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EagleLayout:
-    """What the settings of a head take from its config, names and shapes.
+    """The part of a head's settings that follows from its config, names and shapes.
 
     Attributes:
-        feature_layers: possible readings of the layer ids, the likeliest first; none for a head without ``fc`` over
+        feature_layers: possible readings of the layer ids, likeliest first; empty for a head without ``fc`` over
             several features.
         draft_vocab_size: rows of the head's logits.
     """
@@ -53,7 +53,7 @@ class EagleLayout:
 
 
 def canonical_names(tensors: Mapping[str, AnyTensor]) -> dict[str, AnyTensor]:
-    """Tensors under the names of :class:`baton.engine.draft.eagle.head.EagleHead`, without those that nothing reads."""
+    """Tensors under the names of :class:`baton.engine.draft.eagle.head.EagleHead`, without unused ones."""
     found = {canonical_eagle_name(name): tensor for name, tensor in tensors.items()}
     return {
         name: tensor
@@ -63,10 +63,10 @@ def canonical_names(tensors: Mapping[str, AnyTensor]) -> dict[str, AnyTensor]:
 
 
 def format_of(config: Mapping[str, Any], tensors: Mapping[str, Shaped], where: str) -> EagleFormat:
-    """Tells the format from the config, and where that says nothing from the (canonical) tensors.
+    """Determines the format from the config, or else from the (canonical) tensors.
 
     Raises:
-        UnsupportedModelError: another kind of draft, by name, or none that is known.
+        UnsupportedModelError: it is another kind of draft, which the message names, or unknown.
     """
     kind = config.get("speculators_model_type")
     if kind == "peagle" or "mask_hidden" in tensors or config.get("parallel_drafting"):
@@ -98,7 +98,7 @@ def layer_config_of(
 
     Raises:
         ConfigError: it is missing.
-        UnsupportedModelError: the layers are of another kind, or more or fewer than the tensors are for.
+        UnsupportedModelError: the layers are of another kind, or their number differs from the tensors'.
     """
     layer_config = config.get("transformer_layer_config") if kind is EagleFormat.SPECULATORS else config
     if not isinstance(layer_config, Mapping):
@@ -110,7 +110,7 @@ def layer_config_of(
 
 
 def layer_type_of(layer_config: Mapping[str, Any]) -> str:
-    """transformers' name of the layer."""
+    """Transformers' name of the layer type."""
     return str(layer_config.get("model_type") or "llama")
 
 
@@ -120,8 +120,8 @@ def check_sizes(
     """Compares a head's config with its target.
 
     Args:
-        vocab_size: None when the config does not state it.
-        hidden_size: of the head's layers; None when the config does not state it.
+        vocab_size: vocabulary size in the config; ``None`` if it is not stated.
+        hidden_size: width of the head's layers; ``None`` if the config does not state it.
 
     Raises:
         UnsupportedModelError: the head belongs to another target.
@@ -144,15 +144,15 @@ def read_layout(
     where: str,
     in_file: FileNames,
 ) -> EagleLayout:
-    """Reads what needs no tensor's numbers, and checks it against the target.
+    """Reads the layout without the tensors' values, and checks it against the target.
 
     Args:
         tensors: by canonical name.
-        hidden_size: of the head's layers; None when the config does not state it.
-        in_file: how messages call tensors.
+        hidden_size: width of the head's layers; ``None`` if the config does not state it.
+        in_file: maps tensor names for messages.
 
     Raises:
-        ConfigError: the config cannot be used.
+        ConfigError: the config is invalid.
         UnsupportedModelError: the head belongs to another target.
     """
     own_embedding = "embed_tokens.weight" in tensors
@@ -176,7 +176,7 @@ def default_feature_layers(num_layers: int) -> tuple[int, ...]:
     """Early, middle and late hidden states, as SafeAILab, vLLM and SGLang choose them.
 
     Raises:
-        UnsupportedModelError: the target is too shallow for three.
+        UnsupportedModelError: the target has too few layers for three.
     """
     layers = (2, num_layers // 2, num_layers - 3)
     if not 0 <= layers[0] <= layers[1] <= layers[2]:
@@ -188,7 +188,7 @@ def default_feature_layers(num_layers: int) -> tuple[int, ...]:
 
 
 def _feature_layers(config: Mapping[str, Any], target: TargetShape, where: str) -> tuple[tuple[int, ...], ...]:
-    """Readings of the layer ids as indices into ``hidden_states``, the likeliest first.
+    """Readings of the layer ids as indices into ``hidden_states``, likeliest first.
 
     At the top level an id means a layer's input, which is the index itself. In ``eagle_config`` it mostly means a
     layer's output, one further (SpecForge, SGLang), but some write inputs there as well.
@@ -219,7 +219,7 @@ def _layer_ids(value: Any, where: str) -> tuple[int, ...] | None:
 
 
 def _check_num_layers(layer_config: Mapping[str, Any], tensors: Mapping[str, Shaped], where: str) -> None:
-    """Before anything is made in this number."""
+    """Compares the numbers of layers before any layer is built."""
     stated = layer_config.get("num_hidden_layers", 1)
     stored = len({name.split(".")[1] for name in tensors if name.startswith("layers.")})
     if stated != stored:
@@ -231,7 +231,7 @@ def _check_num_features(
 ) -> None:
     fc = tensors.get("fc.weight")
     if fc is None or fc.ndim != 2 or fc.shape[1] == expected * target.hidden_size:
-        return  # whatever else is wrong shows when names and shapes are compared
+        return  # other errors are reported when names and shapes are compared
     found = fc.shape[1] / target.hidden_size
     raise refused(
         where,
@@ -265,7 +265,7 @@ def _eagle_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def flag(config: Mapping[str, Any], name: str, default: bool, where: str) -> bool:
-    """A switch of the config; the nested value counts before the one at the top level.
+    """A switch of the config; a value in ``eagle_config`` overrides the one at the top level.
 
     Raises:
         ConfigError: it is neither true nor false.
@@ -279,7 +279,7 @@ def flag(config: Mapping[str, Any], name: str, default: bool, where: str) -> boo
 
 
 def same(where: str, what: str, unit: str, found: object, expected: int, whose: str = "the target") -> None:
-    """Raises :class:`UnsupportedModelError` unless ``found`` is what ``whose`` has."""
+    """Raises :class:`UnsupportedModelError` unless ``found`` equals what ``whose`` has."""
     if found != expected:
         raise UnsupportedModelError(
             f"draft checkpoint {where}: {what} of {found} {unit}".rstrip() + f", but {whose} has {expected}. "
@@ -288,5 +288,5 @@ def same(where: str, what: str, unit: str, found: object, expected: int, whose: 
 
 
 def refused(where: str, why: str) -> UnsupportedModelError:
-    """The error for a checkpoint that is something which baton cannot use."""
+    """The error for a checkpoint of a kind that baton cannot use."""
     return UnsupportedModelError(f"draft checkpoint {where} is {why}.")

@@ -1,10 +1,10 @@
-"""Keeps a draft head in step with its target, for heads that build on the target's hidden states.
+"""Tracks a draft head's rows and KV, for heads that build on the target's hidden states.
 
 A row is a hidden state at position i and the token at i + 1. Rows wait here until the head drafts next, or until there
-are enough of them to be worth a pass of their own; then their KV goes to the draft's layers of the cache, at the slot
-of position i. The last row of a sequence always waits: what the head makes of it is its first guess.
+are enough of them for a pass of their own; then their KV goes to the draft's layers of the cache, at the slot of
+position i. The last row of a sequence always waits: the head's output for it is its first guess.
 
-After every step of the target true hidden states take the place of what the head had made up while it drafted.
+After every step of the target, true hidden states replace those that the head produced while it drafted.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class _Piece:
     """Some rows of a forward's hidden states.
 
     Attributes:
-        states: of the whole forward: the target's features ``[num_tokens, num_features]``, or, if ``is_fused``, what
-            the head makes of them, ``[num_tokens, hidden_size]``. Picking and fusing wait until the head drafts.
+        states: hidden states of the whole forward: the target's features ``[num_tokens, num_features]``, or, if
+            ``is_fused``, the head's fused ones ``[num_tokens, hidden_size]``. Picking and fusing wait until the head
+            drafts.
     """
 
     states: torch.Tensor
@@ -51,7 +52,7 @@ class WaitingRows:
 
     Attributes:
         pieces: the hidden states of the rows, in order.
-        token_ids: of each row, the token behind its position.
+        token_ids: for each row, the token after its position.
         first_key: first position from which on the draft's KV is complete.
     """
 
@@ -72,11 +73,11 @@ class WaitingRows:
 
     @property
     def is_stale(self) -> bool:
-        """True when the request lost its blocks since, and its rows their places."""
+        """True when the request has lost its blocks, and with them the rows' slots."""
         return self.blocks is not self.request.block_ids
 
     def take(self, count: int) -> list[_Piece]:
-        """Removes the first ``count`` rows; gives their hidden states."""
+        """Removes the first ``count`` rows and returns their hidden states."""
         taken: list[_Piece] = []
         self.start += count
         del self.token_ids[:count]
@@ -92,12 +93,12 @@ class WaitingRows:
 
 @dataclass(frozen=True, slots=True)
 class _RestedStep:
-    """A step in which each sequence got a token, while the head rests: what it needs if it is to go on after it.
+    """A step with a token for each sequence, recorded while the head pauses, so that it can resume after it.
 
     Attributes:
-        states: of the whole forward.
-        num_computed: of each of the batch's sequences, before the step.
-        num_rows: of each sequence that are kept at most.
+        states: hidden states of the whole forward.
+        num_computed: computed tokens of each of the batch's sequences before the step.
+        num_rows: limit for the rows kept for each sequence.
         released: requests that ended since.
     """
 
@@ -109,7 +110,7 @@ class _RestedStep:
     released: set[str] = field(default_factory=set)
 
     def latest(self) -> Iterator[tuple[Request, list[int], int]]:
-        """Each request that goes on, its last rows among ``states``, and the position of the first of these."""
+        """Yields each continuing request, its last rows among ``states``, and the position of the first of these."""
         batch, most = self.batch, self.num_rows
         for sequence, first, start in zip(batch.sequences, batch.starts, self.num_computed, strict=True):
             request, behind = sequence.request, first + sequence.num_tokens
@@ -121,12 +122,13 @@ class _RestedStep:
 
 
 class FeatureState:
-    """The rows of all requests on a worker. Used from the engine's thread only.
+    """The rows of all requests on a worker. Use only in the engine's thread.
 
     Args:
-        head: what reads them.
-        runner: of the target, built with ``head`` as its draft.
-        weights: of the head where a compiled program computes it; see :func:`~.head_pass.create_head_pass`.
+        head: the head that reads them.
+        runner: runner of the target, built with ``head`` as its draft.
+        weights: format of the head's weights where a compiled program computes it; see
+            :func:`~.head_pass.create_head_pass`.
 
     Raises:
         ValueError: the runner has no such draft.
@@ -147,16 +149,16 @@ class FeatureState:
         self._rested: deque[_RestedStep] = deque()
 
     def waiting(self, request_id: str) -> WaitingRows | None:
-        """Rows that the head has not seen; None when it cannot draft for the request now."""
+        """Rows that the head has not read; ``None`` when it cannot draft for the request now."""
         self._pick_up()
         waiting = self._waiting.get(request_id)
         return None if waiting is None or waiting.is_stale else waiting
 
     @torch.inference_mode()
     def computed(self, batch: ForwardBatch, results: Mapping[str, VerifyResult]) -> None:
-        """Takes a forward's hidden states up. Rows of rejected drafts are left out."""
+        """Takes a forward's hidden states. Rows of rejected drafts are dropped."""
         features = self._features.take()
-        self._has_kv[batch.host_slots] = False  # until the head has seen their rows
+        self._has_kv[batch.host_slots] = False  # until the head has read their rows
         if self._num_kept and len(results) == len(batch.sequences):
             num_computed = [sequence.request.num_computed_tokens for sequence in batch.sequences]
             self._rested.append(_RestedStep(features, batch, results, num_computed, self._num_kept))
@@ -169,7 +171,7 @@ class FeatureState:
             request, start = sequence.request, sequence.request.num_computed_tokens
             end, behind = start + sequence.num_tokens, first + sequence.num_tokens
             result = results.get(request.request_id)
-            if result is None:  # in the middle of the prompt, so every row's token is known and no guess is wanted
+            if result is None:  # in the middle of the prompt: every row's token is known, and no guess is needed
                 piece = _Piece(features, list(range(first, behind)))
                 waiting = self._add(request, start, piece, request.tokens_between(start + 1, end + 1))
                 due.append((waiting, len(waiting.token_ids)))
@@ -186,10 +188,11 @@ class FeatureState:
         self._write(due)
 
     def catch_up(self, waiting: Sequence[WaitingRows]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Shows the head all rows that wait, in one pass.
+        """Reads all waiting rows in one pass.
 
         Returns:
-            Of each request's last row what the head is fed next, ``[num_requests, hidden_size]``, and its logits.
+            For each request's last row, the hidden state for the next pass, ``[num_requests, hidden_size]``, and its
+            logits.
         """
         spans, token_ids, hidden = self._take([(own, len(own.token_ids)) for own in waiting])
         return self._pass.run(spans, token_ids, hidden, only_last=True)
@@ -197,24 +200,24 @@ class FeatureState:
     def go_on(
         self, spans: Sequence[Span], token_ids: Sequence[int], hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A further pass, over guesses; see :meth:`baton.engine.draft.eagle.head_pass.HeadPass.run`."""
+        """Computes a further pass, over guesses; see :meth:`baton.engine.draft.eagle.head_pass.HeadPass.run`."""
         return self._pass.run(spans, token_ids, hidden)
 
     def keep(self, num_rows: int | None) -> None:
-        """See :class:`baton.engine.draft.network.DraftState`. With a number, no row of an answer is written."""
+        """Implements ``DraftState.keep``. With a number, no row of an answer is written."""
         self._num_kept = num_rows
         if num_rows is None:
             self._pick_up()
 
     def flush(self, request_id: str) -> None:
-        """Writes a request's waiting rows but the last, since its blocks may become another request's prefix."""
+        """Writes all waiting rows of a request but the last, since its blocks may become another request's prefix."""
         waiting = self.waiting(request_id)
         if waiting is not None and self._num_kept is None:
             self._write([(waiting, len(waiting.token_ids) - 1)])
 
     def release(self, request_id: str) -> None:
-        """Forgets a request, whose blocks may become another's prefix. All its rows have their KV then, unless only
-        the latest ones are kept."""
+        """Forgets a request. Writes the KV of all its rows first, unless only the latest are kept: its blocks may
+        become another request's prefix."""
         for step in self._rested:
             step.released.add(request_id)
         if self._num_kept is None and (waiting := self.waiting(request_id)) is not None:
@@ -222,7 +225,7 @@ class FeatureState:
         self._waiting.pop(request_id, None)
 
     def export_state(self, request_id: str) -> bytes:
-        """The hidden state of a request's last row, with which another worker can go on; empty if there is none."""
+        """The hidden state of a request's last row, with which another worker can continue; empty if there is none."""
         waiting = self.waiting(request_id)
         if waiting is None or not waiting.token_ids:
             return b""
@@ -231,7 +234,7 @@ class FeatureState:
         return bytes(hidden.contiguous().view(torch.uint8).cpu().numpy())
 
     def adopt(self, request: Request, state: bytes | None, first_new: int = 0) -> None:
-        """See ``DraftState``. Without a state the head sees only what comes from now on."""
+        """Implements ``DraftState.adopt``. Without a state, the head reads only later rows."""
         end = request.num_computed_tokens
         arrived = self._slots(request, first_new, end)
         self._has_kv[arrived] = False
@@ -245,12 +248,12 @@ class FeatureState:
         )
 
     def _pick_up(self) -> None:
-        """Takes up the rows that the last steps at rest left."""
+        """Adds the rows of the last steps during the pause."""
         steps, self._rested = self._rested, deque()
         for step in steps:
             for request, rows, start in step.latest():
                 end = start + len(rows)
-                # One that was preempted meanwhile begins again, somewhere else.
+                # A request that was preempted meanwhile starts again, in other blocks.
                 if request.num_computed_tokens >= end:
                     token_ids = request.tokens_between(start + 1, end + 1)
                     waiting = self._add(request, start, _Piece(step.states, rows), token_ids)
@@ -264,7 +267,7 @@ class FeatureState:
             waiting = WaitingRows(request, start, [piece], token_ids, self._first_key(request, start))
             self._waiting[request.request_id] = waiting
         else:
-            waiting.blocks = request.block_ids  # others by now, if it was preempted and found its prefix cached
+            waiting.blocks = request.block_ids  # they differ if it was preempted and found its prefix cached
             waiting.pieces.append(piece)
             waiting.token_ids += token_ids
         return waiting
@@ -275,7 +278,7 @@ class FeatureState:
             waiting.first_key = waiting.start
 
     def _first_key(self, request: Request, start: int) -> int:
-        """Behind the last position before ``start`` that has no draft KV."""
+        """The position after the last one before ``start`` without draft KV."""
         missing = np.flatnonzero(~self._has_kv[self._slots(request, 0, start)])
         return int(missing[-1]) + 1 if len(missing) else 0
 
@@ -284,14 +287,14 @@ class FeatureState:
 
     @torch.inference_mode()
     def _write(self, due: Sequence[tuple[WaitingRows, int]]) -> None:
-        """KV of each request's first rows. A head of one layer needs no attention for it."""
+        """Writes the KV of each request's first rows. A head of one layer needs no attention for it."""
         due = [(waiting, count) for waiting, count in due if count > 0]
         if not due:
             return
         self._modules.write(*self._take(due))
 
     def _take(self, due: Sequence[tuple[WaitingRows, int]]) -> tuple[list[Span], list[int], torch.Tensor]:
-        """Removes some requests' first rows, whose KV is about to be written; their places, tokens, hidden states."""
+        """Removes some requests' first rows, whose KV is about to be written; returns spans, tokens, hidden states."""
         spans = [Span(own.request.block_ids, own.start, count, first_key=own.first_key) for own, count in due]
         token_ids = [token for waiting, count in due for token in waiting.token_ids[:count]]
         pieces: list[_Piece] = []
@@ -302,7 +305,7 @@ class FeatureState:
         return spans, token_ids, hidden[0] if len(hidden) == 1 else torch.cat(hidden)
 
     def _fused(self, pieces: Sequence[_Piece]) -> list[torch.Tensor]:
-        """What the head makes of the pieces' rows, in one pass for all that it has not made yet."""
+        """The head's fused states of the pieces' rows; those that are not fused yet share one call."""
         picked = [take_rows(piece.states, piece.rows) for piece in pieces]
         raw = [states for states, piece in zip(picked, pieces, strict=True) if not piece.is_fused]
         if not raw:

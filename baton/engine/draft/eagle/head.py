@@ -3,7 +3,7 @@
 positions            0     1     2     3           feature i and token i+1 make row i, which predicts token i+2
 features of target   g0    g1    g2    g3
 tokens                     t1    t2    t3    t4    rows (g0,t1) (g1,t2) (g2,t3) (g3,t4), rotary positions 0 1 2 3
-next rows: the head's own output takes the place of the feature, the drafted token that of the token
+next rows: the head's own output replaces the feature, the drafted token replaces the token
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from baton.engine.draft.target_shape import TargetShape
 
 @dataclass(frozen=True, slots=True)
 class EagleSettings:
-    """What a head computes.
+    """Structure of a head.
 
     Attributes:
-        version: 1 for EAGLE-1 and EAGLE-2, which have one network; 3 for EAGLE-3 and 3.1.
+        version: 1 for EAGLE-1 and EAGLE-2, which share one network; 3 for EAGLE-3 and 3.1.
         layers: sizes of its decoder layers.
-        target: the target's.
+        target: sizes of the target.
         feature_layers: which of transformers' ``hidden_states`` the head reads: ``k`` is the residual stream that
             enters layer ``k``, before any norm; or :data:`FINAL_HIDDEN`.
-        has_fc: False for an EAGLE-3 head that takes the target's final hidden state as it is.
-        fc_bias: whether ``fc`` has one.
+        has_fc: False for an EAGLE-3 head that takes the target's final hidden state directly.
+        fc_bias: whether ``fc`` has a bias.
         norm_before_fc: one norm over all features together (3.1).
         fc_norm: a norm over each feature by itself (3.1).
         norm_before_residual: the residual stream starts from the normed hidden state.
-        norm_output: the head is fed its normed output (3.1), else the one before the final norm.
+        norm_output: the next pass reads the normed output (3.1), else the one before the final norm.
         draft_vocab_size: rows of the head's logits.
         maps_vocabulary: whether draft ids differ from the target's.
         own_embedding: False shares the target's.
@@ -63,7 +63,7 @@ class EagleSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """The target's modules. Held here, so that they never become part of the head."""
+    """The target's modules, held outside of the module tree so that they never become part of the head."""
 
     embedding: torch.Tensor
     lm_head: nn.Module
@@ -73,14 +73,14 @@ class EagleHead(nn.Module):
     """Network of an EAGLE head of any version. All shapes may have more leading dimensions.
 
     Args:
-        settings: what to build.
-        target: lends its embedding and its lm_head where the head has none.
+        settings: structure of the head.
+        target: its embedding and its lm_head are used where the head has none.
 
     Attributes:
-        d2t: int64 ``[draft_vocab_size]``, what to add to a draft id to get the target's; zeros until loaded.
+        d2t: int64 ``[draft_vocab_size]``, the target's id minus the draft id; zeros until loaded.
         feature_layers: as in the settings; see there.
-        feature_layer_choices: what the checkpoint's layer ids may mean, the likeliest first; one entry when there is
-            no doubt, else see :func:`baton.engine.draft.eagle.eagle_checkpoint.settle_feature_layers`.
+        feature_layer_choices: possible readings of the checkpoint's layer ids, likeliest first; if there are several,
+            see :func:`baton.engine.draft.eagle.eagle_checkpoint.settle_feature_layers`.
     """
 
     d2t: torch.Tensor
@@ -138,12 +138,12 @@ class EagleHead(nn.Module):
 
     @property
     def vocabulary_head(self) -> nn.Module:
-        """What makes logits, its own or the target's."""
+        """The module that computes logits, its own or the target's."""
         return self.lm_head if self.settings.own_lm_head else self._shared.lm_head
 
     @property
     def is_local(self) -> bool:
-        """Whether a row's KV depends on nothing but the row: see :meth:`keys_values`."""
+        """Whether a row's KV depends only on the row, see :meth:`keys_values`."""
         return len(self.layers) == 1
 
     @property
@@ -153,25 +153,25 @@ class EagleHead(nn.Module):
         return (LayerSpec(layers.num_kv_heads, layers.head_dim, layers.head_dim),) * layers.num_layers
 
     def fingerprint(self) -> str:
-        """Hex digest over what the head computes with, in the dtype that it has now. Costs a pass over its weights."""
+        """Hex digest over everything that the head computes with, in its current dtype. Reads all its weights."""
         settings = {**asdict(self.settings), "feature_layers": self.feature_layers}
         return fingerprint(settings, self.state_dict())
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
-        """The target's features, side by side in the order of ``feature_layers``, as the head's first hidden state.
+        """Fuses the target's features into the head's first hidden state.
 
         Args:
-            features: ``[num_tokens, len(feature_layers) * target_hidden_size]``
+            features: ``[num_tokens, len(feature_layers) * target_hidden_size]``, in the order of ``feature_layers``.
 
         Returns:
-            ``[num_tokens, hidden_size]``; EAGLE-1 takes its feature as it is.
+            ``[num_tokens, hidden_size]``; EAGLE-1 uses its feature unchanged.
         """
         if self.settings.version == 1 or not self.settings.has_fc:
             return features
         if self.settings.norm_before_fc:
             features = self.input_norm(features)
         elif self.settings.fc_norm:
-            # All at once: for a row or two, what counts is the number of calls.
+            # One call for all norms: with a row or two, the number of calls determines the time.
             parts = features.reshape(*features.shape[:-1], len(self.fc_norm), -1)
             weights = torch.stack([norm.get_parameter("weight") for norm in self.fc_norm])
             features = (rms_norm(parts, parts.shape[-1:], eps=self.settings.layers.rms_norm_eps) * weights).flatten(-2)
@@ -181,17 +181,17 @@ class EagleHead(nn.Module):
     def forward(
         self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, attend: Attend = causal_attend
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One pass over rows of token and hidden state.
+        """Computes one pass over rows of token and hidden state.
 
         Args:
             token_ids: the target's ids ``[num_tokens]``; the row of feature ``i`` has token ``i + 1``.
             hidden: ``[num_tokens, hidden_size]``, from :meth:`fuse` or from an earlier pass.
-            positions: int64 ``[num_tokens]``, of the features.
-            attend: :class:`baton.engine.draft.rows.PagedAttend` while serving; the default attends over the rows given.
+            positions: int64 ``[num_tokens]``, positions of the features.
+            attend: :class:`baton.engine.draft.rows.PagedAttend` while serving; the default attends within the given
+                rows.
 
         Returns:
-            What the next step takes as its hidden state, and what :meth:`logits` takes; both
-            ``[num_tokens, hidden_size]``.
+            The hidden state for the next pass, and the input of :meth:`logits`; both ``[num_tokens, hidden_size]``.
         """
         rotation = self._rotary(positions, hidden.dtype)
         states, residual = self._first_inputs(token_ids, hidden)
@@ -212,9 +212,9 @@ class EagleHead(nn.Module):
     def keys_values(
         self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The KV of rows whose outputs are not needed, without attention, feed-forward or logits.
+        """KV of rows whose outputs are not needed, without attention, feed-forward or logits.
 
-        Only a head of one layer allows it: nothing in its KV depends on earlier rows.
+        Only a head of one layer supports it: nothing in its KV depends on earlier rows.
 
         Returns:
             Keys and values, each ``[num_tokens, num_kv_heads, head_dim]``.
@@ -230,18 +230,18 @@ class EagleHead(nn.Module):
         return keys, values
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``[num_tokens, draft_vocab_size]`` of the second output of :meth:`forward`."""
+        """Logits ``[num_tokens, draft_vocab_size]`` from the second output of :meth:`forward`."""
         lm_head: Any = self.vocabulary_head
         logits: torch.Tensor = lm_head(hidden.to(lm_head.weight.dtype))
         return logits
 
     def to_target_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
-        """Columns of the logits as token ids of the target."""
+        """Converts columns of the logits to token ids of the target."""
         return draft_ids + self.d2t[draft_ids] if self.settings.maps_vocabulary else draft_ids
 
     def _first_inputs(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the first layer attends from, and its residual stream."""
-        # The plain table: where a target scales its embeddings, heads are trained without the scale.
+        """Input of the first layer's attention, and its residual stream."""
+        # The unscaled table: where a target scales its embeddings, heads are trained without the scale.
         embeds = embedding(token_ids, self.embedding).to(hidden.dtype)
         if self.settings.version == 1:
             mixed: torch.Tensor = self.fc(torch.cat((embeds, hidden), dim=-1))

@@ -1,4 +1,4 @@
-"""A pass of an EAGLE head over rows that lie in the paged cache: by its own modules, or as a compiled program."""
+"""A pass of an EAGLE head over rows in the paged cache: by its own modules, or as a compiled program."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ class HeadPass(Protocol):
     def run(
         self, spans: Sequence[Span], token_ids: Sequence[int], hidden: torch.Tensor, *, only_last: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """
+        """Computes rows and stores their KV.
+
         Args:
-            spans: where the rows lie, a span for each sequence.
-            token_ids: the target's, of each row.
+            spans: places of the rows, a span for each sequence.
+            token_ids: the target's token id of each row.
             hidden: ``[num_rows, hidden_size]``, from :meth:`~.eagle.EagleHead.fuse` or from an earlier pass.
-            only_last: gives only the results of each span's last row.
+            only_last: returns only the results of each span's last row.
 
         Returns:
-            What the next pass takes as its hidden state, ``[num_results, hidden_size]``, and logits
+            The hidden states for the next pass, ``[num_results, hidden_size]``, and logits
             ``[num_results, draft_vocab_size]``.
         """
         ...
@@ -57,7 +58,7 @@ class ModuleHeadPass:
     def run(
         self, spans: Sequence[Span], token_ids: Sequence[int], hidden: torch.Tensor, *, only_last: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See :meth:`HeadPass.run`."""
+        """Implements :meth:`HeadPass.run`."""
         rows = self.rows(spans)
         tokens = upload_ints(token_ids, hidden.device)
         attend = PagedAttend(self._backend, rows, self._first_layer)
@@ -68,7 +69,7 @@ class ModuleHeadPass:
         return fed, self._head.logits(normed)
 
     def write(self, spans: Sequence[Span], token_ids: Sequence[int], hidden: torch.Tensor) -> None:
-        """Only the rows' KV. A head of one layer needs no attention for it."""
+        """Writes only the rows' KV. A head of one layer needs no attention for it."""
         if not self._head.is_local:
             self.run(spans, token_ids, hidden, only_last=True)
             return
@@ -78,16 +79,16 @@ class ModuleHeadPass:
         self._cache.write(self._first_layer, rows.slots, keys, values)
 
     def rows(self, spans: Sequence[Span]) -> DraftRows:
-        """Lays rows out for a pass."""
+        """Builds the rows of a pass."""
         keys = self._cache.keys[self._first_layer]
         return DraftRows.build(spans, self._cache.spec.block_size, self._cache.device, keys.dtype)
 
 
 def create_head_pass(head: EagleHead, runner: ModelRunner, modules: ModuleHeadPass, weights: str = "auto") -> HeadPass:
-    """The compiled program where the target is computed by one and the head can be, else ``modules``.
+    """Creates the compiled program if the target is computed by one and supports the head, else returns ``modules``.
 
     Args:
-        weights: that the program computes with, see :class:`baton.engine.draft.eagle.compiled_pass.FusedHeadPass`.
+        weights: format of the program's weights, see :class:`baton.engine.draft.eagle.compiled_pass.FusedHeadPass`.
     """
     if not runner.is_fused:
         return modules

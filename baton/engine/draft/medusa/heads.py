@@ -1,7 +1,7 @@
 """Medusa heads: each guesses one further token from the same hidden state (arXiv 2401.10774).
 
-head i: h → residual blocks ``h + SiLU(linear h)`` → lm_head, where h is the target's hidden state behind its final
-norm at position t; it predicts token t + 2 + i, the target's own head being the one that predicts t + 1.
+head i: h → residual blocks ``h + SiLU(linear h)`` → lm_head, where h is the target's hidden state after its final norm
+at position t; it predicts token t + 2 + i, and the target's own head predicts t + 1.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from baton.engine.draft.medusa.medusa_layout import (
 from baton.engine.draft.target_shape import TargetShape
 
 MAX_RANKS = 6
-"""Guesses of a head that may become nodes of a tree, while serving and while it is evaluated."""
+"""Guesses of a head that may become nodes of a tree, while serving and in evaluation."""
 
 
 class _Block(nn.Module):
@@ -52,7 +52,7 @@ class MedusaHeads(nn.Module):
     """All heads of one target.
 
     Args:
-        target: lends its lm_head when the heads have none.
+        target: its lm_head is used when the heads have none.
 
     Attributes:
         token_map: int64 ``[draft_vocab_size]``, the target's id of each draft id; only with ``maps_vocabulary``.
@@ -63,7 +63,7 @@ class MedusaHeads(nn.Module):
     def __init__(self, settings: MedusaSettings, target: PreTrainedModel) -> None:
         super().__init__()
         self.settings = settings
-        self._target = (target,)  # in a tuple, so that it is no part of this module
+        self._target = (target,)  # in a tuple, so that it does not become a submodule
         self.blocks = nn.ModuleList(_Block(settings) for _ in range(settings.num_heads))
         self.lm_heads = nn.ModuleList(
             nn.Linear(settings.hidden_size, settings.draft_vocab_size, bias=False) for _ in range(settings.num_lm_heads)
@@ -73,7 +73,7 @@ class MedusaHeads(nn.Module):
 
     @property
     def target(self) -> PreTrainedModel:
-        """What the heads draft for."""
+        """The model that the heads draft for."""
         return self._target[0]
 
     @property
@@ -82,12 +82,12 @@ class MedusaHeads(nn.Module):
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """See :class:`baton.engine.contracts.DraftNetwork`."""
+        """Implements :attr:`baton.engine.contracts.DraftNetwork.feature_layers`."""
         return (FINAL_HIDDEN,)
 
     @property
     def layer_specs(self) -> tuple[LayerSpec, ...]:
-        """The heads do not attend."""
+        """Empty: the heads do not attend."""
         return ()
 
     @property
@@ -107,11 +107,11 @@ class MedusaHeads(nn.Module):
         return torch.stack([self._lm_head(index)(block(hidden)) for index, block in enumerate(self.blocks)])
 
     def to_target_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
-        """Columns of the logits as token ids of the target."""
+        """Converts columns of the logits to token ids of the target."""
         return self.token_map[draft_ids] if self.settings.maps_vocabulary else draft_ids
 
     def fingerprint(self) -> str:
-        """Hex digest over settings and weights. Costs a pass over the weights."""
+        """Hex digest over settings and weights. Reads all weights."""
         return fingerprint(asdict(self.settings), self.state_dict())
 
     def _lm_head(self, index: int) -> nn.Module:
@@ -127,11 +127,11 @@ def load_medusa(
 ) -> MedusaHeads:
     """Loads Medusa heads of the first format (``medusa_lm_head.pt``) or of vLLM's.
 
-    Heads and blocks are counted in the tensors: configs are known to state fewer than there are.
+    Heads and blocks are counted in the tensors, since some configs state fewer than there are.
 
     Args:
         reference: a folder or a hub id.
-        dtype: what the heads compute in.
+        dtype: dtype of the heads' weights and computation.
 
     Raises:
         ConfigError: the checkpoint is missing or broken.
@@ -157,8 +157,8 @@ def save_medusa(heads: MedusaHeads, folder: Path, target_name: str) -> None:
     """Writes ``config.json`` and ``model.safetensors`` in vLLM's format.
 
     Args:
-        folder: is created; files of an earlier checkpoint in it are replaced.
-        target_name: what the config calls the target, a hub id for example.
+        folder: created if missing; files of an earlier checkpoint in it are replaced.
+        target_name: the target's name in the config, a hub id for example.
     """
     settings = heads.settings
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in heads.state_dict().items()}
@@ -184,7 +184,7 @@ def save_medusa(heads: MedusaHeads, folder: Path, target_name: str) -> None:
 
 
 def _select_rows(tensors: dict[str, torch.Tensor], config: Mapping[str, Any], target: TargetShape, where: str) -> None:
-    """Applies ``token_map``, which counts only where the config truncates the vocabulary."""
+    """Applies ``token_map``, which is used only where the config truncates the vocabulary."""
     size = truncated_size(config, tensors, target, where)
     if size is None:
         tensors.pop("token_map", None)

@@ -1,4 +1,4 @@
-"""The formats of Medusa checkpoints, as far as config, names and shapes tell. No torch here."""
+"""Formats of Medusa checkpoints, determined from config, names and shapes. No torch here."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ AnyShaped = TypeVar("AnyShaped", bound=Shaped)
 
 @dataclass(frozen=True, slots=True)
 class MedusaSettings:
-    """
+    """Structure of a set of Medusa heads.
+
     Attributes:
-        num_heads: tokens that are guessed at once.
+        num_heads: number of heads, the tokens that are guessed at once.
         num_blocks: residual blocks of each head.
-        bias: of the blocks' linear layers.
+        bias: whether the blocks' linear layers have a bias.
         draft_vocab_size: rows of each lm_head.
         num_lm_heads: ``num_heads``, 1 when all share one, 0 when they share the target's.
         maps_vocabulary: whether there is a ``token_map``.
@@ -44,7 +45,7 @@ def canonical_names(stored: Mapping[str, AnyShaped], config: Mapping[str, Any], 
     """Tensors under vLLM's names, which are those of :class:`baton.engine.draft.medusa.heads.MedusaHeads`.
 
     Raises:
-        UnsupportedModelError: one of them is none that Medusa heads have.
+        UnsupportedModelError: one of them does not belong to Medusa heads.
     """
     if scalars := [name for name, tensor in stored.items() if tensor.ndim == 0]:
         raise UnsupportedModelError(f"draft checkpoint {where}, read as Medusa heads: {scalars[0]} is a single number.")
@@ -52,7 +53,7 @@ def canonical_names(stored: Mapping[str, AnyShaped], config: Mapping[str, Any], 
 
 
 def file_names(stored: Iterable[str], config: Mapping[str, Any], where: str) -> FileNames:
-    """What the file calls the tensors that :func:`canonical_names` gives, and those that it lacks."""
+    """Names in the file for the tensors of :func:`canonical_names`, and for those that it lacks."""
     names = list(stored)
     return medusa_file_names(_names(names, config, where), is_v1=_is_v1(names))
 
@@ -62,10 +63,10 @@ def _is_v1(stored: Iterable[str]) -> bool:
 
 
 def _names(stored: Iterable[str], config: Mapping[str, Any], where: str) -> dict[str, str]:
-    """Canonical names → those of the file."""
+    """Maps canonical names to those of the file."""
     names = {without_medusa_prefix(name): name for name in stored}
     if not _is_v1(names):
-        if config.get("original_lm_head"):  # one for all, stored under either name
+        if config.get("original_lm_head"):  # one lm_head for all, stored under either name
             shared = names.pop("lm_head.weight", None)
             for name in [name for name in names if name.startswith("lm_heads.") and name != "lm_heads.0.weight"]:
                 del names[name]
@@ -87,11 +88,11 @@ def _names(stored: Iterable[str], config: Mapping[str, Any], where: str) -> dict
 def truncated_size(
     config: Mapping[str, Any], tensors: Mapping[str, Shaped], target: TargetShape, where: str
 ) -> int | None:
-    """Tokens of a truncated vocabulary; None when the config does not truncate it.
+    """Number of tokens of a truncated vocabulary; ``None`` when the config does not truncate it.
 
     Raises:
-        ConfigError: the config states no number of tokens.
-        UnsupportedModelError: ``token_map`` is missing or of another size.
+        ConfigError: a size in the config is not a number of tokens.
+        UnsupportedModelError: ``token_map`` is missing or has another size.
     """
     size = _size(config, "truncated_vocab_size", target.vocab_size, where)
     if size >= _size(config, "vocab_size", target.vocab_size, where):
@@ -106,10 +107,10 @@ def truncated_size(
 
 
 def settings_of(tensors: Mapping[str, Shaped], target: TargetShape, where: str) -> MedusaSettings:
-    """What to build for this checkpoint and target.
+    """Derives the structure of the heads of a checkpoint and checks it against the target.
 
     Args:
-        tensors: by canonical name, lm_heads already cut to a truncated vocabulary.
+        tensors: by canonical name, with lm_heads already reduced to a truncated vocabulary.
 
     Raises:
         ConfigError: the checkpoint is broken.
@@ -152,7 +153,7 @@ def settings_of(tensors: Mapping[str, Shaped], target: TargetShape, where: str) 
 
 
 def _count(tensors: Mapping[str, Shaped], pattern: str) -> int:
-    """How many there are. Where one is left out, names beyond the count show as unexpected."""
+    """Number of distinct indices. After a gap, names beyond the count are reported as unexpected."""
     return len({match[1] for name in tensors if (match := re.match(pattern, name))})
 
 

@@ -1,4 +1,4 @@
-"""Keeps, for each request, the hidden state from which Medusa heads guess: the newest one that the target has made.
+"""Keeps, for each request, the hidden state from which Medusa heads guess: the newest one of the target.
 
 tokens           t0  t1  t2  t3          t3 was sampled from h2 and has no hidden state yet
 hidden states    h0  h1  h2              head i guesses token 4 + i from h2
@@ -22,10 +22,11 @@ from baton.engine.runner.model_runner import ModelRunner
 
 @dataclass(frozen=True, slots=True)
 class _Newest:
-    """
+    """The newest hidden state of a request.
+
     Attributes:
         hidden: ``[hidden_size]``
-        num_tokens: that the request has when this is its newest state.
+        num_tokens: tokens of the request while this is its newest state.
     """
 
     hidden: torch.Tensor
@@ -36,8 +37,8 @@ class MedusaState:
     """Implements :class:`baton.engine.draft.network.DraftState`. There is no draft KV.
 
     Args:
-        heads: what reads the states.
-        runner: of the target, built with ``heads`` as its draft.
+        heads: the heads that read the states.
+        runner: runner of the target, built with ``heads`` as its draft.
 
     Raises:
         ValueError: the runner was built without this draft.
@@ -52,13 +53,13 @@ class MedusaState:
         self._newest: dict[str, _Newest] = {}
 
     def hidden(self, request: Request) -> torch.Tensor | None:
-        """``[hidden_size]``, or None when the state behind the request's last token but one is not known."""
+        """``[hidden_size]``, or ``None`` when the state of the request's second-to-last token is not known."""
         newest = self._newest.get(request.request_id)
         return None if newest is None or newest.num_tokens != request.num_tokens else newest.hidden
 
     @torch.inference_mode()
     def computed(self, batch: ForwardBatch, results: Mapping[str, VerifyResult]) -> None:
-        """Takes up the state that each new token was sampled from."""
+        """Records the state from which each new token was sampled."""
         features = self._features.take()
         rows: list[int] = []
         kept: list[tuple[str, int]] = []
@@ -73,16 +74,16 @@ class MedusaState:
             rows.append(first + sequence.num_tokens + (result.nodes[-1] if result.nodes else -1))
             kept.append((request.request_id, request.num_tokens + len(result.token_ids)))
         if rows:
-            # Copied, since a state outlives its step's features.
+            # Copied, so that a state does not keep all features of its step alive.
             hidden = features.index_select(0, upload_ints(rows, features.device)).to(self.heads.dtype)
             for (request_id, num_tokens), own in zip(kept, hidden, strict=True):
                 self._newest[request_id] = _Newest(own, num_tokens)
 
     def keep(self, num_rows: int | None) -> None:
-        """There is nothing to save."""
+        """Does nothing: there is no KV to save."""
 
     def flush(self, request_id: str) -> None:
-        """Nothing waits to be written."""
+        """Does nothing: there is no KV to write."""
 
     def release(self, request_id: str) -> None:
         """Forgets a request."""
@@ -96,7 +97,7 @@ class MedusaState:
         return bytes(newest.hidden.contiguous().view(torch.uint8).cpu().numpy())
 
     def adopt(self, request: Request, state: bytes | None, first_new: int = 0) -> None:
-        """See :class:`baton.engine.draft.network.DraftState`. Without a state the first draft comes a step later."""
+        """Implements ``DraftState.adopt``. Without a state, the first draft comes one step later."""
         if not state:
             return
         hidden = upload_numbers(state, self.heads.hidden_size, self.heads.dtype, self._device)
