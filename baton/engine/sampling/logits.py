@@ -175,7 +175,7 @@ def _keep_top_k(logits: torch.Tensor, limits: list[int]) -> torch.Tensor:
 
 
 def _keep_top_p(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Keeps the smallest set of likeliest tokens whose probability reaches ``top_p``; at least one, the first of equals.
+    """Keeps the smallest set of likeliest tokens whose probability reaches ``top_p``; of equals, the first ones.
 
     Sorting a whole vocabulary costs more than everything else in sampling, and few rows need it; on a device it costs
     less than waiting to find out.

@@ -31,7 +31,7 @@ class HeadPass(Protocol):
         Args:
             spans: places of the rows, a span for each sequence.
             token_ids: the target's token id of each row.
-            hidden: ``[num_rows, hidden_size]``, from :meth:`~.eagle.EagleHead.fuse` or from an earlier pass.
+            hidden: ``[num_rows, hidden_size]``, from :meth:`~.head.EagleHead.fuse` or from an earlier pass.
             only_last: returns only the results of each span's last row.
 
         Returns:
