@@ -1,1 +1,1 @@
-"""Decoders of the Llama family on the CPU, as one compiled program over a step. Numba compiles it."""
+"""A compiled CPU decoder for models of the Llama family: one Numba program computes a whole step."""

@@ -16,16 +16,16 @@ from baton.engine.cpu.tiles import PAIRS_BYTES, TILE, has_tiles
 from baton.engine.cpu.vectors import is_half
 
 _LEAST_GATE = -87.0
-"""What is below it comes to nothing, too, and its power of two would not be a number."""
+"""Results below it are zero, too, and its power of two would not be finite."""
 
 
 @intrinsic
 def gated_silu(typing_context, kind, gate, up, count, out):
-    """``out = silu(gate) * up``, ``count`` numbers of them.
+    """``out = silu(gate) * up`` for ``count`` numbers.
 
     Args:
-        kind: a uint16 when ``out`` takes bfloat16, a float32 when it takes that.
-        gate, up, out: addresses, the first two of float32; ``out`` may be ``gate`` where it takes float32.
+        kind: a uint16 when ``out`` is bfloat16, a float32 when it is float32.
+        gate, up, out: addresses, the first two of float32; ``out`` may be ``gate`` if it is float32.
     """
     half = is_half(kind)
     signature = types.void(kind, *[types.int64] * 4)
@@ -51,7 +51,7 @@ def gated_silu(typing_context, kind, gate, up, count, out):
 def gate_columns(typing_context, gate, up, out):
     """``silu(gate) * up`` of two products ``[16 columns, 16 tokens]`` → packed tokens, ``[8, 16, 2]`` bfloat16.
 
-    They are the bits that :func:`gated_silu` gives.
+    The bits equal those of :func:`gated_silu`.
 
     Args:
         gate, up, out: addresses, the first two of float32.
@@ -78,7 +78,7 @@ def gate_columns(typing_context, gate, up, out):
 
 
 def _gated(e: Emitter, gate: ir.Value, up: ir.Value) -> ir.Value:
-    """``gate / (1 + exp(-gate)) * up``; the exponential is taken of what is not above 0, so that it stays finite."""
+    """``gate / (1 + exp(-gate)) * up``; the exponential's argument is at most 0, so that it stays finite."""
     b, vector = e.b, gate.type
     one = vector([1.0] * vector.count)
     size = e.call(f"llvm.fabs.v{vector.count}f32", vector, (gate,))
@@ -88,9 +88,9 @@ def _gated(e: Emitter, gate: ir.Value, up: ir.Value) -> ir.Value:
 
 
 def _gated_quickly(e: Emitter, gate: ir.Value, up: ir.Value) -> ir.Value:
-    """The same of 16 float32, with AVX-512, as precise as bfloat16 needs."""
+    """Like :func:`_gated`, for 16 float32 with AVX-512, as precise as bfloat16 needs."""
     b, vector = e.b, gate.type
-    # Of two operands of which one is NaN, this gives the second.
+    # If one of the two operands is NaN, this returns the second.
     gate = e.call("llvm.x86.avx512.max.ps.512", vector, (vector([_LEAST_GATE] * TILE), gate, I32(4)))
     power = quick_power_of_two(e, b.fmul(gate, vector([-LOG2E] * TILE)))
     divisor = b.fadd(power, vector([1.0] * TILE))

@@ -1,6 +1,6 @@
-"""Row-wise arithmetic in numba: norms, rotation, activation, rounding. Everything between two products is float32.
+"""Row-wise arithmetic in numba: norms, rotation, rounding. All values between two products are float32.
 
-Compiled with numpy's rules for errors: dividing by zero gives infinity. An exception would leave a stage half done.
+Compiled with numpy's rules for errors: dividing by zero gives infinity. An exception would leave a stage unfinished.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _item_size(kind):
 
 
 def to_operand(kind: Any, value: Any) -> Any:
-    """A float32 rounded to what products take."""
+    """Rounds a float32 to an operand."""
     raise NotImplementedError  # for compiled code only
 
 
@@ -69,7 +69,7 @@ def _to_operand(kind, value):
 
 
 def from_operand(kind: Any, value: Any) -> Any:
-    """The float32 that an operand stands for."""
+    """Converts an operand to float32."""
     raise NotImplementedError  # for compiled code only
 
 
@@ -81,7 +81,7 @@ def _from_operand(kind, value):
 
 
 def whole_to_operand(kind: Any, value: Any) -> Any:
-    """An int8 as an operand, which is exact."""
+    """Converts an int8 to an operand, which is exact."""
     raise NotImplementedError  # for compiled code only
 
 
@@ -132,7 +132,7 @@ def rms_norm(kind, row, weight, eps, out):
 
 @njit(error_model="numpy")
 def rms_norm_in_place(kind, row, weight, eps):
-    """The same onto itself, for the norms of queries and keys."""
+    """Like :func:`rms_norm`, in place, for the norms of queries and keys."""
     factor = np.float32(1.0) / np.float32(np.sqrt(_mean_square(row) + eps))
     for i in range(row.size):
         row[i] = row[i] * factor * from_operand(kind, weight[i])
@@ -140,7 +140,7 @@ def rms_norm_in_place(kind, row, weight, eps):
 
 @njit(error_model="numpy")
 def rotate(kind, row, cos, sin, out):
-    """Rotary embedding of one head, the halves of the row being the pairs' two sides (arXiv 2104.09864)."""
+    """Rotary embedding of one head, whose halves are the two sides of the pairs (arXiv 2104.09864)."""
     half = cos.size
     for i in range(half):
         out[i] = to_operand(kind, row[i] * cos[i] - row[half + i] * sin[i])
@@ -150,7 +150,7 @@ def rotate(kind, row, cos, sin, out):
 
 @njit(error_model="numpy")
 def rotate_in_place(row, cos, sin):
-    """The same onto itself, in float32."""
+    """Like :func:`rotate`, in place, in float32."""
     half = cos.size
     for i in range(half):
         first, second = row[i], row[half + i]

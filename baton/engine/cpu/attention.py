@@ -1,13 +1,13 @@
-"""Attention straight from the paged cache, in one pass over the keys (arXiv 2205.14135).
+"""Attention directly over the paged cache, in one pass over the keys (arXiv 2205.14135).
 
-A work item is one KV head of a few new tokens of one sequence, or several of them where rows are few: a token's keys of
-all heads lie side by side, and memory is read at its speed only where it is read in order. The query heads that share a
-KV head are rows beside each other, so every key is loaded once for all of them. Keys are visited in chunks that start
-at multiples of :data:`KEY_CHUNK`, and summed in splits that start at multiples of :data:`SPLIT_KEYS`, whoever computes
-them: a query's result does not depend on its neighbours, nor on the number of threads.
+A work item is one KV head of a few new tokens of one sequence, or several heads where rows are few: a token's keys of
+all heads are adjacent, and memory is fast only when it is read in order. The query heads that share a KV head are
+adjacent rows, so every key is loaded once for all of them. Keys are visited in chunks that start at multiples of
+:data:`KEY_CHUNK`, and summed in splits that start at multiples of :data:`SPLIT_KEYS`, in every item and thread: a
+query's result does not depend on its neighbours or on the number of threads.
 
-A token of a tree sees its ancestors where a chain's token would see those before it, so that it gets the bits that it
-would get without the rest of the tree: where a chunk reaches into the tree, each token has a list of slots of its own.
+A token of a tree sees its ancestors where a chain's token would see those before it, so it gets the bits that it would
+get without the rest of the tree: where a chunk reaches into the tree, each token has a list of slots of its own.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from baton.engine.cpu.tiles import STEP
 from baton.engine.cpu.widening import is_kept, whole_steps, widen_rows
 
 MAX_ROWS = 64
-"""Query rows of a work item."""
+"""Limit for the query rows of a work item."""
 _MAX_TILE_ROWS = STATE_ROWS
-"""The same for a matrix unit, which gains more by preparing keys and values once for all of them."""
+"""The same limit for a matrix unit, which gains more from preparing keys and values once for all rows."""
 _SCORES_FLOATS = MAX_ROWS * (KEY_CHUNK + 2)
-"""Their scores of a chunk, and what :func:`baton.engine.cpu.softmax.soften` needs beside."""
+"""Memory for a chunk's scores, and the spare memory of :func:`baton.engine.cpu.softmax.soften`."""
 _LEAD = 16
-"""Rows between those that are read and those that are asked for. With what is read they stay in the first cache where
-all heads of a token take up to 1 KiB, else in the second."""
+"""Rows between reading and prefetching. They stay in the first cache where all heads of a token take up to 1 KiB, else
+in the second."""
 _MINUS_INFINITY = np.float32(-np.inf)
 _F32 = np.float32(0)
 
 
 @njit(inline="always", error_model="numpy")
 def is_tiled(tiles, dim):
-    """Whether a matrix unit attends, if the model has ``tiles``."""
+    """Whether a matrix unit computes attention, if the model has ``tiles``."""
     return tiles != 0 and dim % STEP == 0
 
 
 def max_rows(tiles: int, dim: int) -> int:
-    """Query rows of a work item, at most, those of all its KV heads together."""
+    """Limit for the query rows of a work item, over all its KV heads."""
     return _MAX_TILE_ROWS if is_tiled.py_func(tiles, dim) else MAX_ROWS
 
 
 def scratch_floats(dim: int) -> int:
-    """Size of the memory that one thread needs, in float32 values."""
+    """Memory that one thread needs, in float32 values."""
     scores_and_slots, states = _SCORES_FLOATS + 4 * KEY_CHUNK, 2 * STATE_ROWS * (dim + 2)
     rows = (int(row_scratch_bytes.py_func(dim)) + int(_widened_query_bytes.py_func(dim))) // 4
     tile_scratch = max(tile_scratch_floats(dim), few_scratch_bytes(dim) // 4)
@@ -64,7 +64,7 @@ def scratch_floats(dim: int) -> int:
 
 @njit(error_model="numpy")
 def _hide(scores, num_rows, share, visible, before):
-    """Puts out what the rows must not see: places behind them, and those before the first key.
+    """Hides places after the rows' own, and those before the first key.
 
     Args:
         visible: keys of the chunk up to the first token's own.
@@ -79,13 +79,13 @@ def _hide(scores, num_rows, share, visible, before):
 
 @njit(inline="always", error_model="numpy")
 def _ahead(slots_at, num_slots, number, rows, next_rows, next_slots_at, asked):
-    """Address of the row that is read :data:`_LEAD` rows behind ``number``: of these rows, or of the next.
+    """Address of the row that is read :data:`_LEAD` rows after ``number``, in these rows or in the next.
 
-    0, where nothing is to be asked for: the rows of an item of some heads only do not lie side by side, and many rows
-    compute long enough with what is read.
+    It is 0, for no prefetching, where the item has some heads only, whose rows are not adjacent, and with many rows,
+    whose computation takes longer than reading.
 
     Args:
-        asked: bytes from one row to the next, those of a head, how many heads, and whether the item's rows are many.
+        asked: bytes from one row to the next, bytes of a head, number of heads, and whether the item has many rows.
     """
     ld_cache, vector_bytes, num_heads, many = asked
     if many or num_heads * vector_bytes < ld_cache:
@@ -163,25 +163,23 @@ def _attend_chunk(kind, rows, cache, slots_at, next_slots_at, num_keys, visible,
     """Adds a chunk of keys to the states of some rows of each head.
 
     Few rows compute less than they read: all heads pass over the same few keys together, then over the values, so that
-    memory is read in its order, and what comes next is asked for in that order, a few lines at a time; of many at once,
-    a Zen 3 drops most.
+    memory is read in order. What comes next is prefetched in that order, a few lines at a time; of many at once, a Zen
+    3 drops most.
 
     Args:
-        rows: address of the first head's queries as ``tile_kind`` has them, bytes from one
-            head's to the next's and from one row to the next, how many rows a head has, how many a token has, and how
-            many a head has in all.
-        cache: addresses of the first head's key and value in slot 0, bytes from one token's to the next, and from one
-            head's to the next.
-        next_slots_at: slots of the chunk that comes next, or of this one.
-        num_keys: slots to score, whole tiles of them.
+        rows: address of the first head's queries in the format of ``tile_kind``, bytes from head to head and from row
+            to row, rows of a head in this call, rows of a token, and all rows of a head.
+        cache: addresses of the first head's key and value in slot 0, bytes from token to token, and from head to head.
+        next_slots_at: slots of the next chunk, or of this one if it is the last.
+        num_keys: slots to score, in whole tiles.
         visible: keys up to that of the rows' first token.
-        before: keys before the first that may be seen.
-        sizes: how many heads, a head's size, a vector's lanes, and what scores are multiplied with.
+        before: keys before the first visible one.
+        sizes: number of heads, size of a head, lanes of a vector, and factor on scores.
         states: address of the first head's state, bytes from one to the next, and the number of the first of these rows
             among a head's.
-        memory: addresses of the rows' scores; of the numbers from 0 on, which are the slots of a chunk's rows of
-            operands, and behind them of memory for these rows, or 0: the cache holds operands; of the same for
-            :mod:`baton.engine.cpu.attention_many`, or 0: it has nothing to do.
+        memory: address of the rows' scores; address of the numbers from 0 on (the slots of a chunk's rows of operands),
+            with memory for these rows after them, or 0 if the cache holds operands; the same for
+            :mod:`baton.engine.cpu.attention_many`, or 0 if it is not used.
     """
     num_rows, share, all_rows = rows[3], rows[4], rows[5]
     num_heads, dim, _, scaling = sizes
@@ -202,7 +200,7 @@ def _attend_chunk(kind, rows, cache, slots_at, next_slots_at, num_keys, visible,
 
 @njit(error_model="numpy")
 def _queries(kind, queries, ld_head, ld_query, num_heads, num_rows, dim, memory):
-    """Where an item's queries lie as tiles take them, and bytes from head to head and from row to row."""
+    """Address of an item's queries in the format that tiles take, and bytes from head to head and from row to row."""
     if is_kept(kind):
         return queries, ld_head, ld_query
     ld = 4 * whole_steps(kind, dim)
@@ -217,7 +215,7 @@ def _attend_split(
 ):
     """Attends to the keys of an item's heads from ``first_split_key`` up to ``end``, both places; writes their states.
 
-    A state lies ``state_bytes`` behind that of the head before.
+    States are ``state_bytes`` apart.
     """
     num_tokens, num_heads, num_kv_heads, dim, block_size, lanes, _, has_int8 = shape
     rows_memory = _row_scratch_at(scratch, dim)
@@ -278,13 +276,13 @@ def _attend_split(
 
 @njit(inline="always", error_model="numpy")
 def _widened_query_bytes(dim):
-    """Memory for an item's queries in float32, behind that for a chunk's rows."""
+    """Memory for an item's queries in float32, after that for a chunk's rows."""
     return 4 * MAX_ROWS * (dim + LONGEST_STEP)
 
 
 @njit(error_model="numpy")
 def _row_scratch_at(scratch, dim):
-    """Where a thread's memory for rows of a chunk begins: behind scores, slots and states."""
+    """Start of a thread's memory for rows of a chunk: after scores, slots and states."""
     return scratch + 4 * (_SCORES_FLOATS + 4 * KEY_CHUNK + 2 * STATE_ROWS * (dim + 2))
 
 
@@ -292,7 +290,7 @@ def _row_scratch_at(scratch, dim):
 def _attend_heads(
     kind, span, item, shape, scaling, queries, keys, values, first_split_key, end, state, state_bytes, scratch
 ):
-    """Attends to a split with what suits the item; as :func:`_attend_split`, the same bits for the same CPU."""
+    """Attends to a split in the way that suits the item; the bits are the same as from :func:`_attend_split`."""
     num_heads, num_kv_heads, dim, tiles = shape[1], shape[2], shape[3], shape[6]
     if not is_tiled(tiles, dim):
         _attend_split(
@@ -328,7 +326,7 @@ def _attend_heads(
 
 @njit(error_model="numpy")
 def _begin(span, first, last):
-    """The chunk of a split from which on there is something to see, or ``last``."""
+    """Start of the first chunk of a split with a visible key, or ``last``."""
     return min(last, max(first, span[Span.FIRST_KEY] // KEY_CHUNK * KEY_CHUNK))
 
 
@@ -341,7 +339,7 @@ def attend(kind, span, item, shape, scaling, queries, keys, values, out, scratch
         shape: num_tokens, num_heads, num_kv_heads, head dim, block size, lanes, whether there are tiles, whether the
             cache is int8.
         queries: address of operands ``[num_kv_heads, num_tokens, share, head dim]``.
-        keys, values: addresses of operands ``[num_slots, num_kv_heads, head dim]``, or of rows of int8, see
+        keys, values: addresses of operands ``[num_slots, num_kv_heads, head dim]``, or of int8 rows, see
             :mod:`baton.engine.cpu.int8_rows`.
         out: address of operands ``[num_tokens, num_heads, head dim]``.
         scratch: address of :func:`scratch_floats` values.
@@ -370,7 +368,7 @@ def attend(kind, span, item, shape, scaling, queries, keys, values, out, scratch
 
 @njit(error_model="numpy")
 def join_splits(kind, span, item, shape, scaling, out):
-    """Puts an item together whose splits were computed one by one. :attr:`Item.SPLIT` is their number."""
+    """Joins an item whose splits were computed separately. :attr:`Item.SPLIT` is their number."""
     num_heads, dim, share = shape[1], shape[3], shape[1] // shape[2]
     num_rows, num_kv_heads = item[Item.COUNT] * share, item[Item.HEADS]
     state_bytes, token = 4 * state_floats(num_rows, dim), span[Span.FIRST_TOKEN] + item[Item.FIRST]

@@ -1,13 +1,13 @@
-"""Attention of few rows by a CPU's matrix unit, see :mod:`baton.engine.cpu.tiles`: memory is read once, in its order.
+"""Attention of few rows by a CPU's matrix unit, see :mod:`baton.engine.cpu.tiles`: reads memory once, in its order.
 
-What few rows compute with a key takes less time than reading it, so memory must never rest. All heads of an item pass
-over a split together, over the keys of 32 tokens and of the next 32, then over the values, and what comes next is asked
-for in the order in which it lies: a few lines at a time, since many at once hold up what is computed beside them, and
-so shortly before it is needed that it is still in the first cache then.
+With few rows, computing with a key takes less time than reading it, so memory must never be idle. All heads of an item
+pass over a split together, over the keys of 32 tokens and of the next 32, then over the values. What comes next is
+prefetched in memory order: a few lines at a time, since many at once stall the computation, and shortly enough before
+its use to be still in the first cache.
 
-Packing keys pays for many rows. Here keys are the side of a product that lies as it is, the queries are the packed one,
-and the scores, which come out key by key, are turned four rows at a time. The matrix unit adds the same pairs in the
-same order as :mod:`baton.engine.cpu.attention_tiles` has it, so that the results are the same to the bit.
+Packing keys pays only for many rows. Here keys are the side of a product that is used in place, the queries are packed,
+and the scores, which come out key by key, are transposed four rows at a time. The matrix unit adds the same pairs in
+the same order as in :mod:`baton.engine.cpu.attention_tiles`, so the results are equal bit for bit.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ from baton.engine.cpu.tiles import (
 from baton.engine.cpu.vectors import prefetch
 
 _LEAD = 48
-"""Rows that are asked for beyond those that are computed. Fewer come late, more do not stay in the first cache."""
+"""Rows that are prefetched ahead of the computation. Fewer come late, more do not stay in the first cache."""
 _LINE = 64
 _SUM_LINES = 8
-"""Lines that are asked for beside two tiles of products with values."""
+"""Lines that are prefetched during two tiles of products with values."""
 MAX_HEADS = 8
-"""Of an item."""
+"""Limit for the heads of an item."""
 _SUMS, _WEIGHTS, _VALUES = 0, 4, 6  # tiles
 _F32 = np.float32(0)
 
 
 @intrinsic
 def _turn(typing_context, products, out, ldo):
-    """Four columns of ``[16, 16]`` float32 → four rows of 16, ``ldo`` bytes apart."""
+    """Transposes four columns of ``[16, 16]`` float32 to four rows of 16, ``ldo`` bytes apart."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
         if lanes() != TILE:
@@ -68,12 +68,12 @@ def _turn(typing_context, products, out, ldo):
         quarter = ir.VectorType(F32, FEW)
 
         def keys_from(first: int) -> ir.Value:
-            """Those of every fourth key, a quarter of a vector each."""
+            """The values of every fourth key, a quarter of a vector each."""
             parts = [e.load(source, quarter, ROW_BYTES * (FEW * i + first)) for i in range(FEW)]
             halves = [_mixed(builder, parts[i], parts[i + 1], list(range(2 * FEW))) for i in (0, 2)]
             return _mixed(builder, halves[0], halves[1], list(range(TILE)))
 
-        # Turned quarter by quarter, keys come out in their order.
+        # Transposed quarter by quarter, keys come out in their order.
         keys = [keys_from(first) for first in range(FEW)]
         pairs = [[_mixed(builder, keys[i], keys[i + 1], _in_quarters(order)) for i in (0, 2)] for order in _ONES]
         rows = [_mixed(builder, pair[0], pair[1], _in_quarters(order)) for pair in pairs for order in _TWOS]
@@ -98,9 +98,9 @@ def _mixed(builder: ir.IRBuilder, first: ir.Value, second: ir.Value, order: list
 
 @intrinsic
 def _add_values(typing_context, weights, values, sums, ldo):
-    """``[rows, 32]`` weights with two groups ``[16, 16, 2]`` of values, added to two ``[rows, 16]`` of sums.
+    """Adds products of ``[rows, 32]`` weights with two groups ``[16, 16, 2]`` of values to two ``[rows, 16]`` of sums.
 
-    As many rows as the tiles are configured for; those of weights are ``SCORES_BYTES`` apart, those of sums ``ldo``.
+    The tiles' configuration sets the number of rows; rows of weights are ``SCORES_BYTES`` apart, those of sums ``ldo``.
     """
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
@@ -122,30 +122,30 @@ def _add_values(typing_context, weights, values, sums, ldo):
 
 _PRODUCTS_BYTES = 2 * PRODUCT_BYTES
 _GROUP_BYTES = PAIRS_BYTES * STEP // 2
-"""From 16 numbers of the values of 32 keys to the next 16."""
+"""Offset from 16 numbers of the values of 32 keys to the next 16."""
 
 
 def few_scratch_bytes(dim: int) -> int:
     """Memory for a split: lists, queries, operands and scores."""
-    # Called as it is written: a compiled function would be compiled at each start, which takes half a second.
+    # Called uncompiled: compiling this function at each start would take half a second.
     of_a_head = int(_queries_bytes.py_func(dim)) + TILE * SCORES_BYTES
     operands = STEP * 2 * dim + max(_PRODUCTS_BYTES, STEP * 2 * dim)
     return _LISTS_BYTES + operands + MAX_HEADS * of_a_head
 
 
 _LISTS_BYTES = 8 * (2 * SPLIT_KEYS + 3 * SPLIT_KEYS + 8)
-"""Slots of two splits, addresses of rows that are asked for, and how far that has come."""
+"""Slots of two splits, addresses of rows to prefetch, and the progress of prefetching."""
 
 
 @njit(inline="always", error_model="numpy")
 def _queries_bytes(dim):
-    """A head's, packed."""
+    """Bytes of a head's packed queries."""
     return TILE * 2 * dim
 
 
 @njit(inline="always", error_model="numpy")
 def takes_few(span, item, share, first_split_key, end):
-    """Whether the rows are few, and none of the split's chunks reaches into a tree."""
+    """Whether there are few rows, and none of the split's chunks reaches into a tree."""
     last_chunk = first_split_key + (end - 1 - first_split_key) // KEY_CHUNK * KEY_CHUNK
     is_few = item[Item.COUNT] * share <= TILE and item[Item.HEADS] <= MAX_HEADS
     return is_few and last_chunk + KEY_CHUNK <= span[Span.TREE_START]
@@ -153,7 +153,7 @@ def takes_few(span, item, share, first_split_key, end):
 
 @njit(error_model="numpy")
 def _fill(span, blocks, block_size, first, end, slots_at):
-    """Slots of the places ``[first, end)``; their number, in whole tiles."""
+    """Writes the slots of the places ``[first, end)``; returns their number, in whole tiles."""
     num_slots = 0
     for place in range(first, end, KEY_CHUNK):
         count = min(KEY_CHUNK, end - place)
@@ -163,7 +163,7 @@ def _fill(span, blocks, block_size, first, end, slots_at):
 
 @njit(error_model="numpy")
 def _list_rows(base, ld, slots_at, count, rows_at):
-    """Addresses of rows at slots, in their order; where the next ones go."""
+    """Writes the addresses of rows at slots, in their order; returns the address for the next ones."""
     slots, rows = numbers(slots_at, count), numbers(rows_at, count)
     for i in range(count):
         rows[i] = base + slots[i] * ld
@@ -172,11 +172,11 @@ def _list_rows(base, ld, slots_at, count, rows_at):
 
 @njit(error_model="numpy")
 def _ask(cursor_at, num_lines):
-    """Has the next lines of the rows that are listed brought from memory.
+    """Prefetches the next lines of the listed rows.
 
     Args:
-        cursor_at: address of int64: where the next row's address is, where the list ends, the place in that row, and
-            bytes of a row.
+        cursor_at: address of int64: address of the next list entry, end of the list, offset in that row, and bytes of a
+            row.
     """
     cursor = numbers(cursor_at, 4)
     row, end, place, num_bytes = cursor[0], cursor[1], cursor[2], cursor[3]
@@ -192,19 +192,19 @@ def _ask(cursor_at, num_lines):
 
 @njit(error_model="numpy")
 def _lie_together(slots, j, block_size):
-    """Whether 16 slots follow each other, as those of a block do."""
+    """Whether 16 slots are consecutive, as those of a block are."""
     return block_size % TILE == 0 and slots[j + TILE - 1] - slots[j] == TILE - 1
 
 
 @njit(error_model="numpy")
 def _score(kind, cache, slots_at, count, dim, queries, rows, products):
-    """A head's queries with its keys at 16 or 32 slots.
+    """Multiplies a head's queries with its keys at 16 or 32 slots.
 
     Args:
         cache: address of the head's key in slot 0, bytes from one to the next, the cache's block size, and whether it
             is int8.
-        queries: address of the packed ones.
-        rows: address of room for 32 of them.
+        queries: address of the packed queries.
+        rows: address of room for 32 keys.
         products: address of ``[count, 16]`` float32, written.
     """
     keys, ld, block_size, has_int8 = cache
@@ -228,18 +228,18 @@ def _score(kind, cache, slots_at, count, dim, queries, rows, products):
 
 @njit(error_model="numpy")
 def _interleave_values(kind, cache, slots_at, count, dim, rows, pairs, asked):
-    """A head's values at up to 32 slots as operands ``[dim / 16, 16, 16, 2]`` at ``pairs``.
+    """Converts a head's values at up to 32 slots to operands ``[dim / 16, 16, 16, 2]`` at ``pairs``.
 
     Args:
-        cache, rows: as in :func:`_score`, of values.
-        asked: arguments of :func:`_ask`, for each pair of tokens.
+        cache, rows: as in :func:`_score`, for values.
+        asked: arguments of :func:`_ask`, which is called for each pair of tokens.
     """
     values, stride, _, has_int8 = cache
     slots, last = numbers(slots_at, count), count - 1
     if has_int8:
         unpack_rows(kind, values, stride, slots_at, count, dim, rows)
         values, stride = rows, 2 * dim
-    # Values that nobody sees must be numbers, too.
+    # Values of weight zero must be finite, too.
     for pair in range(STEP // 2):
         _ask(asked[0], asked[1])
         i, j = min(2 * pair, last), min(2 * pair + 1, last)
@@ -282,7 +282,7 @@ def attend_split_few(
     count, next_end = end - first_split_key, min(item[Item.END], end + SPLIT_KEYS)
     num_slots = _fill(span, blocks, block_size, first_split_key, end, slots_at)
     _fill(span, blocks, block_size, end, next_end, next_slots_at)
-    # What is read, in this order: the keys, the values, and the first keys of the next split.
+    # In reading order: the keys, the values, and the first keys of the next split.
     listed = _list_rows(k, ld, slots_at, count, asked_at)
     listed = _list_rows(v, ld, slots_at, count, listed)
     listed = _list_rows(k, ld, next_slots_at, min(_LEAD, next_end - end), listed)
@@ -290,7 +290,7 @@ def attend_split_few(
     cursor[0], cursor[1], cursor[2], cursor[3] = asked_at, listed, 0, num_bytes
     row_lines = (num_bytes + _LINE - 1) // _LINE
     _ask(cursor_at, _LEAD * row_lines)
-    # Lines of 32 rows, in as many parts as there are places that ask while a head's 32 rows are computed.
+    # Lines of 32 rows, divided by the number of prefetching places during a head's 32 rows.
     head_lines = STEP * row_lines // num_item_heads
     key_lines = (head_lines + 3) // 4
     value_lines = (head_lines - _SUM_LINES * (dim // STEP) + STEP // 2 - 1) // (STEP // 2)
@@ -298,7 +298,7 @@ def attend_split_few(
         q = queries + ((first_head + head) * num_tokens + span[Span.FIRST_TOKEN] + query) * share * 2 * dim
         pack_tokens(q, 2 * dim, num_rows, dim, packed + head * queries_bytes)
 
-    # Scores. All heads of 32 keys, so that memory is read in its order.
+    # Scores of all heads for 32 keys at a time, so that memory is read in order.
     for j in range(0, num_slots, STEP):
         num_keys = min(STEP, num_slots - j)
         for head in range(num_item_heads):
@@ -313,7 +313,7 @@ def attend_split_few(
                     _turn(products, scores + row * SCORES_BYTES, SCORES_BYTES)
                 _ask(cursor_at, key_lines)
 
-    # Weights, where the scores lay.
+    # Weights replace the scores in place.
     num_chunks = (count + KEY_CHUNK - 1) // KEY_CHUNK
     visible, before = place + 1 - first_split_key, span[Span.FIRST_KEY] - first_split_key
     for head in range(num_item_heads):
@@ -323,7 +323,7 @@ def attend_split_few(
         weigh_split(scores, SCORES_BYTES, num_rows, num_chunks, scaling, highest, mass)
         floats(head_state, num_scored * dim)[:] = _F32
 
-    # Values. Sums are added up in memory, since tiles for those of all heads there are not.
+    # Values. Sums are in memory, since there are too few tiles for all heads' sums.
     configure_tiles(few_rows_configuration(tiles, num_rows))
     for j in range(0, count, STEP):
         for head in range(num_item_heads):

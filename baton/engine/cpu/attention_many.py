@@ -1,7 +1,7 @@
-"""Many queries against a chunk of keys and values, which are prepared once for all of them. The bits are the same.
+"""Attention of many queries to a chunk of keys and values, which are prepared once for all of them, with equal bits.
 
-Keys are laid beside each other, see ``key_lanes``. Where products of float32 are faster than those of
-pairs of bfloat16, see :class:`baton.engine.cpu.dot.Dot`, queries, keys and values become float32 first.
+Keys are transposed, see ``key_lanes``. Where float32 products are faster than those of bfloat16 pairs, see
+:class:`baton.engine.cpu.dot.Dot`, queries, keys and values become float32 first.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from baton.engine.cpu.mixing import mix_tile
 from baton.engine.cpu.vectors import dot_tile, is_half, widen_steps
 
 _WORTH_ROWS = 16
-"""Rows that share a chunk's keys, for which it is worth it."""
+"""Minimum number of rows for which preparing a chunk's keys pays."""
 _F32 = np.float32(0)
 
 
 @njit(inline="always", error_model="numpy")
 def row_scratch_bytes(dim):
-    """Memory for one chunk's keys or values: the numbers of its rows from 0 on, then they, as float32."""
+    """Memory for one chunk's keys or values: the numbers of its rows from 0 on, then the rows as float32."""
     return 8 * KEY_CHUNK + 4 * KEY_CHUNK * dim
 
 
 def takes_many(kind: Any, num_rows: Any, dim: Any, lanes: Any) -> Any:
-    """Whether the other functions of this module have to do with an item of so many rows.
+    """Whether the other functions of this module handle an item of so many rows.
 
-    They need :func:`baton.engine.cpu.key_slots.number_rows` once before.
+    They need one call of :func:`baton.engine.cpu.key_slots.number_rows` before.
     """
     raise NotImplementedError  # for compiled code only
 
@@ -50,13 +50,13 @@ def _takes_many_of(kind, num_rows, dim, lanes):
 
 @njit(error_model="numpy")
 def score_many(kind, queries, ldq, num_rows, keys, ldk, slots, num_keys, dim, scores, memory):
-    """Scores most rows against the keys at ``slots``, and says how many these are: none if too few.
+    """Scores most rows against the keys at ``slots``; returns their number, 0 if there are too few.
 
     Args:
-        queries: address of the rows as :func:`baton.engine.cpu.widening.tile_kind` has them; ``ldq``: bytes from one to
-            the next.
+        queries: address of the rows in the format of :func:`baton.engine.cpu.widening.tile_kind`; ``ldq``: bytes from
+            one to the next.
         keys, ldk: address of the head's key in slot 0, and bytes from slot to slot.
-        num_keys: whole tiles of them.
+        num_keys: a multiple of the keys of a tile.
         scores: address of float32 ``[num_rows, KEY_CHUNK]``.
     """
     if num_rows < _WORTH_ROWS:
@@ -70,7 +70,7 @@ def score_many(kind, queries, ldq, num_rows, keys, ldk, slots, num_keys, dim, sc
 
 
 def _key_bytes(kind: Any, dim: Any) -> int:
-    """Of a key that :func:`baton.engine.cpu.key_lanes.transpose_keys` has laid beside others."""
+    """Bytes of a key that :func:`baton.engine.cpu.key_lanes.transpose_keys` has transposed."""
     raise NotImplementedError  # for compiled code only
 
 
@@ -83,7 +83,7 @@ def _key_bytes_of(kind, dim):
 
 
 def _score_beside(dim: int) -> Any:
-    """The function for heads of that size, which must be known when it is compiled."""
+    """Returns the function for heads of size ``dim``, which must be known when it is compiled."""
     width = num_lanes()
 
     @njit(error_model="numpy")
@@ -107,7 +107,7 @@ _score_64, _score_128 = _score_beside(64), _score_beside(128)
 
 
 def _score_widened(*arguments: Any) -> int:
-    """:func:`score_many` for heads of other sizes, in fours of rows."""
+    """Like :func:`score_many`, for heads of other sizes, four rows at a time."""
     raise NotImplementedError  # for compiled code only
 
 
@@ -131,9 +131,9 @@ def _score_widened_of(kind, rows, ld, num_rows, keys, ldk, slots, num_keys, dim,
 
 
 def mix_many(*arguments: Any) -> int:
-    """Adds the weighted values at ``slots`` to whole fours of rows, and says how many rows these are.
+    """Adds the weighted values at ``slots`` to rows, four at a time; returns the number of these rows.
 
-    None, where values need not be widened or rows are too few.
+    It is 0 where values need not be widened, or with too few rows.
 
     Args:
         weights: address of float32 ``[num_rows, KEY_CHUNK]``.

@@ -1,4 +1,4 @@
-"""Cuts a batch's attention into work items."""
+"""Divides a batch's attention into work items."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from baton.engine.cpu.tables import Item
 
 Table = npt.NDArray[np.int64]
 _NEVER = 1 << 62
-# With fewer items than that for each thread, long ones are split so that all threads have work; with fewer splits than
-# the second for each thread, heads are computed apart, though memory is read in its order only by all of them together.
+# With fewer items per thread than the first number, long ones are split so that all threads have work. With fewer
+# splits per thread than the second, heads are computed separately, although only all of them together read memory in
+# order.
 _ITEMS_PER_THREAD = 4
 _SPLITS_PER_THREAD = 2
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionTables:
-    """What the program reads; ``memory`` holds what the tables point to.
+    """The tables that the program reads; ``memory`` keeps alive what the tables point to.
 
     Attributes:
         spans, items, joins: ``[number, columns]``, see :mod:`baton.engine.cpu.tables`.
@@ -39,7 +40,7 @@ class AttentionPlan:
     """Makes the tables of a step.
 
     Args:
-        max_rows: query rows of an item, those of all its KV heads together.
+        max_rows: limit for the query rows of an item, over all its KV heads.
     """
 
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, max_rows: int) -> None:
@@ -50,7 +51,7 @@ class AttentionPlan:
         self._queries_per_item = max(1, max_rows // self._share)
 
     def tables(self, spans: list[AttentionSpan], num_threads: int) -> AttentionTables:
-        """Items with the longest contexts come first."""
+        """Returns the tables. Items with the longest contexts come first."""
         blocks = np.array([block for span in spans for block in span.block_ids], dtype=np.int64)
         memory: list[object] = [blocks]
         address, first_token = int(blocks.ctypes.data), 0
@@ -82,9 +83,9 @@ class AttentionPlan:
         )
 
     def _cut_by_heads(self, items: list[tuple[int, ...]], wanted: int) -> list[tuple[int, ...]]:
-        """Items of as many KV heads as there is memory for, or of fewer to have ``wanted`` items.
+        """Divides items by KV heads: as many heads per item as memory allows, or fewer to have ``wanted`` items.
 
-        Splits count as items, for they come next.
+        Splits count as items, since they are made next.
         """
         limits = [self._most_heads(item[Item.COUNT] * self._share) for item in items]
         splits = [-(-item[Item.END] // SPLIT_KEYS) for item in items]
@@ -100,13 +101,13 @@ class AttentionPlan:
         ]
 
     def _most_heads(self, num_rows: int) -> int:
-        """KV heads of an item that there is memory for, if each has so many rows."""
+        """KV heads of an item of ``num_rows`` rows per head for which there is memory."""
         return max(1, min(self._max_rows // num_rows, STATE_ROWS // int(whole_rows.py_func(num_rows))))
 
     def _split(
         self, items: list[tuple[int, ...]], memory: list[object]
     ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-        """One item for each split of the keys, and what puts them together again."""
+        """Returns one item for each split of the keys, and the items that join them."""
         counts = [-(-item[Item.END] // SPLIT_KEYS) for item in items]
         sizes = [
             4 * item[Item.HEADS] * int(state_floats.py_func(item[Item.COUNT] * self._share, self._head_dim))
@@ -129,8 +130,8 @@ class AttentionPlan:
 
 
 def _tree_of(span: AttentionSpan) -> tuple[Table, Table]:
-    """For each new token the places of its ancestors in the tree and its own ``[new tokens, depth of the tree]``, and
-    how many keys it sees ``[new tokens]``."""
+    """Returns each new token's path, the places of its ancestors in the tree and its own ``[new tokens, depth of the
+    tree]``, and how many keys it sees ``[new tokens]``."""
     depths = depths_of(span.parents)
     paths = np.zeros((len(span.parents), 1 + max(depths)), dtype=np.int64)
     for node, (parent, depth) in enumerate(zip(span.parents, depths, strict=True)):

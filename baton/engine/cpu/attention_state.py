@@ -1,6 +1,6 @@
-"""What attention knows of some rows: sums of weighted values, highest scores, and the weights' masses.
+"""The state of attention for some rows: sums of weighted values, highest scores, and masses (sums of weights).
 
-Memory of a state, float32, ``rows`` being their number in whole tiles, so that a matrix unit may store whole ones::
+Layout of a state, float32, where ``rows`` is rounded up to whole tiles, which a matrix unit can store::
 
     [rows, dim] sums | [rows] highest scores | [rows] masses
 """
@@ -14,14 +14,14 @@ from baton.engine.cpu.arithmetic import exp, floats, item_size, operands, to_ope
 from baton.engine.cpu.tiles import TILE
 
 STATE_ROWS = 128
-"""Rows of the states of an item's heads, in whole tiles, that a thread has memory for."""
+"""Rows, in whole tiles, that a thread's memory for the states of an item's heads can hold."""
 _MINUS_INFINITY = np.float32(-np.inf)
 _ONE = np.float32(1)
 
 
 @njit(inline="always", error_model="numpy")
 def whole_rows(num_rows):
-    """Rows that a state has memory for."""
+    """Number of rows in a state's memory."""
     return (num_rows + TILE - 1) // TILE * TILE
 
 
@@ -62,7 +62,7 @@ def merge_states(num_rows, dim, scaling, first, second):
 
 @njit(error_model="numpy")
 def store_results(kind, num_rows, dim, state, num_heads, head, share, first_token, out):
-    """Divides by the rows' masses and stores them where the output projection reads them."""
+    """Divides the sums by the rows' masses and stores them where the output projection reads them."""
     size = item_size(kind)
     mass = floats(mass_at(state, num_rows, dim), num_rows)
     for i in range(num_rows):

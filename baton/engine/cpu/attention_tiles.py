@@ -1,9 +1,9 @@
 """Attention by a CPU's matrix unit, see :mod:`baton.engine.cpu.tiles`: all keys of a split at once.
 
-Keys are packed and values interleaved once for all rows of a work item. Then 32 rows at a time are computed from end to
-end, so that their scores stay in the first cache: queries lie as they are, scores come out row by row, become weights
-in place, and are multiplied with the values. A row's result depends neither on the rows beside it nor on keys that it
-cannot see: these weigh nothing, and add nothing to what the matrix unit sums pair by pair.
+Keys are packed and values interleaved once for all rows of a work item. Then 32 rows at a time are computed from start
+to end, so that their scores stay in the first cache: queries are used in place, scores come out row by row, become
+weights in place, and are multiplied with the values. A row's result depends neither on the other rows nor on keys that
+it cannot see: these have weight zero and add nothing to the matrix unit's sums of pairs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from baton.engine.cpu.tiles import PAIRS_BYTES, STEP, TILE, multiply
 
 _ROWS_AT_ONCE = 2 * TILE
 _VALUES_BYTES = PAIRS_BYTES * SPLIT_KEYS // 2
-"""From 16 numbers of all values of a split to the next 16."""
+"""Offset from 16 numbers of all values of a split to the next 16."""
 _MINUS_INFINITY = np.float32(-np.inf)
 _F32 = np.float32(0)
 
 
 def tile_scratch_floats(dim: int) -> int:
-    """Memory for a split, in float32 values: packed keys and values, scores of some rows, and what they come to."""
+    """Memory for a split, in float32 values: packed keys and values, scores of some rows, and spare results."""
     return SPLIT_KEYS * dim + _ROWS_AT_ONCE * (SCORES_BYTES // 4 + dim)
 
 
@@ -57,7 +57,7 @@ def _pack_key_tile(typing_context, keys, ldk, slots, out):
 
 @intrinsic
 def interleave(typing_context, even, odd, out, ldg):
-    """32 numbers of each of two rows → ``[2, 16, 2]``, the halves ``ldg`` bytes from each other."""
+    """32 numbers of each of two rows → ``[2, 16, 2]``, with the halves ``ldg`` bytes apart."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
         if lanes() != TILE:
@@ -102,12 +102,12 @@ def _prepare_chunk(kind, cache, slots_at, num_keys, count, number, dim, packed, 
     """Packs the keys at ``num_keys`` slots, whole tiles of them, and interleaves the values at the first ``count``.
 
     Args:
-        cache: addresses of the head's keys and values in slot 0, bytes from slot to slot, and, where they are int8, the
-            address of the numbers from 0 on and of memory for a chunk of operands behind them, else 0.
-        number: of the chunk in its split.
+        cache: addresses of the head's keys and values in slot 0, bytes from slot to slot, and, for an int8 cache, the
+            address of the numbers from 0 on with memory for a chunk of operands after them, else 0.
+        number: number of the chunk in its split.
         packed: address of :func:`tile_scratch_floats` values.
-        ahead: address of slots whose keys and values are brought from memory meanwhile, how many there are, and bytes
-            of a vector. Were all of them asked for at once, the processor would wait until most have come.
+        ahead: address of slots whose keys and values are prefetched, their number, and bytes of a vector. Prefetching
+            all of them at once would stall the processor.
     """
     keys, values, ld, unpacked = cache
     keys_ahead, values_ahead, (slots_ahead, count_ahead, vector_bytes) = keys, values, ahead
@@ -126,7 +126,7 @@ def _prepare_chunk(kind, cache, slots_at, num_keys, count, number, dim, packed, 
         values = rows_at
     slots, last = numbers(at, count), count - 1
     group = packed + SPLIT_KEYS * 2 * dim + number * (KEY_CHUNK // 2 * PAIRS_BYTES)
-    # A step's values that nobody sees must be numbers, too.
+    # The values of a step's padding must be finite, too.
     for pair in range((count + STEP - 1) // STEP * (STEP // 2)):
         ask_for_rows(values_ahead, ld, slots_ahead, 2 * pair, min(2 * pair + 2, count_ahead), vector_bytes)
         even, odd = values + slots[min(2 * pair, last)] * ldr, values + slots[min(2 * pair + 1, last)] * ldr
@@ -137,14 +137,15 @@ def _prepare_chunk(kind, cache, slots_at, num_keys, count, number, dim, packed, 
 
 @njit(error_model="numpy")
 def _attend_rows(kind, rows, seen, head, packed, state):
-    """Rows against a split that is prepared.
+    """Attends from rows to a prepared split.
 
     Args:
-        rows: address of the queries, how many rows there are, and how many a token has.
-        seen: keys up to that of the first token, keys before the first that may be seen, and keys up to the last one.
-        head: its size, and what scores are multiplied with.
+        rows: address of the queries, number of rows, and rows per token.
+        seen: keys up to the first token's own, keys before the first visible one, and keys up to the last one.
+        head: its size, and the factor on its scores.
         packed: address of :func:`tile_scratch_floats` values.
-        state: addresses of the rows' sums, highest scores and masses, and rows of sums that may be written to.
+        state: addresses of the rows' sums, highest scores and masses, and the number of rows of sums that may be
+            written.
     """
     q, num_rows, share = rows
     visible, before, num_keys = seen
@@ -176,7 +177,7 @@ def attend_split_by_tiles(
     Args:
         kind, span, item, shape, scaling, queries, keys, values: see :func:`baton.engine.cpu.attention.attend`.
         state: see :mod:`baton.engine.cpu.attention_state`.
-        unpacked: see :func:`_prepare_chunk`; behind it is room for two lists of a chunk's slots.
+        unpacked: see :func:`_prepare_chunk`; room for two lists of a chunk's slots follows.
         packed: address of :func:`tile_scratch_floats` values.
     """
     num_tokens, num_heads, num_kv_heads, dim, block_size, _, _, has_int8 = shape
@@ -193,7 +194,7 @@ def attend_split_by_tiles(
     if has_int8:
         number_rows(unpacked)
 
-    # What lies before the tree is the same for all tokens.
+    # Chunks before the tree are the same for all tokens.
     count = min(KEY_CHUNK, end - first_split_key)
     num_keys = fill_slots(span, blocks, block_size, first_split_key, count, slots_at)
     ask_for_rows(v, ld, slots_at, 0, count, vector_bytes)
@@ -201,7 +202,7 @@ def attend_split_by_tiles(
     while first_key < min(end, tree_start - KEY_CHUNK + 1):
         next_key, next_count, next_num_keys = first_key + KEY_CHUNK, 0, 0
         if next_key < last:
-            # Rows of one head lie too far apart for the hardware to foresee.
+            # Rows of one head are too far apart for the hardware prefetcher.
             next_count = min(KEY_CHUNK, last - next_key)
             next_num_keys = fill_slots(span, blocks, block_size, next_key, next_count, other_slots_at)
         ahead = (other_slots_at, next_count, vector_bytes)

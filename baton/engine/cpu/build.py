@@ -1,4 +1,4 @@
-"""Compiles the program for this CPU, once per machine: the result is kept with baton's other caches."""
+"""Compiles the program for this CPU, once per machine, and keeps the result in baton's cache."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ logger = logging.getLogger(__name__)
 
 _SIGNATURE = "void(int64, int64)"
 _CONSTANTS = (kv_int8, kv_spec)
-"""Modules that the compiled code takes numbers from."""
+"""Modules whose constants are part of the compiled code."""
 
 
 @cache
 def load_program(dtype: torch.dtype) -> Serve:
-    """The compiled program for weights of ``dtype``. Takes ten seconds or more the first time on a machine.
+    """Returns the compiled program for weights of ``dtype``. Takes ten seconds or more the first time on a machine.
 
     Raises:
         NotFusableError: numba is not installed or cannot compile here.
@@ -57,9 +57,9 @@ def load_program(dtype: torch.dtype) -> Serve:
 
 @contextmanager
 def _kept_in(folder: Path, numba: Any, lock_name: str) -> Iterator[bool]:
-    """Lets numba keep what it compiles meanwhile in ``folder``; False where that cannot be written.
+    """Makes numba keep what it compiles inside the block in ``folder``; yields False if that is not writable.
 
-    One process compiles, others that need the same wait for it; what they find is a file of its own for each program.
+    One process compiles; others that need the same program wait for it. Each program has a file of its own.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def _kept_in(folder: Path, numba: Any, lock_name: str) -> Iterator[bool]:
 
 
 def _version(numba_version: str) -> str:
-    """Names everything that the compiled code depends on; numba itself looks at one file and at the CPU."""
+    """Digest of everything that the compiled code depends on; numba itself checks only one file and the CPU."""
     digest = hashlib.blake2b(f"{numba_version} {has_tiles()} {sorted(features())}".encode(), digest_size=8)
     folder = Path(__file__).parent
     for source in (*sorted(folder.glob("*.py")), *(Path(getfile(module)) for module in _CONSTANTS)):

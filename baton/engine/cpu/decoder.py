@@ -24,15 +24,15 @@ logger = logging.getLogger(__name__)
 class FusedDecoder:
     """Implements :class:`baton.engine.runner.forward_pass.ForwardPass`.
 
-    Reads the model's weights where they are, so it costs no memory and the model stays usable; weights of int8 and int4
-    are copies, of a byte or five bits each.
+    Reads the model's weights in place, so it costs no memory and the model stays usable; int8 and int4 weights are
+    copies, of a byte or five bits each.
 
     Args:
         feature_layers: hidden states that a draft reads, see :class:`baton.engine.batch.hidden_states.FeatureTap`.
-        weights: one of :data:`baton.engine.runner.forward_pass.FUSED_WEIGHTS`.
+        weights: one of :data:`baton.engine.runner.options.FUSED_WEIGHTS`.
 
     Raises:
-        NotFusableError: the model is put together in a way that the program does not know, or it cannot be compiled.
+        NotFusableError: the program does not support the model's structure, or it cannot be compiled.
         UnsupportedModelError: the model has no such hidden state.
     """
 
@@ -46,12 +46,12 @@ class FusedDecoder:
             decoder = quantize(decoder, weights)
         self._hidden_size = decoder.embedding.shape[1]
         self.features = FusedFeatures(feature_layers) if feature_layers else None
-        count = len(decoder.layers)  # a draft's KV lies behind the model's
+        count = len(decoder.layers)  # a draft's KV follows the model's
         columns = feature_columns(feature_layers, count)
         self._forward = FusedForward(decoder, cache.keys[:count], cache.values[:count], cache.spec.block_size, columns)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """See :meth:`baton.engine.runner.forward_pass.ForwardPass.forward`."""
+        """Implements :meth:`baton.engine.runner.forward_pass.ForwardPass.forward`."""
         spans = [span for group in batch.groups for span in group.spans]
         logits, states = self._forward.run(batch.token_ids, batch.positions, batch.slots, spans, batch.logit_rows)
         if self.features is not None:
@@ -60,11 +60,11 @@ class FusedDecoder:
 
     @property
     def has_tiles(self) -> bool:
-        """See :attr:`baton.engine.runner.model_runner.ModelRunner.has_tiles`."""
+        """Implements :attr:`baton.engine.runner.model_runner.ModelRunner.has_tiles`."""
         return self._forward.has_tiles
 
     def watch_stages(self) -> StageClock:
-        """See :meth:`baton.engine.runner.model_runner.ModelRunner.watch_stages`."""
+        """Implements :meth:`baton.engine.runner.model_runner.ModelRunner.watch_stages`."""
         return self._forward.watch()
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class FusedFeatures(HiddenStates):
         self._states: torch.Tensor | None = None
 
     def keep(self, states: torch.Tensor, hidden_size: int) -> None:
-        """Takes what a forward wrote: the distinct states, in the order of their layers, the normed one last."""
+        """Stores a forward's output: the distinct states, in the order of their layers, the normed one last."""
         distinct = sorted(set(self._order), key=lambda layer: (layer == FINAL_HIDDEN, layer))
         if list(self._order) != distinct:
             parts = torch.unflatten(states, -1, (-1, hidden_size)).unbind(1)
@@ -88,19 +88,19 @@ class FusedFeatures(HiddenStates):
         self._states = states
 
     def take(self) -> torch.Tensor:
-        """See :meth:`baton.engine.batch.hidden_states.HiddenStates.take`."""
+        """Implements :meth:`baton.engine.batch.hidden_states.HiddenStates.take`."""
         states, self._states = self._states, None
         if states is None:
             raise RuntimeError("there was no forward to take features from")
         return states
 
     def close(self) -> None:
-        """Drops what was kept."""
+        """Drops the stored states."""
         self._states = None
 
 
 def feature_columns(layers: Sequence[int], num_layers: int) -> Table:
-    """Columns of the hidden states that are asked for, in the order of their layers, the normed one last."""
+    """Columns of the requested hidden states, in the order of their layers, the normed one last."""
     columns = np.full(num_layers + 2, -1, dtype=np.int64)
     for index in layers:
         if not FINAL_HIDDEN <= index <= num_layers:

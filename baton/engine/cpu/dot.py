@@ -1,4 +1,4 @@
-"""Products of two rows of numbers, a step at a time."""
+"""Products of two rows of numbers, one step at a time."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from baton.engine.cpu.emitter import (
 )
 
 Operand = list[ir.Value]
-"""A step of values as they are multiplied: one vector, or the two that pairs were split into."""
+"""A step of values as they are multiplied: one vector, or the two into which pairs were split."""
 
 
 def _has_masks(item: int) -> bool:
-    """Whether an instruction loads some numbers of so many bytes and leaves the others' memory alone.
+    """Whether an instruction loads some of a vector's numbers of ``item`` bytes without touching the others' memory.
 
-    LLVM puts a branch for each number in its place, of which a program as large as this takes half a minute to compile.
+    Otherwise LLVM emits a branch for each number, which adds half a minute to the compilation of a program this large.
     """
     return has_features("avx512bw", "avx512vl") or (item == 4 and has_features("avx2"))
 
 
 class Dot:
-    """How values of one type are multiplied and summed along a row.
+    """Multiplies and sums values of one type along a row.
 
-    A pair of bfloat16 is multiplied by one instruction, where there is one, or *split*: into two float32, the pair's
-    second number and its first, for two fused multiply-adds in this order. That is what the instruction computes, bit
-    for bit (a product of two bfloat16 is exact in float32), where subnormal numbers count as zero.
+    A pair of bfloat16 is multiplied by one instruction, if there is one, or *split* into two float32, the pair's second
+    number and its first, for two fused multiply-adds in this order. Where subnormal numbers count as zero, this equals
+    the instruction bit for bit (a product of two bfloat16 is exact in float32).
 
     Args:
         half: bfloat16, else float32.
-        whole: weights are int8; they become operands in registers, which are exact, or split ones where these are
-            faster, and the sums are the same as if they had been operands in memory.
-        reused: every value that is loaded is multiplied several times, so that splitting pairs may pay.
-        widened: ``x`` lies in memory as :meth:`store_widened` leaves it, in float32, split where there are pairs.
+        whole: weights are int8; they become operands in registers, which is exact, or split ones where these are
+            faster. The sums are the same as with operands in memory.
+        reused: every loaded value is multiplied several times, so that splitting pairs may pay.
+        widened: ``x`` is in memory as :meth:`store_widened` writes it, in float32, split where there are pairs.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Dot:
         self.raw = ir.VectorType(I16 if half else I32, self.step)
 
     def load(self, base: ir.Value, place: ir.Value) -> Operand:
-        """A step of values, from number ``place`` of a row on."""
+        """Loads a step of values, from number ``place`` of a row on."""
         if self.widened:
             vector, bytes_of = ir.VectorType(F32, lanes()), 4 * lanes()
             row = self.e.at(base, self._bytes(place, 4))
@@ -70,22 +70,22 @@ class Dot:
         return self.operand(self.e.load(base, self.raw, self._bytes(place, self.item)))
 
     def load_part(self, base: ir.Value, place: ir.Value, count: ir.Value) -> Operand:
-        """The first ``count`` numbers of a step, then zeros, whose memory is not touched; a widened row has them."""
+        """Loads the first ``count`` numbers of a step; the rest is zeros, which a widened row contains."""
         if self.widened:
             return self.load(base, place)
         return self.operand(self._part(self.raw, self.item, base, place, count))
 
     def load_weights(self, base: ir.Value, place: ir.Value) -> Operand:
-        """:meth:`load` for weights."""
+        """Like :meth:`load`, for weights."""
         raw = self.e.load(base, self._raw_weights(), self._bytes(place, self.weight_item))
         return self._weights(raw)
 
     def load_weights_part(self, base: ir.Value, place: ir.Value, count: ir.Value) -> Operand:
-        """:meth:`load_part` for weights."""
+        """Like :meth:`load_part`, for weights."""
         return self._weights(self._part(self._raw_weights(), self.weight_item, base, place, count))
 
     def store_widened(self, values: Operand, out: ir.Value, place: ir.Value) -> None:
-        """Stores a step of values for a product that takes ``x`` widened."""
+        """Stores a step of values for a product with a widened ``x``."""
         row = self.e.at(out, self._bytes(place, 4))
         for i, value in enumerate(values):
             self.e.store(value, row, 4 * lanes() * i)
@@ -95,7 +95,7 @@ class Dot:
         return self._bytes(place, self.weight_item)
 
     def operand(self, raw: ir.Value) -> Operand:
-        """What lies in memory as what is multiplied."""
+        """Converts values from their form in memory to the form in which they are multiplied."""
         if self.split:
             ints, floats = ir.VectorType(I32, lanes()), ir.VectorType(F32, lanes())
             bits = self.e.b.bitcast(raw, ints)
@@ -132,7 +132,7 @@ class Dot:
         return ir.VectorType(I8, self.step) if self.whole else self.raw
 
     def _weights(self, raw: ir.Value) -> Operand:
-        """int8 as operands: seven bits and a sign fit into a bfloat16."""
+        """Converts int8 to operands: seven bits and a sign fit into a bfloat16."""
         if not self.whole:
             return self.operand(raw)
         b, floats, ints = self.e.b, ir.VectorType(F32, lanes()), ir.VectorType(I32, lanes())

@@ -1,4 +1,4 @@
-"""LLVM code for vectors, in pieces from which :mod:`baton.engine.cpu.vectors` puts its intrinsics together."""
+"""LLVM building blocks for vectors, from which :mod:`baton.engine.cpu.vectors` and others assemble intrinsics."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ PTR = ir.PointerType()
 LINE_BYTES = 64
 LONGEST_STEP = 32
 _SLOW_PAIRS = ("sapphirerapids", "emeraldrapids")
-"""CPUs, as LLVM calls them, on which this was measured; that others multiply pairs fast is known of Zen 4 and Zen 5."""
+"""CPUs, by LLVM's names, on which pairs were measured to be slow; Zen 4 and Zen 5 are known to multiply them fast."""
 
 Combine = Callable[[ir.Value, ir.Value], ir.Value]
 
 
 class BFloat(ir.Type):
-    """LLVM's type, which llvmlite has no class for."""
+    """LLVM's bfloat type, for which llvmlite has no class."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -39,19 +39,19 @@ class BFloat(ir.Type):
 
 @cache
 def features() -> frozenset[str]:
-    """Instruction sets that numba makes code for: those that ``NUMBA_CPU_FEATURES`` names, else the host's."""
+    """Instruction sets for which numba generates code: those in ``NUMBA_CPU_FEATURES``, else the host's."""
     named = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
     return frozenset(name[1:] for name in named.split(",") if name.startswith("+"))
 
 
 def has_features(*names: str) -> bool:
-    """Whether code may use these, as LLVM calls them."""
+    """Whether code may use all of these instruction sets, by LLVM's names."""
     return features().issuperset(names)
 
 
 @cache
 def lanes() -> int:
-    """float32 values in a vector register."""
+    """Number of float32 values in a vector register."""
     if "avx512f" in features():
         return 16
     return 8 if "avx2" in features() else 4
@@ -59,16 +59,16 @@ def lanes() -> int:
 
 @cache
 def _most_sums() -> int:
-    """Vectors that sums may take of the registers; the rest holds what is multiplied."""
+    """Registers available for sums; the rest holds the factors."""
     has_32 = lanes() == 16 or platform.machine() in ("aarch64", "arm64")
     return 24 if has_32 else 12
 
 
 def parts_in_registers(count: int, sums_each: int) -> list[range]:
-    """``range(count)`` in even parts, as few as keep the sums of a part, ``sums_each`` for each number, in registers.
+    """Divides ``range(count)`` into the fewest even parts whose sums, ``sums_each`` per number, stay in registers.
 
-    Sums that do not are written to memory and read again at every step: with 16 instead of 8, AVX2 multiplies 34
-    instead of 80 GFLOP/s (one core of a Zen 3).
+    Other sums are written to memory and read again at every step: with 16 instead of 8, AVX2 multiplies 34 instead of
+    80 GFLOP/s (one core of a Zen 3).
     """
     num_parts = min(count, -(-count * sums_each // _most_sums()))
     while count % num_parts:
@@ -84,10 +84,10 @@ def carry(
     starts: Sequence[ir.Value],
     body: Callable[[ir.Value, list[ir.Value]], list[ir.Value]],
 ) -> list[ir.Value]:
-    """A loop over ``range(0, end, step)`` whose sums stay in registers: ``body(place, sums)`` gives the next ones.
+    """Emits a loop over ``range(0, end, step)`` with sums in registers: ``body(place, sums)`` returns the next sums.
 
     Returns:
-        The sums at the end; code goes on behind the loop.
+        The sums at the end; the builder is positioned after the loop.
     """
     builder, before = e.b, e.b.block
     head, inside, done = (builder.append_basic_block(name) for name in ("head", "inside", "done"))
@@ -115,7 +115,7 @@ def add_all(
 ) -> list[ir.Value]:
     """``add(totals[i, j], xs[i], ys[j])`` for each ``i`` and ``j``.
 
-    In such an order that the shorter side stands in registers and the longer one passes by, where these are few.
+    The order keeps the shorter side in registers and streams the longer one.
     """
     places = [(i, j) for i in range(len(xs)) for j in range(len(ys))]
     order = sorted(places, key=lambda place: place[1]) if len(xs) < len(ys) else places
@@ -130,15 +130,15 @@ def has_pairs() -> bool:
 
 @cache
 def has_fast_pairs() -> bool:
-    """Whether it is faster than to multiply them as float32, see :class:`baton.engine.cpu.dot.Dot`.
+    """Whether that instruction is faster than float32 products, see :class:`baton.engine.cpu.dot.Dot`.
 
-    It is not on an Emerald Rapids: one core multiplies 84 GFLOP/s with it, and 160 of float32.
+    It is not on an Emerald Rapids: one core multiplies 84 GFLOP/s with it, and 160 in float32.
     """
     return has_pairs() and (config.CPU_NAME or llvmlite.binding.get_host_cpu_name()) not in _SLOW_PAIRS
 
 
 def is_widened(kind: types.Type) -> bool:
-    """Whether what is reused of a kind, uint16 for bfloat16, is split into float32 before it is multiplied."""
+    """Whether reused values of a kind, uint16 for bfloat16, are split into float32 before they are multiplied."""
     return kind == types.uint16 and not has_fast_pairs()
 
 
@@ -148,7 +148,7 @@ def numbers_at_once(*, half: bool) -> int:
 
 
 def _halving_order(count: int) -> list[int]:
-    """``range(count)`` so that what is put together two by two, and alternates then, comes out in its order."""
+    """``range(count)`` in an order that pairwise interleaving turns into the natural one."""
     if count == 1:
         return [0]
     even = _halving_order(-(-count // 2))
@@ -156,13 +156,13 @@ def _halving_order(count: int) -> list[int]:
 
 
 class Emitter:
-    """Shorthands over a builder."""
+    """Shorthands over an LLVM builder."""
 
     def __init__(self, builder: ir.IRBuilder) -> None:
         self.b = builder
 
     def at(self, base: ir.Value, offset: ir.Value | int) -> ir.Value:
-        """Pointer ``offset`` bytes behind ``base``."""
+        """Pointer ``offset`` bytes after ``base``."""
         value = I64(offset) if isinstance(offset, int) else offset
         return self.b.gep(base, [value], source_etype=I8)
 
@@ -180,7 +180,7 @@ class Emitter:
         return room
 
     def prefetch(self, place: ir.Value) -> None:
-        """Asks for the cache line at ``place``, which need not exist."""
+        """Prefetches the cache line at ``place``, which need not exist."""
         self.call("llvm.prefetch.p0", ir.VoidType(), (place, I32(0), I32(2), I32(1)))
 
     def call(self, name: str, result: ir.Type, arguments: Sequence[ir.Value]) -> ir.Value:
@@ -207,12 +207,12 @@ class Emitter:
         ints, floats = ir.VectorType(I32, count), ir.VectorType(F32, count)
         if "f16c" in features():
             return self.b.fpext(self.b.bitcast(bits, ir.VectorType(ir.HalfType(), count)), floats)
-        # Elsewhere LLVM may call a function that nobody defines. The bias differs, infinity, and what is small.
+        # Elsewhere LLVM may call an undefined function. Bias, infinity and subnormals need a conversion.
         wide = self.b.zext(bits, ints)
         size = self.b.and_(wide, ints([0x7FFF] * count))
         shifted = self.b.shl(size, ints([13] * count))
         normal = self.b.add(shifted, ints([112 << 23] * count))
-        # As whole numbers: as float32 these would be too small to count, see baton.engine.cpu.subnormals.
+        # Converted as integers: in float32 these would be flushed to zero, see baton.engine.cpu.subnormals.
         small = self.b.bitcast(self.b.fmul(self.b.uitofp(size, floats), floats([2.0**-24] * count)), ints)
         is_small = self.b.icmp_unsigned("<", size, ints([0x0400] * count))
         is_finite = self.b.icmp_unsigned("<", size, ints([0x7C00] * count))
@@ -234,7 +234,7 @@ class Emitter:
         return self.b.trunc(self.b.lshr(kept, ints([16] * count)), ir.VectorType(I16, count))
 
     def round_pair(self, low: ir.Value, high: ir.Value) -> ir.Value:
-        """Two ``<16 x float>`` → ``<32 x bfloat>``, where the CPU can."""
+        """Two ``<16 x float>`` → ``<32 x bfloat>``, where the CPU has the instruction."""
         kind = ir.VectorType(BFloat(), 32)
         return self.call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", kind, (high, low))
 
@@ -243,7 +243,7 @@ class Emitter:
         return self.b.bitcast(words, ir.VectorType(BFloat(), 2 * words.type.count))
 
     def transpose(self, rows: Sequence[ir.Value]) -> list[ir.Value]:
-        """As many vectors as each has lanes, a power of two: lanes become vectors, and vectors lanes."""
+        """Transposes a square matrix of vectors; their number, a power of two, equals that of their lanes."""
         count = len(rows)
         mask = ir.VectorType(I32, count)
         matrix = list(rows)
@@ -264,7 +264,7 @@ class Emitter:
     def store_rows(
         self, sums: Sequence[ir.Value], num_rows: int, num_columns: int, out: ir.Value, stride: ir.Value
     ) -> None:
-        """Stores what :meth:`fold` packed, row by row of a tile."""
+        """Stores the sums that :meth:`fold` packed, row by row of a tile."""
         width = sums[0].type.count
         for row in range(num_rows):
             target = self.at(out, self.b.mul(stride, I64(row)))
@@ -276,13 +276,12 @@ class Emitter:
                 self.store(self.b.shuffle_vector(sums[vector], sums[vector], mask), target, column * 4)
 
     def fold(self, vectors: list[ir.Value], combine: Combine | None = None) -> list[ir.Value]:
-        """Sums over the lanes of each vector, in the order of the vectors, packed into as few vectors as hold them.
+        """Sums over the lanes of each vector, in the order of the vectors, packed into as few vectors as possible.
 
         Lane ``j`` is added to lane ``j + half``, then the halves again, alike for every vector.
 
         Args:
-            combine: what to do with two vectors instead of adding them; which of two numbers comes first must not
-                matter.
+            combine: operation on two vectors instead of addition; it must be commutative.
         """
         combine = combine or self.b.fadd
         count = vectors[0].type.count
@@ -293,7 +292,7 @@ class Emitter:
         while width > 1:
             half = width // 2
             is_low = [lane % width < half for lane in range(count)]
-            # The first's low half and the second's high one stay where they are, which takes no shuffle.
+            # The first vector's low half and the second's high half stay in place, which needs no shuffle.
             kept = [lane + (0 if low else count) for lane, low in enumerate(is_low)]
             moved = [lane + (half if low else count - half) for lane, low in enumerate(is_low)]
             halved, halved_owners = [], []
@@ -306,7 +305,7 @@ class Emitter:
         return [self._in_order(*pair) for pair in zip(vectors, owners, strict=True)]
 
     def _in_order(self, vector: ir.Value, owners: list[int]) -> ir.Value:
-        """One lane of each owner, a number for each lane of ``vector``, in the order of these numbers."""
+        """Selects one lane of each owner, ordered by owner; ``owners`` has a number for each lane of ``vector``."""
         order = [owners.index(number) for number in sorted(set(owners))]
         order += order[-1:] * (len(owners) - len(order))
         if order == list(range(len(owners))):

@@ -1,4 +1,4 @@
-"""One compiled program over one cache: fills the tables, runs the threads, gives logits and hidden states."""
+"""Runs one compiled program over one cache: fills the tables, runs the threads, returns logits and hidden states."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from baton.engine.cpu.workspace import Workspace
 Table = npt.NDArray[np.int64]
 
 MAX_THREADS = 64
-"""Of one forward, however many torch may use."""
+"""Limit for the threads of one forward, however many torch may use."""
 
 
 class FusedForward:
-    """Reads the weights where they are. Forwards must not overlap.
+    """Computes forwards with the weights in place. Forwards must not overlap.
 
     Args:
-        keys, values: of each layer, as ``paged_cache`` has them, all in one encoding; they must outlive all
+        keys, values: tensors of each layer in the layout of ``paged_cache``, all in one encoding; they must outlive all
             forwards.
         block_size: tokens per block of the cache.
-        feature_columns: int64 ``[num_layers + 2]``: where among the features each hidden state belongs, see
-            :attr:`baton.engine.cpu.tables.Model.FEATURES`; -1 for those that nobody asked for.
-        tiles: whether products of bfloat16 go to the CPU's matrix unit, where it has one.
+        feature_columns: int64 ``[num_layers + 2]``: column of each hidden state among the features, see
+            :attr:`baton.engine.cpu.tables.Model.FEATURES`; -1 for unused ones.
+        tiles: whether bfloat16 products use the CPU's matrix unit, if it has one.
 
     Raises:
         NotFusableError: the program cannot be compiled here.
@@ -76,7 +76,7 @@ class FusedForward:
 
     @property
     def has_tiles(self) -> bool:
-        """Whether a matrix unit does the products."""
+        """Whether a matrix unit computes the products."""
         return bool(self._model[Model.TILES])
 
     def run(
@@ -92,9 +92,10 @@ class FusedForward:
 
         Args:
             token_ids, positions, slots: int64 ``[num_tokens]``.
-            spans: whose tokens these are, in their order.
+            spans: spans of these tokens, in their order.
             logit_rows: int64 ``[num_rows]``, tokens whose logits are needed.
-            hidden: ``[num_tokens, hidden_size]`` in the weights' dtype, what an EAGLE-3 head reads beside the tokens.
+            hidden: ``[num_tokens, hidden_size]`` in the weights' dtype, the states that an EAGLE-3 head reads beside
+                the tokens.
 
         Returns:
             Logits, float32 ``[num_rows, vocab_size]``, and the features ``[num_tokens, num_features * hidden_size]``.
@@ -123,7 +124,7 @@ class FusedForward:
         return logits, features
 
     def watch(self) -> StageClock:
-        """Has all later forwards note when their stages are done."""
+        """Makes all later forwards record when their stages end."""
         self._clock = StageClock(len(self._decoder.layers))
         return self._clock
 
@@ -206,7 +207,7 @@ def _scale_rows(decoder: Decoder) -> list[list[float]]:
 
 
 def _model_row(decoder: Decoder, block_size: int, lanes: int) -> Table:
-    """The model's table, but for the addresses of the tables that it points to."""
+    """The model's table, without the addresses of the tables that it points to."""
     row = np.zeros(Model.COLUMNS, dtype=np.int64)
     row[Model.NUM_LAYERS], row[Model.HIDDEN] = len(decoder.layers), decoder.embedding.shape[1]
     row[Model.NUM_HEADS], row[Model.NUM_KV_HEADS] = decoder.num_heads, decoder.num_kv_heads

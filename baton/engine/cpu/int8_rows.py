@@ -1,7 +1,7 @@
-"""Rows of an int8 cache, as ``kv_int8`` lays them out: whole numbers, and the scale behind them.
+"""Rows of an int8 cache in the layout of ``kv_int8``: integers, then their scale.
 
-A chunk of keys or values becomes operands in the first cache before it is multiplied. So whatever computes attention
-does not know how it is kept, and adds the same terms in the same order.
+A chunk of keys or values becomes operands in the first cache before it is multiplied. So attention code does not depend
+on the cache's encoding, and adds the same terms in the same order.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ _I8 = np.int8(0)
 _LARGEST_TO_SCALE = np.float32(LARGEST_TO_SCALE)
 _SMALLEST = np.float32(SMALLEST)
 _ROUNDER = np.float32(12582912.0)
-"""1.5 * 2**23: adding and subtracting it rounds small numbers to whole ones, half to even."""
+"""1.5 * 2**23: adding and subtracting it rounds small numbers to integers, half to even."""
 
 
 @njit(inline="always", error_model="numpy")
 def row_bytes(dim):
-    """Of one head's key or value of one token."""
+    """Bytes of one head's key or value for one token."""
     return dim + SCALE_BYTES
 
 
 @njit(error_model="numpy")
 def pack_row(row, target):
-    """Writes float32 ``row`` to the address ``target``; what holds no finite number becomes NaN."""
+    """Writes float32 ``row`` to the address ``target``; a row with a non-finite number becomes NaN."""
     largest, broken = np.float32(0), np.float32(0)
     for i in range(row.size):
         largest = max(largest, abs(row[i]))

@@ -1,10 +1,9 @@
-"""Scores of many rows against keys that lie beside each other: a lane for each key.
+"""Scores of many rows against transposed keys: one lane for each key.
 
-A tile of ``dot_tile`` has its partial sums across the lanes, and folds them for each score,
-which takes as long as the products where rows are as short as a head. Here a lane has a key, a row's numbers are
-broadcast, and what would be a tile's lanes are sums one after the other, added up in the order in which they are
-folded there. So the bits are the same, without a shuffle; but the keys must be transposed first, which pays from some
-rows on.
+A tile of ``dot_tile`` has its partial sums across the lanes and folds them for each score, which takes as long as the
+products where rows are as short as a head. Here a lane has a key and a row's numbers are broadcast. The sums that would
+be a tile's lanes are computed one after the other and added up in the order in which they would be folded. So the bits
+are the same, without a shuffle; but the keys must be transposed first, which pays only from some number of rows on.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from baton.engine.cpu.vectors import is_half
 
 @intrinsic(prefer_literal=True)
 def transpose_keys(typing_context, kind, dim, keys, ldk, slots, out):
-    """As many keys as there are lanes, ``keys[slots[j]]``, for :func:`score_tile`.
+    """Transposes as many keys as there are lanes, ``keys[slots[j]]``, for :func:`score_tile`.
 
     Args:
         kind: see :func:`baton.engine.cpu.vectors.dot_tile`.
         dim: a literal, a multiple of :func:`baton.engine.cpu.emitter.numbers_at_once`.
-        keys, slots, out: addresses; ``ldk``: bytes from slot to slot. ``out`` takes ``dim`` float32 for each key.
+        keys, slots, out: addresses; ``ldk``: bytes from slot to slot. ``out`` has room for ``dim`` float32 per key.
     """
     size, half = dim.literal_value, is_half(kind)
     signature = types.void(kind, dim, *[types.int64] * 4)
@@ -56,10 +55,10 @@ def score_tile(typing_context, kind, dim, rows, groups, x, ldx, keys, out, ldo):
     """``out[i, j] = x[i] · keys[j]`` for groups of as many keys as there are lanes, with the bits of a tile.
 
     Args:
-        kind, dim: see :func:`transpose_keys`, which has seen the keys.
-        rows, groups: literals; groups lie one behind the other.
-        x: address of rows of operands, or of what :func:`baton.engine.cpu.vectors.widen_steps` has made of them where
-            :func:`baton.engine.cpu.emitter.is_widened` says so.
+        kind, dim: see :func:`transpose_keys`, which has transposed the keys.
+        rows, groups: literals; groups are stored one after the other.
+        x: address of rows of operands, or of rows from :func:`baton.engine.cpu.vectors.widen_steps` where
+            :func:`baton.engine.cpu.emitter.is_widened` is true.
         out: address of float32; ``ldx``, ``ldo``: bytes from row to row.
     """
     size, num_rows, num_groups, half = dim.literal_value, rows.literal_value, groups.literal_value, is_half(kind)
@@ -92,7 +91,7 @@ def score_tile(typing_context, kind, dim, rows, groups, x, ldx, keys, out, ldo):
             return totals
 
         def sums(lane: int, apart: int) -> list[ir.Value]:
-            """Of the lanes that are so far apart, from one of them on."""
+            """Sums of every ``apart``-th lane, from ``lane`` on."""
             if apart == width:
                 return lane_sums(lane)
             halves = sums(lane, 2 * apart), sums(lane + apart, 2 * apart)
@@ -107,7 +106,7 @@ def score_tile(typing_context, kind, dim, rows, groups, x, ldx, keys, out, ldo):
 
 
 def _words(e: Emitter, operand: ir.Value) -> ir.Value:
-    """Pairs as whole numbers, which can be shuffled and stored."""
+    """Pairs as integers, which can be shuffled and stored."""
     return operand if operand.type.count == lanes() else e.b.bitcast(operand, ir.VectorType(I32, lanes()))
 
 

@@ -1,4 +1,4 @@
-"""Where a chunk's keys and values lie in the paged cache: a list of slots, in whole tiles."""
+"""Locates a chunk's keys and values in the paged cache: a list of slots, in whole tiles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.engine.cpu.vectors import prefetch
 KEY_CHUNK = 64
 """Keys that are attended to together."""
 SPLIT_KEYS = 4 * KEY_CHUNK
-"""Keys that are summed by themselves; several threads can share a long context."""
+"""Keys that are summed separately, so that several threads can share a long context."""
 _TILE_KEYS = 16
 
 
@@ -23,7 +23,7 @@ def _slot(blocks, block_size, place):
 
 @njit(error_model="numpy")
 def fill_slots(span, blocks, block_size, first, count, slots_at):
-    """Slots of places ``[first, first + count)``; the rest of a tile repeats the last one.
+    """Writes the slots of places ``[first, first + count)``; fills the tile up with the last one.
 
     Returns:
         Their number, in whole tiles.
@@ -43,7 +43,7 @@ def fill_slots(span, blocks, block_size, first, count, slots_at):
 
 @njit(error_model="numpy")
 def fill_path(span, token, blocks, block_size, first, count, slots_at):
-    """The same for a token of a tree: behind the tree's start come its ancestors, and itself."""
+    """Like :func:`fill_slots`, for a token of a tree: after the tree's start come its ancestors and itself."""
     out = numbers(slots_at, KEY_CHUNK)
     tree_start, size = span[Span.TREE_START], span[Span.PATH_SIZE]
     path = numbers(span[Span.PATHS] + 8 * token * size, size)
@@ -54,8 +54,8 @@ def fill_path(span, token, blocks, block_size, first, count, slots_at):
 
 @njit(error_model="numpy")
 def _complete(span, blocks, block_size, first, count, out):
-    """Puts slots that may be read where there are none to see: before the first key, and behind the last one."""
-    # Memory that nobody may look at need not hold numbers, and no weight makes up for that.
+    """Replaces slots outside of what may be read: before the first key, and after the last one."""
+    # Such memory may hold values that are not finite, and weight zero does not remove them from a sum.
     for j in range(min(count, span[Span.FIRST_KEY] - first)):
         out[j] = _slot(blocks, block_size, span[Span.FIRST_KEY])
     j = count
@@ -67,14 +67,14 @@ def _complete(span, blocks, block_size, first, count, out):
 
 @njit(error_model="numpy")
 def ask_for(address, num_bytes):
-    """Has so many bytes brought from memory while something else is computed; they need not exist."""
+    """Prefetches ``num_bytes`` at an address that need not exist."""
     for place in range(0, num_bytes, LINE_BYTES):
         prefetch(address + place)
 
 
 @njit(error_model="numpy")
 def ask_for_rows(base, ld, slots_at, first, last, num_bytes):
-    """The same for rows at slots ``[first, last)`` of a list."""
+    """Prefetches the rows at slots ``[first, last)`` of a list."""
     slots = numbers(slots_at, last)
     for j in range(first, last):
         ask_for(base + slots[j] * ld, num_bytes)
@@ -82,7 +82,7 @@ def ask_for_rows(base, ld, slots_at, first, last, num_bytes):
 
 @njit(error_model="numpy")
 def number_rows(memory):
-    """Writes the numbers by which rows that lie one behind the other are found."""
+    """Writes the numbers from 0 on, which are the slots of rows that lie one after the other."""
     in_order = numbers(memory, KEY_CHUNK)
     for j in range(KEY_CHUNK):
         in_order[j] = j

@@ -1,7 +1,7 @@
 """The linear layers of a forward, a chunk at a time: some columns of the product of some tokens.
 
-Where the CPU has a matrix unit, whole bands of weights that are operands are its work, see ``tiles``.
-Which of the two ways a column is computed depends on the model alone, so that a token gets the same bits in any step.
+Where the CPU has a matrix unit, it computes whole bands of operand weights, see ``tiles``. Which of the two ways
+computes a column depends only on the model, so that a token gets the same bits in any step.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from baton.engine.cpu.tile_products import product_alone_int8, tile_product, til
 from baton.engine.cpu.tiles import PAIR_BYTES, PAIRS_BYTES, PRODUCT_BYTES, STEP, TILE, multiply_pair, pack_tokens
 
 TOKEN_BLOCK = MOST_ROWS
-"""Tokens that are multiplied with a band of weights before the next band, at most."""
+"""Limit for the tokens that are multiplied with a band of weights before the next band."""
 _BLOCK_BYTES = 300 << 10
-"""Of these tokens' rows, which shall still lie in the second cache when the next band comes, beside that."""
+"""Limit for the bytes of these tokens' rows, so that they stay in the second cache beside the next band."""
 _TILE_BLOCK_BYTES = 1200 << 10
-"""The same of packed tokens, for a matrix unit, which is so fast that weights must not be fetched often."""
+"""The same limit for packed tokens: a matrix unit is so fast that weights must not be read often."""
 _RESULT_BYTES = 4 * BAND * TOKEN_BLOCK
 
 
 def product_scratch_bytes(widest: int, item_bytes: int, *, is_quantized: bool) -> int:
-    """Memory that one thread needs for products: two bands' results, and what a product needs beside.
+    """Memory that one thread needs for products: two bands' results, and scratch memory.
 
     Args:
-        widest: row of a weight.
+        widest: length of the longest weight row.
         is_quantized: whether some weights are int8 or int4.
     """
     beside = band_scratch_bytes(widest, item_bytes, is_quantized=is_quantized)
@@ -45,26 +45,26 @@ def product_scratch_bytes(widest: int, item_bytes: int, *, is_quantized: bool) -
 
 @njit(error_model="numpy")
 def is_alone(step):
-    """Whether a step has one token, which is read as it lies."""
+    """Whether a step has a single token, which is used without packing."""
     return step[Step.NUM_TOKENS] == 1
 
 
 @njit(error_model="numpy")
 def pack(model, step, x, k, token, count):
-    """Packs ``count`` of the tokens that a product reads, from a multiple of 16 on, if tiles compute it."""
+    """Packs ``count`` input tokens of a product, from a multiple of 16 on, if tiles compute it."""
     if model[Model.TILES] != 0 and not is_alone(step) and k % STEP == 0:
         pack_tokens(x + 2 * token * k, 2 * k, count, k, step[Step.PACKED] + 2 * token * k)
 
 
 @njit(error_model="numpy")
 def _columns_at_once(model, num_tokens):
-    # Two bands and two groups of tokens: every tile that is loaded is multiplied twice.
+    # Two bands and two groups of tokens: every loaded tile is multiplied twice.
     return 2 * BAND if model[Model.TILES] != 0 and num_tokens > TILE else BAND
 
 
 @njit(error_model="numpy")
 def _token_block(kind, model, num_tokens, k):
-    """Tokens with rows of ``k`` that are multiplied with one band after the other."""
+    """Number of tokens with rows of ``k`` that are multiplied with one band after the other."""
     if model[Model.ALL_TILED]:
         at_once = 2 * TILE
         at_most = max(1, _TILE_BLOCK_BYTES // (at_once * k * item_size(kind))) * at_once
@@ -115,9 +115,9 @@ def _product(kind, model, step, x, token, count, weight, scales, grouped, first,
     """``width`` columns, from number ``first`` on, of the product of ``count`` tokens from number ``token`` on.
 
     Args:
-        x: address of operands ``[num_tokens, k]``, which :func:`pack` has seen.
+        x: address of operands ``[num_tokens, k]``, already packed by :func:`pack`.
         out: address of float32 ``[count, width]``, ``ldo`` bytes from row to row.
-        spare: address of the scratch memory behind the results.
+        spare: address of the scratch memory after the results.
     """
     size = item_size(kind)
     done = 0
@@ -172,7 +172,7 @@ def project(kind, model, step, table, chunk, scratch):
 
 @njit(error_model="numpy")
 def add_output(kind, model, step, table, chunk, scratch):
-    """Some columns of what attention adds to the residual stream."""
+    """Adds some columns of attention's output to the residual stream."""
     k = model[Model.NUM_HEADS] * model[Model.HEAD_DIM]
     packed = step[Step.PACKED] if model[Model.TILES] != 0 and k % STEP == 0 else 0
     weight, scales, bias = table[Layer.O], table[Layer.O_SCALES], table[Layer.O_BIAS]
@@ -184,7 +184,8 @@ def _add_product(kind, model, step, x, packed, k, weight, scales, bias, chunk, s
     """Adds some columns of a product of rows of ``k`` to the residual stream.
 
     Args:
-        x: address of operands ``[num_tokens, k]``; ``packed``: of the same packed, or 0: no tiles compute this.
+        x: address of operands ``[num_tokens, k]``; ``packed``: address of the packed ones, 0 if tiles do not compute
+            it.
     """
     hidden, num_tokens, size = model[Model.HIDDEN], step[Step.NUM_TOKENS], item_size(kind)
     parts, at_once = _parts(model, num_tokens, hidden), _columns_at_once(model, num_tokens)
@@ -215,7 +216,7 @@ def _add_product(kind, model, step, x, packed, k, weight, scales, bias, chunk, s
 
 @njit(error_model="numpy")
 def _has_tiled_mlp(model):
-    """Whether tiles compute the whole MLP; what lies between its products stays packed then."""
+    """Whether tiles compute the whole MLP, so that the intermediate values stay packed."""
     return model[Model.TILES] != 0 and model[Model.HIDDEN] % STEP == 0 and model[Model.INTERMEDIATE] % STEP == 0
 
 
@@ -254,7 +255,7 @@ def _gate_row(kind, table, first, gated, up, count, out):
 
 @njit(error_model="numpy")
 def _gate_by_tiles(kind, model, step, table, token, first, scratch):
-    """The same; products stay columns of tokens, which is nearly how the next product reads them."""
+    """Like :func:`gate`, by tiles; products stay columns of tokens, close to the format that the next product reads."""
     k, num_tokens = model[Model.HIDDEN], step[Step.NUM_TOKENS]
     x, ldp, ldg, ldw = step[Step.PACKED] + 2 * token * k, PAIRS_BYTES, 2 * TILE * k, 2 * k
     end, grouped = min(token + _token_block(kind, model, num_tokens, k), num_tokens), model[Model.GROUPED]
@@ -274,7 +275,7 @@ def _gate_by_tiles(kind, model, step, table, token, first, scratch):
     weights = (table[Layer.UP], table[Layer.UP_SCALES], grouped)
     ups = band_rows(kind, weights, first, 1, k, end - token, copies + BAND * ldw, worth)
     for place in range(token, end, 2 * TILE):
-        # What becomes operands first has asked for what is next already.
+        # Weights that are converted to operands first have prefetched the next band already.
         groups, is_asked = 1 if end - place <= TILE else 2, table[Layer.GATE_SCALES] == 0 and place == token
         group = x + (place - token) * ldw
         multiply_pair(kind, group, ldp, ldg, groups, is_asked, gates, ups, ldw, next_gates, next_ups, k, scratch)
@@ -314,7 +315,7 @@ def _add_to_columns(kind, product, bias):
 
 @njit(error_model="numpy")
 def add_down(kind, model, step, table, chunk, scratch):
-    """Some columns of what the MLP adds to the residual stream."""
+    """Adds some columns of the MLP's output to the residual stream."""
     packed = step[Step.GATED] if _has_tiled_mlp(model) else 0
     weight, scales, bias = table[Layer.DOWN], table[Layer.DOWN_SCALES], table[Layer.DOWN_BIAS]
     k = model[Model.INTERMEDIATE]
@@ -323,7 +324,7 @@ def add_down(kind, model, step, table, chunk, scratch):
 
 @njit(error_model="numpy")
 def logits(kind, model, step, chunk, scratch):
-    """Some columns of the logits."""
+    """Computes some columns of the logits."""
     hidden, width, size, num_rows = model[Model.HIDDEN], model[Model.VOCAB], item_size(kind), step[Step.NUM_ROWS]
     parts, at_once = _parts(model, num_rows, width), _columns_at_once(model, num_rows)
     at_most = _token_block(kind, model, num_rows, hidden)

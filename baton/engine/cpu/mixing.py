@@ -1,8 +1,8 @@
-"""Values, weighted and added up.
+"""Sums of weighted values.
 
-Where an instruction multiplies pairs of bfloat16 fast, weights are rounded to bfloat16 and two keys are weighed at
-once, which halves the work. Pairs begin at the first key of a chunk, whoever asks, and a last key without a neighbour
-has one that weighs nothing: so a row's bits depend neither on the rows beside it nor on the keys that it cannot see.
+Where a fast instruction multiplies pairs of bfloat16, weights are rounded to bfloat16 and two keys are processed at
+once, which halves the work. Pairs always begin at the first key of a chunk, and a last key without a neighbour gets one
+of weight zero, so a row's bits depend neither on the other rows nor on keys that it cannot see.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _WEIGHT_ROW_BYTES = 4 * KEY_CHUNK
 
 
 def has_rounded_weights(kind: types.Type) -> bool:
-    """Whether weights of values of that kind are bfloat16, else float32; see ``is_half``."""
+    """Whether weights for values of that kind are bfloat16, else float32; see ``is_half``."""
     return is_half(kind) and has_fast_pairs()
 
 
 def weight_bytes(kind: Any) -> int:
-    """Of a weight of values of that kind."""
+    """Bytes of a weight for values of that kind."""
     raise NotImplementedError  # for compiled code only
 
 
@@ -57,13 +57,13 @@ def mix(kind, weights, num_rows, values, ldv, slots, num_keys, ahead, dim, lanes
     """``out[i] += sum(weights[i, j] * values[slots[j]])``
 
     Args:
-        weights: address of rows of ``KEY_CHUNK`` weights, as many bytes apart as rows of so
-            many float32, in the format of :func:`has_rounded_weights`; behind an odd number of them stands a 0.
-        values: address of operands, those of slot 0; ``ldv``: bytes from slot to slot.
+        weights: address of rows of ``KEY_CHUNK`` weights, as many bytes apart as float32 rows, in the format of
+            :func:`has_rounded_weights`; an odd number of weights is followed by a 0.
+        values: address of the operands of slot 0; ``ldv``: bytes from slot to slot.
         slots: address of int64 ``[num_keys]``.
-        ahead: address of as many bytes as are read, which are needed soon: they are brought from memory meanwhile, but
-            for those of numbers that do not fill four vectors. 0: none are.
-        lanes: of a vector, see :func:`baton.engine.cpu.emitter.lanes`.
+        ahead: address from which as many bytes as are read are prefetched, except for those of numbers that do not fill
+            four vectors; 0 prefetches nothing.
+        lanes: lanes of a vector, see :func:`baton.engine.cpu.emitter.lanes`.
         out: address of float32 ``[num_rows, dim]``.
     """
     ldw, ldo, item = _WEIGHT_ROW_BYTES, 4 * dim, item_size(kind)
@@ -120,8 +120,8 @@ def mix_tile(typing_context, kind, rows, vectors, asked, p, ldp, v, ldv, index, 
     Args:
         kind: see :func:`baton.engine.cpu.vectors.dot_tile`.
         rows, vectors: literals.
-        asked: 1: as many bytes as are read are prefetched meanwhile, from the address ``ask`` on.
-        p: address of weights, see :func:`mix`, and of a 0 behind an odd number of them.
+        asked: 1 prefetches as many bytes as are read, from the address ``ask`` on.
+        p: address of weights, see :func:`mix`, with a 0 after an odd number of them.
         v, index, out: addresses; ``ldp``, ``ldv``, ``ldo``: bytes from row to row.
     """
     num_rows, num_vectors = rows.literal_value, vectors.literal_value
@@ -149,7 +149,7 @@ def mix_tile(typing_context, kind, rows, vectors, asked, p, ldp, v, ldv, index, 
 
 
 def _mixer_of_rows(asked: int) -> Any:
-    """For four vectors of up to four rows: :func:`mix_tile` must know ``asked`` when it is compiled."""
+    """Returns the function for four vectors of up to four rows: ``asked`` must be a literal for :func:`mix_tile`."""
 
     @njit(error_model="numpy")
     def mix_rows(kind, num_rows, p, v, ldv, slots, num_keys, ask, out, ldo):
@@ -170,7 +170,7 @@ _mix_rows, _mix_asking = _mixer_of_rows(0), _mixer_of_rows(1)
 
 
 def _add_keys(e: Emitter, keys: _Mixer, p_rows: list[ir.Value], places: list[ir.Value]) -> None:
-    """Adds every key's values, each row's by its weights, to what lies at ``places``, row by row."""
+    """Adds every key's values, weighted for each row, to the sums at ``places``, row by row."""
     starts = [e.load(place, ir.VectorType(F32, lanes())) for place in places]
 
     def body(number: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
@@ -182,13 +182,13 @@ def _add_keys(e: Emitter, keys: _Mixer, p_rows: list[ir.Value], places: list[ir.
 
 
 class _Mixer:
-    """One key at a time, in float32.
+    """Processes one key at a time, in float32.
 
     Args:
         values: address of slot 0, and bytes from slot to slot.
-        asked: address of what is prefetched beside the first key, and bytes from there to the next key's; None:
-            nothing is.
-        index: address of the keys' slots; ``length``: how many.
+        asked: address to prefetch at the first key, and bytes from there to the next key's; ``None`` prefetches
+            nothing.
+        index: address of the keys' slots; ``length``: their number.
         num_vectors: registers that a key's values fill.
     """
 
@@ -214,7 +214,7 @@ class _Mixer:
         return self.e.at(self._root, self.e.b.mul(self._stride, slot))
 
     def values(self, number: ir.Value) -> list[ir.Value]:
-        """As they are multiplied, from key ``number`` on."""
+        """Vectors of the values of key ``number``, as they are multiplied."""
         row, item = self.row(number), 2 if self.half else 4
         raw = ir.VectorType(I16 if self.half else F32, lanes())
         loaded = [self.e.load(row, raw, item * lanes() * j) for j in range(self.num_vectors)]
@@ -222,7 +222,7 @@ class _Mixer:
         return [self.e.widen(value) for value in loaded] if self.half else loaded
 
     def ask(self, number: ir.Value) -> None:
-        """Prefetches beside key ``number`` as many bytes as are read of it."""
+        """Prefetches for key ``number`` as many bytes as are read of it."""
         if self._asked is None:
             return
         b, (first, stride) = self.e.b, self._asked
@@ -231,7 +231,7 @@ class _Mixer:
             self.e.prefetch(self.e.at(place, line))
 
     def weight(self, row: ir.Value, number: ir.Value) -> ir.Value:
-        """What all of them are multiplied with."""
+        """A row's weight of key ``number``, in all lanes."""
         return self.e.splat(self.e.load(row, F32, self.e.b.mul(number, I64(4))), lanes())
 
     def add(self, total: ir.Value, weight: ir.Value, value: ir.Value) -> ir.Value:
@@ -239,14 +239,14 @@ class _Mixer:
 
 
 class _PairMixer(_Mixer):
-    """Two keys at a time, as pairs of bfloat16."""
+    """Processes two keys at a time, as pairs of bfloat16."""
 
     at_once = 2
 
     def values(self, number: ir.Value) -> list[ir.Value]:
         b, width = self.e.b, lanes()
         following = b.add(number, I64(1))
-        # The last one's neighbour weighs nothing, but must be a number.
+        # The neighbour of the last key has weight zero, but its values must be finite.
         other = b.select(b.icmp_unsigned("<", following, self.length), following, number)
         rows, mixed = (self.row(number), self.row(other)), []
         for key in (number, following):

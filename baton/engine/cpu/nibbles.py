@@ -1,7 +1,7 @@
-"""Products with bands of int4, see ``quantize_linear_int4`` for where each number lies.
+"""Products with bands of int4; ``quantize_linear_int4`` describes their layout.
 
-Four bits choose one of the sixteen values that a group of a row has. These values stand in a register as operands, so
-neither a product nor a sum has to know of groups: a row is multiplied as if it lay in memory as operands.
+Four bits select one of the sixteen values of a row's group. These values are in a register as operands, so neither
+products nor sums depend on groups: a row is multiplied as if it were in memory as operands.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from baton.engine.cpu.vectors import is_half
 GROUP = 32
 """Numbers along a row that share a step and a minimum."""
 GROUP_ROWS = 16
-"""Rows that lie together: a band."""
+"""Rows that are stored together: a band."""
 _ROWS_PER_WORD = 4
 _LEVELS = 16
 _WORDS_BYTES = 2 * GROUP
 GROUP_BYTES = GROUP_ROWS * GROUP // 2
-"""Of one group of all rows of a band."""
+"""Bytes of one group of all rows of a band."""
 
 
 @intrinsic(prefer_literal=True)
 def dot_band_int4(typing_context, kind, x, w, worth, k, out):
-    """:func:`baton.engine.cpu.vectors.dot_tile` of one row of ``x`` with a band, bit for bit what its operands give.
+    """Like :func:`baton.engine.cpu.vectors.dot_tile` for one row of ``x`` and a band, with the bits of its operands.
 
     Args:
-        kind: a uint16 when the operands are bfloat16, a float32 when they are that.
+        kind: a uint16 when the operands are bfloat16, a float32 when they are float32.
         x, w, out: addresses, of operands ``[k]``, of the band and of float32 ``[16]``.
         worth: address of float32 ``[groups, 2, 16]``: for each row the step, then the minimum.
     """
@@ -70,7 +70,7 @@ def dot_band_int4(typing_context, kind, x, w, worth, k, out):
 
 @intrinsic(prefer_literal=True)
 def widen_group_int4(typing_context, kind, w, worth, out, ldo):
-    """One group of a band → operands ``[16, 32]``.
+    """Converts one group of a band to operands ``[16, 32]``.
 
     Args:
         kind, w, worth: as for :func:`dot_band_int4`, but of this group.
@@ -92,7 +92,7 @@ def widen_group_int4(typing_context, kind, w, worth, out, ldo):
 
 @intrinsic
 def widen_halves(typing_context, address, out):
-    """Sixteen float16 at an address → float32."""
+    """Converts sixteen float16 at an address to float32."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
         e = Emitter(builder)
@@ -104,14 +104,14 @@ def widen_halves(typing_context, address, out):
 
 
 def _copy_of_rest(e: Emitter, dot: Dot, x: ir.Value, length: ir.Value) -> ir.Value:
-    """Where the numbers of ``x`` behind its last whole group lie, filled up with zeros to a group."""
+    """Copies the numbers of ``x`` after its last whole group, padded with zeros to a group; returns their address."""
     buffer, rest = e.room_for(ir.ArrayType(I8, GROUP * dot.item)), e.b.and_(length, I64(GROUP - 1))
     cgutils.raw_memcpy(e.b, buffer, e.at(x, e.b.mul(e.b.sub(length, rest), I64(dot.item))), rest, dot.item)
     return buffer
 
 
 def _rows_of_group(e: Emitter, dot: Dot, w: ir.Value, worth: ir.Value) -> Iterator[tuple[int, int, ir.Value]]:
-    """A step's worth of each row as it would lie in memory: the row, the number of the step, and the vector."""
+    """Yields a step of each row as it would be in memory: the row, the number of the step, and the vector."""
     for part in range(GROUP // dot.step):
         for row in range(GROUP_ROWS):
             word, number = divmod(row, _ROWS_PER_WORD)
@@ -124,7 +124,7 @@ def _rows_of_group(e: Emitter, dot: Dot, w: ir.Value, worth: ir.Value) -> Iterat
 
 
 def _look_up(e: Emitter, words: ir.Value, step: ir.Value, least: ir.Value) -> ir.Value:
-    """The table holds everything twice, since five bits of a word choose, of which the last is another row's."""
+    """Selects values from a table, which is doubled since five bits of a word select, the last being another row's."""
     levels = ir.VectorType(F32, _LEVELS)([float(level) for level in range(_LEVELS)])
     values = e.fma(levels, e.splat(step, _LEVELS), e.splat(least, _LEVELS))
     table = e.b.bitcast(e.round_pair(values, values), words.type)

@@ -22,29 +22,29 @@ from baton.engine.cpu.vectors import dot_tile, dot_tile_int8, dot_tile_part, pre
 from baton.engine.cpu.widening import is_kept, tile_kind, whole_steps, widen_rows
 
 BAND = GROUP_ROWS
-"""Rows of a weight that are multiplied with all tokens while they lie in the first cache."""
+"""Rows of a weight that are multiplied with all tokens while they are in the first cache."""
 MOST_ROWS = 256
-"""Of ``x``, at once."""
+"""Limit for the rows of ``x`` in one product."""
 _LINE_BYTES = 64
 _WORTH_BYTES = 2 * 4 * BAND
 _CACHE_BYTES = 28 << 10
-"""Of a first cache of 32 KiB."""
+"""Usable size of a first cache of 32 KiB."""
 _PART_BYTES = 2304
-"""Of a row: four rows of ``x`` and half a band of so long ones stay in the first cache."""
+"""Bytes of a part of a row: four rows of ``x`` and half a band of this length stay in the first cache."""
 _PART_NUMBERS = 576
-"""Of a row in float32: four rows of ``x`` and a whole band of so long ones stay in a first cache of 48 KiB."""
+"""Numbers of a part of a float32 row: four rows of ``x`` and a band of this length stay in a first cache of 48 KiB."""
 MANY_ROWS = 64
-"""With so many, a product is bound by what its caches hold, with fewer by memory."""
+"""From this many rows on, a product is bound by its caches, with fewer by memory."""
 _SUMS_BYTES = 4 * 4 * 64
 _ALL_SUMS_BYTES = MOST_ROWS // 4 * (BAND // 4) * _SUMS_BYTES
 
 
 def band_scratch_bytes(widest: int, item_bytes: int, *, is_quantized: bool) -> int:
-    """What :func:`band_product` needs beside its result.
+    """Size of the scratch memory of :func:`band_product`.
 
     Args:
-        widest: row of the weights.
-        is_quantized: whether some of them are no operands.
+        widest: length of the longest weight row.
+        is_quantized: whether some weights are int8 or int4.
     """
     groups = -(-widest // GROUP)
     band = groups * (BAND * GROUP * item_bytes + _WORTH_BYTES) if is_quantized else 0
@@ -53,7 +53,7 @@ def band_scratch_bytes(widest: int, item_bytes: int, *, is_quantized: bool) -> i
 
 @njit(error_model="numpy")
 def _widened_bytes(k):
-    """Four rows of ``x`` in float32, or such a part of them and of a band."""
+    """Memory for four rows of ``x`` in float32, or for a part of them and of a band."""
     return 4 * max(4 * (k // 4 * 4 + LONGEST_STEP), (4 + BAND) * (_PART_NUMBERS + LONGEST_STEP))
 
 
@@ -65,12 +65,12 @@ def band_product(kind, x, ldx, num_rows, weight, scales, grouped, first, width, 
         x: address of operands ``[num_rows, k]``, at most :data:`MOST_ROWS` of them.
         weight: address of operands or int8 ``[columns, k]``.
         ldx, ldo: bytes from row to row.
-        scales: address of float32 ``[columns]``, what rows of int8 are worth; 0: the weights are operands.
-        grouped: the weights are int4, and ``scales`` is the address of what their groups are worth.
+        scales: address of float32 ``[columns]``, the scales of int8 rows; 0 means that the weights are operands.
+        grouped: the weights are int4, and ``scales`` is the address of their groups' steps and minimums.
         first: a multiple of :data:`BAND`.
         out: address of float32, of the first of these columns.
-        scratch: address of :func:`band_scratch_bytes`, where sums wait, rows of ``x`` are widened, and int8 and int4
-            become operands.
+        scratch: address of :func:`band_scratch_bytes`, for partial sums, widened rows of ``x``, and int8 and int4
+            weights as operands.
     """
     ldw, spare = k * item_size(kind), scratch + _ALL_SUMS_BYTES + _widened_bytes(k)
     if scales == 0:
@@ -95,7 +95,7 @@ def band_product(kind, x, ldx, num_rows, weight, scales, grouped, first, width, 
 
 @njit(error_model="numpy")
 def _grouped_product(kind, x, ldx, num_rows, weight, scales, band, width, k, out, ldo, sums, scratch):
-    """The product with one band of int4; ``scratch`` takes what its groups are worth, then the band as operands."""
+    """The product with a band of int4; ``scratch`` holds its groups' steps and minimums, then the band as operands."""
     groups = (k + GROUP - 1) // GROUP
     w, halves = weight + band * groups * GROUP_BYTES, scales + band * groups * _WORTH_BYTES // 2
     widen_worth(halves, groups, scratch)
@@ -112,17 +112,17 @@ def _grouped_product(kind, x, ldx, num_rows, weight, scales, band, width, k, out
 
 @njit(error_model="numpy")
 def widen_worth(halves, groups, out):
-    """What the groups of a band of int4 are worth, from float16 to float32."""
+    """Widens the steps and minimums of a band's int4 groups from float16 to float32."""
     for i in range(2 * groups):
         widen_halves(halves + i * 2 * BAND, out + i * 4 * BAND)
 
 
 @njit(error_model="numpy")
 def widen_groups(kind, w, halves, groups, worth, out, ldo):
-    """A band of int4 → operands ``[16, 32 * groups]``; asks for the next band.
+    """Converts a band of int4 to operands ``[16, 32 * groups]``; prefetches the next band.
 
     Args:
-        halves, worth: addresses of what the groups are worth, see :func:`widen_worth`.
+        halves, worth: addresses of the groups' steps and minimums, see :func:`widen_worth`.
         ldo: bytes from row to row of ``out``.
     """
     for group in range(groups):
@@ -145,10 +145,10 @@ def _operand_product(kind, x, ldx, num_rows, w, ldw, width, k, out, ldo, sums):
 
 @njit(error_model="numpy")
 def _tiles(kind, x, ldx, num_rows, w, ldw, ask, num_asked, k, out, ldo, sums):
-    """A whole band with every row of ``x``.
+    """Multiplies a whole band with every row of ``x``.
 
-    Meanwhile memory brings ``num_asked * ldw`` bytes from ``ask`` on, the next band. It has the whole product's time
-    only if every tile asks for a little: what is asked for all at once comes late, and then memory rests.
+    Meanwhile ``num_asked * ldw`` bytes from ``ask`` on, the next band, are prefetched. Every tile prefetches a little,
+    so that loading spans the whole product: prefetching all at once would finish late and then leave the memory idle.
     """
     squares = num_rows // 4 * 4
     if squares >= MANY_ROWS:
@@ -174,7 +174,7 @@ def _tiles(kind, x, ldx, num_rows, w, ldw, ask, num_asked, k, out, ldo, sums):
 
 @njit(error_model="numpy")
 def _square_tiles(kind, x, ldx, num_rows, w, ldw, width, ask, num_asked, k, out, ldo, sums):
-    """``width`` columns with rows of ``x`` in fours, which are widened behind the sums where that is faster."""
+    """``width`` columns with four rows of ``x`` at a time, widened into the memory after the sums where that is faster."""
     x_kind = tile_kind(kind)
     num_tiles = width // 4 * min(BAND // 4, num_rows // 4)
     each = (num_asked + num_tiles - 1) // num_tiles
@@ -191,7 +191,7 @@ def _square_tiles(kind, x, ldx, num_rows, w, ldw, width, ask, num_asked, k, out,
 
 
 def _many_tiles(*arguments: Any) -> None:
-    """:func:`_square_tiles` of a band with :data:`MANY_ROWS` or more."""
+    """Like :func:`_square_tiles`, for a band with :data:`MANY_ROWS` or more."""
     raise NotImplementedError  # for compiled code only
 
 
@@ -201,8 +201,8 @@ def _many_tiles_of(kind, x, ldx, num_rows, w, ldw, ask, num_asked, k, out, ldo, 
 
 
 def _tiles_in_parts(kind, x, ldx, num_rows, w, ldw, ask, num_asked, k, out, ldo, sums):
-    """Long rows are multiplied in parts, between which the sums wait in ``sums``."""
-    # So many columns' weights stay in the first cache, with four rows of x.
+    """Multiplies long rows in parts; between them the partial sums are in ``sums``."""
+    # This many columns' weights stay in the first cache, with four rows of x.
     at_once = BAND if (BAND + 4) * ldw <= _CACHE_BYTES else BAND // 2
     part = k
     if ldw > _PART_BYTES:
@@ -243,9 +243,9 @@ def _part_tiles(kind, x, ldx, num_rows, w, ldw, width, ask, num_asked, k, part, 
 
 
 def _widened_tiles(kind, x, ldx, num_rows, w, ldw, ask, num_asked, k, out, ldo, sums):
-    """Both sides in float32, in such parts that they stay in the first cache: the columns for all rows, these in fours.
+    """Widens both sides to float32, in parts that stay in the first cache.
 
-    The columns are widened once for many rows; the rows once for each band, a twelfth of the time.
+    The columns are widened once for all rows; the rows, four at a time, once for each band, a twelfth of the time.
     """
     part, f32 = k, np.float32(0)
     if k > _PART_NUMBERS:
@@ -278,7 +278,7 @@ def _widened_tiles(kind, x, ldx, num_rows, w, ldw, ask, num_asked, k, out, ldo, 
 
 @njit(error_model="numpy")
 def _square_tile(x_kind, kind, asked, x, ldx, w, ldw, ask, k, out, ldo):
-    """Asks for ``asked`` rows or a few more; each number of them is code of its own."""
+    """Prefetches ``asked`` rows or a few more; each number of rows is separate code."""
     if asked <= 0:
         dot_tile(x_kind, kind, 4, 4, 0, 0, x, ldx, w, ldw, 0, ask, k, out, ldo)
     elif asked == 1:
@@ -291,7 +291,7 @@ def _square_tile(x_kind, kind, asked, x, ldx, w, ldw, ask, k, out, ldo):
 
 @njit(error_model="numpy")
 def _part_tile(kind, asked, is_first, is_last, x, ldx, w, ldw, ask, k, sums, out, ldo):
-    """A part of the rows' length; asks for one row at most, which is enough where there are many tiles."""
+    """Multiplies a part of the rows' length; prefetches at most one row, which suffices with many tiles."""
     if asked <= 0:
         if is_first:
             dot_tile_part(kind, 4, 4, 0, -1, x, ldx, w, ldw, ask, k, sums, out, ldo)

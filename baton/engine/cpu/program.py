@@ -1,11 +1,11 @@
 """One forward of a decoder, run by every thread at once.
 
-A forward is a fixed sequence of stages, each cut into chunks. A thread takes chunks of its own share first and then
-those that others have left over, and goes on when all chunks of the stage are done. So nobody waits for a thread that
-came late or lost its core, except for the one chunk that it may hold.
+A forward is a fixed sequence of stages, each divided into chunks. A thread takes chunks of its own share first and then
+remaining chunks of others, and continues when all chunks of the stage are done. So no thread waits for one that came
+late or lost its core, except for the one chunk that it may hold.
 
-What leads to the stages is inlined: numba optimises and translates everything below a function again for each one
-above it, which was a tenth of the time that compiling takes.
+The callers of the stages are inlined: numba optimises and translates everything below a function again for each of its
+callers, which took a tenth of the compile time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from baton.engine.cpu.tiles import CONFIGURATION_BYTES, configure_tiles, release
 from baton.engine.cpu.vectors import atomic_add, atomic_load, relax
 
 LINE = 64
-"""Bytes between counters, so that cores do not fight over one cache line."""
+"""Bytes between counters, so that cores do not contend for one cache line."""
 _SPINS_BEFORE_YIELD = 4000
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 _sem_post = types.ExternalFunction("sem_post", types.int32(types.int64))
@@ -35,18 +35,18 @@ _sem_wait = types.ExternalFunction("sem_wait", types.int32(types.int64))
 
 @njit(inline="always", error_model="numpy")
 def num_phases(num_layers):
-    """Stages of all layers, and those behind the last."""
+    """Number of stages over all layers, and those after the last."""
     return num_layers * Stage.FEATURES + Stage.LOGITS + 1 - Stage.FEATURES
 
 
 def counter_bytes(num_layers: int, num_threads: int) -> int:
-    """Size of the counters of one forward; all zero when it begins."""
+    """Size of the counters of one forward, which must be zero at its start."""
     return int(num_phases.py_func(num_layers)) * (num_threads + 1) * LINE
 
 
 @njit(error_model="numpy")
 def _wait(spins):
-    """Waits a moment; longer waits leave the core to others, who may hold what is waited for."""
+    """Waits briefly; longer waits yield the core to other threads, which may hold the missing chunk."""
     if spins < _SPINS_BEFORE_YIELD:
         relax()
     else:
@@ -56,7 +56,7 @@ def _wait(spins):
 
 @njit(error_model="numpy")
 def _take(counters, phase, thread, num_threads, num_chunks):
-    """A chunk that nobody has taken, or -1."""
+    """Takes a free chunk; returns -1 if there is none."""
     share = (num_chunks + num_threads - 1) // num_threads
     base = counters + phase * (num_threads + 1) * LINE
     for turn in range(num_threads):
@@ -84,7 +84,7 @@ def _finish(counters, phase, num_threads, num_chunks, num_done):
 
 @njit(error_model="numpy")
 def _note_time(step, thread, number):
-    """Keeps the moment, seconds and nanoseconds, if a clock is wanted."""
+    """Records the time, in seconds and nanoseconds, if there is a clock."""
     if step[Step.CLOCK] != 0 and thread == 0:
         _clock_gettime(_CLOCK_MONOTONIC, step[Step.CLOCK] + 16 * number)
 
@@ -103,7 +103,7 @@ def _run(kind, model, step, thread):
         if phase >= num_inner:
             layer, stage = num_layers - 1, Stage.FEATURES + phase - num_inner
         if model[Model.TILES] != 0 and is_alone(step) and (stage == Stage.ATTEND or stage == Stage.OUTPUT):
-            # Attention has a row for each query head even then.
+            # Attention has a row for each query head even for a single token.
             configure_tiles(model[Model.TILES] + (CONFIGURATION_BYTES if stage == Stage.OUTPUT else 0))
         total = num_chunks(kind, model, step, stage)
         done = 0
@@ -132,7 +132,7 @@ def _serve(kind, pool, thread):
             if atomic_load(pool + 8 * Pool.STOPPED) > 0:
                 return
             atomic_add(pool + 8 * Pool.ACTIVE, 1)
-        # Whoever leads closes first and looks for active helpers then, so one of the two sees the other.
+        # The leader first closes the forward and then checks for active helpers, so one of the two sees the other.
         if atomic_load(pool + 8 * Pool.OPEN) > 0 and thread < table[Pool.NUM_THREADS]:
             before = ignore_subnormals()
             _run(kind, numbers(table[Pool.MODEL], Model.COLUMNS), numbers(table[Pool.STEP], Step.COLUMNS), thread)
@@ -147,10 +147,10 @@ def _serve(kind, pool, thread):
 
 
 def serve_bfloat16(pool: int, thread: int) -> None:
-    """Thread 0: runs one forward. Others: join forwards until the pool is stopped. ``pool`` is the table's address."""
+    """Thread 0 runs one forward; others join forwards until the pool is stopped. ``pool`` is the table's address."""
     _serve(np.uint16(0), pool, thread)
 
 
 def serve_float32(pool: int, thread: int) -> None:
-    """The same for a model in float32."""
+    """Like :func:`serve_bfloat16`, for a model in float32."""
     _serve(np.float32(0), pool, thread)

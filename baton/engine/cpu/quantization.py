@@ -1,7 +1,7 @@
-"""Weights of fewer bits: int8 with a scale for each row, int4 with a step and a minimum for each 32 numbers of a row.
+"""Quantized weights: int8 with a scale for each row, int4 with a step and a minimum for each 32 numbers of a row.
 
-Activations, norms, biases, the embedding and the KV cache stay what they are. The head is never less than int8, since
-every logit is read off it. Numbers are rounded to the nearest.
+Activations, norms, biases, the embedding and the KV cache are not quantized. The head is never below int8, since it
+determines every logit. Numbers are rounded to the nearest.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _ROWS_PER_WORD = 4
 
 
 def quantize(decoder: Decoder, weights: str) -> Decoder:
-    """The decoder with its linear layers as ``int8`` or ``int4``, and the head as int8.
+    """Returns the decoder with ``int8`` or ``int4`` linear layers and an int8 head.
 
-    The weights themselves stay as they are.
+    The original weights are not changed.
     """
     made = quantize_linear_int4 if weights == "int4" else quantize_linear
     layers = tuple(
@@ -43,9 +43,9 @@ def quantize(decoder: Decoder, weights: str) -> Decoder:
 
 
 def quantize_linear(linear: Linear) -> Linear:
-    """As int8: a row is whole numbers from -127 to 127, times one float32.
+    """Quantizes to int8: a row is integers from -127 to 127, times one float32.
 
-    A row that holds what is no number gives none.
+    A row with a non-finite number becomes non-finite.
     """
     weight = linear.weight.float()
     scales = weight.abs().amax(dim=1) / _LARGEST
@@ -54,16 +54,16 @@ def quantize_linear(linear: Linear) -> Linear:
 
 
 def quantize_linear_int4(linear: Linear) -> Linear:
-    """As int4: a group of 32 numbers of a row is levels from 0 to 15, times a step, plus the least of them.
+    """Quantizes to int4: a group of 32 numbers of a row is levels from 0 to 15, times a step, plus a minimum.
 
-    Steps and minimums are float16, as in GGUF's Q4_1: what bfloat16 lost by that once, it does not lose again.
-    Groups lie as they are read: bands of 16 rows one after the other, the groups of a band from left to right.
+    Steps and minimums are float16, as in GGUF's Q4_1: weights that lost precision to it once do not lose it again.
+    Groups are stored in reading order: bands of 16 rows one after the other, the groups of a band from left to right.
 
     Returns:
         ``weight``, int16 ``[bands, groups, 4, 32]``: bits ``4 * r`` to ``4 * r + 3`` of word ``[.., n, i]`` are number
         ``i`` of the band's row ``4 * n + r``. ``scales``, float16 ``[bands, groups, 2, 16]``: the rows' steps, then
-        their minimums. What fills up the last band and group counts for nothing. A group that holds what is no number
-        gives none.
+        their minimums. The padding of the last band and group is ignored. A group with a non-finite number becomes
+        non-finite.
 
     Raises:
         NotFusableError: weights, or the differences between them, are too large for float16.
@@ -75,7 +75,7 @@ def quantize_linear_int4(linear: Linear) -> Linear:
     grouped = weight.view(-1, GROUP_ROWS, weight.shape[1] // GROUP, GROUP)
     least = grouped.amin(-1)
     steps = ((grouped.amax(-1) - least) / _MOST_LEVEL).half()
-    # Of a group whose numbers lie closer together than a step can be small, the middle.
+    # If a group's numbers are closer together than the smallest step, all of them become their mean.
     least = torch.where(steps == 0, grouped.mean(-1), least).half()
     if not (torch.isfinite(steps) & torch.isfinite(least))[torch.isfinite(grouped).all(-1)].all():
         raise NotFusableError("some of its weights are too large for int4, whose scales are float16")

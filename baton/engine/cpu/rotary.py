@@ -1,4 +1,4 @@
-"""Cosine and sine of positions, as the model itself computes them, kept in a table."""
+"""Table of cosines and sines of positions, computed by the model's own module."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ _FIRST_SIZE = 2048
 
 
 class RotaryTable:
-    """Args:
-    rotary: the model's; see :class:`baton.engine.cpu.structure.Decoder`.
+    """Cosines and sines by position; grows on demand.
+
+    Args:
+        rotary: the model's rotary function; see :class:`baton.engine.cpu.structure.Decoder`.
     """
 
     def __init__(self, rotary: Rotary, head_dim: int) -> None:
@@ -23,7 +25,7 @@ class RotaryTable:
         self._grow(_FIRST_SIZE)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """float32 ``[num_tokens, head_dim / 2]`` each."""
+        """Returns cosines and sines, float32 ``[num_tokens, head_dim / 2]`` each."""
         highest = int(positions.max())
         if highest >= self._cos.shape[0]:
             self._grow(max(highest + 1, 2 * self._cos.shape[0]))

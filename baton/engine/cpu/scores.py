@@ -1,4 +1,4 @@
-"""Scores of rows with a chunk of keys where they lie, tile by tile."""
+"""Scores of rows with a chunk of keys, which are used in place, tile by tile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from baton.engine.cpu.widening import tile_kind
 
 @njit(inline="always", error_model="numpy")
 def keys_at_once(num_rows):
-    """Keys of a tile of :func:`score` for the last of some rows; those of the others divide them."""
+    """Keys of a tile of :func:`score` for the last of ``num_rows`` rows; a multiple of those for the other rows."""
     rest = num_rows % 4
     return 16 if rest == 1 else 8 if rest == 2 else 4
 
@@ -24,8 +24,8 @@ def score(kind, queries, ldq, num_rows, keys, ldk, slots, num_keys, dim, scores)
 
     Args:
         kind: see :func:`baton.engine.cpu.vectors.dot_tile`.
-        queries: address of rows as :func:`baton.engine.cpu.widening.tile_kind` has them; ``ldq``: bytes from one to the
-            next.
+        queries: address of rows in the format of :func:`baton.engine.cpu.widening.tile_kind`; ``ldq``: bytes from one
+            to the next.
         keys: address of the operands of slot 0; ``ldk``: bytes from slot to slot.
         slots: address of int64 ``[num_keys]``.
         scores: address of float32 rows of :data:`baton.engine.cpu.key_slots.KEY_CHUNK`.
@@ -53,7 +53,7 @@ def score(kind, queries, ldq, num_rows, keys, ldk, slots, num_keys, dim, scores)
 
 
 def _tiles_scorer(dim: int, num_rows: int, num_keys: int) -> Any:
-    """A tile of each head, all of whose sizes are known when it is compiled."""
+    """Returns the function for a tile of each head, all of whose sizes are known when it is compiled."""
 
     @njit(error_model="numpy")
     def score_tiles(kind, rows, cache, slots, scores, ahead):
@@ -70,7 +70,7 @@ def _tiles_scorer(dim: int, num_rows: int, num_keys: int) -> Any:
 
 
 def _heads_scorer(dim: int) -> Any:
-    """:func:`score_heads` for heads of that size."""
+    """Returns :func:`score_heads` for heads of size ``dim``."""
     one, two, three, four = (_tiles_scorer(dim, rows, keys_at_once.py_func(rows)) for rows in range(1, 5))
 
     @njit(error_model="numpy")
@@ -92,20 +92,20 @@ _score_heads_64, _score_heads_128 = _heads_scorer(64), _heads_scorer(128)
 
 @njit(inline="always", error_model="numpy")
 def takes_heads(num_rows, dim):
-    """Whether :func:`score_heads` can."""
+    """Whether :func:`score_heads` supports these sizes."""
     return num_rows <= 4 and (dim == 64 or dim == 128)
 
 
 @njit(error_model="numpy")
 def score_heads(kind, num_rows, dim, rows, cache, slots, scores, ahead):
-    """A tile of :func:`score` for each of some heads, whose rows are one tile's.
+    """Computes a tile of :func:`score` for each of some heads, whose rows fit into one tile.
 
     Args:
-        rows: address of the first head's queries, bytes from head to head and from row to row, and how many heads.
+        rows: address of the first head's queries, bytes from head to head and from row to row, and number of heads.
         cache: address of the first head's key in slot 0, bytes from slot to slot, and from head to head.
         slots: address of :func:`keys_at_once` slots.
-        scores: address of the first head's; those of the next ones lie behind.
-        ahead: address of as many bytes as are read, which are brought from memory meanwhile; 0: none are.
+        scores: address of the first head's scores; those of the next heads follow.
+        ahead: address from which as many bytes as are read are prefetched; 0 prefetches nothing.
     """
     if dim == 64:
         _score_heads_64(kind, num_rows, rows, cache, slots, scores, ahead)

@@ -1,6 +1,6 @@
-"""The softmax of rows of scores, a chunk at a time: their largest, and their weights relative to the largest so far.
+"""The softmax of score rows, a chunk at a time: their largest scores, and weights relative to the largest so far.
 
-Several rows at once: what is done to one takes longer than it costs, so the next one's begins meanwhile.
+Several rows are processed together, since latency exceeds throughput for a single one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _F32 = np.float32(0)
 
 @intrinsic(prefer_literal=True)
 def _largest(typing_context, rows, count, scores, stride, out):
-    """The largest of each of ``rows`` rows of ``count`` float32, ``stride`` bytes apart."""
+    """The largest number of each of ``rows`` rows of ``count`` float32, ``stride`` bytes apart."""
     num_rows, size = rows.literal_value, count.literal_value
     signature = types.void(rows, count, *[types.int64] * 3)
 
@@ -49,7 +49,7 @@ def _largest(typing_context, rows, count, scores, stride, out):
 
 @intrinsic(prefer_literal=True)
 def _weigh(typing_context, kind, rows, count, scores, stride, tops, scaling, sums):
-    """:func:`weigh_rows` of ``rows`` rows of ``count`` scores, ``stride`` bytes apart."""
+    """Computes :func:`weigh_rows` for ``rows`` rows of ``count`` scores, ``stride`` bytes apart."""
     num_rows, size = rows.literal_value, count.literal_value
     rounded = has_rounded_weights(kind)
     signature = types.void(kind, rows, count, *[types.int64] * 3, types.float32, types.int64)
@@ -101,7 +101,7 @@ def _store_lanes(e: Emitter, folded: list[ir.Value], count: int, out: ir.Value) 
 
 @njit(error_model="numpy")
 def largest_of_rows(scores, num_rows, out):
-    """The largest score of each row, of numbers.
+    """The largest score of each row; unspecified for rows with NaN.
 
     Args:
         scores: address of float32 ``[num_rows, KEY_CHUNK]``.
@@ -121,10 +121,10 @@ def weigh_rows(kind, scores, num_rows, tops, scaling, sums):
     """``scores = exp((scores - top) * scaling)`` in place, and each row's sum; NaN stays NaN.
 
     Args:
-        kind: of the values that are weighed; the weights are what ``mix`` takes for them. Sums
-            are of weights that are not rounded.
+        kind: kind of the values that are weighted; the weights have the format that ``mix`` takes for it. Sums are of
+            unrounded weights.
         scores: address of float32 ``[num_rows, KEY_CHUNK]``.
-        tops: address of float32 ``[num_rows]``: numbers, none of a row's scores above its own.
+        tops: address of float32 ``[num_rows]``: finite, at least the largest of a row's scores.
         sums: address of float32 ``[num_rows]``.
     """
     i = 0
@@ -138,13 +138,13 @@ def weigh_rows(kind, scores, num_rows, tops, scaling, sums):
 
 @njit(error_model="numpy")
 def soften(kind, scores, num_rows, dim, scaling, state, highest, mass, spare):
-    """Scores → weights relative to the highest so far; earlier sums are brought down to it.
+    """Converts scores to weights relative to the highest so far, and rescales earlier sums to it.
 
     Args:
         kind: see :func:`weigh_rows`.
         scores: address of float32 ``[num_rows, KEY_CHUNK]``.
         state: address of the rows' sums, float32 ``[num_rows, dim]``.
-        highest, mass: float32 ``[num_rows]``, of all earlier scores.
+        highest, mass: float32 ``[num_rows]``, over all earlier scores.
         spare: address of float32 ``[2, num_rows]``.
     """
     tops_at, sums_at = spare, spare + 4 * num_rows
@@ -152,7 +152,7 @@ def soften(kind, scores, num_rows, dim, scaling, state, highest, mass, spare):
     largest_of_rows(scores, num_rows, tops_at)
     for i in range(num_rows):
         top = max(highest[i], tops[i])
-        # A row that has seen nothing yet: -inf less a number is -inf, which weighs nothing.
+        # A row without visible keys yet: -inf minus a number is -inf, whose weight is zero.
         tops[i] = top if top > _MINUS_INFINITY else _F32
     weigh_rows(kind, scores, num_rows, tops_at, scaling, sums_at)
     for i in range(num_rows):

@@ -1,8 +1,8 @@
-"""The softmax of rows of scores that cover a whole split of the keys, for :mod:`baton.engine.cpu.attention_tiles`
-and :mod:`baton.engine.cpu.attention_few`.
+"""The softmax of score rows that cover a whole split of the keys, for :mod:`baton.engine.cpu.attention_tiles` and
+:mod:`baton.engine.cpu.attention_few`.
 
-Nothing has to be brought down to a larger score later, so a row is read twice: for its largest score, and for its
-weights, which are rounded to bfloat16 where the scores lay.
+All scores are known, so nothing is rescaled later. A row is read twice: for its largest score, and for its weights,
+which replace the scores in place as bfloat16.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from baton.engine.cpu.powers import LOG2E, quick_power_of_two
 from baton.engine.cpu.tiles import TILE, has_tiles
 
 SCORES_BYTES = 4 * SPLIT_KEYS + 64
-"""From row to row of scores. Were it a power of two, a processor would take rows for each other."""
+"""Bytes from row to row of scores. A power of two would make rows collide in the cache."""
 _AT_ONCE = 4
-"""Rows: what is done to one takes longer than it costs, so the next one's begins meanwhile."""
+"""Rows processed together, since latency exceeds throughput for a single one."""
 _CHUNK_BYTES = 4 * KEY_CHUNK
 _MINUS_INFINITY = float("-inf")
 
 
 @intrinsic(prefer_literal=True)
 def _weigh(typing_context, rows, scores, stride, num_chunks, scaling, tops, sums):
-    """:func:`weigh_split` of ``rows`` rows."""
+    """Computes :func:`weigh_split` for ``rows`` rows."""
     num_rows = rows.literal_value
     signature = types.void(rows, *[types.int64] * 3, types.float32, types.int64, types.int64)
 
@@ -58,7 +58,7 @@ def _weigh(typing_context, rows, scores, stride, num_chunks, scaling, tops, sums
         for row in range(num_rows):
             top = builder.extract_element(folded, I32(row))
             e.store(top, tops_at, 4 * row)
-            # A row that has seen nothing: -inf less a number is -inf, which weighs nothing.
+            # A row without visible keys: -inf minus a number is -inf, whose weight is zero.
             seen = builder.select(builder.fcmp_ordered(">", top, F32(_MINUS_INFINITY)), top, F32(0.0))
             shifts.append(e.splat(builder.fneg(builder.fmul(factor, seen)), TILE))
 
@@ -68,7 +68,7 @@ def _weigh(typing_context, rows, scores, stride, num_chunks, scaling, tops, sums
                 for half in range(2):
                     at = builder.add(place, I64(4 * TILE * (2 * pair + half)))
                     weights.append(quick_power_of_two(e, e.fma(e.load(roots[row], vector, at), slope, shifts[row])))
-                # Weights take half of the room, so that they never reach scores that are still to be read.
+                # Weights take half of the room, so they never overwrite scores that are still to be read.
                 at = builder.add(builder.lshr(place, I64(1)), I64(4 * TILE * pair))
                 e.store(e.round_pair(*weights), roots[row], at)
                 total = builder.fadd(total, builder.fadd(*weights))
@@ -84,7 +84,7 @@ def _weigh(typing_context, rows, scores, stride, num_chunks, scaling, tops, sums
 
 
 def _over_chunks(e: Emitter, length: ir.Value, starts: Sequence[ir.Value], step: Any) -> list[ir.Value]:
-    """A loop over chunks: ``step(bytes to the chunk, row, what there is of it)`` → what there is of it then."""
+    """Emits a loop over chunks: ``step(bytes to the chunk, row, value)`` returns the row's next value."""
     builder, before = e.b, e.b.block
     head, body, done = (builder.append_basic_block(name) for name in ("chunks", "chunk", "rows"))
     end = builder.mul(length, I64(_CHUNK_BYTES))
@@ -108,13 +108,13 @@ def _over_chunks(e: Emitter, length: ir.Value, starts: Sequence[ir.Value], step:
 
 @njit(error_model="numpy")
 def weigh_split(scores, stride, num_rows, num_chunks, scaling, tops, sums):
-    """``weights = exp((scores - top) * scaling)`` where the scores lay, each row's largest score, and its sum.
+    """Writes ``weights = exp((scores - top) * scaling)`` over the scores, each row's largest score, and its sum.
 
     Args:
         scores: address of rows of float32 ``[num_chunks * KEY_CHUNK]``, ``stride`` bytes from one to the next. Weights
-            are bfloat16. -inf weighs nothing, NaN stays NaN.
-        tops, sums: addresses of float32 ``[num_rows]``. A row of -inf alone has the sum 0. Sums are of weights that
-            are not rounded.
+            are bfloat16. -inf gets weight zero, NaN stays NaN.
+        tops, sums: addresses of float32 ``[num_rows]``. A row of -inf only has the sum 0. Sums are of unrounded
+            weights.
     """
     i = 0
     while i + _AT_ONCE <= num_rows:
@@ -131,7 +131,7 @@ def weigh_split(scores, stride, num_rows, num_chunks, scaling, tops, sums):
 
 @intrinsic
 def _hide_keys(typing_context, row, first, last):
-    """Puts out the scores of keys ``[first, last)`` of a row that begins at an address."""
+    """Sets the scores of keys ``[first, last)`` of a row at an address to -inf."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
         if not has_tiles():
@@ -164,11 +164,11 @@ def _hide_keys(typing_context, row, first, last):
 
 @njit(error_model="numpy")
 def hide(scores, first_row, num_rows, share, visible, before, num_keys):
-    """Puts out the keys that rows must not see: from ``visible`` on, one more for each token, and those ``before``.
+    """Hides keys that rows must not see: from ``visible`` on, one more for each token, and those ``before``.
 
     Args:
-        scores: address of the first row, which is row ``first_row`` of the item; a token has ``share`` of them.
-        num_keys: whole chunks of them.
+        scores: address of the first row, which is row ``first_row`` of the item; a token has ``share`` rows.
+        num_keys: number of keys, in whole chunks.
     """
     for i in range(num_rows):
         row, end = scores + i * SCORES_BYTES, max(0, visible + (first_row + i) // share)

@@ -1,4 +1,4 @@
-"""When the stages of a forward were done."""
+"""Measures the stages of a forward."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.engine.cpu.tables import Stage
 
 
 class StageClock:
-    """The last forward's moments, as the thread that leads it saw them."""
+    """End times of the last forward's stages, as its leading thread saw them."""
 
     def __init__(self, num_layers: int) -> None:
         self._num_layers = num_layers
@@ -18,11 +18,11 @@ class StageClock:
 
     @property
     def address(self) -> int:
-        """Where the program writes, see :attr:`baton.engine.cpu.tables.Step.CLOCK`."""
+        """Address that the program writes to, see :attr:`baton.engine.cpu.tables.Step.CLOCK`."""
         return int(self._moments.ctypes.data)
 
     def stage_ms(self) -> dict[Stage, float]:
-        """What each stage took, over all layers."""
+        """Milliseconds of each stage, over all layers."""
         taken_ms: npt.NDArray[np.float64] = np.diff(self._moments[:, 0] * 1e3 + self._moments[:, 1] / 1e6)
         num_inner = self._num_layers * Stage.FEATURES
         of_layers = taken_ms[:num_inner].reshape(self._num_layers, Stage.FEATURES).sum(axis=0)

@@ -1,4 +1,4 @@
-"""What the stages of a forward compute, one chunk at a time."""
+"""The computation of each stage of a forward, one chunk at a time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from baton.engine.cpu.tiles import TILE
 
 @njit(error_model="numpy")
 def _tokens_at_once(model):
-    # Whoever has computed a tile of tokens packs them.
+    # A tile of tokens is packed right after it is computed, in the same chunk.
     return TILE if model[Model.TILES] else 1
 
 
@@ -80,7 +80,7 @@ def _final_normed_rows(kind, model, step, chunk):
 
 @njit(error_model="numpy")
 def _packed_tokens(model, step, chunk):
-    """Packs what attention has mixed."""
+    """Packs the output of attention."""
     num_tokens, first = step[Step.NUM_TOKENS], chunk * TILE
     width = model[Model.NUM_HEADS] * model[Model.HEAD_DIM]
     pack(model, step, step[Step.MIXED], width, first, min(TILE, num_tokens - first))
@@ -88,7 +88,7 @@ def _packed_tokens(model, step, chunk):
 
 @njit(error_model="numpy")
 def _normed_token(kind, model, step, layer, table, scales, token):
-    """Embeds (before the first layer), keeps the state if it is a feature, and norms it for the layer."""
+    """Embeds a token (before the first layer), keeps the state if it is a feature, and norms it for the layer."""
     hidden, size = model[Model.HIDDEN], item_size(kind)
     state = floats(step[Step.STATES] + 4 * hidden * token, hidden)
     place = step[Step.NORMED] + token * model[Model.INPUT] * size
@@ -104,7 +104,7 @@ def _normed_token(kind, model, step, layer, table, scales, token):
 
 @njit(error_model="numpy")
 def _normed_hidden(kind, model, step, table, scales, token, state, out):
-    """Norms the hidden state that comes with a token; it, or its norm, begins the residual stream."""
+    """Norms the hidden state of a token; the state, or its norm, starts the residual stream."""
     hidden = state.size
     widen_row(kind, operands(kind, step[Step.HIDDEN] + token * hidden * item_size(kind), hidden), state)
     weight = operands(kind, table[Layer.HIDDEN_NORM], hidden)
@@ -157,7 +157,7 @@ def _rotated_token(kind, model, step, table, scales, token):
 
 @njit(error_model="numpy")
 def _final_features(kind, model, step, token):
-    """Keeps what leaves the last layer, before and behind the final norm, where these are features."""
+    """Keeps the last layer's output, before and after the final norm, where these are features."""
     hidden, size, num_layers = model[Model.HIDDEN], item_size(kind), model[Model.NUM_LAYERS]
     state = floats(step[Step.STATES] + 4 * hidden * token, hidden)
     _keep_feature(kind, model, step, num_layers, token, state)
@@ -176,7 +176,7 @@ def _final_norm(kind, model, step, token, out):
 
 @njit(error_model="numpy")
 def num_chunks(kind, model, step, stage):
-    """Chunks of a stage that may be computed in any order."""
+    """Number of a stage's chunks, which may be computed in any order."""
     num_tokens = step[Step.NUM_TOKENS]
     if stage == Stage.PROJECT:
         return projection_chunks(kind, model, num_tokens)
@@ -207,9 +207,9 @@ def num_chunks(kind, model, step, stage):
 
 @njit(inline="always", error_model="numpy")
 def compute_chunk(kind, model, step, layer, stage, chunk, scratch):
-    """Computes one chunk of a stage; ``layer`` matters to those before :attr:`Stage.FEATURES`."""
+    """Computes one chunk of a stage; ``layer`` is only used by stages before :attr:`Stage.FEATURES`."""
     table = numbers(model[Model.LAYERS] + 8 * Layer.COLUMNS * layer, Layer.COLUMNS)
-    # The first row holds the final norm's.
+    # The first row holds the final norm's eps.
     scales = floats(model[Model.SCALES] + 4 * Scale.COLUMNS * (layer + 1), Scale.COLUMNS)
     if stage == Stage.NORM:
         _normed_tokens(kind, model, step, layer, table, scales, chunk)

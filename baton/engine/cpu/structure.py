@@ -1,7 +1,7 @@
-"""Which models the fused decoder computes: recognised by their parts, whatever their name.
+"""Recognises models that the fused decoder supports, by their parts, whatever their name.
 
-A model that has all these parts may still put them together differently; the runner compares results before it
-trusts the fused decoder.
+A model with all these parts may still connect them differently; the runner compares results before it uses the fused
+decoder.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _SETTLED_ROPE = {"default", "linear", "llama3", "yarn"}
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """``[out, in]`` and ``[out]``, as the module holds them.
+    """Weight ``[out, in]`` and bias ``[out]`` of a module.
 
     Attributes:
-        scales: float32 ``[out]``, what the rows of a weight of int8 are worth; float16 for one of int4, see
-            :func:`baton.engine.cpu.quantization.quantize_linear_int4`; None for one of the model's dtype.
+        scales: float32 ``[out]``, the scales of int8 rows; float16 for int4, see
+            :func:`baton.engine.cpu.quantization.quantize_linear_int4`; ``None`` for a weight of the model's dtype.
     """
 
     weight: torch.Tensor
@@ -52,7 +52,7 @@ class DecoderLayer:
     """Weights of one layer; ``q_norm`` and ``k_norm`` act on each head by itself.
 
     Attributes:
-        hidden_norm: only EAGLE-3 heads have it: of the hidden state that is read beside each token's embedding.
+        hidden_norm: norm of the hidden state beside each token's embedding; only EAGLE-3 heads have it.
     """
 
     input_norm: Norm
@@ -72,12 +72,12 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A model's weights, in place: nothing is copied but what :mod:`baton.engine.cpu.quantization` makes of them.
+    """A model's weights, in place: only :mod:`baton.engine.cpu.quantization` makes copies.
 
     Attributes:
-        rotary: gives ``[1, n, head_dim]`` cosines and sines, in the dtype of its first argument, of the ``[1, n]``
-            positions that are its second.
-        normed_residual: the residual stream of an EAGLE-3 head begins with the normed hidden state.
+        rotary: returns ``[1, n, head_dim]`` cosines and sines, in the dtype of its first argument, for the ``[1, n]``
+            positions in its second.
+        normed_residual: the residual stream of an EAGLE-3 head starts with the normed hidden state.
     """
 
     embedding: torch.Tensor
@@ -93,17 +93,17 @@ class Decoder:
 
     @property
     def input_size(self) -> int:
-        """Width of what the layers' projections read."""
+        """Width of the input of the layers' projections."""
         return self.embedding.shape[1] * (1 if self.layers[0].hidden_norm is None else 2)
 
     @property
     def is_quantized(self) -> bool:
-        """Whether its linear layers are of int8 or int4; the head is int8 then."""
+        """Whether its linear layers are int8 or int4; the head is int8 then."""
         return self.lm_head.scales is not None
 
     @property
     def is_grouped(self) -> bool:
-        """Whether its layers are of int4."""
+        """Whether its layers are int4."""
         scales = self.layers[0].q.scales
         return scales is not None and scales.dtype == torch.float16
 
@@ -112,7 +112,7 @@ def read_decoder(loaded: LoadedModel) -> Decoder:
     """Finds the parts of a model.
 
     Raises:
-        NotFusableError: there are others, or they are not where they are expected; the message names them.
+        NotFusableError: a part is missing, unknown or misplaced; the message names it.
     """
     model: Any = loaded.model
     if model.device.type != "cpu":
@@ -187,7 +187,7 @@ def _expect(owner: str, parts: dict[str, nn.Module], wanted: set[str], optional:
 
 
 def linear_of(module: Any, name: str) -> Linear:
-    """A linear layer's tensors; :class:`NotFusableError` names it when it is none."""
+    """A linear layer's tensors; raises :class:`NotFusableError` with ``name`` for any other module."""
     if type(module) is not nn.Linear:
         raise NotFusableError(f"{name} is a {type(module).__name__}")
     bias = None if module.bias is None else tensor_of(module.bias, name)
@@ -195,7 +195,7 @@ def linear_of(module: Any, name: str) -> Linear:
 
 
 def norm_of(module: Any) -> Norm:
-    """An RMS norm's weight and eps, else :class:`NotFusableError`."""
+    """An RMS norm's weight and eps; raises :class:`NotFusableError` for any other module."""
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     names = {name for name, _ in module.named_parameters()}
     if "RMSNorm" not in type(module).__name__ or eps is None or names != {"weight"}:
@@ -204,7 +204,7 @@ def norm_of(module: Any) -> Norm:
 
 
 def tensor_of(parameter: torch.Tensor, name: str) -> torch.Tensor:
-    """The parameter as the program can read it, else :class:`NotFusableError`."""
+    """The parameter as a tensor that the program can read; raises :class:`NotFusableError` if it cannot."""
     tensor = parameter.detach()
     if tensor.dtype not in DTYPES or not tensor.is_contiguous() or tensor.device.type != "cpu":
         raise NotFusableError(f"{name} is no contiguous {' or '.join(map(str, DTYPES))} tensor in memory")
@@ -220,7 +220,7 @@ def _rotary(decoder: Any) -> Rotary:
 
 
 def check_shapes(decoder: Decoder) -> None:
-    """Raises :class:`NotFusableError` when parts do not fit together, or differ in their dtype."""
+    """Raises :class:`NotFusableError` when shapes do not match, or dtypes differ."""
     hidden, width = decoder.embedding.shape[1], decoder.input_size
     q, kv = decoder.num_heads * decoder.head_dim, decoder.num_kv_heads * decoder.head_dim
     if decoder.head_dim % 2:

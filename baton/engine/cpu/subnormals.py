@@ -1,7 +1,7 @@
-"""Numbers too small for float32's usual form, below 1.2e-38: within a forward they count as zero.
+"""Treats numbers too small for float32's normal form, below 1.2e-38, as zero within a forward.
 
-So they do for the instruction that multiplies pairs of bfloat16, whatever a thread has set, and a product must have the
-same bits without it. Nor does anything become slow for their sake.
+The instruction for pairs of bfloat16 always does so, and a product must have the same bits without it. It also avoids
+the slow handling of such numbers.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from baton.engine.cpu.emitter import I32, Emitter
 
 _FLUSH_TO_ZERO = 1 << 15
 _SUBNORMALS_ARE_ZERO = 1 << 6
-# Of x86's control register, MXCSR.
+# Bits of x86's control register, MXCSR.
 
 
 @intrinsic
 def ignore_subnormals(typing_context):
-    """Makes the calling thread take them for zero; gives what :func:`restore_subnormals` needs. x86 only."""
+    """Makes the calling thread treat them as zero; returns the argument for :func:`restore_subnormals`. x86 only."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> ir.Value:
         if not _is_x86():
@@ -41,7 +41,7 @@ def ignore_subnormals(typing_context):
 
 @intrinsic
 def restore_subnormals(typing_context, before):
-    """Undoes :func:`ignore_subnormals`, which gave ``before``."""
+    """Reverses :func:`ignore_subnormals`, which returned ``before``."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> ir.Value:
         if _is_x86():

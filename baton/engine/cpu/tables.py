@@ -1,4 +1,4 @@
-"""Columns of the tables through which Python tells compiled code what to compute.
+"""Columns of the tables through which Python passes a forward's inputs to compiled code.
 
 Addresses and sizes are int64; strides follow from the sizes, since every tensor is contiguous.
 """
@@ -9,7 +9,7 @@ from enum import IntEnum
 
 
 class Stage(IntEnum):
-    """Of a forward: those of every layer, then those behind the last one."""
+    """Stages of a forward: those of every layer, then those after the last one."""
 
     NORM = 0
     PROJECT = 1
@@ -27,7 +27,7 @@ class Stage(IntEnum):
 
 
 class Model(IntEnum):
-    """What stays as it is: sizes and addresses, int64."""
+    """Constant sizes and addresses of the model, int64."""
 
     NUM_LAYERS = 0
     HIDDEN = 1
@@ -43,29 +43,29 @@ class Model(IntEnum):
     LM_HEAD = 11
     LM_HEAD_BIAS = 12
     LAYERS = 13  # int64 [NUM_LAYERS, Layer.COLUMNS]
-    SCALES = 14  # float32 [1 + NUM_LAYERS, Scale.COLUMNS]; of the first row only the first: the final norm's eps
+    SCALES = 14  # float32 [1 + NUM_LAYERS, Scale.COLUMNS]; the first row has only the final norm's eps
     FEATURES = 15  # int64 [NUM_LAYERS + 2]: column of each hidden state among the features, the normed one last; or -1
-    INPUT = 16  # what a layer's projections read is so wide: HIDDEN, or twice as much in an EAGLE-3 head
-    NORMED_RESIDUAL = 17  # 1: the residual stream of such a head begins with the normed hidden state
+    INPUT = 16  # width of the input of a layer's projections: HIDDEN, or twice as much in an EAGLE-3 head
+    NORMED_RESIDUAL = 17  # 1: the residual stream of such a head starts with the normed hidden state
     LM_HEAD_SCALES = 18
     GROUPED = 19  # 1: the layers' weights are int4; the head's never are
-    TILES = 20  # address of the tiles' configurations; 0: products are computed without, see baton.engine.cpu.tiles
+    TILES = 20  # address of the tiles' configurations; 0: products do not use tiles, see baton.engine.cpu.tiles
     INT8_CACHE = 21  # 1: keys and values are rows of baton.engine.cpu.int8_rows
-    ALL_TILED = 22  # 1: tiles compute all products
+    ALL_TILED = 22  # 1: all products use tiles
     COLUMNS = 23
 
 
 class Layer(IntEnum):
-    """Addresses of a layer's weights and of its cache; 0 for what it has not.
+    """Addresses of a layer's weights and of its cache; 0 for missing ones.
 
-    Scales are float32, one for each row of a weight of int8; see :class:`baton.engine.cpu.structure.Linear` for int4.
+    Scales are float32, one for each row of an int8 weight; see :class:`baton.engine.cpu.structure.Linear` for int4.
     """
 
     INPUT_NORM = 0
     Q = 1
     K = 2
     V = 3
-    O = 4  # noqa: E741 - as it is called everywhere
+    O = 4  # noqa: E741 - the common name
     POST_NORM = 5
     GATE = 6
     UP = 7
@@ -105,11 +105,11 @@ class Scale(IntEnum):
 
 
 class Step(IntEnum):
-    """What changes with every forward: sizes and addresses, int64."""
+    """Sizes and addresses that change with every forward, int64."""
 
     NUM_TOKENS = 0
     NUM_ROWS = 1
-    HIDDEN = 2  # operands [num_tokens, hidden]: what an EAGLE-3 head reads beside the tokens
+    HIDDEN = 2  # operands [num_tokens, hidden]: the hidden states that an EAGLE-3 head reads beside the tokens
     NUM_ITEMS = 3
     TOKEN_IDS = 4
     SLOTS = 5
@@ -119,7 +119,7 @@ class Step(IntEnum):
     SPANS = 9
     ITEMS = 10
     LOGITS = 11  # float32 [num_rows, vocab]
-    FEATURES = 12  # operands [num_tokens, num_features * hidden]; 0 when nobody asks
+    FEATURES = 12  # operands [num_tokens, num_features * hidden]; 0 without features
     NUM_FEATURES = 13
     STATES = 14  # float32 [num_tokens, hidden]: the residual stream
     NORMED = 15  # operands [num_tokens, input], or [num_tokens, hidden] before the MLP
@@ -128,13 +128,13 @@ class Step(IntEnum):
     MIXED = 18  # operands [num_tokens, heads * head_dim]
     GATED = 19  # operands [num_tokens, intermediate]; packed where tiles compute the next product
     SCRATCH = 20
-    SCRATCH_BYTES = 21  # of each thread
+    SCRATCH_BYTES = 21  # bytes of each thread
     COUNTERS = 22
     NUM_THREADS = 23
     JOINS = 24  # items whose splits are joined
     NUM_JOINS = 25
-    PACKED = 26  # what the next product reads, packed for tiles, see baton.engine.cpu.tiles
-    CLOCK = 27  # address of int64 [1 + stages, 2]: seconds and nanoseconds when each was done; 0: nobody asks
+    PACKED = 26  # input of the next product, packed for tiles, see baton.engine.cpu.tiles
+    CLOCK = 27  # address of int64 [1 + stages, 2]: seconds and nanoseconds at the end of each; 0: no clock
     COLUMNS = 28
 
 
@@ -144,7 +144,7 @@ class Span(IntEnum):
     BLOCKS = 0  # address of its block ids, int64
     START = 1  # place of its first new token
     FIRST_TOKEN = 2  # row of that token in the batch
-    TREE_START = 3  # place of the first token of its tree; behind the last place when there is none
+    TREE_START = 3  # place of the first token of its tree; after the last place without one
     PATHS = 4  # address of int64 [new tokens, PATH_SIZE]: places of a token's ancestors in the tree, then its own
     PATH_SIZE = 5
     VISIBLE = 6  # with a tree: address of int64 [new tokens], the keys that each sees
@@ -159,21 +159,21 @@ class Item(IntEnum):
     HEAD = 1  # first KV head
     FIRST = 2  # first query, counted from the span's first token
     COUNT = 3
-    END = 4  # keys that its queries see, those of the one that sees most
-    STATE = 5  # address of the state of a split, else 0: the item is all of its keys
-    SPLIT = 6  # number of the split; where splits are joined, how many there are
+    END = 4  # keys that the query with the most visible keys sees
+    STATE = 5  # address of a split's state; 0: the item covers all of its keys
+    SPLIT = 6  # number of the split; in JOINS, the number of splits
     HEADS = 7  # KV heads
     COLUMNS = 8
 
 
 class Pool(IntEnum):
-    """What threads share, in int64 numbers; those that change while threads run lie on cache lines of their own."""
+    """Memory that threads share, int64; values that change while threads run are on cache lines of their own."""
 
     MODEL = 0  # address of the table
     STEP = 1
     NUM_THREADS = 2
     STOPPED = 3
     OPEN = 8  # 1 while a forward may be joined
-    ACTIVE = 16  # helpers that are in it
-    SEMAPHORES = 24  # one of libc's each, on a line of its own
+    ACTIVE = 16  # helpers that are computing
+    SEMAPHORES = 24  # one of libc's for each helper, on a line of its own
     LINE = 8

@@ -20,13 +20,13 @@ _LINE_BYTES = 64
 
 
 class ThreadPool:
-    """The caller and its helpers.
+    """The calling thread and its helpers.
 
     Args:
-        serve: compiled code that leads a forward (thread 0) or helps with all that come.
+        serve: compiled code that leads a forward (thread 0) or helps with all forwards.
         model: address of the model's table.
         step: address of the step's table.
-        max_threads: forwards never ask for more.
+        max_threads: limit for the threads of a forward.
 
     Raises:
         NotFusableError: the platform has no semaphores.
@@ -43,14 +43,14 @@ class ThreadPool:
         self._libc = libc
         self._niceness = os.getpriority(os.PRIO_PROCESS, 0)
         self._helpers: list[threading.Thread] = []
-        # Also when nobody closes it, since helpers must not outlive what they would work for.
+        # Runs even without close(), since helpers must not outlive the memory that they use.
         self._finalizer = weakref.finalize(self, _stop, libc, self._table, self._helpers)
 
     def run(self, num_threads: int) -> None:
-        """Computes one forward; helpers are started when they are first wanted, as nice as the caller.
+        """Computes one forward; starts helpers when they are first needed, with the caller's niceness.
 
-        A thread has the niceness of whoever starts it, so helpers of another one are replaced: who leads would wait for
-        threads that yield more than it does, or be nice in vain.
+        A thread inherits the niceness of the thread that starts it, so helpers of another niceness are replaced:
+        otherwise a caller would wait for helpers that yield more than it does, or yield in vain.
         """
         niceness = os.getpriority(os.PRIO_PROCESS, 0)
         if niceness != self._niceness:
@@ -67,7 +67,7 @@ class ThreadPool:
 
     def _start_helper(self) -> None:
         number = len(self._helpers) + 1
-        # A daemon, since it sleeps outside Python and must not keep a process alive.
+        # A daemon, since it sleeps outside Python and must not keep the process alive.
         helper = threading.Thread(
             target=_help, args=(self._serve, self._table, number), name=f"fused-{number}", daemon=True
         )
@@ -76,7 +76,7 @@ class ThreadPool:
 
 
 def _help(serve: Serve, table: npt.NDArray[np.int64], number: int) -> None:
-    """Runs until the pool is stopped, and keeps its table alive until then."""
+    """Serves until the pool is stopped, and keeps the pool's table alive until then."""
     serve(table.ctypes.data, number)
 
 

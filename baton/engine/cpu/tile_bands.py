@@ -1,4 +1,4 @@
-"""Bands of a weight as a matrix unit takes them: 16 rows of operands, one behind the other."""
+"""Bands of a weight in the format of a matrix unit: 16 rows of operands, one after the other."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from baton.engine.cpu.tiles import PAIR_BYTES, STEP, TILE, copy_line, emit_tile,
 _LINE_BYTES = 64
 _WORTH_TOKENS = 3 * TILE
 _WORTH_BYTES = 2 * 4 * TILE
-"""What the rows of a group of int4 are worth: steps and minimums, in float32."""
+"""Bytes of the float32 steps and minimums of the rows of an int4 group."""
 
 
 ALONE_BYTES = 4096
-"""What :func:`multiply_alone_int8` needs beside, a power of two: four tiles."""
+"""Scratch memory of :func:`multiply_alone_int8`, a power of two: four tiles."""
 
 
 def band_bytes(num_bands: int, k: int) -> int:
@@ -32,17 +32,17 @@ def band_bytes(num_bands: int, k: int) -> int:
 
 @njit(error_model="numpy")
 def band_rows(kind, weights, first, num_bands, k, num_tokens, out, worth):
-    """Where ``num_bands`` bands lie as operands ``[16 * num_bands, k]``: in the weight, or at ``out``.
+    """Returns the address of ``num_bands`` bands as operands ``[16 * num_bands, k]``: in the weight, or at ``out``.
 
-    Files hold weights at any address, and tiles whose rows reach over the ends of lines are loaded at half the speed,
-    so these are copied if there are many tokens. int8 and int4 become operands.
+    Weights can be at any address in a file, and tiles whose rows cross cache lines load at half the speed, so such
+    weights are copied if there are many tokens. int8 and int4 become operands.
 
     Args:
         weights: address of the weight and of its scales, and whether it is int4, as for
             :func:`baton.engine.cpu.products.band_product`.
         first: row, a multiple of 16.
         k: a multiple of 32.
-        worth: address of memory for what groups of int4 are worth.
+        worth: address of memory for the steps and minimums of int4 groups.
     """
     weight, scales, grouped = weights
     if scales == 0:
@@ -69,7 +69,7 @@ def _widen_int4(kind, weight, scales, band, k, out, worth):
 
 @intrinsic
 def _widen_int8(typing_context, w, count, out):
-    """``count`` int8, a multiple of 64, → bfloat16, which is exact; asks for as many behind them."""
+    """Converts ``count`` int8, a multiple of 64, to bfloat16, which is exact; prefetches as many after them."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
         if not has_tiles():
@@ -89,9 +89,9 @@ def _widen_int8(typing_context, w, count, out):
 
 @intrinsic
 def multiply_alone_int8(typing_context, w, x, k, spare, out):
-    """A band of int8 with a token alone: the bits that :func:`band_rows` and a product of tiles give.
+    """Multiplies a band of int8 with a single token; the bits equal those of :func:`band_rows` and a product of tiles.
 
-    Rows become operands a tile at a time, while tiles before are multiplied.
+    Rows become operands a tile at a time, while earlier tiles are multiplied.
 
     Args:
         w, x, out: addresses of int8 ``[16, k]``, of operands ``[k]`` and of float32 ``[16]``.
@@ -110,7 +110,7 @@ def multiply_alone_int8(typing_context, w, x, k, spare, out):
             for row in range(TILE):
                 at = builder.add(place, builder.mul(k, I64(row)))
                 e.store(_widened(e, w, at), tile, row * _LINE_BYTES)
-            # A step is half a line: of every other row this time, of the others the next.
+            # A step is half a line, so it prefetches for every other row; the next step does for the others.
             odd = builder.and_(builder.lshr(place, I64(5)), I64(1))
             for row in range(0, TILE, 2):
                 at = builder.add(place, builder.mul(k, builder.add(I64(row), odd)))
@@ -135,7 +135,7 @@ def _widened(e: Emitter, rows: ir.Value, at: ir.Value) -> ir.Value:
 
 @intrinsic
 def scale_columns(typing_context, product, scales):
-    """A product ``[16 columns, 16 tokens]`` times float32 ``[16]``, column by column, both at addresses."""
+    """Multiplies a product ``[16 columns, 16 tokens]`` by float32 ``[16]``, column by column, both at addresses."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
         e, vector = Emitter(builder), ir.VectorType(F32, TILE)

@@ -1,4 +1,4 @@
-"""Products of bands of a weight with tokens, by a matrix unit, and where they go. See :mod:`baton.engine.cpu.tiles`."""
+"""Products of weight bands with tokens by a matrix unit, and their output. See :mod:`baton.engine.cpu.tiles`."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _SPARE_PRODUCTS = 5
 
 
 def tile_product_bytes(widest: int) -> int:
-    """What :func:`tile_product` and :func:`pair_product` need beside their result; ``widest``: row of the weights."""
+    """Scratch memory of :func:`tile_product`; ``widest``: length of the longest weight row."""
     return _SPARE_PRODUCTS * PRODUCT_BYTES + band_bytes(2, widest)
 
 
 @intrinsic
 def _add_transposed(typing_context, product, out, ldo):
-    """Adds a product's columns to 16 rows, ``ldo`` bytes from one to the next."""
+    """Adds a product's columns to 16 rows, ``ldo`` bytes apart."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
         if lanes() != TILE:
@@ -64,7 +64,7 @@ def _add_line(typing_context, source, target):
 
 @njit(error_model="numpy")
 def _store(adds, product, num_tokens, out, ldo, spare):
-    """A product's columns as rows of tokens, or added to these."""
+    """Stores a product's columns as rows of tokens, or adds them to these."""
     if num_tokens >= TILE:
         if adds:
             _add_transposed(product, out, ldo)
@@ -86,12 +86,12 @@ def _store_line(adds, source, target):
 
 @njit(error_model="numpy")
 def tile_product(kind, adds, x, ldp, num_tokens, weights, first, num_bands, k, out, ldo, scratch):
-    """One or two bands of 16 rows of a weight with tokens.
+    """Multiplies one or two bands of 16 rows of a weight with tokens.
 
     Args:
-        adds: whether products are added to what is in ``out``.
-        x: address of packed tokens, group after group; ``ldp``: bytes from pair to pair, which say whether it is a
-            token alone.
+        adds: whether products are added to ``out``.
+        x: address of packed tokens, group after group; ``ldp``: bytes from pair to pair, which show whether it is a
+            single token.
         weights, first: see :func:`baton.engine.cpu.tile_bands.band_rows`.
         out: address of float32 ``[num_tokens, 16 * num_bands]``; ``ldo``: bytes from row to row.
         scratch: address of :func:`tile_product_bytes`.
@@ -105,7 +105,7 @@ def tile_product(kind, adds, x, ldp, num_tokens, weights, first, num_bands, k, o
     ldw, ldg, one = 2 * k, k * TILE * 2, TILE * ldp
     spare, copies = scratch + 4 * PRODUCT_BYTES, scratch + _SPARE_PRODUCTS * PRODUCT_BYTES
     w = band_rows(kind, weights, first, num_bands, k, num_tokens, copies, copies + num_bands * TILE * ldw)
-    # What becomes operands first has asked for what is next already.
+    # Weights that are converted to operands first have prefetched the next band already.
     asks, other = scales == 0, w + TILE * ldw
     ask, ask_other = weight + (first + num_bands * TILE) * ldw, weight + (first + (num_bands + 1) * TILE) * ldw
     scaled = 0 if grouped else scales
@@ -134,12 +134,12 @@ def tile_product(kind, adds, x, ldp, num_tokens, weights, first, num_bands, k, o
 
 @njit(error_model="numpy")
 def product_alone_int8(x, weight, scales, first, k, out):
-    """16 columns of a product of int8 with a token alone; tiles are one pair wide.
+    """16 columns of a product of int8 with a single token; tiles are one pair wide.
 
     Args:
         x: address of operands ``[k]``.
-        out: address of float32 ``[16]``, the first of ``PRODUCT_BYTES``, behind which there are
-            :data:`baton.engine.cpu.tile_bands.ALONE_BYTES`.
+        out: address of float32 ``[16]``, the start of ``PRODUCT_BYTES``, which
+            :data:`baton.engine.cpu.tile_bands.ALONE_BYTES` of scratch memory follow.
     """
     multiply_alone_int8(weight + first * k, x, k, out + PRODUCT_BYTES, out)
     scale_by(floats(out, TILE), floats(scales + 4 * first, TILE))

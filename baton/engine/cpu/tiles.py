@@ -1,10 +1,10 @@
 """Products with a CPU's matrix unit (Intel AMX): tiles of 16 rows of 64 bytes, pairs of bfloat16, sums in float32.
 
-A weight's rows are read where they lie, 16 of them beside each other being one side of a product. Tokens are the other
-side, 16 at a time, *packed*: operands ``[k / 2, 16, 2]``, the pair of numbers ``2 * p`` and ``2 * p + 1`` of each of
-the 16 tokens beside each other. So a product is ``[16 columns, 16 tokens]``. A token alone need not be packed: tiles
-are configured to be one pair wide then, and a product is ``[16 columns]``. A sum adds its pairs in their order, one
-after the other, in whatever tile and column it is computed.
+A weight's rows are used in place; 16 adjacent ones are one side of a product. Tokens are the other side, 16 at a time,
+*packed*: operands ``[k / 2, 16, 2]``, where the numbers ``2 * p`` and ``2 * p + 1`` of each of the 16 tokens are
+adjacent. So a product is ``[16 columns, 16 tokens]``. A single token need not be packed: tiles are configured to be one
+pair wide then, and a product is ``[16 columns]``. A sum adds its pairs in their order, one after the other, in every
+tile and column.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from baton.engine.cpu.vectors import is_half
 TILE = 16
 """Rows of a tile: columns of a product, or tokens."""
 STEP = 32
-"""Numbers of a row that a tile holds; rows of other lengths than its multiples are no work for tiles."""
+"""Numbers of a row that a tile holds; tiles are used only for rows whose length is a multiple of it."""
 PAIRS_BYTES = 64
-"""From pair to pair of packed tokens."""
+"""Bytes from pair to pair of packed tokens."""
 PAIR_BYTES = 4
-"""From pair to pair of a token alone."""
+"""Bytes from pair to pair of a single token."""
 PRODUCT_BYTES = 4 * TILE * TILE
 CONFIGURATION_BYTES = 64
 ROW_BYTES = 64
-"""Of a tile."""
+"""Bytes of a row of a tile."""
 FEW = 4
 """Weights may have a tile's rows, or fewer by multiples of this."""
 _NUM_TILES = 8
-_WEIGHTS, _TOKENS = 4, 6  # the tiles that hold them; sums are in those before
+_WEIGHTS, _TOKENS = 4, 6  # first tiles for weights and tokens; the tiles before are for sums
 _ARCH_PRCTL = 158
 _ARCH_REQ_XCOMP_PERM = 0x1023
 _TILE_DATA = 18
@@ -48,7 +48,7 @@ _TILE_DATA = 18
 
 @cache
 def has_tiles() -> bool:
-    """Whether this process may use the matrix unit; asks the kernel for leave, which holds for all of its threads."""
+    """Whether this process may use the matrix unit; asks the kernel for permission for all threads of the process."""
     if sys.platform != "linux" or platform.machine() != "x86_64" or lanes() != TILE:
         return False
     if not has_features("amx-tile", "amx-bf16"):
@@ -57,7 +57,7 @@ def has_tiles() -> bool:
 
 
 def tile_configurations() -> npt.NDArray[np.uint8]:
-    """What :func:`configure_tiles` reads: for many tokens, for one alone, and for weights of 4, 8, 12 and 16 rows."""
+    """Tables for :func:`configure_tiles`: many tokens, a single one, and weights of 4, 8, 12 and 16 rows."""
     tables = np.zeros((2 + TILE // FEW, CONFIGURATION_BYTES), dtype=np.uint8)
     tables[:, 0] = 1
     tables[:, 48 : 48 + _NUM_TILES] = TILE
@@ -71,13 +71,13 @@ def tile_configurations() -> npt.NDArray[np.uint8]:
 
 @njit(inline="always", error_model="numpy")
 def few_rows_configuration(configurations, num_rows):
-    """Address of the one for weights of so many rows, whole fours of them, of those at ``configurations``."""
+    """Address, in ``configurations``, of the one for weights of ``num_rows`` rows, rounded up to a multiple of four."""
     return configurations + (1 + (num_rows + FEW - 1) // FEW) * CONFIGURATION_BYTES
 
 
 @intrinsic
 def configure_tiles(typing_context, address):
-    """Has a thread's matrix unit ready, which holds until :func:`release_tiles`."""
+    """Configures the calling thread's matrix unit until :func:`release_tiles`."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
         if has_tiles():
@@ -89,7 +89,7 @@ def configure_tiles(typing_context, address):
 
 @intrinsic
 def release_tiles(typing_context):
-    """Lets the core, and whoever switches threads on it, forget the tiles."""
+    """Releases the tiles, so that context switches need not save them."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
         if has_tiles():
@@ -103,13 +103,13 @@ def release_tiles(typing_context):
 def multiply(
     typing_context, kind, weights, groups, asked, w, other, ldw, ask, ask_other, x, ldp, ldg, k, out, ldo, ldv, ldh
 ):
-    """16 rows of ``w``, and as many of ``other`` if there are two ``weights``, with one or two ``groups`` of tokens.
+    """16 rows of ``w``, and of ``other`` if there are two ``weights``, with one or two ``groups`` of tokens.
 
-    A single product is ``[16, 16]``, or ``[16, 1]`` of a token alone.
+    A single product is ``[16, 16]``, or ``[16, 1]`` for a single token.
 
     Args:
-        asked: 1: prefetch meanwhile as much from the addresses ``ask`` and ``ask_other`` on, which need not exist.
-        w, other, x, out: addresses; ``ldw``: bytes from row to row of a weight, and of what is asked for.
+        asked: 1 prefetches as much from the addresses ``ask`` and ``ask_other`` on, which need not exist.
+        w, other, x, out: addresses; ``ldw``: bytes from row to row of a weight, and of the prefetched rows.
         ldp, ldg: bytes from pair to pair of tokens, and from group to group.
         out: address of float32; ``ldo``: bytes from row to row of a product; ``ldv``, ``ldh``: from one weight's
             products to the other's, and from one group's to the other's.
@@ -167,13 +167,13 @@ def multiply(
 
 
 def emit_tile(e: Emitter, name: str, *arguments: ir.Value) -> None:
-    """An instruction of the matrix unit."""
+    """Emits an instruction of the matrix unit."""
     e.call(f"llvm.x86.{name}", ir.VoidType(), arguments)
 
 
 @intrinsic
 def transpose_tile(typing_context, x, ldx, last, out, ldo):
-    """16 rows of 16 words of 32 bits, of which those behind row ``last`` repeat it; ``ldx``, ``ldo``: bytes."""
+    """Transposes 16 rows of 16 words of 32 bits; rows after ``last`` repeat it; ``ldx``, ``ldo``: bytes."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
         if lanes() != TILE:
@@ -195,14 +195,14 @@ def transpose_tile(typing_context, x, ldx, last, out, ldo):
 
 @njit(error_model="numpy")
 def pack_tokens(x, ldx, num_tokens, k, out):
-    """Operands ``[num_tokens, k]``, at most 16 of them → packed; what fills up the 16 repeats the last."""
+    """Packs operands ``[num_tokens, k]``, at most 16 tokens; the last token fills up the 16."""
     for place in range(0, k, STEP):
         transpose_tile(x + 2 * place, ldx, num_tokens - 1, out + place * TILE * 2, PAIRS_BYTES)
 
 
 @intrinsic
 def copy_line(typing_context, source, target):
-    """16 float32 from one address to another."""
+    """Copies 16 float32 from one address to another."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
         e = Emitter(builder)
@@ -215,10 +215,10 @@ def copy_line(typing_context, source, target):
 
 @njit(error_model="numpy")
 def multiply_pair(kind, x, ldp, ldg, num_groups, is_first, w, other, ldw, ask, ask_other, k, out):
-    """Two weights' bands with one or two groups of tokens; the first of them ask for what is next.
+    """Multiplies two weights' bands with one or two groups of tokens; the first call of a band prefetches the next.
 
     Args:
-        out: address of float32 ``[2, num_groups, 16 columns, 16 tokens]``, or ``[2, 16 columns]`` of a token alone.
+        out: address of float32 ``[2, num_groups, 16 columns, 16 tokens]``, or ``[2, 16 columns]`` for a single token.
     """
     one = TILE * ldp
     if num_groups == 1:

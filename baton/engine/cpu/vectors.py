@@ -1,8 +1,8 @@
-"""What numba has no words for: vector products, atomics, and memory by address. One intrinsic each.
+"""Intrinsics for operations that numba cannot express: vector products, atomics, and memory by address.
 
-Weights and keys are read where they lie, row by row along the dimension that is summed over: nothing is repacked. Every
-sum adds its terms in the same order whatever else is computed beside it, so a token's result does not depend on how
-many others share its step.
+Weights and keys are read in place, row by row along the dimension that is summed over: nothing is repacked. Every sum
+adds its terms in the same order whatever else is computed beside it, so a token's result does not depend on the other
+tokens of its step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from baton.engine.cpu.emitter import F32, I32, I64, LINE_BYTES, PTR, Emitter, ad
 
 
 def is_half(kind: types.Type) -> bool:
-    """Whether operands are bfloat16, as an intrinsic is told: by the type of a uint16, else of a float32."""
+    """Whether operands are bfloat16: an intrinsic receives a uint16 for bfloat16, else a float32."""
     return bool(kind == types.uint16)
 
 
@@ -30,10 +30,10 @@ def dot_tile(typing_context, x_kind, kind, rows, columns, indexed, asked, x, ldx
     """``out[i, j] = sum(x[i, :k] * w[j, :k])`` for ``rows * columns`` sums, a multiple of the vector's lanes.
 
     Args:
-        x_kind: ``kind``, or a float32 for rows of ``x`` that :func:`widen_steps` has seen.
-        kind: a uint16 when the operands are bfloat16, a float32 when they are that.
-        indexed: 1: row ``j`` of ``w`` is number ``index[j]`` (int64) instead of ``j``.
-        asked: how many rows of ``w`` to prefetch meanwhile, from the one at ``ask`` on, which need not exist.
+        x_kind: ``kind``, or a float32 for rows of ``x`` from :func:`widen_steps`.
+        kind: a uint16 when the operands are bfloat16, a float32 when they are float32.
+        indexed: 1 means that row ``j`` of ``w`` is number ``index[j]`` (int64) instead of ``j``.
+        asked: number of rows of ``w`` to prefetch, from the one at ``ask`` on, which need not exist.
         x, w, index, ask, out: addresses; ``ldx``, ``ldw``, ``ldo``: bytes from row to row.
     """
     num_rows, num_columns = rows.literal_value, columns.literal_value
@@ -59,7 +59,7 @@ def dot_tile(typing_context, x_kind, kind, rows, columns, indexed, asked, x, ldx
 
 @intrinsic(prefer_literal=True)
 def dot_tile_int8(typing_context, kind, columns, asked, x, w, ldw, ask, k, out):
-    """:func:`dot_tile` of one row of ``x`` with rows of int8, bit for bit what it gives for the same whole numbers."""
+    """Like :func:`dot_tile`, for one row of ``x`` and int8 rows; equal bit for bit to the same integers as operands."""
     num_columns, num_asked = columns.literal_value, int(asked.literal_value)
     half = is_half(kind)
     signature = types.void(kind, columns, asked, *[types.int64] * 6)
@@ -77,13 +77,13 @@ def dot_tile_int8(typing_context, kind, columns, asked, x, w, ldw, ask, k, out):
 
 @intrinsic(prefer_literal=True)
 def dot_tile_part(typing_context, kind, rows, columns, asked, part, x, ldx, w, ldw, ask, k, sums, out, ldo):
-    """:func:`dot_tile` along a part of the rows, with the same bits at the end as along whole ones.
+    """Like :func:`dot_tile`, along a part of the rows, with the same final bits as along whole ones.
 
     Args:
-        part: -1: the first part, 0: one between, 1: the last.
-        k: length of the part; but for the last one a multiple of 64.
-        sums: address of ``rows * columns`` vectors, where the partial sums wait for the next part.
-        out: of the last part; the others leave it alone.
+        part: -1 for the first part, 0 for one between, 1 for the last.
+        k: length of the part; a multiple of 64 except for the last one.
+        sums: address of ``rows * columns`` vectors for the partial sums between parts.
+        out: written only by the last part.
     """
     num_rows, num_columns, num_asked = rows.literal_value, columns.literal_value, int(asked.literal_value)
     is_first, is_last = part.literal_value < 0, part.literal_value > 0
@@ -114,12 +114,12 @@ def _emit_tile(
     before: ir.Value | None = None,
     after: ir.Value | None = None,
 ) -> None:
-    """The tile of the rows of ``x`` and those of ``w`` that ``numbers`` names; matrices are an address and a stride.
+    """Emits the tile of the rows of ``x`` and the rows ``numbers`` of ``w``; a matrix is an address and a stride.
 
     Args:
-        ask: address of the first row to prefetch, and how many.
-        before: address of the partial sums so far; None: there are none.
-        after: where they go instead of to ``out``; None: they are complete.
+        ask: address of the first row to prefetch, and the number of rows.
+        before: address of the earlier parts' partial sums; ``None`` without any.
+        after: address for the partial sums, instead of ``out``; ``None`` when they are complete.
     """
     x_root, w_root, out_root = (e.b.inttoptr(address, PTR) for address, _ in (x, w, out))
     vector = ir.VectorType(F32, lanes())
@@ -152,11 +152,11 @@ def _loop_of_steps(
     starts: Sequence[ir.Value],
     asked: tuple[ir.Value, ir.Value, int],
 ) -> list[ir.Value]:
-    """The sums, one vector of partial ones for each pair of rows, after all whole steps and the rest.
+    """Emits the loop over all whole steps and the rest; returns one vector of partial sums for each pair of rows.
 
     Args:
-        starts: what the sums begin with.
-        asked: address of the first row to prefetch, bytes from one to the next, and how many.
+        starts: initial values of the sums.
+        asked: address of the first row to prefetch, bytes from one to the next, and their number.
     """
     builder, vector = e.b, starts[0].type
     rest = builder.and_(length, I64(dot.step - 1))
@@ -190,7 +190,7 @@ def _loop_of_steps(
 
 
 def _ask(e: Emitter, dot: Dot, place: ir.Value, first: ir.Value, stride: ir.Value, num_rows: int) -> None:
-    """Prefetches the rows at ``place``; where a line takes several steps, they take turns, so that each asks once."""
+    """Prefetches the rows at ``place``; where a line covers several steps, each step prefetches some of the rows."""
     if num_rows == 0:
         return
     together = min(LINE_BYTES // (dot.step * dot.weight_item), num_rows)
@@ -205,7 +205,7 @@ def _ask(e: Emitter, dot: Dot, place: ir.Value, first: ir.Value, stride: ir.Valu
 
 @intrinsic(prefer_literal=True)
 def widen_steps(typing_context, kind, x, k, out):
-    """A row of operands → what tiles take for one of bfloat16 where ``x`` is float32: whole steps, filled with zeros.
+    """Converts a row of operands to the float32 ``x`` that tiles take for bfloat16: whole steps, padded with zeros.
 
     Args:
         kind: see :func:`dot_tile`.
@@ -248,13 +248,13 @@ def float_of_bits(typing_context, bits):
 
 @intrinsic
 def bits_of_float(typing_context, value):
-    """The reverse of :func:`float_of_bits`."""
+    """The bits of a float32, as an int32."""
     return types.int32(types.float32), lambda context, builder, signature, arguments: builder.bitcast(arguments[0], I32)
 
 
 @intrinsic
 def prefetch(typing_context, address):
-    """Asks for the cache line at an address, which need not exist."""
+    """Prefetches the cache line at an address, which need not exist."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
         pointer = builder.inttoptr(arguments[0], PTR)
@@ -266,7 +266,7 @@ def prefetch(typing_context, address):
 
 @intrinsic
 def atomic_add(typing_context, address, value):
-    """Adds to the int64 at ``address`` and gives what it was; orders everything before and after."""
+    """Adds to the int64 at ``address`` and returns its previous value; sequentially consistent."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
         return builder.atomic_rmw("add", builder.inttoptr(arguments[0], PTR), arguments[1], "seq_cst")
@@ -276,7 +276,7 @@ def atomic_add(typing_context, address, value):
 
 @intrinsic
 def atomic_load(typing_context, address):
-    """The int64 at ``address``, and everything that was written before it was."""
+    """Loads the int64 at ``address``; sequentially consistent."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
         return builder.load_atomic(builder.inttoptr(arguments[0], PTR), "seq_cst", 8, typ=I64)
@@ -286,7 +286,7 @@ def atomic_load(typing_context, address):
 
 @intrinsic
 def relax(typing_context):
-    """Tells the core that this is a waiting loop."""
+    """Tells the core that this is a spin loop."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[ir.Value]) -> ir.Value:
         if platform.machine() in ("x86_64", "AMD64"):

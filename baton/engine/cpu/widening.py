@@ -1,7 +1,7 @@
-"""Rows of operands that are multiplied again and again, as what they are multiplied as.
+"""Converts rows of operands that are multiplied repeatedly to the form in which they are multiplied.
 
-Where products of float32 are faster than those of pairs of bfloat16, see :class:`baton.engine.cpu.dot.Dot`, such rows
-become float32 once instead of each time; elsewhere operands are what tiles take.
+Where float32 products are faster than those of bfloat16 pairs, see :class:`baton.engine.cpu.dot.Dot`, such rows become
+float32 once instead of each time; elsewhere they stay operands.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from baton.engine.cpu.vectors import is_half, widen_steps
 
 
 def tile_kind(kind: Any) -> Any:
-    """What tiles take of rows that are used again, as a number of that type: operands, or float32."""
+    """The type in which tiles take reused rows, as a number of that type: operands, or float32."""
     raise NotImplementedError  # for compiled code only
 
 
@@ -30,7 +30,7 @@ def _tile_kind_of(kind):
 
 
 def whole_steps(kind: Any, k: Any) -> Any:
-    """Numbers of a row of ``k`` in float32, see :func:`baton.engine.cpu.vectors.widen_steps`."""
+    """Length of a row of ``k`` numbers in float32, see :func:`baton.engine.cpu.vectors.widen_steps`."""
     raise NotImplementedError  # for compiled code only
 
 
@@ -42,13 +42,13 @@ def _whole_steps_of(kind, k):
 
 @njit(inline="always", error_model="numpy")
 def is_kept(kind):
-    """Whether operands are what tiles take: nothing is to be widened."""
+    """Whether tiles take operands, so that nothing is widened."""
     return item_size(tile_kind(kind)) == item_size(kind)
 
 
 @njit(error_model="numpy")
 def widen_rows(kind, num_rows, x, ldx, k, out, ldo):
-    """Rows of operands → float32, filled up with zeros to :func:`whole_steps`.
+    """Converts rows of operands to float32, padded with zeros to :func:`whole_steps`.
 
     Args:
         x, out: addresses; ``ldx``, ``ldo``: bytes from row to row; ``k``: numbers of a row.

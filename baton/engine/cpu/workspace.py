@@ -1,4 +1,4 @@
-"""Memory for what lies between the stages of a forward. It grows with the largest step seen and is used again."""
+"""Memory for values between the stages of a forward. It grows to the largest step and is reused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Workspace:
         self._places: dict[Step, int] = {}
 
     def fill(self, step: npt.NDArray[np.int64], num_tokens: int, num_threads: int) -> None:
-        """Writes the addresses into a step's table; counters are zero afterwards."""
+        """Writes the addresses into a step's table and zeroes the counters."""
         if num_tokens > self._num_tokens or num_threads > self._num_threads:
             self._allocate(max(num_tokens, self._num_tokens), max(num_threads, self._num_threads))
         for column, address in self._places.items():
