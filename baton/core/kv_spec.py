@@ -13,7 +13,7 @@ SCALE_BYTES = 4
 
 
 class KVEncoding(StrEnum):
-    """How KV is stored in the cache, or sent."""
+    """Encoding of KV, in the cache or on the wire."""
 
     NATIVE = "native"
     """In the cache: the model's dtype. On the wire: as the cache holds it."""

@@ -16,7 +16,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def names_if_given(option: str, text: str | None) -> tuple[str, ...]:
-    """:func:`names`; ``None`` gives no names.
+    """Like :func:`names`; ``None`` gives no names.
 
     Raises:
         ConfigError: the option was given without a name.

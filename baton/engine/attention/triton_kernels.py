@@ -60,7 +60,7 @@ def attend(
     key_dim: tl.constexpr,
     value_dim: tl.constexpr,
     block_size: tl.constexpr,  # tokens per block of the cache
-    window: tl.constexpr,  # 0: none
+    window: tl.constexpr,  # 0 without a window
     has_softcap: tl.constexpr,
     has_sinks: tl.constexpr,
     has_trees: tl.constexpr,

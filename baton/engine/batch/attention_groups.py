@@ -70,7 +70,7 @@ class KVView:
     Attributes:
         slots: int64 ``[num_seqs * num_keys]``, each sequence padded with one of its own.
         num_keys: padded number of positions per sequence.
-        mask: additive, ``[num_seqs, 1, num_queries, num_keys]``; None when everything is visible.
+        mask: additive, ``[num_seqs, 1, num_queries, num_keys]``; ``None`` when everything is visible.
     """
 
     slots: torch.Tensor

@@ -174,7 +174,7 @@ def _tiles(kind, x, ldx, num_rows, w, ldw, ask, num_asked, k, out, ldo, sums):
 
 @njit(error_model="numpy")
 def _square_tiles(kind, x, ldx, num_rows, w, ldw, width, ask, num_asked, k, out, ldo, sums):
-    """``width`` columns with four rows of ``x`` at a time, widened into the memory after the sums where that is faster."""
+    """``width`` columns with four rows of ``x`` at a time, widened into memory after ``sums`` where that is faster."""
     x_kind = tile_kind(kind)
     num_tiles = width // 4 * min(BAND // 4, num_rows // 4)
     each = (num_asked + num_tiles - 1) // num_tiles

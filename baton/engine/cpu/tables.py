@@ -81,7 +81,7 @@ class Layer(IntEnum):
     K_NORM = 17
     KEYS = 18
     VALUES = 19
-    HIDDEN_NORM = 20  # of an EAGLE-3 head, which reads a hidden state beside each token's embedding
+    HIDDEN_NORM = 20  # only for an EAGLE-3 head, which reads a hidden state beside each token's embedding
     Q_SCALES = 21
     K_SCALES = 22
     V_SCALES = 23

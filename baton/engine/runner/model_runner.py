@@ -40,7 +40,7 @@ class ModelRunner:
         num_blocks: size of the cache.
         block_size: tokens per block.
         options: how the model is computed.
-        draft: keeps its KV in the same blocks, behind the model's layers, and reads the model's hidden states.
+        draft: keeps its KV in the same blocks, after the model's layers, and reads the model's hidden states.
         recorder: records CUDA graphs; ``None`` takes CUDA's own on CUDA.
 
     Attributes:

@@ -34,7 +34,7 @@ class DraftModel:
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """Empty: it reads tokens only."""
+        """Empty, since it reads only tokens."""
         return ()
 
     @property
